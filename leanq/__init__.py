@@ -1,3 +1,16 @@
 """leanq: Lean 4 on fleets of cheap, preemptible machines."""
 
+from .client import AsyncLeanQClient, LeanQClient, LeanQFuture
+from .config import Settings
+from .wire import Message, Reply, Sorry
+
+__all__ = [
+    "AsyncLeanQClient",
+    "LeanQClient",
+    "LeanQFuture",
+    "Message",
+    "Reply",
+    "Settings",
+    "Sorry",
+]
 __version__ = "0.1.0"

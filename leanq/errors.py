@@ -10,8 +10,7 @@
     ├── QueueError                the queue could not take or answer the request
     │   ├── UnavailableError          no Redis at the URL, or it refuses to serve
     │   └── QueueFullError            back-pressure; carries ``retry_after_s``
-    ├── RequestError              a worker answered, but with neither verdict nor payload
-    │   └── UnsupportedError          the worker's driver or toolchain cannot do it
+    ├── RequestError              a worker answered that it cannot carry the request out
     ├── LostError                 the server forgot the request and it was not sent again
     ├── ClosedError               the client was closed while the request was outstanding
     ├── WireError                 bytes from the queue that are no message of leanq's
@@ -20,8 +19,8 @@
         ├── SandboxError              a Lean process could not be started or watched
         └── AuditError                a compiled result that cannot be read as data
 
-A verdict is never an exception: ``timeout``, ``memory``, ``crashed``, ``expired`` and
-``poisoned`` arrive as replies. Only ``cancelled`` also cancels the future.
+A verdict is never an exception: ``timeout``, ``memory``, ``crashed``, ``cancelled``,
+``poisoned`` and ``expired`` arrive as replies.
 """
 
 from __future__ import annotations
@@ -65,10 +64,6 @@ class QueueFullError(QueueError):
 
 class RequestError(LeanQError):
     """A worker answered that it could not carry the request out."""
-
-
-class UnsupportedError(RequestError):
-    """The worker's driver or toolchain lacks what the request asks for."""
 
 
 class LostError(LeanQError):

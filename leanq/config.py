@@ -1,0 +1,109 @@
+"""Settings, parsed once from flags, environment variables and a URL.
+
+| variable | meaning | default |
+| --- | --- | --- |
+| ``LEANQ_URL`` | the Redis: ``redis://``, ``rediss://`` or ``unix://`` | an embedded server |
+| ``LEANQ_PREFIX`` | keeps several leanqs apart in one Redis | ``leanq`` |
+| ``LEANQ_LEASE_S`` | seconds without a sign of life after which a worker's work goes back | 10 |
+| ``LEANQ_REPLY_TTL_S`` | seconds for which a reply can be collected | 3600 |
+| ``LEANQ_MAX_ATTEMPTS`` | workers that a request may take down before it is poisoned | 3 |
+| ``LEANQ_MAX_WAITING`` | requests that may wait per environment and tenant | 1000000 |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from .errors import UsageError
+
+MAX_REQUEST_BYTES = 16 << 20
+"""The largest encoded request that is accepted at submit, in bytes."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What clients, workers and reapers of one queue agree on."""
+
+    url: str
+    prefix: str = "leanq"
+    lease_s: float = 10.0
+    reply_ttl_s: float = 3600.0
+    max_attempts: int = 3
+    max_waiting: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        check_url(self.url)
+        check_name("LEANQ_PREFIX", self.prefix)
+        for what, value, least in (
+            ("LEANQ_LEASE_S", self.lease_s, 0.5),
+            ("LEANQ_REPLY_TTL_S", self.reply_ttl_s, 1),
+            ("LEANQ_MAX_ATTEMPTS", self.max_attempts, 1),
+            ("LEANQ_MAX_WAITING", self.max_waiting, 1),
+        ):
+            if not least <= value < 2**53:
+                raise UsageError(f"{what} is {value:g}, but must be at least {least}")
+
+    @classmethod
+    def load(cls, url: str, environ: Mapping[str, str]) -> Settings:
+        """The settings for ``url``, the rest from ``LEANQ_…`` in ``environ``.
+
+        Raises:
+            UsageError: a value that is no number, out of range, or a URL of another scheme.
+        """
+        return cls(
+            url=url,
+            prefix=environ.get("LEANQ_PREFIX", cls.prefix),
+            lease_s=_number(environ, "LEANQ_LEASE_S", cls.lease_s),
+            reply_ttl_s=_number(environ, "LEANQ_REPLY_TTL_S", cls.reply_ttl_s),
+            max_attempts=int(_number(environ, "LEANQ_MAX_ATTEMPTS", cls.max_attempts)),
+            max_waiting=int(_number(environ, "LEANQ_MAX_WAITING", cls.max_waiting)),
+        )
+
+
+def check_url(url: str) -> None:
+    """Raises UsageError where ``url`` names no Redis."""
+    try:
+        parts = urlsplit(url)
+        complete = bool(parts.path if parts.scheme == "unix" else parts.hostname)
+        _ = parts.port
+    except ValueError:
+        complete, parts = False, urlsplit("")
+    if parts.scheme not in ("redis", "rediss", "unix") or not complete:
+        raise UsageError(
+            f"not a Redis URL: {without_password(url)!r}; "
+            "use redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH"
+        )
+
+
+def without_password(url: str) -> str:
+    """``url`` as it may be shown to people and written to logs."""
+    return re.sub(r"(//[^:/@]*):[^@]*@", r"\1:***@", url)
+
+
+def check_name(what: str, name: str) -> str:
+    """``name`` itself if it may stand in a key: an environment, a tenant, a prefix.
+
+    Raises:
+        UsageError: names ``what`` and says what is allowed.
+    """
+    if not _NAME.match(name):
+        raise UsageError(
+            f"{what} {name!r} is no name: 1 to 64 letters, digits and . _ @ + -, "
+            "beginning with a letter or digit"
+        )
+    return name
+
+
+def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name)
+    if text is None:
+        return default
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{name} is {text!r}, which is no number") from None

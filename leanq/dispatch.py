@@ -1,0 +1,317 @@
+"""The engine below both clients: thousands of outstanding requests on two connections.
+
+Everything here runs on one event loop. Three tasks share a table of outstanding requests:
+
+- the *submitter* sends whatever gathered while its last call was under way as one batch;
+- the *reader* blocks on the client's inbox and ends the requests whose replies arrive;
+- the *watchdog* asks for requests that have been silent, and sends again what the server
+  no longer knows, which is safe since submit is idempotent by rid.
+
+None of them ever gives a request up because a connection broke. Only when the server has
+been out of reach for ``patience_s`` do all outstanding requests end with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from . import wire
+from .config import Settings
+from .errors import (
+    ClosedError,
+    InvalidRequestError,
+    LeanQError,
+    LostError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+    UnknownEnvironmentError,
+    WireError,
+)
+from .queue import Queue, backoff_s
+from .transitions import Attached, Full, Queued, Submission, Submitted, UnknownLane
+from .wire import Reply
+
+Done = Callable[[Reply | LeanQError], None]
+WhenFull = Literal["wait", "raise"]
+
+# A batch is bounded in bytes, since a script that moves megabytes holds everybody up.
+_BATCH_BYTES = 512 << 10
+_BATCH_REQUESTS = 1000
+_BLOCK_MS = 5000
+_FIRST_SILENCE_S = 5.0
+_LONGEST_SILENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    """A request whose end is awaited. ``submission`` is None where only its rid is known."""
+
+    rid: str
+    submission: Submission | None
+    done: Done
+    silence_s: float = _FIRST_SILENCE_S
+    ask_at_s: float = 0.0
+
+
+class Dispatcher:
+    """Sends requests and calls back with each one's end, exactly once, on the loop's thread."""
+
+    def __init__(self, settings: Settings, *, when_full: WhenFull, patience_s: float) -> None:
+        self.client = secrets.token_urlsafe(12)
+        self._queue = Queue(settings)
+        self._when_full = when_full
+        self._patience_s = patience_s
+        self._outstanding: dict[str, _Outstanding] = {}
+        self._outbox: deque[_Outstanding] = deque()
+        self._withdrawn: list[str] = []
+        self._work = asyncio.Event()
+        self._reading = asyncio.Event()
+        self._ask = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rng = random.Random()
+        self._down_since: float | None = None
+        self._closing = False
+
+    async def open(self) -> None:
+        """Starts the three tasks; raises UnavailableError when no server answers."""
+        await self._queue.ping()
+        for loop in (self._submit_forever, self._read_forever, self._watch_forever):
+            self._spawn(loop())
+
+    def new_rid(self) -> str:
+        return self._queue.keys.new_rid()
+
+    def send(self, submission: Submission, done: Done) -> None:
+        """Submits a request with the next batch."""
+        entry = _Outstanding(submission.rid, submission, done)
+        if self._enter(entry):
+            self._outbox.append(entry)
+            self._work.set()
+
+    def attach(self, rid: str, done: Done) -> None:
+        """Waits for a request that was submitted before, perhaps by a client that died."""
+        if self._enter(_Outstanding(rid, None, done)):
+            self._ask.set()
+
+    def cancel(self, rid: str) -> None:
+        """Withdraws a request. Its callback is not called any more."""
+        if self._outstanding.pop(rid, None):
+            self._withdrawn.append(rid)
+            self._work.set()
+            self._note_reading()
+
+    async def close(self, *, withdraw: bool) -> None:
+        """Ends everything. ``withdraw`` cancels what is outstanding; else it runs on."""
+        self._closing = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        rids = [*self._withdrawn, *(self._outstanding if withdraw else ())]
+        with contextlib.suppress(LeanQError):
+            for start in range(0, len(rids), _BATCH_REQUESTS):
+                await self._queue.cancel(rids[start : start + _BATCH_REQUESTS])
+            await self._queue.drop_inbox(self.client)
+        self._end_all(ClosedError("the client was closed before the request ended"))
+        await self._queue.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()):
+            # Nobody would end the outstanding requests any more, and they must not hang.
+            self._closing = True
+            self._end_all(LeanQError(f"the client failed: {type(fault).__name__}: {fault}"))
+
+    def _enter(self, entry: _Outstanding) -> bool:
+        if self._closing:
+            entry.done(ClosedError("the client is closed"))
+            return False
+        if entry.rid in self._outstanding:
+            entry.done(InvalidRequestError(f"this client already waits for request {entry.rid}"))
+            return False
+        self._outstanding[entry.rid] = entry
+        self._reading.set()
+        return True
+
+    def _end(self, rid: str, end: Reply | LeanQError) -> None:
+        entry = self._outstanding.pop(rid, None)
+        if entry:
+            entry.done(end)
+            self._note_reading()
+
+    def _end_all(self, error: LeanQError) -> None:
+        self._outbox.clear()
+        for rid in list(self._outstanding):
+            self._end(rid, error)
+
+    def _note_reading(self) -> None:
+        if not self._outstanding:
+            self._reading.clear()
+
+    def _end_with_bytes(self, rid: str, data: bytes) -> None:
+        try:
+            reply = wire.unpack_reply(rid, data)
+        except WireError as error:
+            self._end(rid, RequestError(f"the reply to {rid} cannot be read: {error}"))
+            return
+        self._end(rid, reply if reply.error is None else RequestError(reply.error))
+
+    # The submitter
+
+    async def _submit_forever(self) -> None:
+        pauses = backoff_s(self._rng)
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            try:
+                await self._send_gathered()
+                pauses = backoff_s(self._rng)
+            except UnavailableError as error:
+                self._note_down(error)
+                self._work.set()
+                await asyncio.sleep(next(pauses))
+
+    async def _send_gathered(self) -> None:
+        while self._outbox or self._withdrawn:
+            # Withdrawals go second: the request may still be in the outbox.
+            batch = self._next_batch()
+            try:
+                answers = await self._queue.submit(self.client, [s for _, s in batch])
+            except QueueFullError as error:
+                answers = [Full(error.retry_after_s)] * len(batch)
+            except UnavailableError:
+                self._outbox.extendleft(entry for entry, _ in reversed(batch))
+                raise
+            self._note_up()
+            for (entry, submission), answer in zip(batch, answers, strict=True):
+                await self._answered(entry, submission, answer)
+            if self._withdrawn:
+                rids, self._withdrawn = self._withdrawn, []
+                try:
+                    await self._queue.cancel(rids)
+                except UnavailableError:
+                    self._withdrawn += rids
+                    raise
+
+    def _next_batch(self) -> list[tuple[_Outstanding, Submission]]:
+        batch: list[tuple[_Outstanding, Submission]] = []
+        size = 0
+        while self._outbox and len(batch) < _BATCH_REQUESTS and size < _BATCH_BYTES:
+            entry = self._outbox.popleft()
+            if entry.submission and entry.rid in self._outstanding:
+                batch.append((entry, entry.submission))
+                size += len(entry.submission.body)
+        return batch
+
+    async def _answered(
+        self, entry: _Outstanding, submission: Submission, answer: Submitted
+    ) -> None:
+        match answer:
+            case Queued() | Attached():
+                entry.ask_at_s = time.monotonic() + entry.silence_s
+            case Full(retry_after_s):
+                self._refused(entry, submission, retry_after_s)
+            case UnknownLane():
+                known = ", ".join(await self._queue.lanes())
+                text = f"no worker has ever offered the environment {submission.lane!r}"
+                self._end(entry.rid, UnknownEnvironmentError(f"{text}; known: {known}"))
+            case bytes():
+                self._end_with_bytes(entry.rid, answer)
+
+    def _refused(self, entry: _Outstanding, submission: Submission, after_s: float) -> None:
+        if self._when_full == "raise":
+            text = f"the queue is full for tenant {submission.tenant!r} in {submission.lane!r}"
+            self._end(entry.rid, QueueFullError(f"{text}; retry after {after_s:g} s", after_s))
+        else:
+            asyncio.get_running_loop().call_later(after_s, self._send_again, entry)
+
+    def _send_again(self, entry: _Outstanding) -> None:
+        if entry.rid in self._outstanding:
+            self._outbox.append(entry)
+            self._work.set()
+
+    # The reader
+
+    async def _read_forever(self) -> None:
+        position = "0-0"
+        pauses = backoff_s(self._rng)
+        while True:
+            await self._reading.wait()
+            try:
+                position, pairs = await self._queue.read_inbox(self.client, position, _BLOCK_MS)
+                large = [rid for rid, data in pairs if not data]
+                await self._fetch(large)
+                pauses = backoff_s(self._rng)
+            except UnavailableError as error:
+                self._note_down(error)
+                await asyncio.sleep(next(pauses))
+                continue
+            self._note_up()
+            for rid, data in pairs:
+                if data:
+                    self._end_with_bytes(rid, data)
+
+    async def _fetch(self, rids: Iterable[str]) -> None:
+        for rid in rids:
+            if rid in self._outstanding:
+                (data,) = await self._queue.replies([rid])
+                if data is not None:
+                    self._end_with_bytes(rid, data)
+
+    # The watchdog
+
+    async def _watch_forever(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ask.wait(), self._rng.uniform(0.5, 1.0))
+            self._ask.clear()
+            now = time.monotonic()
+            due = [e for e in self._outstanding.values() if self._is_due(e, now)]
+            for start in range(0, len(due), _BATCH_REQUESTS):
+                with contextlib.suppress(UnavailableError):
+                    await self._ask_for(due[start : start + _BATCH_REQUESTS])
+
+    @staticmethod
+    def _is_due(entry: _Outstanding, now_s: float) -> bool:
+        sent = entry.submission is None or entry.ask_at_s > 0
+        return sent and entry.ask_at_s <= now_s
+
+    async def _ask_for(self, entries: list[_Outstanding]) -> None:
+        answers = await self._queue.lookup(self.client, [entry.rid for entry in entries])
+        for entry, answer in zip(entries, answers, strict=True):
+            if isinstance(answer, bytes):
+                self._end_with_bytes(entry.rid, answer)
+            elif answer:
+                entry.silence_s = min(_LONGEST_SILENCE_S, 2 * entry.silence_s)
+                entry.ask_at_s = time.monotonic() + entry.silence_s
+            elif entry.submission is None:
+                text = f"the server does not know {entry.rid}: it never did, or its reply has gone"
+                self._end(entry.rid, LostError(text))
+            else:
+                entry.ask_at_s = 0.0
+                self._send_again(entry)
+
+    # The server's health
+
+    def _note_up(self) -> None:
+        self._down_since = None
+
+    def _note_down(self, error: UnavailableError) -> None:
+        now = time.monotonic()
+        if self._down_since is None:
+            self._down_since = now
+        elif now - self._down_since > self._patience_s:
+            self._end_all(UnavailableError(f"{error} (for {self._patience_s:g} s)"))

@@ -1,0 +1,74 @@
+"""Every key of leanq's in Redis.
+
+All keys of a shard begin with ``{PREFIX:SHARD}``, the hash tag that keeps them in one slot
+of a cluster, so that one script can change them together. A rid names its shard.
+
+| key after the tag | type | holds | written by | ends |
+| --- | --- | --- | --- | --- |
+| ``:req:RID`` | hash | a request in flight: see below | submit, claim, requeue | at its reply |
+| ``:body:RID`` | string | the packed request | submit | at its reply |
+| ``:reply:RID`` | string | the packed reply | settle, cancel, reap, claim | time-to-live |
+| ``:wait:LANE:LEVEL:TENANT`` | list | rids that wait, next first | submit, requeue | when empty |
+| ``:ring:LANE:LEVEL`` | list | tenants whose wait list is not empty | the same | when empty |
+| ``:suspects:LANE`` | list | rids that must run alone | requeue | when empty |
+| ``:work:WORKER`` | sorted set | its processing list: rid → overrun, ms | claim | when empty |
+| ``:workers`` | sorted set | worker → end of its lease, ms | join, claim, renew | leave, reap |
+| ``:info`` | hash | worker → what it says of itself | join | leave, reap |
+| ``:lanes`` | hash | environment → its fingerprint and version | join | never |
+| ``:isolating:LANE`` | string | who empties itself for a suspect | claim | time-to-live |
+| ``:inbox:CLIENT`` | stream | rid, reply, rid, reply … | whoever ends a request | time-to-live |
+| ``:bell:LANE`` | list | tokens that wake idle workers | submit, requeue, claim | when empty |
+| ``:stop:WORKER`` | list | rids that it should stop | cancel, renew | leave, reap |
+| ``:stats`` | hash | counters, and ``waiting:LANE`` | every script | never |
+| ``:dead`` | sorted set | dead letters: rid → time of death, ms | reap, renew | dead drop, retry |
+| ``:deadreq:RID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
+
+Fields of ``:req:RID``: ``st`` (queued or leased), ``l`` lane, ``t`` tenant, ``p`` level,
+``c`` the client whose inbox is told, ``n`` attempts, ``at`` submitted (ms), ``exp`` deadline
+in the queue (ms, 0 for none), ``run`` longest run (ms); while leased also ``tok``, the lease
+token, and ``w``, the worker. A request in flight carries no time-to-live, so no eviction
+policy that spares such keys can lose it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+from .errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The names of one shard's keys."""
+
+    prefix: str
+    shard: int = 0
+
+    @property
+    def tag(self) -> str:
+        return f"{{{self.prefix}:{self.shard}}}"
+
+    def reply(self, rid: str) -> str:
+        return f"{self.tag}:reply:{rid}"
+
+    def inbox(self, client: str) -> str:
+        return f"{self.tag}:inbox:{client}"
+
+    def bell(self, lane: str) -> str:
+        return f"{self.tag}:bell:{lane}"
+
+    def stop(self, worker: str) -> str:
+        return f"{self.tag}:stop:{worker}"
+
+    def new_rid(self) -> str:
+        """A rid that nobody else will ever make: the shard, then 96 random bits."""
+        return f"{self.shard}-{secrets.token_urlsafe(12)}"
+
+
+def shard_of(rid: str) -> int:
+    """The shard that ``rid`` names; raises UsageError for what is no rid."""
+    head, dash, rest = rid.partition("-")
+    if not (dash and head.isascii() and head.isdigit() and 0 < len(rest) <= 64):
+        raise UsageError(f"{rid!r} is no request id; one looks like '0-yXAfGB0pJr2-dUyP'")
+    return int(head)

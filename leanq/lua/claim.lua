@@ -1,0 +1,148 @@
+#!lua flags=allow-oom
+-- settle(batch) and claim(n) in one call; either part may be empty.
+-- settle: accepted only with the current token, or again with the token that already won.
+-- claim: up to n requests into the worker's processing list, each with a fresh lease token;
+--   tenants in round-robin within a level, levels without starvation, suspects alone.
+-- ARGV: worker, lease (ms), time-to-live of replies (ms), nonce of this call, n wanted,
+--   n in flight besides those settled here (other than 0 keeps suspects away),
+--   count of results, (rid, token, outcome, reply) per result, then the lanes.
+-- Returns {per result 1 or 0 (fenced), per request {rid, token, attempts, queued (ms), body, alone, lane},
+--   size of the processing list, 1 where this worker should empty itself for a suspect}.
+local worker, lease, ttl, nonce = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local want, busy, results = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local now = now_ms()
+local work, stats = P .. ':work:' .. worker, P .. ':stats'
+local told, counts = {}, {}
+local function count(name, n) counts[name] = (counts[name] or 0) + n end
+
+local acks, done = {}, {}
+for i = 8, 7 + 4 * results, 4 do
+  local rid, token, outcome, reply = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local r = call('HMGET', P .. ':req:' .. rid, 'tok', 'c')
+  local ok = 1
+  if r[1] == token then
+    finish(rid, r[2], reply, ttl, told)
+    done[#done + 1] = rid
+    count('settled', 1)
+    count('verdict:' .. outcome, 1)
+  else
+    -- 0x93 opens an array of three, 0xa0 + n a text of n bytes: the token is in the reply's head.
+    local head = '\147' .. string.char(160 + #token) .. token
+    if call('GETRANGE', P .. ':reply:' .. rid, 0, #head - 1) ~= head then
+      ok = 0
+      count('fenced', 1)
+    end
+  end
+  acks[#acks + 1] = ok
+end
+if #done > 0 then call('ZREM', work, unpack(done)) end
+
+local jobs, leases, bodies = {}, {}, {}
+local pops = 0
+
+local function take(rid, lane, alone)
+  local key = P .. ':req:' .. rid
+  local r = call('HMGET', key, 'st', 'n', 'at', 'exp', 'run', 'c')
+  -- Cancelled requests leave their rid in the list, since LREM is slow on long ones.
+  if r[1] ~= 'queued' then return false end
+  local deadline = tonumber(r[4])
+  if deadline > 0 and now > deadline then
+    expire(rid, lane, r[6], tonumber(r[2]), tonumber(r[3]), now, ttl, told)
+    return false
+  end
+  local n = tonumber(r[2]) + 1
+  local token = nonce .. #jobs
+  call('HSET', key, 'st', 'leased', 'tok', token, 'w', worker, 'n', n)
+  leases[#leases + 1] = now + tonumber(r[5])
+  leases[#leases + 1] = rid
+  bodies[#bodies + 1] = P .. ':body:' .. rid
+  jobs[#jobs + 1] = {rid, token, n, now - tonumber(r[3]), false, alone and 1 or 0, lane}
+  count('waiting:' .. lane, -1)
+  return true
+end
+
+-- Up to n requests of one level; tenants give in turn, and several each where they are few.
+local function draw(lane, level, n)
+  local ring = P .. ':ring:' .. lane .. ':' .. level
+  local got = 0
+  while got < n and pops < 1000 do
+    local tenants = call('LPOP', ring, n - got)
+    if not tenants then break end
+    local each = math.floor((n - got) / #tenants)
+    local keep = {}
+    for _, tenant in ipairs(tenants) do
+      local wait = P .. ':wait:' .. lane .. ':' .. level .. ':' .. tenant
+      local rids = call('LPOP', wait, each)
+      pops = pops + #rids
+      for _, rid in ipairs(rids) do
+        if take(rid, lane, false) then got = got + 1 end
+      end
+      if call('LLEN', wait) > 0 then keep[#keep + 1] = tenant end
+    end
+    if #keep > 0 then call('RPUSH', ring, unpack(keep)) end
+  end
+  return got
+end
+
+-- Seven picks of eight go to the most urgent level that has work; the eighth goes round the levels.
+local function claim(lane, n)
+  local turn = tonumber(call('HGET', stats, 'turn:' .. lane) or 0)
+  local started = turn
+  while n > 0 do
+    local place = turn % 8
+    local first, most = 0, math.min(n, 7 - place)
+    if place == 7 then first, most = math.floor(turn / 8) % LEVELS, 1 end
+    local got = draw(lane, first, most)
+    for level = 0, LEVELS - 1 do
+      if got < most and level ~= first then got = got + draw(lane, level, most - got) end
+    end
+    if got == 0 then break end
+    turn, n = turn + got, n - got
+  end
+  if turn > started then call('HSET', stats, 'turn:' .. lane, turn) end
+  return n
+end
+
+local hold = 0
+if want > 0 then
+  for i = 8 + 4 * results, #ARGV do
+    local lane = ARGV[i]
+    local suspects, isolating = P .. ':suspects:' .. lane, P .. ':isolating:' .. lane
+    if call('LLEN', suspects) > 0 then
+      if busy + #jobs == 0 then
+        local alone = false
+        while not alone do
+          local rid = call('LPOP', suspects)
+          if not rid then break end
+          alone = take(rid, lane, true)
+        end
+        if call('GET', isolating) == worker then call('DEL', isolating) end
+        if alone then break end
+      elseif call('GET', isolating) == worker
+          or call('SET', isolating, worker, 'NX', 'PX', 10 * lease) then
+        hold = 1
+        break
+      end
+    end
+    want = claim(lane, want)
+    if want == 0 then break end
+  end
+end
+
+if #jobs > 0 then
+  call('ZADD', work, unpack(leases))
+  local values = call('MGET', unpack(bodies))
+  for i, job in ipairs(jobs) do job[5] = values[i] end
+  count('claimed', #jobs)
+end
+for i = 8 + 4 * results, #ARGV do
+  -- Whoever leaves work behind wakes the next idle worker.
+  local lane = ARGV[i]
+  if #jobs > 0 and tonumber(call('HGET', stats, 'waiting:' .. lane) or 0) + (counts['waiting:' .. lane] or 0) > 0 then
+    ring_bell(lane, 1)
+  end
+end
+tell(told, ttl)
+for name, n in pairs(counts) do call('HINCRBY', stats, name, n) end
+call('ZADD', P .. ':workers', now + lease, worker)
+return {acks, jobs, call('ZCARD', work), hold}

@@ -1,0 +1,7 @@
+#!lua flags=allow-oom
+-- join: a worker enters the fleet and says which lanes it serves.
+-- ARGV: worker, lease (ms), what it says of itself, (lane, what it says of the lane)*
+call('ZADD', P .. ':workers', now_ms() + ARGV[2], ARGV[1])
+call('HSET', P .. ':info', ARGV[1], ARGV[3])
+for i = 4, #ARGV, 2 do call('HSET', P .. ':lanes', ARGV[i], ARGV[i + 1]) end
+return 1

@@ -1,0 +1,95 @@
+-- Shared by all scripts: each is sent as this text followed by its own.
+-- KEYS[1] is the shard's tag, {PREFIX:SHARD}; every key is built from it and so lies in its slot.
+local P = KEYS[1]
+local LEVELS = 3
+-- Replies up to this many bytes travel in the inbox itself; larger ones are fetched by rid.
+local INLINE_BYTES = 65536
+-- A doorbell never holds more tokens than this; whoever claims and leaves work rings on.
+local BELL_TOKENS = 16
+-- The newest dead letters that are kept for people to look at.
+local DEAD_LETTERS = 10000
+local call = redis.call
+
+local function now_ms()
+  local t = call('TIME')
+  return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+local function ring_bell(lane, count)
+  local bell = P .. ':bell:' .. lane
+  local missing = math.min(count, BELL_TOKENS) - call('LLEN', bell)
+  for _ = 1, missing do call('RPUSH', bell, '1') end
+end
+
+-- Tells clients that requests ended: one stream entry per client and call.
+-- told: client -> {rid, reply, rid, reply, ...}
+local function tell(told, ttl_ms)
+  for client, fields in pairs(told) do
+    local inbox = P .. ':inbox:' .. client
+    call('XADD', inbox, '*', unpack(fields))
+    call('PEXPIRE', inbox, ttl_ms)
+  end
+end
+
+-- Ends a request: the reply under its own key, the request gone, its client told.
+local function finish(rid, client, reply, ttl_ms, told)
+  call('SET', P .. ':reply:' .. rid, reply, 'PX', ttl_ms)
+  call('UNLINK', P .. ':req:' .. rid, P .. ':body:' .. rid)
+  local fields = told[client]
+  if not fields then fields = {}; told[client] = fields end
+  fields[#fields + 1] = rid
+  fields[#fields + 1] = #reply <= INLINE_BYTES and reply or ''
+  -- Lua's unpack ends near 8,000 values.
+  if #fields >= 4000 then tell({[client] = fields}, ttl_ms); told[client] = nil end
+end
+
+-- The reply that a script itself gives, in the wire format of version 1.
+local function verdict_reply(verdict, attempts, queued_ms)
+  return cmsgpack.pack({'', 1, {verdict = verdict, attempts = attempts, queued_s = queued_ms / 1000}})
+end
+
+-- Puts a request whose lease ended back to the front, or makes it a dead letter.
+-- charge: whether the attempt counts. Returns 'queued' or 'poisoned'.
+local function requeue(rid, charge, max_attempts, now, ttl_ms, told)
+  local key = P .. ':req:' .. rid
+  local r = call('HMGET', key, 'l', 'p', 't', 'n', 'c', 'at')
+  local lane, n = r[1], tonumber(r[4])
+  if not charge then n = n - 1 end
+  if n >= max_attempts then
+    call('COPY', key, P .. ':deadreq:' .. rid, 'REPLACE')
+    call('HSET', P .. ':deadreq:' .. rid, 'body', call('GET', P .. ':body:' .. rid) or '')
+    call('ZADD', P .. ':dead', now, rid)
+    local surplus = call('ZCARD', P .. ':dead') - DEAD_LETTERS
+    if surplus > 0 then
+      local oldest = call('ZPOPMIN', P .. ':dead', surplus)
+      for i = 1, #oldest, 2 do call('UNLINK', P .. ':deadreq:' .. oldest[i]) end
+    end
+    finish(rid, r[5], verdict_reply('poisoned', n, 0), ttl_ms, told)
+    call('HINCRBY', P .. ':stats', 'verdict:poisoned', 1)
+    return 'poisoned'
+  end
+  call('HSET', key, 'st', 'queued', 'n', n)
+  call('HDEL', key, 'tok', 'w')
+  call('HINCRBY', P .. ':stats', 'waiting:' .. lane, 1)
+  if n > 0 and n == max_attempts - 1 then
+    -- The last attempt runs alone, so that the neighbours of a killer are not condemned with it.
+    call('LPUSH', P .. ':suspects:' .. lane, rid)
+  elseif call('LPUSH', P .. ':wait:' .. lane .. ':' .. r[2] .. ':' .. r[3], rid) == 1 then
+    call('LPUSH', P .. ':ring:' .. lane .. ':' .. r[2], r[3])
+  end
+  ring_bell(lane, 1)
+  return 'queued'
+end
+
+-- Ends a queued request that missed its deadline.
+local function expire(rid, lane, client, attempts, submitted, now, ttl_ms, told)
+  finish(rid, client, verdict_reply('expired', attempts, now - submitted), ttl_ms, told)
+  call('HINCRBY', P .. ':stats', 'verdict:expired', 1)
+  call('HINCRBY', P .. ':stats', 'waiting:' .. lane, -1)
+end
+
+local function forget_worker(worker)
+  call('ZREM', P .. ':workers', worker)
+  call('HDEL', P .. ':info', worker)
+  call('UNLINK', P .. ':stop:' .. worker)
+end

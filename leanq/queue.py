@@ -1,0 +1,336 @@
+"""The queue's transitions: one method per script, and the only caller of them.
+
+Every change of a request is one Lua script that touches one hash slot and takes the time
+from Redis. A method returns plain values and keeps no state, so that whoever calls it
+decides what a failure means; DESIGN.md numbers the transitions.
+
+Each process holds at most two connections to a server: ``commands``, on which calls take
+turns, and ``blocking``, on which one call at a time waits for a doorbell or an inbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, NoReturn, TypeVar, cast
+
+import redis.asyncio as redis
+from redis import exceptions as redis_errors
+from redis.asyncio.connection import BlockingConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from .config import Settings, without_password
+from .errors import QueueFullError, UnavailableError, UsageError
+from .keys import Keys
+from .transitions import (
+    Attached,
+    Claimed,
+    Full,
+    Job,
+    LevelRow,
+    Queued,
+    Reaped,
+    Renewed,
+    Settlement,
+    Status,
+    Submission,
+    Submitted,
+    UnknownLane,
+    WorkerRow,
+)
+
+_T = TypeVar("_T")
+
+_COMMAND_TIMEOUT_S = 20.0
+_RETRY_AFTER_S = 1.0
+
+
+class Queue:
+    """One shard of the queue, over two connections that are made when first needed.
+
+    Every method raises UnavailableError when the server cannot be reached or refuses to
+    serve, and retries nothing: after such an error the call may or may not have happened.
+    ``submit``, ``lookup``, ``settle``, ``release``, ``cancel``, ``renew`` and ``join`` may
+    simply be called again; after ``claim`` the worker asks ``adopt`` what it was given.
+    """
+
+    def __init__(self, settings: Settings, shard: int = 0) -> None:
+        self.settings = settings
+        self.keys = Keys(settings.prefix, shard)
+        self._tag = self.keys.tag
+        self._ttl_ms = int(settings.reply_ttl_s * 1000)
+        self._lease_ms = int(settings.lease_s * 1000)
+        self._commands = _connection(settings.url, _COMMAND_TIMEOUT_S)
+        # Longer than any block, so that a silent server is told from a silent queue.
+        self._blocking = _connection(settings.url, 60.0)
+        self._scripts: dict[str, Any] = {}
+
+    async def close(self) -> None:
+        """Closes both connections; a call under way fails."""
+        for connection in (self._commands, self._blocking):
+            await connection.aclose()
+
+    async def submit(self, client: str, batch: Sequence[Submission]) -> list[Submitted]:
+        """Takes requests in; per request what became of it. Idempotent by rid.
+
+        Raises:
+            QueueFullError: the server is out of memory; nothing of the batch was taken.
+        """
+        args: list[Any] = [client, self.settings.max_waiting]
+        for item in batch:
+            args += (item.rid, item.lane, item.tenant, item.level, item.deadline_ms)
+            args += (item.longest_run_ms, item.body)
+        answers = await self._run("submit", args)
+        return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
+
+    async def claim(
+        self,
+        worker: str,
+        lanes: Sequence[str],
+        want: int,
+        *,
+        busy: int,
+        nonce: str,
+        settlements: Sequence[Settlement] = (),
+    ) -> Claimed:
+        """Settles what is finished and claims up to ``want`` requests, in one call.
+
+        ``busy`` counts requests in flight beside those settled here. ``nonce`` must be new
+        for each call: it begins every lease token given out.
+        """
+        args: list[Any] = [worker, self._lease_ms, self._ttl_ms, nonce, want, busy]
+        args.append(len(settlements))
+        for item in settlements:
+            args += (item.rid, item.token, item.outcome, item.reply)
+        acks, jobs, held, hold = await self._run("claim", [*args, *lanes])
+        return Claimed(tuple(a == 1 for a in acks), _jobs(jobs), held, hold == 1)
+
+    async def adopt(self, worker: str, holds: Collection[str]) -> tuple[tuple[Job, ...], list[str]]:
+        """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""
+        jobs, lost = await self._run("adopt", [worker, *holds])
+        return _jobs(jobs), [rid.decode() for rid in lost]
+
+    async def renew(self, worker: str) -> Renewed:
+        """A sign of life: extends the lease over all that the worker holds."""
+        args = [worker, self._lease_ms, self.settings.max_attempts, self._ttl_ms]
+        held, lapsed, overrun, known = await self._run("renew", args)
+        return Renewed(held, lapsed > 0, tuple(r.decode() for r in overrun), known == 1)
+
+    async def release(
+        self,
+        worker: str,
+        leases: Sequence[tuple[str, str]],
+        *,
+        charge: bool = False,
+        leave: bool = False,
+    ) -> int:
+        """Gives back (rid, token) pairs unfinished; how many of the leases were current.
+
+        ``charge``: the attempt counts, since the worker failed. ``leave``: it leaves the fleet.
+        """
+        args: list[Any] = [worker, self.settings.max_attempts, self._ttl_ms]
+        args += (int(charge), int(leave))
+        for rid, token in leases:
+            args += (rid, token)
+        return cast(int, await self._run("release", args))
+
+    async def cancel(self, rids: Sequence[str]) -> list[bool]:
+        """Withdraws requests; per rid whether it was in time."""
+        return [a == 1 for a in await self._run("cancel", [self._ttl_ms, *rids])]
+
+    async def reap(self) -> Reaped:
+        """Gives back up to 100 requests of one worker whose lease lapsed."""
+        args = [self.settings.max_attempts, self._ttl_ms]
+        requeued, poisoned, more = await self._run("reap", args)
+        return Reaped(requeued, poisoned, more == 1)
+
+    async def lookup(self, client: str, rids: Sequence[str]) -> list[bytes | bool]:
+        """Per rid its reply, True while in flight, or False if the server knows nothing of it.
+
+        Attaches ``client`` to what is in flight, and expires what missed its deadline.
+        """
+        answers = await self._run("lookup", [client, self._ttl_ms, *rids])
+        return [a > 0 if isinstance(a, int) else a for a in answers]
+
+    async def join(self, worker: str, info: bytes, lanes: Mapping[str, bytes]) -> None:
+        """Enters the fleet; ``info`` and the lanes' values are for people to read."""
+        args: list[Any] = [worker, self._lease_ms, info]
+        for lane, about in lanes.items():
+            args += (lane, about)
+        await self._run("join", args)
+
+    async def status(self) -> Status:
+        """One look at the shard. Tenants beyond the first 1,000 of a lane are not counted."""
+        _, stats, lanes, workers, levels, suspects, dead = await self._run("status", [])
+        return Status(
+            counters={k.decode(): int(v) for k, v in _pairs(stats)},
+            lanes={k.decode(): v for k, v in _pairs(lanes)},
+            workers=tuple(WorkerRow(w.decode(), ms / 1000, n, i) for w, ms, n, i in workers),
+            levels=tuple(LevelRow(l_.decode(), p, t, n, a / 1000) for l_, p, t, n, a in levels),
+            suspects={lane.decode(): n for lane, n in suspects},
+            dead=dead,
+        )
+
+    async def read_inbox(
+        self, client: str, after: str, block_ms: int
+    ) -> tuple[str, list[tuple[str, bytes]]]:
+        """Waits for the client's inbox: the new position and (rid, reply) pairs.
+
+        A reply that is empty was too large for the inbox and waits under its own key. What
+        lies up to ``after`` is dropped; reading again from the same position gives the same
+        entries, so an answer lost on the wire loses nothing.
+        """
+        inbox = self.keys.inbox(client)
+
+        async def read() -> Any:
+            pipe = self._blocking.pipeline(transaction=False)
+            pipe.xtrim(inbox, minid=_next_id(after), approximate=False)
+            pipe.xread({inbox: after}, count=1000, block=block_ms)
+            return (await pipe.execute())[1]
+
+        found = await self._guard(read())
+        if not found:
+            return after, []
+        streams = found.values() if isinstance(found, dict) else [found[0][1]]
+        entries = [entry for batch in streams for entry in _flat(batch)]
+        pairs: list[tuple[str, bytes]] = []
+        for _, fields in entries:
+            pairs += ((rid.decode(), reply) for rid, reply in fields.items())
+        return entries[-1][0].decode(), pairs
+
+    async def drop_inbox(self, client: str) -> None:
+        """Removes the inbox of a client that ends."""
+        await self._guard(self._commands.unlink(self.keys.inbox(client)))
+
+    async def replies(self, rids: Sequence[str]) -> list[bytes | None]:
+        """The replies that exist, in order."""
+        names = [self.keys.reply(rid) for rid in rids]
+        return cast("list[bytes | None]", await self._guard(self._commands.mget(names)))
+
+    async def wait_bell(self, worker: str, lanes: Sequence[str], block_s: float) -> str | None:
+        """Waits until a lane's doorbell rings or a request of ``worker`` is to be stopped.
+
+        Returns the rid to stop, ``""`` for a doorbell, ``None`` after ``block_s`` seconds or
+        a :meth:`poke`.
+        """
+        stop = self.keys.stop(worker)
+        names = [stop, *(self.keys.bell(lane) for lane in lanes)]
+        found: Any = await self._guard(self._blocking.blpop(names, timeout=block_s))
+        if found is None:
+            return None
+        return found[1].decode() or None if found[0].decode() == stop else ""
+
+    async def poke(self, worker: str) -> None:
+        """Ends the worker's own :meth:`wait_bell`."""
+        await self._guard(self._commands.rpush(self.keys.stop(worker), ""))
+
+    async def ring(self, lane: str) -> None:
+        """Passes a doorbell's token on to the next idle worker."""
+        await self._guard(self._commands.rpush(self.keys.bell(lane), "1"))
+
+    async def lanes(self) -> list[str]:
+        """The environments that workers have ever offered."""
+        names: Any = await self._guard(self._commands.hkeys(f"{self._tag}:lanes"))
+        return sorted(name.decode() for name in names)
+
+    async def ping(self) -> Mapping[str, Any]:
+        """What the server says of itself (INFO); raises UnavailableError."""
+        return cast("Mapping[str, Any]", await self._guard(self._commands.info()))
+
+    async def _run(self, name: str, args: Sequence[Any]) -> Any:
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = self._commands.register_script(script_text(name))
+        return await self._guard(script(keys=[self._tag], args=args))
+
+    async def _guard(self, call: Awaitable[_T]) -> _T:
+        try:
+            return await call
+        except redis_errors.OutOfMemoryError:
+            raise QueueFullError(
+                f"the server at {self._where} is out of memory; try again later", _RETRY_AFTER_S
+            ) from None
+        except (redis_errors.RedisError, OSError, asyncio.IncompleteReadError) as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> NoReturn:
+        # A script reports the server's refusal as an error of its own.
+        if "OOM" in str(error)[:200]:
+            raise QueueFullError(
+                f"the server at {self._where} is out of memory; try again later", _RETRY_AFTER_S
+            ) from None
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise UnavailableError(f"no answer from {self._where}: {text}") from None
+
+    @property
+    def _where(self) -> str:
+        return without_password(self.settings.url)
+
+
+def backoff_s(rng: random.Random, base_s: float = 0.05, most_s: float = 5.0) -> Iterator[float]:
+    """Waiting times with full jitter, in seconds: uniform below a bound that doubles."""
+    bound = base_s
+    while True:
+        yield rng.uniform(0, bound)
+        bound = min(most_s, bound * 2)
+
+
+@cache
+def script_text(name: str) -> str:
+    """The script as it is sent: its first line (the flags), the library, and its own text."""
+    folder = resources.files("leanq") / "lua"
+    flags, _, text = (folder / f"{name}.lua").read_text().partition("\n")
+    return f"{flags}\n{(folder / 'library.lua').read_text()}\n{text}"
+
+
+_SUBMITTED: dict[int, Submitted] = {
+    1: Queued(),
+    2: Attached(),
+    3: Full(_RETRY_AFTER_S),
+    4: UnknownLane(),
+}
+
+
+def _connection(url: str, timeout_s: float) -> redis.Redis:
+    make: Callable[..., BlockingConnectionPool] = BlockingConnectionPool.from_url
+    extra = {} if url.startswith("unix:") else {"socket_keepalive": True}
+    try:
+        pool = make(
+            url,
+            max_connections=1,
+            timeout=None,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=5.0,
+            # A script whose answer was lost must not be sent again behind our back.
+            retry=Retry(NoBackoff(), 0),
+            **extra,
+        )
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"not a Redis URL: {without_password(url)!r}: {error}") from None
+    return redis.Redis.from_pool(pool)
+
+
+def _jobs(rows: Sequence[Any]) -> tuple[Job, ...]:
+    return tuple(
+        Job(rid.decode(), lane.decode(), token.decode(), n, ms / 1000, body or b"", alone == 1)
+        for rid, token, n, ms, body, alone, lane in rows
+    )
+
+
+def _pairs(flat: Any) -> Iterator[tuple[bytes, bytes]]:
+    if isinstance(flat, dict):
+        return iter(flat.items())
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _flat(batch: Any) -> list[Any]:
+    return batch[0] if batch and isinstance(batch[0], list) else batch
+
+
+def _next_id(position: str) -> str:
+    ms, _, number = position.partition("-")
+    return f"{ms}-{int(number) + 1}"

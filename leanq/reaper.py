@@ -1,0 +1,20 @@
+"""The reaper: gives back the work of workers whose lease lapsed.
+
+Every worker reaps when a renewal tells it that somebody is overdue; ``leanq reap`` does
+the same where no worker is left. The decision is made inside the script, by the server's
+clock, so any number of reapers do no harm to each other.
+"""
+
+from __future__ import annotations
+
+from .queue import Queue
+from .transitions import Reaped
+
+
+async def reap(queue: Queue) -> Reaped:
+    """Reaps until nothing is overdue; the totals. Raises UnavailableError."""
+    requeued = poisoned = 0
+    while (step := await queue.reap()).more:
+        requeued += step.requeued
+        poisoned += step.poisoned
+    return Reaped(requeued, poisoned, more=False)

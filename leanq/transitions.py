@@ -1,0 +1,133 @@
+"""What goes into the queue's transitions and what comes out of them: plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none."""
+
+    rid: str
+    lane: str
+    tenant: str
+    level: int
+    deadline_ms: int
+    longest_run_ms: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The request waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """The rid was in flight already; its reply will come to this client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Too many requests of this tenant wait in this lane."""
+
+    retry_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownLane:
+    """Workers have offered lanes, and never this one."""
+
+
+Submitted = Queued | Attached | Full | UnknownLane | bytes
+"""What became of a submission; bytes are the reply that is there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A claimed request. ``alone``: nothing may run beside it on this worker."""
+
+    rid: str
+    lane: str
+    token: str
+    attempts: int
+    queued_s: float
+    body: bytes
+    alone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The end of a request, as the holder of ``token`` tells it."""
+
+    rid: str
+    token: str
+    outcome: str
+    reply: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a call of :meth:`Queue.claim` brought.
+
+    Attributes:
+        accepted: per settlement, whether it counted (False: the lease was lost before).
+        held: size of the worker's processing list on the server.
+        hold: the worker should take nothing until it is empty, to run a suspect alone.
+    """
+
+    accepted: tuple[bool, ...]
+    jobs: tuple[Job, ...]
+    held: int
+    hold: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """``lapsed``: some worker is due to be reaped. ``overrun``: rids taken from this one.
+    ``known``: False after the server forgot this worker, which should join again."""
+
+    held: int
+    lapsed: bool
+    overrun: tuple[str, ...]
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """``more``: call again."""
+
+    requeued: int
+    poisoned: int
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    worker: str
+    lease_s: float
+    held: int
+    info: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LevelRow:
+    lane: str
+    level: int
+    tenants: int
+    waiting: int
+    oldest_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One look at the shard: counters by name, lanes by name, and what waits."""
+
+    counters: Mapping[str, int]
+    lanes: Mapping[str, bytes]
+    workers: tuple[WorkerRow, ...]
+    levels: tuple[LevelRow, ...]
+    suspects: Mapping[str, int]
+    dead: int

@@ -1,0 +1,363 @@
+"""Requests and replies as msgpack: versioned, bounded, without extension types.
+
+A request is a map; a reply is an array ``[token, version, map]``. The lease token comes
+first so that the ``settle`` script can recognise its own reply by a prefix and answer a
+repeated settle with success. Every field is checked on the way in, on both sides: a peer
+that sends nonsense gets an error, never a crash, and unknown fields are ignored so that
+two releases can run side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, get_args
+
+import msgpack
+
+from .config import MAX_REQUEST_BYTES, check_name
+from .errors import InvalidRequestError, TooLargeError, WireError
+
+VERSION = 1
+MAX_REPLY_BYTES = 32 << 20
+MAX_TIMEOUT_S = 86_400.0
+
+Operation = Literal["check", "echo"]
+Verdict = Literal[
+    "accepted",
+    "incomplete",
+    "rejected",
+    "exhausted",
+    "timeout",
+    "memory",
+    "crashed",
+    "cancelled",
+    "poisoned",
+    "expired",
+]
+Severity = Literal["information", "warning", "error"]
+
+LEAN_VERDICTS = frozenset({"accepted", "incomplete", "rejected", "exhausted"})
+"""Verdicts that Lean gives: the same on any machine, and the only ones that may be remembered."""
+
+LEVELS = 3
+"""Priorities run from 0, the most urgent, to ``LEVELS - 1``."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks of a worker.
+
+    Attributes:
+        op: the operation.
+        code: Lean source (check).
+        payload: bytes that come back (echo).
+        delay_s: how long the echo takes, in seconds.
+        timeout_s: budget of CPU time, in seconds, of Lean with all its descendants.
+        wall_s: budget of wall time, in seconds; the backstop for a Lean that waits.
+        memory_mb: resident memory, in MiB.
+        allow_axioms: names of axioms allowed beside the environment's own.
+        audit: whether what Lean accepts is audited.
+        replay: whether the kernel also replays what Lean accepts.
+    """
+
+    op: Operation
+    code: str = ""
+    payload: bytes = b""
+    delay_s: float = 0.0
+    timeout_s: float = 60.0
+    wall_s: float = 360.0
+    memory_mb: int = 4096
+    allow_axioms: tuple[str, ...] = ()
+    audit: bool = True
+    replay: bool = False
+
+    def __post_init__(self) -> None:
+        _within("timeout", self.timeout_s, 0.01, MAX_TIMEOUT_S, "CPU seconds")
+        _within("wall time", self.wall_s, 0.01, 10 * MAX_TIMEOUT_S, "seconds")
+        _within("memory", self.memory_mb, 16, 1 << 24, "MB")
+        _within("delay", self.delay_s, 0, MAX_TIMEOUT_S, "seconds")
+        if self.op == "check" and not self.code.strip():
+            raise InvalidRequestError("there is no Lean code to check: the text is empty")
+        if "\0" in self.code:
+            raise InvalidRequestError("the text contains a NUL character, so it is no Lean code")
+
+    @property
+    def longest_run_s(self) -> float:
+        """After how many seconds a worker that still runs the request must be stuck."""
+        # Compiling, compiling once more under names of ours, and asking for axioms.
+        return self.delay_s + 3 * self.wall_s + 60 if self.op == "check" else self.delay_s + 60
+
+
+def wall_for(timeout_s: float) -> float:
+    """The wall budget in seconds that goes with a CPU budget: generous, so that an
+    overloaded machine gives the verdict of an idle one."""
+    return 5 * timeout_s + 60
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of Lean's: lines from 1, columns from 0 in code points, as Lean counts."""
+
+    severity: Severity
+    line: int
+    column: int
+    text: str
+    end_line: int | None = None
+    end_column: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sorry:
+    """An open goal: where it stands, the goal as Lean prints it, and its state's id."""
+
+    line: int
+    column: int
+    goal: str | None = None
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How a request ended.
+
+    Attributes:
+        verdict: Lean's answer or the infrastructure's; ``None`` for an echo.
+        axioms: all axioms that the new constants rest on; ``None`` where not audited.
+        fingerprint: the environment in which Lean answered; ``None`` if Lean did not.
+        payload: what an echo brought back.
+        error: why no worker could carry the request out; the client raises it.
+        attempts: how many workers have taken the request up, this one included.
+        queued_s, cpu_s, wall_s, audit_s: seconds in the queue, of CPU in Lean, on the
+            worker, and of the audit alone (part of ``wall_s``).
+    """
+
+    verdict: Verdict | None = None
+    messages: tuple[Message, ...] = ()
+    sorries: tuple[Sorry, ...] = ()
+    axioms: tuple[str, ...] | None = None
+    fingerprint: str | None = None
+    payload: bytes | None = None
+    error: str | None = None
+    rid: str = field(default="", compare=False)
+    worker: str = field(default="", compare=False)
+    attempts: int = field(default=0, compare=False)
+    queued_s: float = field(default=0.0, compare=False)
+    cpu_s: float = field(default=0.0, compare=False)
+    wall_s: float = field(default=0.0, compare=False)
+    audit_s: float = field(default=0.0, compare=False)
+
+
+def pack_request(request: Request) -> bytes:
+    """The request's bytes: only the fields that differ from their defaults.
+
+    Raises:
+        TooLargeError: more than ``MAX_REQUEST_BYTES``.
+    """
+    body = {"v": VERSION, **_changed(request, keep=("op",))}
+    data: bytes = msgpack.packb(body, use_bin_type=True)
+    if len(data) > MAX_REQUEST_BYTES:
+        raise TooLargeError(
+            f"the request has {len(data)} bytes, more than the {MAX_REQUEST_BYTES} that are allowed"
+        )
+    return data
+
+
+def unpack_request(data: bytes) -> Request:
+    """The request in ``data``.
+
+    Raises:
+        WireError: not a request, one of a later version, or one with impossible fields.
+    """
+    body = _map(_unpack(data, MAX_REQUEST_BYTES))
+    if body.get("v") != VERSION:
+        raise WireError(f"a request of version {body.get('v')!r}; this release reads {VERSION}")
+    if body.get("op") not in get_args(Operation):
+        raise WireError(f"a request for the unknown operation {body.get('op')!r}")
+    try:
+        return Request(
+            op=body["op"],
+            code=_get(body, "code", str, ""),
+            payload=_get(body, "payload", bytes, b""),
+            delay_s=_number(body, "delay_s", 0.0),
+            timeout_s=_number(body, "timeout_s", 60.0),
+            wall_s=_number(body, "wall_s", 360.0),
+            memory_mb=_get(body, "memory_mb", int, 4096),
+            allow_axioms=_each(_get(body, "allow_axioms", list, []), _text),
+            audit=_get(body, "audit", bool, True),
+            replay=_get(body, "replay", bool, False),
+        )
+    except InvalidRequestError as error:
+        raise WireError(str(error)) from None
+
+
+def pack_reply(token: str, reply: Reply) -> bytes:
+    """The reply's bytes. One that is too large keeps its verdict and loses its messages' ends."""
+    data = _packed_reply(token, reply)
+    if len(data) > MAX_REPLY_BYTES:
+        short = tuple(dataclasses.replace(m, text=m.text[:2000]) for m in reply.messages[:1000])
+        note = Message("warning", 1, 0, f"leanq: a reply of {len(data)} bytes was cut short")
+        data = _packed_reply(token, dataclasses.replace(reply, messages=(note, *short)))
+    return data
+
+
+def unpack_reply(rid: str, data: bytes) -> Reply:
+    """The reply to request ``rid`` in ``data``.
+
+    Raises:
+        WireError: not a reply, or one of a later version.
+    """
+    parts = _unpack(data, MAX_REPLY_BYTES)
+    if not isinstance(parts, list) or len(parts) != 3:
+        raise WireError("a reply that is no array of three")
+    if parts[1] != VERSION:
+        raise WireError(f"a reply of version {parts[1]!r}; this release reads {VERSION}")
+    body = _map(parts[2])
+    verdict = body.get("verdict")
+    if verdict is not None and verdict not in get_args(Verdict):
+        raise WireError(f"a reply with the unknown verdict {verdict!r}")
+    axioms = body.get("axioms")
+    return Reply(
+        verdict=verdict,
+        messages=_each(_get(body, "messages", list, []), _message),
+        sorries=_each(_get(body, "sorries", list, []), _sorry),
+        axioms=None if axioms is None else _each(_get(body, "axioms", list, []), _text),
+        fingerprint=_optional(body, "fingerprint", str),
+        payload=_optional(body, "payload", bytes),
+        error=_optional(body, "error", str),
+        rid=rid,
+        worker=_get(body, "worker", str, ""),
+        attempts=_get(body, "attempts", int, 0),
+        queued_s=_number(body, "queued_s", 0.0),
+        cpu_s=_number(body, "cpu_s", 0.0),
+        wall_s=_number(body, "wall_s", 0.0),
+        audit_s=_number(body, "audit_s", 0.0),
+    )
+
+
+def pack_info(info: Mapping[str, object]) -> bytes:
+    """What a worker tells of itself or of an environment, for people to read."""
+    data: bytes = msgpack.packb(dict(info), use_bin_type=True)
+    return data
+
+
+def unpack_info(data: bytes) -> dict[str, Any]:
+    """The inverse of :func:`pack_info`; raises WireError."""
+    return _map(_unpack(data, 1 << 16))
+
+
+def check_lane(name: str) -> str:
+    """``name`` if it can name an environment; raises UsageError."""
+    return check_name("environment", name)
+
+
+def _packed_reply(token: str, reply: Reply) -> bytes:
+    body = _changed(reply, keep=())
+    body.pop("rid", None)
+    if reply.messages:
+        body["messages"] = [dataclasses.astuple(m) for m in reply.messages]
+    if reply.sorries:
+        body["sorries"] = [dataclasses.astuple(s) for s in reply.sorries]
+    data: bytes = msgpack.packb([token, VERSION, body], use_bin_type=True)
+    return data
+
+
+def _changed(record: Request | Reply, keep: tuple[str, ...]) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    for item in dataclasses.fields(record):
+        value = getattr(record, item.name)
+        if item.name in keep or value != item.default:
+            body[item.name] = value
+    return body
+
+
+def _unpack(data: bytes, limit_bytes: int) -> object:
+    if len(data) > limit_bytes:
+        raise WireError(f"a message of {len(data)} bytes; at most {limit_bytes} are read")
+    try:
+        value: object = msgpack.unpackb(
+            data, raw=False, strict_map_key=True, ext_hook=_no_extension, timestamp=0
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise WireError(f"a message that is no msgpack: {type(error).__name__}") from None
+    return value
+
+
+def _no_extension(code: int, _data: bytes) -> object:
+    raise ValueError(f"extension type {code}")
+
+
+def _within(what: str, value: float, least: float, most: float, unit: str) -> None:
+    if not least <= value <= most:
+        raise InvalidRequestError(
+            f"{what} is {value:g} {unit}; it must lie between {least:g} and {most:g}"
+        )
+
+
+def _map(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise WireError("a message that is no map")
+    return value
+
+
+def _get(body: Mapping[str, Any], name: str, kind: type[_T], default: _T) -> _T:
+    value = body.get(name, default)
+    # bool is an int in Python, but never on the wire.
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise WireError(f"the field {name} is no {kind.__name__}")
+    return value
+
+
+def _optional(body: Mapping[str, Any], name: str, kind: type[_T]) -> _T | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise WireError(f"the field {name} is no {kind.__name__}")
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str, default: float) -> float:
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise WireError(f"the field {name} is no number")
+    return float(value)
+
+
+def _each(values: list[Any], read: Callable[[Any], _T]) -> tuple[_T, ...]:
+    return tuple(read(value) for value in values)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise WireError("a list of texts has an element that is no text")
+    return value
+
+
+def _message(value: object) -> Message:
+    if not (isinstance(value, list) and len(value) >= 6):
+        raise WireError("a message of Lean's that is no array of six")
+    severity, line, column, text, end_line, end_column = value[:6]
+    if severity not in get_args(Severity) or not isinstance(text, str):
+        raise WireError("a message of Lean's without severity or text")
+    return Message(severity, _at(line), _at(column), text, _end(end_line), _end(end_column))
+
+
+def _sorry(value: object) -> Sorry:
+    if not (isinstance(value, list) and len(value) >= 4):
+        raise WireError("a sorry that is no array of four")
+    line, column, goal, state = value[:4]
+    if not all(item is None or isinstance(item, str) for item in (goal, state)):
+        raise WireError("a sorry whose goal or state is no text")
+    return Sorry(_at(line), _at(column), goal, state)
+
+
+def _at(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise WireError("a position that is no number")
+    return value
+
+
+def _end(value: object) -> int | None:
+    return None if value is None else _at(value)
