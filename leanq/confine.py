@@ -117,9 +117,9 @@ def freeze_files(scratch: str) -> bool:
     _mount(scratch, scratch, "", _BIND)
     try:
         _set_read_only("/", True, _AT_RECURSIVE)
-        _set_read_only(scratch, False, 0)
     except OSError:
         return False
+    _set_read_only(scratch, False, 0)
     return True
 
 

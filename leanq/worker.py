@@ -62,8 +62,10 @@ class Worker:
     def __init__(
         self, settings: Settings, drivers: Sequence[Driver], *, slots: int, grace_s: float = 10.0
     ) -> None:
-        # Never used again: what a dead worker held must not be taken for a living one's.
+        # joined: set once its drivers can answer and the fleet knows it.
+        # id: never used again, since what a dead worker held must not be taken for a living one's.
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.joined = asyncio.Event()
         self._settings = settings
         self._drivers = {driver.lane: driver for driver in drivers}
         self._slots = slots
@@ -91,6 +93,7 @@ class Worker:
             for driver in self._drivers.values():
                 await driver.open()
             await self._join()
+            self.joined.set()
             log.info("worker %s serves %s with %d slots", self.id, self._names, self._slots)
             listener = asyncio.create_task(self._listen())
             await self._pump(listener)

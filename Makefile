@@ -1,0 +1,42 @@
+# Needs Python >= 3.11 and a package index; everything else is installed into .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint format types bench-submit dist clean help
+
+help:            ## show the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
+
+demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
+	$(BIN)/leanq submit examples/*.lean || test $$? -eq 1
+
+test: $(VENV)/dev     ## run the tests
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/dev     ## ruff
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+format: $(VENV)/dev   ## let ruff rewrite
+	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+types: $(VENV)/dev    ## mypy, strict
+	$(BIN)/mypy
+
+bench-submit: $(VENV)/dev   ## what leanq adds to Lean: overhead, audit, idle CPU
+	$(BIN)/python bench/submit.py
+
+dist: $(VENV)/dev     ## sdist and wheel
+	$(BIN)/python -m build
+
+clean:           ## remove what the targets made
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/local: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[local]'
+	@touch $@
+
+$(VENV)/dev: pyproject.toml $(VENV)/local
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@

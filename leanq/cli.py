@@ -1,0 +1,203 @@
+"""The command line: how each command is called, and what becomes of its errors.
+
+Exit codes: 0 all accepted (or done); 1 Lean says no; 2 wrong usage; 3 an infrastructure
+verdict, or no Redis. No error of leanq's own ever shows a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from . import __version__
+from .errors import LeanQError, UsageError
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def main() -> None:
+    """The program ``leanq``."""
+    try:
+        code = cli.main(standalone_mode=False)
+        # Whoever reads our output may have gone already; better here than at the exit.
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except UsageError as error:
+        click.echo(f"leanq: {error}", err=True)
+        code = 2
+    except LeanQError as error:
+        click.echo(f"leanq: {error}", err=True)
+        code = 3
+    except BrokenPipeError:
+        # Keeps the interpreter from complaining when it flushes the same pipe at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    sys.exit(code or 0)
+
+
+def _queue_options(command: _F) -> _F:
+    url = click.option(
+        "--url",
+        envvar="LEANQ_URL",
+        metavar="URL",
+        help="The Redis of the queue: redis://, rediss:// or unix:// [default: $LEANQ_URL].",
+    )
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
+    return url(as_json(command))
+
+
+def _worker_options(command: _F) -> _F:
+    for option in reversed(
+        (
+            click.option(
+                "--slots",
+                type=click.IntRange(1, 4096),
+                help="Lean processes at a time [default: the CPUs].",
+            ),
+            click.option(
+                "--driver",
+                type=click.Choice(["lean", "echo"]),
+                default="lean",
+                show_default=True,
+                help="What answers requests.",
+            ),
+            click.option(
+                "--env",
+                "environments",
+                multiple=True,
+                metavar="NAME=PATH",
+                help="Offer a Lake project or a folder of .olean files under this name.",
+            ),
+            click.option("--lean", metavar="PATH", help="The lean program."),
+            click.option(
+                "--grace",
+                "grace_s",
+                type=click.FloatRange(0, 3600),
+                default=10.0,
+                show_default=True,
+                help="Seconds between SIGTERM and the end; unfinished work is given back.",
+            ),
+            click.option(
+                "--nice",
+                type=click.IntRange(0, 19),
+                default=0,
+                show_default=True,
+                help="Niceness of the Lean processes.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, "-V", "--version", prog_name="leanq")
+def cli() -> None:
+    """Lean 4 at the scale of reinforcement learning: a Redis-backed queue of Lean checks."""
+
+
+@cli.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@_queue_options
+@click.option("--env", metavar="NAME", default="default", help="The environment to check in.")
+@click.option("--tenant", metavar="NAME", default="default", help="Who shares fairly.")
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 2),
+    default=1,
+    show_default=True,
+    help="0 is most urgent.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=60.0,
+    show_default=True,
+    help="Budget in CPU seconds, of Lean with all its descendants.",
+)
+@click.option(
+    "--memory",
+    "memory_mb",
+    type=int,
+    default=4096,
+    show_default=True,
+    help="Budget in MB of resident memory.",
+)
+@click.option(
+    "--allow-axiom",
+    "allow_axioms",
+    multiple=True,
+    metavar="NAME",
+    help="Allow an axiom beside the environment's own.",
+)
+@click.option("--audit/--no-audit", default=True, help="Audit what Lean accepts [default: yes].")
+@click.option("--replay", is_flag=True, help="Replay what Lean accepts in the kernel.")
+def submit(files: tuple[str, ...], url: str | None, as_json: bool, **options: Any) -> int:
+    """Check Lean files and print each one's verdict as it comes.
+
+    A FILE of - is standard input. Without a queue (--url, LEANQ_URL or leanq up) a server and
+    a worker are started for the length of the call.
+
+    Exit code: 0 if all are accepted, 1 if Lean says no, 2 for bad input, 3 where leanq could
+    not give Lean's verdict.
+    """
+    from .commands.submit import submit as run
+
+    return run(files, url, options, as_json)
+
+
+@cli.command()
+@_queue_options
+@_worker_options
+def worker(url: str | None, as_json: bool, **options: Any) -> None:
+    """Work on the queue until SIGTERM, then drain."""
+    from .commands.fleet import work
+
+    work(url, as_json, **options)
+
+
+@cli.command()
+@_worker_options
+def up(**options: Any) -> None:
+    """Run a server and a worker here until interrupted; later commands find them."""
+    from .commands.fleet import up as run
+
+    run(**options)
+
+
+@cli.command()
+@_queue_options
+@click.option("--watch", is_flag=True, help="Go on until interrupted.")
+def reap(url: str | None, as_json: bool, watch: bool) -> None:
+    """Give back the work of workers that vanished."""
+    from .commands.fleet import reap as run
+
+    run(url, as_json, watch)
+
+
+@cli.command()
+@_queue_options
+def status(url: str | None, as_json: bool) -> None:
+    """Show what waits, runs and died, how old it is, and which workers there are."""
+    from .commands.look import status as run
+
+    run(url, as_json)
+
+
+@cli.command()
+@_queue_options
+@click.option("--lean", metavar="PATH", help="The lean program to look at.")
+def doctor(url: str | None, as_json: bool, lean: str | None) -> int:
+    """Show what is installed, what works, and what to do about the rest."""
+    from .commands.look import doctor as run
+
+    return run(url, as_json, lean)

@@ -1,0 +1,1 @@
+"""What the commands of ``leanq`` do; :mod:`leanq.cli` says how they are called."""

@@ -1,0 +1,79 @@
+"""A worker made of what the command line and the machine offer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ..client import DEFAULT_LANE
+from ..config import Settings, check_name
+from ..drivers import Driver
+from ..drivers.echo import EchoDriver
+from ..drivers.environment import open_environment
+from ..drivers.lean import LeanDriver
+from ..errors import UsageError
+from ..worker import Worker
+
+
+def cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def make_worker(
+    settings: Settings,
+    *,
+    driver: str = "lean",
+    environments: Sequence[str] = (),
+    lean: str | None = None,
+    slots: int | None = None,
+    grace_s: float = 10.0,
+    nice: int = 0,
+) -> Worker:
+    """A worker for the environments given as ``NAME=PATH``; without any, for ``default``.
+
+    Raises:
+        UsageError: an environment that is not ``NAME=PATH``, or named twice.
+        ToolchainError: no usable Lean, or an environment that cannot be read.
+    """
+    slots = slots or cpus()
+    drivers: list[Driver] = []
+    if driver == "echo":
+        drivers.append(EchoDriver())
+    else:
+        named = _named(environments) or {DEFAULT_LANE: _project_here()}
+        for name, path in named.items():
+            opener = partial(open_environment, name, path, lean=lean)
+            hidden = _server_folder(settings)
+            drivers.append(LeanDriver(opener, slots=slots, hidden=hidden, nice=nice))
+    return Worker(settings, drivers, slots=slots, grace_s=grace_s)
+
+
+def _named(environments: Sequence[str]) -> dict[str, Path | None]:
+    named: dict[str, Path | None] = {}
+    for text in environments:
+        name, equals, path = text.partition("=")
+        if not (equals and path):
+            raise UsageError(f"--env {text!r} is not NAME=PATH")
+        if check_name("environment", name) in named:
+            raise UsageError(f"--env names {name!r} twice")
+        named[name] = Path(path)
+    return named
+
+
+def _server_folder(settings: Settings) -> list[Path]:
+    """The folder of the server's socket, which nothing else keeps a candidate from."""
+    parts = urlsplit(settings.url)
+    return [Path(parts.path).parent] if parts.scheme == "unix" else []
+
+
+def _project_here() -> Path | None:
+    """The Lake project that the current folder lies in, if it does."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "lakefile.toml").exists() or (folder / "lakefile.lean").exists():
+            return folder
+    return None

@@ -1,0 +1,114 @@
+"""``leanq worker``, ``leanq up`` and ``leanq reap``: what runs for long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import time
+from typing import Any
+
+import click
+
+from ..config import Settings
+from ..errors import UsageError
+from ..local import EmbeddedServer, UpFile, embedded_settings
+from ..queue import Queue
+from ..reaper import reap as reap_all
+from ..worker import Worker
+from .build import make_worker
+
+_SECOND_SIGNAL_GRACE_S = 0.0
+
+
+def queue_settings(url: str | None) -> Settings:
+    """The queue that a command means: ``--url``, LEANQ_URL, or the ``leanq up`` of this machine.
+
+    Raises:
+        UsageError: none of them names one.
+    """
+    url = url or UpFile(os.environ).read()
+    if url is None:
+        raise UsageError(
+            "no queue: name a Redis with --url or LEANQ_URL, or start one here with 'leanq up'"
+        )
+    return Settings.load(url, os.environ)
+
+
+def work(url: str | None, as_json: bool, **options: Any) -> None:
+    """Runs a worker until it is told to stop."""
+    settings = queue_settings(url)
+    _log_to_stderr(as_json)
+    asyncio.run(_until_stopped(make_worker(settings, **options)))
+
+
+def up(**options: Any) -> None:
+    """Runs a server and a worker until interrupted."""
+    _log_to_stderr(False)
+    place = UpFile(os.environ)
+    with EmbeddedServer() as server:
+        settings = embedded_settings(server, os.environ)
+        worker = make_worker(settings, **options)
+        place.write(settings)
+        try:
+            click.echo(f"leanq is up; LEANQ_URL={server.url} (Ctrl-C ends it)", err=True)
+            asyncio.run(_until_stopped(worker))
+        finally:
+            place.remove()
+
+
+def reap(url: str | None, as_json: bool, watch: bool) -> None:
+    """One pass, or one each third of a lease."""
+    asyncio.run(_reap(queue_settings(url), as_json, watch))
+
+
+async def _reap(settings: Settings, as_json: bool, watch: bool) -> None:
+    queue = Queue(settings)
+    try:
+        while True:
+            done = await reap_all(queue)
+            if as_json:
+                click.echo(json.dumps({"requeued": done.requeued, "poisoned": done.poisoned}))
+            elif done.requeued or done.poisoned or not watch:
+                click.echo(f"{done.requeued} put back, {done.poisoned} poisoned")
+            if not watch:
+                return
+            await asyncio.sleep(settings.lease_s / 3)
+    finally:
+        await queue.close()
+
+
+async def _until_stopped(worker: Worker) -> None:
+    """SIGTERM and SIGINT drain; a second one does not wait."""
+    signals = 0
+
+    def stop() -> None:
+        nonlocal signals
+        signals += 1
+        worker.stop(None if signals == 1 else _SECOND_SIGNAL_GRACE_S)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    await worker.run()
+
+
+def _log_to_stderr(as_json: bool) -> None:
+    handler = logging.StreamHandler()
+    if as_json:
+        handler.setFormatter(_JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger = logging.getLogger("leanq")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {"time": time.time(), "level": record.levelname, "message": record.getMessage()}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)

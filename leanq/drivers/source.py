@@ -1,0 +1,201 @@
+"""As much of Lean's surface syntax as the audit needs.
+
+Two questions are answered here without Lean: where does the import header of a file end, and
+where do its ``example`` commands stand. Comments, literals and identifiers are read exactly as
+Lean's tokenizer reads them, its oddities included. What a file's own macros make of the tokens
+is unknown to it: a command that a macro hides is not found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# The characters of `Lean.isIdFirst` and `Lean.isIdRest`. λ, Π and Σ are tokens and no letters.
+_FIRST = (
+    "A-Za-z_"
+    "\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017f"  # Latin
+    "\u0391-\u039f\u03a1\u03a2\u03a4-\u03a9"  # Greek capitals
+    "\u03b1-\u03ba\u03bc-\u03c9\u03ca-\u03fb\u1f00-\u1ffe"  # Greek, Coptic, polytonic
+    "\u2100-\u214f\U0001d49c-\U0001d59f"  # letter-like, script, double-struck, Fraktur
+)
+_REST = _FIRST + "0-9'!?\u2080-\u2089\u2090-\u209c\u1d62-\u1d6a\u2c7c"
+_PART = f"(?:«[^»]*(?:»|\\Z)|[{_FIRST}][{_REST}]*)"
+_IDENTIFIER = rf"{_PART}(?:\.{_PART})*"
+
+_PLAIN_PART = re.compile(f"[{_FIRST}][{_REST}]*")
+_IDENTIFIER_PART = re.compile(_PART)
+
+_SPACE = re.compile(r"(?:[ \t\r\n]++|--[^\n]*+)++")
+_COMMENT_EDGE = re.compile(r"/-|-/")
+
+# What does not end reaches to the end of the file: an error for Lean, and time stays linear.
+_TOKEN = re.compile(
+    rf"""(?xs)
+      (?P<doc>       /-[-!] )
+    | (?P<name>      ``?{_IDENTIFIER} )
+    | (?P<raw>       r(?P<hashes>\#*)".*?(?:"(?P=hashes)|\Z) )
+    | (?P<string>    " )
+    | (?P<char>      '(?!')(?:\\(?:x..|u....|.)|[^\\])' )
+    | (?P<number>    0[xX][0-9a-fA-F_]+ | 0[bB][01_]+ | 0[oO][0-7_]+
+                   | [0-9][0-9_]*(?:\.[0-9_]*)?(?:[eE][+-]?[0-9_]+)? )
+    | (?P<dots>      \.\.+ )
+    | (?P<field>     \.(?:[0-9]+|{_IDENTIFIER}) )
+    | (?P<ident>     {_IDENTIFIER} )
+    | (?P<other>     . )
+    """
+)
+_STRING_REST = re.compile(r'(?s)(?:[^"\\]++|\\.)*+"')
+_INTERPOLATED_REST = re.compile(r'(?s)(?:[^"\\{]++|\\.)*+["{]')
+_INTERPOLATING = frozenset({"s!", "m!", "f!", "throwError", "dbg_trace"})
+
+# What is copied into a source of ours stays on its line.
+_MODULE_NAME = re.compile(_IDENTIFIER.replace("[^»]*(?:»|\\Z)", "[^»\n]*»"))
+
+# Bold Fraktur letters: every Lean 4 takes them in names, and no library gives them a meaning.
+_LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The import header of a file.
+
+    ``text`` is the source up to ``end_offset`` (in characters), which is the end of the last
+    token of the header, 0 if there is none. ``imports`` holds the names of the imported modules
+    in their order, written as `quote` writes them; the modifiers of an import are not kept.
+    """
+
+    text: str
+    end_offset: int
+    imports: tuple[str, ...]
+    is_module: bool
+    is_prelude: bool
+
+
+def quote(part: str) -> str:
+    """One component of a name as Lean writes it, in «» if it needs them.
+
+    Lean has no syntax for a » inside; it is doubled, so that no two components look the same.
+    """
+    return part if _PLAIN_PART.fullmatch(part) else "«" + part.replace("»", "»»") + "»"
+
+
+def split_header(code: str) -> Header:
+    """Reads the header as Lean's parser does: ``module``, ``prelude``, then the imports.
+
+    Never fails: the header ends where Lean would find the first token that does not belong to it.
+    """
+    end = 0
+    imports: list[str] = []
+
+    def word(offset: int) -> tuple[str, int]:
+        start = _skip_space(code, offset)
+        match = _PLAIN_PART.match(code, start)
+        return (match[0], match.end()) if match else ("", start)
+
+    token, after = word(end)
+    if is_module := token == "module":
+        end = after
+        token, after = word(end)
+    if is_prelude := token == "prelude":
+        end = after
+        token, after = word(end)
+    while True:
+        if token == "public":
+            token, after = word(after)
+        if token == "meta":
+            token, after = word(after)
+        if token != "import":
+            break
+        token, after_all = word(after)
+        match = _MODULE_NAME.match(code, _skip_space(code, after_all if token == "all" else after))
+        if not match:
+            break
+        end = match.end()
+        imports.append(_canonical(match[0]))
+        token, after = word(end)
+    return Header(code[:end], end, tuple(imports), is_module, is_prelude)
+
+
+def name_examples(code: str, salt: int) -> str | None:
+    """Makes every ``example`` a definition, so that it leaves a constant behind.
+
+    None if there is no example. The name is made of ``salt`` and of the example's number, three
+    letters long: ``def`` and a blank fill up the seven characters of ``example``, so no line and
+    no column moves, and what was aligned stays so. Nothing rests on the name being secret; it
+    only must not be one that the file uses.
+    """
+    pieces: list[str] = []
+    done = 0
+    for number, offset in enumerate(_example_offsets(code)):
+        pieces += code[done:offset], "def ", _three_letters(salt + number)
+        done = offset + len("example")
+    return "".join([*pieces, code[done:]]) if pieces else None
+
+
+def _three_letters(number: int) -> str:
+    base = len(_LETTERS)
+    return "".join(_LETTERS[number // base**k % base] for k in range(3))
+
+
+def _canonical(identifier: str) -> str:
+    parts = _IDENTIFIER_PART.findall(identifier)
+    return ".".join(quote(part[1:-1] if part[0] == "«" else part) for part in parts)
+
+
+def _skip_space(code: str, offset: int) -> int:
+    """Past blanks and comments; doc comments are tokens and stay."""
+    while True:
+        if match := _SPACE.match(code, offset):
+            offset = match.end()
+        if not code.startswith("/-", offset) or code[offset + 2 : offset + 3] in {"-", "!"}:
+            return offset
+        # Lean does not look at the character after the opening either: `/-/- -/` is one comment.
+        offset = _skip_comment_body(code, offset + 3)
+
+
+def _skip_comment_body(code: str, offset: int) -> int:
+    depth = 1
+    for edge in _COMMENT_EDGE.finditer(code, offset):
+        depth += 1 if edge[0] == "/-" else -1
+        if depth == 0:
+            return edge.end()
+    return len(code)
+
+
+def _example_offsets(code: str) -> Iterator[int]:
+    offset = 0
+    previous = ""
+    open_braces: list[int] = []  # for each interpolation `{…}` around us, its own open braces
+    while match := _TOKEN.match(code, _skip_space(code, offset)):
+        token, offset = match[0], match.end()
+        resume_string = False
+        match match.lastgroup:
+            case "doc":
+                # Lean skips blanks after the opening as after any token, comments included.
+                offset = _skip_comment_body(code, _skip_space(code, offset))
+            case "string" if previous in _INTERPOLATING:
+                resume_string = True
+            case "string":
+                offset = _end(_STRING_REST, code, offset)
+            case "ident" if token == "example":
+                yield match.start()
+            case "other" if open_braces and token == "{":
+                open_braces[-1] += 1
+            case "other" if open_braces and token == "}":
+                if open_braces[-1]:
+                    open_braces[-1] -= 1
+                else:
+                    open_braces.pop()
+                    resume_string = True
+        if resume_string:
+            offset = _end(_INTERPOLATED_REST, code, offset)
+            if code[offset - 1] == "{":
+                open_braces.append(0)
+        previous = token
+
+
+def _end(pattern: re.Pattern[str], code: str, offset: int) -> int:
+    match = pattern.match(code, offset)
+    return match.end() if match else len(code)

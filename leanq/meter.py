@@ -1,0 +1,92 @@
+"""What a family of processes uses: a program with all its descendants. For the warden."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def descendants() -> Iterator[int]:
+    """Every process below this one, older generations first where /proc must be walked.
+
+    The pid 1 of a namespace sees nothing but its descendants in its /proc.
+    """
+    if os.getpid() == 1:
+        yield from (int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1")
+        return
+    queue = ["self"]
+    for parent in queue:  # which grows meanwhile
+        try:
+            tasks = os.listdir(f"/proc/{parent}/task")
+            children = [_read(f"/proc/{parent}/task/{task}/children") for task in tasks]
+        except OSError:
+            continue  # it ended meanwhile
+        for child in b"".join(children).split():
+            queue.append(child.decode())
+            yield int(child)
+
+
+class Meter:
+    """What all descendants have used since the meter was made, as of the last sample.
+
+    CPU time is the larger of two sums, each of which can only miss something: the times that
+    parents inherit when they wait for a child, and the times seen of each process itself. The
+    first misses children that nobody waits for, the second what ends between two samples.
+
+    Memory is resident anonymous and shared memory. Mapped files, such as .olean files, do not
+    count: they are the page cache, shared by all processes. Pages shared after a fork count
+    once for each process.
+    """
+
+    def __init__(self) -> None:
+        self.cpu_s = 0.0
+        self.memory_bytes = 0
+        self.peak_bytes = 0
+        self._inherited_before_s = _inherited_s()
+        self._own: dict[tuple[int, bytes], int] = {}  # ticks, by pid and start time
+        self._gone = 0  # ticks of those that are no longer there
+
+    def sample(self) -> None:
+        """Measure now: some 50 µs and another 50 µs for each process."""
+        # Parents are read before their children, this process first: a child that is waited for
+        # in between is missed once, where the other order would count it twice.
+        inherited_s = _inherited_s() - self._inherited_before_s
+        own: dict[tuple[int, bytes], int] = {}
+        ticks = kilobytes = 0
+        for pid in descendants():
+            try:
+                stat, status = _read(f"/proc/{pid}/stat"), _read(f"/proc/{pid}/status")
+            except OSError:
+                continue  # it ended meanwhile
+            fields = stat[stat.rindex(b")") + 2 :].split(b" ", 20)
+            user, system, waited_user, waited_system = map(int, fields[11:15])
+            own[pid, fields[19]] = user + system
+            ticks += user + system + waited_user + waited_system
+            kilobytes += _kilobytes(status, b"RssAnon:") + _kilobytes(status, b"RssShmem:")
+        self._gone += sum(spent for who, spent in self._own.items() if who not in own)
+        self._own = own
+        seen = self._gone + sum(own.values())
+        self.cpu_s = max(inherited_s + ticks / _TICKS_PER_S, seen / _TICKS_PER_S)
+        self.memory_bytes = kilobytes << 10
+        self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
+
+
+def _read(path: str) -> bytes:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 1 << 16)
+    finally:
+        os.close(fd)
+
+
+def _inherited_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _kilobytes(status: bytes, name: bytes) -> int:
+    start = status.find(name)  # absent in a process that has ended
+    return 0 if start < 0 else int(status[start + len(name) : status.index(b"kB", start)])

