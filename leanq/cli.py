@@ -9,12 +9,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import click
 
 from . import __version__
 from .errors import LeanQError, UsageError
+
+if TYPE_CHECKING:
+    from .client import Check
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -141,7 +144,7 @@ def cli() -> None:
 )
 @click.option("--audit/--no-audit", default=True, help="Audit what Lean accepts [default: yes].")
 @click.option("--replay", is_flag=True, help="Replay what Lean accepts in the kernel.")
-def submit(files: tuple[str, ...], url: str | None, as_json: bool, **options: Any) -> int:
+def submit(files: tuple[str, ...], url: str | None, as_json: bool, **options: Unpack[Check]) -> int:
     """Check Lean files and print each one's verdict as it comes.
 
     A FILE of - is standard input. Without a queue (--url, LEANQ_URL or leanq up) a server and

@@ -239,12 +239,15 @@ def test_proxy_of_elan_is_replaced_by_what_it_chooses(tmp_path: Path, place: str
     assert found.version == "4.31.0"
 
 
-def test_wrapper_that_the_operator_named_is_kept(tmp_path: Path) -> None:
+def test_wrapper_is_kept_where_the_operator_named_it(tmp_path: Path) -> None:
     real = canned_lean(tmp_path / "toolchain")
     wrapper = script(tmp_path / "nice-lean", f'exec nice {shlex.quote(str(real))} "$@"')
     found = find_toolchain(str(wrapper), environ={"PATH": SYSTEM})
     assert found.command == (str(wrapper),)
     assert found.prefix == tmp_path / "toolchain"
+    wrapper.rename(tmp_path / "lean")
+    found = find_toolchain(environ={"PATH": f"{tmp_path}:{SYSTEM}"})
+    assert found.command == (str(real),)
 
 
 # Lake projects

@@ -16,13 +16,13 @@ import click
 
 from .. import __version__, wire
 from ..config import Settings, without_password
+from ..drivers.environment import Environment, open_environment
+from ..drivers.lean import LeanDriver
 from ..errors import LeanQError, WireError
 from ..local import EmbeddedServer, UpFile, embedded_settings, find_server
 from ..queue import Queue
-from ..transitions import Status
-from ..drivers.environment import Environment, open_environment
-from ..drivers.lean import LeanDriver
 from ..sandbox import Sandbox
+from ..transitions import Status
 from ..wire import Request
 from .fleet import queue_settings
 
@@ -153,9 +153,7 @@ async def _examine(url: str | None, lean: str | None) -> list[Finding]:
     return findings
 
 
-def _try(
-    findings: list[Finding], what: str, look: Callable[[], Environment]
-) -> Environment | None:
+def _try(findings: list[Finding], what: str, look: Callable[[], Environment]) -> Environment | None:
     try:
         found = look()
     except LeanQError as error:

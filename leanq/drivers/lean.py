@@ -112,7 +112,7 @@ class LeanDriver:
 
     def _imported(self, environment: Environment, header: Header) -> ImportedAxioms:
         """What is known of the axioms behind the imports of ``header``."""
-        key = (environment.fingerprint, *header.imports)
+        key = (environment.fingerprint, str(header.is_prelude), *header.imports)
         known = self._axioms.get(key)
         if known is None:
 
@@ -249,9 +249,7 @@ class _Check:
         said = (done.stderr or done.stdout).decode(errors="replace").strip()[-2000:]
         return _rejected(reply, f"leanq: the kernel does not accept it when replayed\n{said}")
 
-    async def _lean(
-        self, sandbox: Sandbox, code: str, limits: Limits
-    ) -> tuple[Finished, Printed]:
+    async def _lean(self, sandbox: Sandbox, code: str, limits: Limits) -> tuple[Finished, Printed]:
         (sandbox.scratch / f"{_MODULE}.lean").write_text(code, newline="")
         args = ["--json", "-o", f"{_MODULE}.olean", f"{_MODULE}.lean"]
         done = await _lean(sandbox, self.environment, args, limits)

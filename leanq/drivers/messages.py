@@ -102,8 +102,9 @@ def _starts(text: str) -> Sequence[int]:
 def _message(value: Any) -> tuple[Message, str] | None:
     if not isinstance(value, dict):
         return None
-    severity, text, pos = value.get("severity"), value.get("data"), value.get("pos")
-    if severity not in get_args(Severity) or not isinstance(text, str):
+    severity: Any = value.get("severity")
+    text, pos = value.get("data"), value.get("pos")
+    if not isinstance(text, str) or severity not in get_args(Severity):
         return None
     line, column = _position(pos) or (1, 0)
     end_line, end_column = _position(value.get("endPos")) or (None, None)

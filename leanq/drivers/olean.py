@@ -48,6 +48,8 @@ Kind = Literal[
 _MAX_STEPS = 1 << 24
 _MAX_NAME_PARTS = 1000
 
+_ASTRAY = "a pointer leads nowhere"
+
 _ARRAY, _STRING = 246, 249
 _BOXED_ZERO = 1
 
@@ -172,8 +174,11 @@ def read_module(
                 parts.append(_read_file(path.with_name(path.name + suffix), limit_bytes))
             module = _Image(parts)
         return module.read(only)
-    except (IndexError, UnicodeDecodeError, _Damaged) as error:
-        raise AuditError(f"{path.name} is no readable .olean file: {error}") from None
+    except (_Damaged, UnicodeDecodeError) as error:
+        why = str(error)
+    except IndexError:
+        why = _ASTRAY
+    raise AuditError(f"{path.name} is no readable .olean file: {why}")
 
 
 class _Damaged(Exception):  # noqa: N818 - internal, and never leaves this file
@@ -226,7 +231,7 @@ class _Image:
         self._steps = _MAX_STEPS
         self._names: dict[int, Name] = {}
         self._visit = 0
-        self._last_visit = array("I", bytes(4 * len(self._words)))
+        self._last_visit = array("I", [0]) * len(self._words)
 
     def read(self, only: Container[Name] | None) -> Module:
         imports, names, constants = (
@@ -288,7 +293,7 @@ class _Image:
         while todo:
             offset = todo.pop() - base
             if offset < 0 or offset & 7:
-                raise _Damaged("a pointer leads nowhere")
+                raise _Damaged(_ASTRAY)
             index = offset >> 3
             if last_visit[index] == visit:
                 continue
@@ -366,7 +371,7 @@ class _Image:
     def _index(self, address: int) -> int:
         offset = address - self._base
         if offset < 0 or offset & 7:
-            raise _Damaged("a pointer leads nowhere")
+            raise _Damaged(_ASTRAY)
         return offset >> 3
 
     def _size_bytes(self, index: int) -> int:

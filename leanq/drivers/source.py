@@ -8,6 +8,7 @@ is unknown to it: a command that a macro hides is not found.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def split_header(code: str) -> Header:
     return Header(code[:end], end, tuple(imports), is_module, is_prelude)
 
 
-def name_examples(code: str, salt: int) -> str | None:
+def name_examples(code: str, salt: str) -> str | None:
     """Makes every ``example`` a definition, so that it leaves a constant behind.
 
     None if there is no example. The name is made of ``salt`` and of the example's number, three
@@ -128,8 +129,9 @@ def name_examples(code: str, salt: int) -> str | None:
     """
     pieces: list[str] = []
     done = 0
-    for number, offset in enumerate(_example_offsets(code)):
-        pieces += code[done:offset], "def ", _three_letters(salt + number)
+    first_number = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest())
+    for number, offset in enumerate(_example_offsets(code), first_number):
+        pieces += code[done:offset], "def ", _three_letters(number)
         done = offset + len("example")
     return "".join([*pieces, code[done:]]) if pieces else None
 

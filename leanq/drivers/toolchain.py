@@ -236,7 +236,8 @@ def _toolchain(
     if not prefix.is_absolute():
         raise probe.trouble("does not answer --print-prefix like Lean")
     # A program that the operator named is taken at his word, since it may be a wrapper with a
-    # purpose; not so a proxy, which lies beside elan and works in no request's folder.
+    # purpose; not so a proxy, which lies beside elan and works in no request's folder. What
+    # stands on PATH unnamed may be the shim of any version manager.
     is_proxy = source == "PATH" or (program.resolve().parent / "elan").exists()
     if is_proxy and os.access(prefix / "bin" / "lean", os.X_OK):
         probe = replace(probe, command=(str(prefix / "bin" / "lean"),))

@@ -1,0 +1,152 @@
+"""Nothing of a program outlives its request or the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from conftest import eventually
+from sandboxes import (
+    DAEMON,
+    MODES,
+    PYTHON,
+    children,
+    marked,
+    new_marker,
+    opened,
+    output,
+    run,
+)
+
+from leanq.errors import SandboxError
+from leanq.sandbox import Sandbox
+
+DAEMON_AND_PARENT = DAEMON.format(body="time.sleep(60)") + "    time.sleep(60)"
+
+
+@pytest.fixture(params=MODES)
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    async with opened(request.param) as sandbox:
+        yield sandbox
+
+
+async def test_a_daemon_ends_with_its_program(sandbox: Sandbox) -> None:
+    marker = new_marker()
+    finished = await run(sandbox, DAEMON.format(body="time.sleep(60)"), marker)
+    assert finished.exit.code == 0  # and the daemon holds the pipes open
+    assert marked(marker) == []
+
+
+async def test_many_daemons(sandbox: Sandbox) -> None:
+    marker = new_marker()
+    code = """
+        import os, time
+        for _ in range(50):
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0: time.sleep(60)
+                os._exit(0)
+    """
+    assert (await run(sandbox, code, marker)).exit.code == 0
+    assert marked(marker) == []
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["while starting", "while running"])
+async def test_cancelling(sandbox: Sandbox, early: bool) -> None:
+    marker = new_marker()
+    task = asyncio.create_task(run(sandbox, DAEMON_AND_PARENT, marker))
+    task.add_done_callback(lambda _: left.extend(marked(marker)))
+    left: list[int] = []
+    if early:
+        await asyncio.sleep(0)  # the order to start is under way
+    else:
+        await eventually(lambda: len(marked(marker)) == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert left == marked(marker) == []
+    assert await output(sandbox, "print('still usable')") == "still usable"
+
+
+async def test_a_hasty_second_cancellation_changes_nothing(sandbox: Sandbox) -> None:
+    marker = new_marker()
+    task = asyncio.create_task(run(sandbox, "import time; time.sleep(60)", marker))
+    await eventually(lambda: marked(marker) != [])
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert marked(marker) == []
+
+
+@pytest.mark.parametrize("which", ["outer", "inner"])
+async def test_the_warden_is_killed(sandbox: Sandbox, which: str) -> None:
+    marker = new_marker()
+    task = asyncio.create_task(run(sandbox, DAEMON_AND_PARENT, marker))
+    await eventually(lambda: len(marked(marker)) == 2)
+    outer = sandbox._warden.pid
+    victim = outer if which == "outer" else children(outer)[0]
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(SandboxError, match="died"):
+        await task
+    assert not sandbox.alive
+    await eventually(lambda: marked(marker) == [])
+    with pytest.raises(SandboxError, match="died"):
+        await run(sandbox, "")
+
+
+async def test_the_warden_minds_only_its_worker(sandbox: Sandbox) -> None:
+    outer = sandbox._warden.pid
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for pid in (outer, *children(outer)):
+            os.kill(pid, signum)
+    assert await output(sandbox, "print('here')") == "here"
+
+
+WORKER = """
+    import asyncio, sys
+    from pathlib import Path
+    from leanq.process import Limits
+    from leanq.sandbox import Sandbox
+
+    async def main(mode, daemon, marker, *readable):
+        sandbox = await Sandbox.open(
+            readable=[Path(path) for path in readable], namespaces=mode == "namespaces"
+        )
+        argv = [sys.executable, "-I", "-S", "-c", daemon, marker]
+        limits = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30)
+        process = await sandbox.start(argv, env={}, cwd=sandbox.scratch, limits=limits)
+        await process.read()
+        print(sandbox.scratch, flush=True)
+        await process.wait()
+
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_worker_is_killed(mode: str) -> None:
+    marker = new_marker()
+    code, daemon = textwrap.dedent(WORKER), textwrap.dedent(DAEMON_AND_PARENT)
+    argv = [sys.executable, "-c", code, mode, daemon, marker, *map(str, PYTHON)]
+    root = Path(__file__).parent.parent
+    worker = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE, cwd=root)
+    assert worker.stdout is not None
+    scratch = Path((await worker.stdout.readline()).decode().strip())
+    (outer,) = children(worker.pid)
+    (inner,) = children(outer)
+    assert scratch.is_dir()
+    assert len(marked(marker)) == 3  # the worker itself, the program and its daemon
+    worker.kill()
+    assert await worker.wait() == -signal.SIGKILL
+    await eventually(lambda: marked(marker) == [])
+    await eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (outer, inner)))
+    assert not scratch.exists()
