@@ -6,6 +6,7 @@ verdict, or no Redis. No error of leanq's own ever shows a traceback.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -22,10 +23,20 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+# What the shell says of a program that SIGPIPE has ended.
+_READER_GONE = 141
+
+
 def main() -> None:
     """The program ``leanq``."""
+    # The caller may have closed it.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        # Lean's text is UTF-8 in any locale, and a file's name can be any bytes.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="leanq", standalone_mode=False)
         # Whoever reads our output may have gone already; better here than at the exit.
         sys.stdout.flush()
     except click.ClickException as error:
@@ -39,11 +50,15 @@ def main() -> None:
     except LeanQError as error:
         click.echo(f"leanq: {error}", err=True)
         code = 3
-    except BrokenPipeError:
-        # Keeps the interpreter from complaining when it flushes the same pipe at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 141
-    sys.exit(code or 0)
+    except OSError as error:
+        # Keeps the interpreter from complaining when it flushes the same output at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(error, BrokenPipeError):
+            code = _READER_GONE
+        else:
+            click.echo(f"leanq: {error}", err=True)
+            code = 3
+    sys.exit(code)
 
 
 def _queue_options(command: _F) -> _F:
@@ -101,7 +116,16 @@ def _worker_options(command: _F) -> _F:
     return command
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Program(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # click would end with 1, which here is Lean's no.
+            return _READER_GONE
+
+
+@click.group(cls=_Program, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="leanq")
 def cli() -> None:
     """Lean 4 at the scale of reinforcement learning: a Redis-backed queue of Lean checks."""
@@ -110,8 +134,16 @@ def cli() -> None:
 @cli.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @_queue_options
-@click.option("--env", metavar="NAME", default="default", help="The environment to check in.")
-@click.option("--tenant", metavar="NAME", default="default", help="Who shares fairly.")
+@click.option(
+    "--env",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    help="The environment to check in.",
+)
+@click.option(
+    "--tenant", metavar="NAME", default="default", show_default=True, help="Who shares fairly."
+)
 @click.option(
     "--priority",
     type=click.IntRange(0, 2),
@@ -171,7 +203,7 @@ def worker(url: str | None, as_json: bool, **options: Any) -> None:
 @cli.command()
 @_worker_options
 def up(**options: Any) -> None:
-    """Run a server and a worker here until interrupted; later commands find them."""
+    """Run a server and a worker that later commands find."""
     from .commands.fleet import up as run
 
     run(**options)
@@ -190,7 +222,7 @@ def reap(url: str | None, as_json: bool, watch: bool) -> None:
 @cli.command()
 @_queue_options
 def status(url: str | None, as_json: bool) -> None:
-    """Show what waits, runs and died, how old it is, and which workers there are."""
+    """Show what waits, runs and died, and which workers there are."""
     from .commands.look import status as run
 
     run(url, as_json)

@@ -10,7 +10,7 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Self, TypedDict, Unpack
 
@@ -18,7 +18,7 @@ from . import wire
 from .config import Settings, check_name
 from .dispatch import Dispatcher, WhenFull
 from .engine import Engine
-from .errors import ClosedError, InvalidRequestError, LeanQError, RequestError
+from .errors import ClosedError, InvalidRequestError, LeanQError, RequestError, UsageError
 from .keys import Keys, shard_of
 from .transitions import Submission
 from .wire import Reply, Request
@@ -92,6 +92,7 @@ class _Client:
         return Dispatcher(self.settings, when_full=self._when_full, patience_s=self._patience_s)
 
     def _check(self, code: str, options: Check) -> Submission:
+        _only(Check.__optional_keys__, options)
         timeout_s = options.get("timeout_s", 60.0)
         request = Request(
             op="check",
@@ -106,12 +107,13 @@ class _Client:
         return self._submission(request, options.get("env", DEFAULT_LANE), options)
 
     def _echo(self, payload: bytes, delay_s: float, placing: Placing) -> Submission:
+        _only(Placing.__optional_keys__, placing)
         request = Request(op="echo", payload=payload, delay_s=delay_s)
         return self._submission(request, ECHO_LANE, placing)
 
     def _submission(self, request: Request, lane: str, placing: Placing) -> Submission:
         priority = placing.get("priority", 1)
-        if not 0 <= priority < wire.LEVELS:
+        if priority not in range(wire.LEVELS):
             raise InvalidRequestError(f"priority is {priority}; 0 is most urgent, 2 least")
         deadline_s = placing.get("deadline_s")
         if deadline_s is not None and not 0 < deadline_s <= 1e9:
@@ -123,7 +125,7 @@ class _Client:
             rid=rid or self._keys.new_rid(),
             lane=check_name("environment", lane),
             tenant=check_name("tenant", placing.get("tenant", self.tenant)),
-            level=priority,
+            level=int(priority),
             deadline_ms=0 if deadline_s is None else max(1, int(deadline_s * 1000)),
             longest_run_ms=int(request.longest_run_s * 1000),
             body=wire.pack_request(request),
@@ -136,13 +138,12 @@ class AsyncLeanQClient(_Client):
     Cancelling a task that waits for a reply withdraws its request.
     """
 
+    _engine: Dispatcher | None = None
+
     async def __aenter__(self) -> Self:
-        self._engine = self._dispatcher()
-        try:
-            await self._engine.open()
-        except BaseException:
-            await self._engine.close(withdraw=False)
-            raise
+        engine = self._dispatcher()
+        await engine.open()
+        self._engine = engine
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -150,7 +151,9 @@ class AsyncLeanQClient(_Client):
 
     async def close(self, *, withdraw: bool = True) -> None:
         """Ends the client. What is outstanding is withdrawn from the queue, or runs on."""
-        await self._engine.close(withdraw=withdraw)
+        engine, self._engine = self._engine, None
+        if engine:
+            await engine.close(withdraw=withdraw)
 
     async def check(self, code: str, **options: Unpack[Check]) -> Reply:
         """Lean's verdict on ``code``; arguments and errors as :meth:`LeanQClient.check`."""
@@ -167,6 +170,9 @@ class AsyncLeanQClient(_Client):
         return await self._reply(_check_rid(rid), None)
 
     async def _reply(self, rid: str, submission: Submission | None) -> Reply:
+        engine = self._engine
+        if engine is None:
+            raise ClosedError("the client is not open; enter it with 'async with'")
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def done(end: Reply | LeanQError) -> None:
@@ -178,13 +184,13 @@ class AsyncLeanQClient(_Client):
                 future.set_result(end)
 
         if submission is None:
-            self._engine.attach(rid, done)
+            engine.attach(rid, done)
         else:
-            self._engine.send(submission, done)
+            engine.send(submission, done)
         try:
             return await future
         except asyncio.CancelledError:
-            self._engine.cancel(rid)
+            engine.cancel(rid, done)
             raise
 
 
@@ -240,7 +246,13 @@ class LeanQClient(_Client):
 
     def close(self, *, withdraw: bool = True) -> None:
         """Ends the client and its thread. Outstanding futures end with ClosedError; their
-        requests are withdrawn from the queue, or run on to be attached to later."""
+        requests are withdrawn from the queue, or run on to be attached to later.
+
+        Raises:
+            UsageError: called by a callback of one of its own futures.
+        """
+        if self._engine and self._engine.is_current_thread():
+            raise UsageError("a client cannot be closed in a callback of its own futures")
         with self._lock:
             engine, self._engine, self._closed = self._engine, None, True
         if engine and engine.usable():
@@ -305,9 +317,17 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
+def _only(known: frozenset[str], options: Mapping[str, object]) -> None:
+    """What Python does by itself for a function without ``**options``."""
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(f"unexpected option {unknown[0]!r}; there are {', '.join(sorted(known))}")
+
+
 def _check_rid(rid: str) -> str:
     if shard_of(rid) != 0:
         raise InvalidRequestError(f"{rid!r} names a shard that this queue does not have")
+    if not (rid.isascii() and rid.isprintable()):
+        raise InvalidRequestError(f"{rid!r} has characters that no request id may have")
     return rid
 
 

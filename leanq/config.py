@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 from .errors import UsageError
@@ -22,6 +23,8 @@ from .errors import UsageError
 MAX_REQUEST_BYTES = 16 << 20
 """The largest encoded request that is accepted at submit, in bytes."""
 
+_MOST = 1_000_000_000
+_Number = TypeVar("_Number", int, float)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z")
 
 
@@ -29,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z")
 class Settings:
     """What clients, workers and reapers of one queue agree on."""
 
-    url: str
+    url: str = field(repr=False)
     prefix: str = "leanq"
     lease_s: float = 10.0
     reply_ttl_s: float = 3600.0
@@ -45,8 +48,8 @@ class Settings:
             ("LEANQ_MAX_ATTEMPTS", self.max_attempts, 1),
             ("LEANQ_MAX_WAITING", self.max_waiting, 1),
         ):
-            if not least <= value < 2**53:
-                raise UsageError(f"{what} is {value:g}, but must be at least {least}")
+            if not least <= value <= _MOST:
+                raise UsageError(f"{what} is {value}; it must lie between {least} and {_MOST}")
 
     @classmethod
     def load(cls, url: str, environ: Mapping[str, str]) -> Settings:
@@ -60,8 +63,8 @@ class Settings:
             prefix=environ.get("LEANQ_PREFIX", cls.prefix),
             lease_s=_number(environ, "LEANQ_LEASE_S", cls.lease_s),
             reply_ttl_s=_number(environ, "LEANQ_REPLY_TTL_S", cls.reply_ttl_s),
-            max_attempts=int(_number(environ, "LEANQ_MAX_ATTEMPTS", cls.max_attempts)),
-            max_waiting=int(_number(environ, "LEANQ_MAX_WAITING", cls.max_waiting)),
+            max_attempts=_number(environ, "LEANQ_MAX_ATTEMPTS", cls.max_attempts),
+            max_waiting=_number(environ, "LEANQ_MAX_WAITING", cls.max_waiting),
         )
 
 
@@ -82,7 +85,9 @@ def check_url(url: str) -> None:
 
 def without_password(url: str) -> str:
     """``url`` as it may be shown to people and written to logs."""
-    return re.sub(r"(//[^:/@]*):[^@]*@", r"\1:***@", url)
+    shown = re.sub(r"(password=)[^&]*", r"\1***", url)
+    # Up to the last @, with or without a scheme: whoever mistypes a URL has typed a password.
+    return re.sub(r"(?s)\A((?:\w+://|(?!\w+://))[^:/@]*):.*@", r"\1:***@", shown)
 
 
 def check_name(what: str, name: str) -> str:
@@ -99,11 +104,13 @@ def check_name(what: str, name: str) -> str:
     return name
 
 
-def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+def _number(environ: Mapping[str, str], name: str, default: _Number) -> _Number:
+    """The variable as a number of the default's type."""
     text = environ.get(name)
     if text is None:
         return default
     try:
-        return float(text)
+        return type(default)(text)
     except ValueError:
-        raise UsageError(f"{name} is {text!r}, which is no number") from None
+        kind = "whole number" if isinstance(default, int) else "number"
+        raise UsageError(f"{name} is {text!r}, which is no {kind}") from None

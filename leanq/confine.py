@@ -6,17 +6,23 @@ Each function does one thing and raises ``OSError`` where the kernel refuses it.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import stat
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 # <sched.h>
-_NEW_MOUNT, _NEW_IPC, _NEW_USER = 0x00020000, 0x08000000, 0x10000000
-_NEW_PID, _NEW_NET = 0x20000000, 0x40000000
+_NAMESPACES = {
+    "mount": 0x00020000,
+    "ipc": 0x08000000,
+    "user": 0x10000000,
+    "pid": 0x20000000,
+    "net": 0x40000000,
+}
 # <sys/mount.h>
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
 _BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000
@@ -83,30 +89,33 @@ def die_with_parent(signal: int) -> None:
     _prctl(_SET_PDEATHSIG, signal)
 
 
-def enter_namespaces(*, user: bool, pid: bool) -> None:
-    """Take a new user namespace, and a new pid namespace for the children to come.
+def unshare(names: Collection[str]) -> None:
+    """Take new namespaces. The caller keeps its pid, only its children are in a new ``pid``.
 
-    The caller keeps its own uid and gid; no others exist inside.
+    In a new ``user`` namespace the caller has all capabilities, and its own uid and gid, which
+    are the only ones there. In a new ``net`` no interface is up. What happens to mounts in a new
+    ``mount`` is not seen outside.
     """
+    if not names:
+        return  # seccomp filters refuse even the call that asks for nothing
     uid, gid = os.geteuid(), os.getegid()
-    flags = (_NEW_USER if user else 0) | (_NEW_PID if pid else 0)
+    flags = sum(_NAMESPACES[name] for name in names)
     _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
-    if user:
+    if "user" in names:
         ids = (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1"))
         for name, text in ids:
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
+        # No program needs capabilities in user namespaces of its own. /proc may be masked.
+        with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
+            file.write("0")
+    if "mount" in names:
+        _mount("none", "/", "", _RECURSIVE | _PRIVATE)
 
 
-def enter_view(*, own_proc: bool) -> None:
-    """Take new mount, network and IPC namespaces; no network interface is up in there.
-
-    ``own_proc`` mounts the /proc of a new pid namespace, of which the caller is in.
-    """
-    _check(_libc.unshare(ctypes.c_int(_NEW_MOUNT | _NEW_NET | _NEW_IPC)), "unshare")
-    _mount("none", "/", "", _RECURSIVE | _PRIVATE)
-    if own_proc:
-        _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+def mount_proc() -> None:
+    """Mount the /proc of the caller's own pid namespace."""
+    _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
 
 
 def freeze_files(scratch: str) -> bool:
@@ -133,11 +142,9 @@ def cover(folder: str) -> None:
 def renounce_privileges() -> None:
     """Give up all capabilities, for the programs to come as well, and setuid with them."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
-    try:
+    with contextlib.suppress(OSError):  # past the last one, or never had any
         for capability in range(64):
             _prctl(_CAPBSET_DROP, capability)
-    except OSError:
-        pass  # past the last one, or never had any
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     _check(_libc.capset(header, bytes(24)), "capset")
     # Where there is no Landlock, this keeps the program from tracing its keeper.

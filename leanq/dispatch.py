@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from . import wire
@@ -36,7 +38,7 @@ from .errors import (
     UnknownEnvironmentError,
     WireError,
 )
-from .queue import Queue, backoff_s
+from .queue import Queue, backoff_s, script_text
 from .transitions import Attached, Full, Queued, Submission, Submitted, UnknownLane
 from .wire import Reply
 
@@ -49,17 +51,27 @@ _BATCH_REQUESTS = 1000
 _BLOCK_MS = 5000
 _FIRST_SILENCE_S = 5.0
 _LONGEST_SILENCE_S = 60.0
+_LANE_RETRY_S = 1.0
+_CLOSE_S = 10.0
+# Before Python 3.12, wait_for can swallow a cancellation, and redis-py sends with it.
+_CANCEL_AGAIN_S = 0.05
 
 
 @dataclass(slots=True)
 class _Outstanding:
-    """A request whose end is awaited. ``submission`` is None where only its rid is known."""
+    """A request whose end is awaited.
+
+    ``submission`` is None where only its rid is known; ``known``: the server has had it.
+    The times are of the monotonic clock; ``expires_at_s`` is when its deadline has passed.
+    """
 
     rid: str
     submission: Submission | None
     done: Done
-    silence_s: float = _FIRST_SILENCE_S
+    silence_s: float
     ask_at_s: float = 0.0
+    expires_at_s: float = math.inf
+    known: bool = False
 
 
 class Dispatcher:
@@ -73,55 +85,71 @@ class Dispatcher:
         self._outstanding: dict[str, _Outstanding] = {}
         self._outbox: deque[_Outstanding] = deque()
         self._withdrawn: list[str] = []
+        self._sending = asyncio.Lock()
         self._work = asyncio.Event()
         self._reading = asyncio.Event()
         self._ask = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._rng = random.Random()
         self._down_since: float | None = None
-        self._closing = False
+        # Once nothing is taken any more: the error that everything ends with.
+        self._over: Callable[[], LeanQError] | None = None
 
     async def open(self) -> None:
         """Starts the three tasks; raises UnavailableError when no server answers."""
-        await self._queue.ping()
+        # Reading a script imports modules, and whoever forks amid an import inherits half of it.
+        script_text("submit")
+        try:
+            await self._queue.ping()
+        except BaseException:
+            await self._queue.close()
+            raise
         for loop in (self._submit_forever, self._read_forever, self._watch_forever):
             self._spawn(loop())
 
-    def new_rid(self) -> str:
-        return self._queue.keys.new_rid()
-
     def send(self, submission: Submission, done: Done) -> None:
         """Submits a request with the next batch."""
-        entry = _Outstanding(submission.rid, submission, done)
+        entry = _Outstanding(submission.rid, submission, done, _FIRST_SILENCE_S)
         if self._enter(entry):
             self._outbox.append(entry)
             self._work.set()
 
     def attach(self, rid: str, done: Done) -> None:
         """Waits for a request that was submitted before, perhaps by a client that died."""
-        if self._enter(_Outstanding(rid, None, done)):
+        if self._enter(_Outstanding(rid, None, done, _FIRST_SILENCE_S)):
             self._ask.set()
 
-    def cancel(self, rid: str) -> None:
-        """Withdraws a request. Its callback is not called any more."""
-        if self._outstanding.pop(rid, None):
-            self._withdrawn.append(rid)
-            self._work.set()
-            self._note_reading()
+    def cancel(self, rid: str, done: Done) -> bool:
+        """Withdraws a request, whose callback ``done`` is not called any more; False where it
+        has been called already."""
+        entry = self._outstanding.get(rid)
+        if entry is None or entry.done is not done:
+            return False
+        del self._outstanding[rid]
+        self._withdrawn.append(rid)
+        self._work.set()
+        self._note_idle()
+        return True
 
     async def close(self, *, withdraw: bool) -> None:
         """Ends everything. ``withdraw`` cancels what is outstanding; else it runs on."""
-        self._closing = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        rids = [*self._withdrawn, *(self._outstanding if withdraw else ())]
-        with contextlib.suppress(LeanQError):
-            for start in range(0, len(rids), _BATCH_REQUESTS):
-                await self._queue.cancel(rids[start : start + _BATCH_REQUESTS])
-            await self._queue.drop_inbox(self.client)
-        self._end_all(ClosedError("the client was closed before the request ended"))
-        await self._queue.close()
+        self._over = partial(ClosedError, "the client was closed before the request ended")
+        if withdraw:
+            self._withdrawn += self._outstanding
+            self._end_all(self._over)
+        try:
+            with contextlib.suppress(LeanQError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    # What is to run on may have to be submitted yet.
+                    await self._send_gathered()
+                    await self._queue.drop_inbox(self.client)
+        finally:
+            while self._tasks:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_S)
+            self._end_all(self._over)
+            await self._queue.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -132,12 +160,12 @@ class Dispatcher:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()):
             # Nobody would end the outstanding requests any more, and they must not hang.
-            self._closing = True
-            self._end_all(LeanQError(f"the client failed: {type(fault).__name__}: {fault}"))
+            self._over = partial(_failed, fault)
+            self._end_all(self._over)
 
     def _enter(self, entry: _Outstanding) -> bool:
-        if self._closing:
-            entry.done(ClosedError("the client is closed"))
+        if self._over:
+            entry.done(self._over())
             return False
         if entry.rid in self._outstanding:
             entry.done(InvalidRequestError(f"this client already waits for request {entry.rid}"))
@@ -150,16 +178,18 @@ class Dispatcher:
         entry = self._outstanding.pop(rid, None)
         if entry:
             entry.done(end)
-            self._note_reading()
+            self._note_idle()
 
-    def _end_all(self, error: LeanQError) -> None:
+    def _end_all(self, error: Callable[[], LeanQError]) -> None:
+        """Ends each with an error of its own, since raising one adds to its traceback."""
         self._outbox.clear()
         for rid in list(self._outstanding):
-            self._end(rid, error)
+            self._end(rid, error())
 
-    def _note_reading(self) -> None:
+    def _note_idle(self) -> None:
         if not self._outstanding:
             self._reading.clear()
+            self._down_since = None
 
     def _end_with_bytes(self, rid: str, data: bytes) -> None:
         try:
@@ -185,26 +215,15 @@ class Dispatcher:
                 await asyncio.sleep(next(pauses))
 
     async def _send_gathered(self) -> None:
-        while self._outbox or self._withdrawn:
-            # Withdrawals go second: the request may still be in the outbox.
-            batch = self._next_batch()
-            try:
-                answers = await self._queue.submit(self.client, [s for _, s in batch])
-            except QueueFullError as error:
-                answers = [Full(error.retry_after_s)] * len(batch)
-            except UnavailableError:
-                self._outbox.extendleft(entry for entry, _ in reversed(batch))
-                raise
-            self._note_up()
-            for (entry, submission), answer in zip(batch, answers, strict=True):
-                await self._answered(entry, submission, answer)
-            if self._withdrawn:
-                rids, self._withdrawn = self._withdrawn, []
-                try:
+        # One at a time: no request may reach the server after its own withdrawal.
+        async with self._sending:
+            while self._outbox or self._withdrawn:
+                if batch := self._next_batch():
+                    await self._submit(batch)
+                if rids := self._withdrawn[:_BATCH_REQUESTS]:
                     await self._queue.cancel(rids)
-                except UnavailableError:
-                    self._withdrawn += rids
-                    raise
+                    del self._withdrawn[: len(rids)]
+                self._note_up()
 
     def _next_batch(self) -> list[tuple[_Outstanding, Submission]]:
         batch: list[tuple[_Outstanding, Submission]] = []
@@ -216,27 +235,54 @@ class Dispatcher:
                 size += len(entry.submission.body)
         return batch
 
-    async def _answered(
-        self, entry: _Outstanding, submission: Submission, answer: Submitted
+    async def _submit(self, batch: list[tuple[_Outstanding, Submission]]) -> None:
+        lanes: list[str] = []
+        try:
+            answers = await self._queue.submit(self.client, [s for _, s in batch])
+            if UnknownLane() in answers:
+                lanes = await self._queue.lanes()
+        except QueueFullError as error:
+            for entry, _ in batch:
+                self._refused(entry, str(error), error.retry_after_s)
+            return
+        except UnavailableError:
+            self._outbox.extendleft(entry for entry, _ in reversed(batch))
+            raise
+        for (entry, submission), answer in zip(batch, answers, strict=True):
+            self._answered(entry, submission, answer, lanes)
+
+    def _answered(
+        self, entry: _Outstanding, submission: Submission, answer: Submitted, lanes: list[str]
     ) -> None:
         match answer:
             case Queued() | Attached():
-                entry.ask_at_s = time.monotonic() + entry.silence_s
+                entry.known = True
+                if submission.deadline_ms:
+                    # A little later, since the server's clock ticks in milliseconds.
+                    entry.expires_at_s = time.monotonic() + submission.deadline_ms / 1000 + 0.1
+                self._ask_later(entry)
             case Full(retry_after_s):
-                self._refused(entry, submission, retry_after_s)
+                where = f"for tenant {submission.tenant!r} in {submission.lane!r}"
+                self._refused(entry, f"the queue is full {where}", retry_after_s)
+            case UnknownLane() if entry.known:
+                # The server has lost its data, and other lanes' workers were back sooner.
+                self._send_later(entry, _LANE_RETRY_S)
             case UnknownLane():
-                known = ", ".join(await self._queue.lanes())
                 text = f"no worker has ever offered the environment {submission.lane!r}"
+                known = ", ".join(lanes)
                 self._end(entry.rid, UnknownEnvironmentError(f"{text}; known: {known}"))
             case bytes():
                 self._end_with_bytes(entry.rid, answer)
 
-    def _refused(self, entry: _Outstanding, submission: Submission, after_s: float) -> None:
+    def _refused(self, entry: _Outstanding, why: str, after_s: float) -> None:
         if self._when_full == "raise":
-            text = f"the queue is full for tenant {submission.tenant!r} in {submission.lane!r}"
-            self._end(entry.rid, QueueFullError(f"{text}; retry after {after_s:g} s", after_s))
+            error = QueueFullError(f"{why}; retry after {after_s:g} s", after_s)
+            self._end(entry.rid, error)
         else:
-            asyncio.get_running_loop().call_later(after_s, self._send_again, entry)
+            self._send_later(entry, after_s)
+
+    def _send_later(self, entry: _Outstanding, after_s: float) -> None:
+        asyncio.get_running_loop().call_later(after_s, self._send_again, entry)
 
     def _send_again(self, entry: _Outstanding) -> None:
         if entry.rid in self._outstanding:
@@ -251,37 +297,37 @@ class Dispatcher:
         while True:
             await self._reading.wait()
             try:
-                position, pairs = await self._queue.read_inbox(self.client, position, _BLOCK_MS)
-                large = [rid for rid, data in pairs if not data]
-                await self._fetch(large)
-                pauses = backoff_s(self._rng)
+                reached, pairs = await self._queue.read_inbox(self.client, position, _BLOCK_MS)
+                for rid, data in pairs:
+                    await self._take(rid, data)
             except UnavailableError as error:
                 self._note_down(error)
                 await asyncio.sleep(next(pauses))
                 continue
+            # Not before all of it is taken: what is read from here on is dropped up to here.
+            position = reached
             self._note_up()
-            for rid, data in pairs:
-                if data:
-                    self._end_with_bytes(rid, data)
+            pauses = backoff_s(self._rng)
 
-    async def _fetch(self, rids: Iterable[str]) -> None:
-        for rid in rids:
-            if rid in self._outstanding:
-                (data,) = await self._queue.replies([rid])
-                if data is not None:
-                    self._end_with_bytes(rid, data)
+    async def _take(self, rid: str, data: bytes | None) -> None:
+        if not data and rid in self._outstanding:
+            # It was too large for the inbox.
+            (data,) = await self._queue.replies([rid])
+        if data:
+            self._end_with_bytes(rid, data)
 
     # The watchdog
 
     async def _watch_forever(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ask.wait(), self._rng.uniform(0.5, 1.0))
+                async with asyncio.timeout(self._rng.uniform(0.5, 1.0)):
+                    await self._ask.wait()
             self._ask.clear()
             now = time.monotonic()
             due = [e for e in self._outstanding.values() if self._is_due(e, now)]
-            for start in range(0, len(due), _BATCH_REQUESTS):
-                with contextlib.suppress(UnavailableError):
+            with contextlib.suppress(UnavailableError):
+                for start in range(0, len(due), _BATCH_REQUESTS):
                     await self._ask_for(due[start : start + _BATCH_REQUESTS])
 
     @staticmethod
@@ -296,13 +342,20 @@ class Dispatcher:
                 self._end_with_bytes(entry.rid, answer)
             elif answer:
                 entry.silence_s = min(_LONGEST_SILENCE_S, 2 * entry.silence_s)
-                entry.ask_at_s = time.monotonic() + entry.silence_s
+                self._ask_later(entry)
             elif entry.submission is None:
                 text = f"the server does not know {entry.rid}: it never did, or its reply has gone"
                 self._end(entry.rid, LostError(text))
             else:
                 entry.ask_at_s = 0.0
                 self._send_again(entry)
+
+    @staticmethod
+    def _ask_later(entry: _Outstanding) -> None:
+        now = time.monotonic()
+        entry.ask_at_s = now + entry.silence_s
+        if now < entry.expires_at_s:
+            entry.ask_at_s = min(entry.ask_at_s, entry.expires_at_s)
 
     # The server's health
 
@@ -311,7 +364,18 @@ class Dispatcher:
 
     def _note_down(self, error: UnavailableError) -> None:
         now = time.monotonic()
+        if not self._outstanding:
+            # Nobody waits for what is withdrawn.
+            return
         if self._down_since is None:
             self._down_since = now
         elif now - self._down_since > self._patience_s:
-            self._end_all(UnavailableError(f"{error} (for {self._patience_s:g} s)"))
+            text = f"{error} (for {self._patience_s:g} s)"
+            self._end_all(partial(UnavailableError, text))
+
+
+def _failed(fault: BaseException) -> LeanQError:
+    text = " ".join(str(fault).split())
+    error = LeanQError(f"the client failed: {type(fault).__name__}: {text}")
+    error.__cause__ = fault
+    return error

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
 from .dispatch import Dispatcher
-from .errors import LeanQError
+from .errors import ClosedError, LeanQError
 from .transitions import Submission
 from .wire import Reply
 
@@ -28,8 +27,12 @@ class Engine:
     def __init__(self, make: Callable[[], Dispatcher]) -> None:
         self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        # Calls cross to the loop's thread in batches: waking it costs more than a call.
-        self._calls: deque[Callable[[], None]] = deque()
+        # Calls cross to the loop's thread in batches: waking it costs more than a call. The
+        # lock guards the three fields below it.
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], None]] = []
+        self._woken = False
+        self._over = False
         self._thread = threading.Thread(target=self._run, name="leanq-client", daemon=True)
         self._thread.start()
         try:
@@ -42,6 +45,10 @@ class Engine:
         """False in a forked child, where only the thread that forked goes on."""
         return self.pid == os.getpid()
 
+    def is_current_thread(self) -> bool:
+        """Whether the caller runs in the engine's thread, which must not wait for itself."""
+        return threading.current_thread() is self._thread
+
     def start(
         self,
         future: Future[_T],
@@ -50,44 +57,73 @@ class Engine:
         read: Callable[[Reply], _T],
     ) -> None:
         """Submits, or attaches to ``rid`` where there is no submission; ends ``future`` with
-        what ``read`` makes of the reply. Cancelling the future withdraws the request."""
+        what ``read`` makes of the reply. Cancelling the future withdraws the request.
+
+        Raises:
+            ClosedError: the engine was stopped meanwhile.
+        """
 
         def done(end: Reply | LeanQError) -> None:
             if not future.set_running_or_notify_cancel():
                 return
+            if isinstance(end, LeanQError):
+                future.set_exception(end)
+                return
             try:
-                if isinstance(end, LeanQError):
-                    raise end
-                future.set_result(read(end))
+                result = read(end)
             except LeanQError as error:
                 future.set_exception(error)
+            else:
+                future.set_result(result)
 
-        def withdraw(ended: Future[_T]) -> None:
-            if ended.cancelled():
-                self._call(lambda: self._dispatcher.cancel(rid))
+        def send() -> None:
+            if submission is None:
+                self._dispatcher.attach(rid, done)
+            else:
+                self._dispatcher.send(submission, done)
 
-        future.add_done_callback(withdraw)
-        if submission is None:
-            self._call(lambda: self._dispatcher.attach(rid, done))
-        else:
-            self._call(lambda: self._dispatcher.send(submission, done))
+        def withdraw() -> None:
+            if self._dispatcher.cancel(rid, done):
+                # Only now do ``concurrent.futures.wait`` and its like take it for ended.
+                future.set_running_or_notify_cancel()
+
+        def ended(_: Future[_T]) -> None:
+            if future.cancelled():
+                self._call(withdraw)
+
+        future.add_done_callback(ended)
+        if not self._call(send):
+            raise ClosedError("the client is closed")
 
     def stop(self, withdraw: bool) -> None:
         """Ends the dispatcher and the thread."""
-        asyncio.run_coroutine_threadsafe(self._close(withdraw), self._loop).result()
-        self._end()
+        try:
+            asyncio.run_coroutine_threadsafe(self._close(withdraw), self._loop).result()
+        finally:
+            self._end()
 
-    def _call(self, call: Callable[[], None]) -> None:
-        first = not self._calls
-        self._calls.append(call)
-        if first and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._drain)
+    def _call(self, call: Callable[[], None]) -> bool:
+        """Makes the thread call it; False where there is no such thread any more."""
+        if not self.usable():
+            return False
+        with self._lock:
+            if self._over:
+                return False
+            self._calls.append(call)
+            if not self._woken:
+                self._loop.call_soon_threadsafe(self._drain)
+                self._woken = True
+        return True
 
     def _drain(self) -> None:
-        while self._calls:
-            self._calls.popleft()()
+        with self._lock:
+            calls, self._calls, self._woken = self._calls, [], False
+        for call in calls:
+            call()
 
     async def _close(self, withdraw: bool) -> None:
+        with self._lock:
+            self._over = True
         self._drain()
         await self._dispatcher.close(withdraw=withdraw)
 
@@ -103,9 +139,5 @@ class Engine:
 
 async def _open(make: Callable[[], Dispatcher]) -> Dispatcher:
     dispatcher = make()
-    try:
-        await dispatcher.open()
-    except BaseException:
-        await dispatcher.close(withdraw=False)
-        raise
+    await dispatcher.open()
     return dispatcher

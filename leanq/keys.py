@@ -18,7 +18,7 @@ of a cluster, so that one script can change them together. A rid names its shard
 | ``:isolating:LANE`` | string | who empties itself for a suspect | claim | time-to-live |
 | ``:inbox:CLIENT`` | stream | rid, reply, rid, reply … | whoever ends a request | time-to-live |
 | ``:bell:LANE`` | list | tokens that wake idle workers | submit, requeue, claim | when empty |
-| ``:stop:WORKER`` | list | rids that it should stop | cancel, renew | leave, reap |
+| ``:stop:WORKER`` | list | rids that it should stop | cancel, poke | leave, reap |
 | ``:stats`` | hash | counters, and ``waiting:LANE`` | every script | never |
 | ``:dead`` | sorted set | dead letters: rid → time of death, ms | reap, renew | dead drop, retry |
 | ``:deadreq:RID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |

@@ -14,7 +14,9 @@ import json
 import os
 import platform
 import secrets
+import select
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -24,14 +26,17 @@ from pathlib import Path
 from typing import Self
 
 from .config import Settings
-from .errors import UnavailableError, WorkerError
+from .errors import UnavailableError
 from .worker import Worker
 
 _START_DEADLINE_S = 10.0
+_LOOK_S = 0.002
 
-# The shell waits for the end of its standard input, which is the end of this process, and
-# then ends the server: a parent-death signal would fire when the starting thread ends.
-_LIFELINE = '"$0" "$1" & read -r _; kill $!; wait'
+# The shell waits for the end of its standard input, which is the end of this process, and then
+# ends the server and removes its folder: a parent-death signal would fire when the starting
+# thread ends, and could remove nothing. The standard output is left to the server alone, and
+# so ends with it.
+_LIFELINE = '"$0" "$1/server.conf" 2>&1 & exec >&-; read -r _; kill $!; wait; rm -rf "$1"'
 
 
 def find_server() -> Path | None:
@@ -63,29 +68,29 @@ class EmbeddedServer:
             )
         # Private to the user; a Unix socket's path must stay below 108 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="leanq-", dir=_short_tmp()))
-        socket, password = self.folder / "server.sock", secrets.token_urlsafe(24)
-        config = self.folder / "server.conf"
+        place, password = self.folder / "server.sock", secrets.token_urlsafe(24)
+        config, log = self.folder / "server.conf", self.folder / "server.log"
         config.write_text(
-            f"port 0\nunixsocket {socket}\nunixsocketperm 700\nrequirepass {password}\n"
+            f"port 0\nunixsocket {place}\nunixsocketperm 700\nrequirepass {password}\n"
             f'dir {self.folder}\nsave ""\nappendonly no\nmaxmemory-policy noeviction\n'
-            f"logfile {self.folder / 'server.log'}\n"
+            f"logfile {log}\n"
         )
-        self.url = f"unix://:{password}@{socket}"
+        self.url = f"unix://:{password}@{place}"
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", _LIFELINE, str(program), str(config)],
+            ["/bin/sh", "-c", _LIFELINE, str(program), str(self.folder)],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        deadline = time.monotonic() + _START_DEADLINE_S
-        while not socket.exists():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                log = self.folder / "server.log"
-                lines = log.read_text().splitlines()[-1:] if log.exists() else []
-                self.close()
-                raise UnavailableError(f"{program} does not start: {' '.join(lines)}")
-            time.sleep(0.002)
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            said = _wait_for(place, output.fileno())
+        if said is not None:
+            said += log.read_bytes() if log.exists() else b""
+            self.close()
+            last = (said.decode(errors="replace").strip() or "it says nothing").split("\n")[-1]
+            raise UnavailableError(f"{program} does not start: {last}")
         config.unlink()
 
     def __enter__(self) -> Self:
@@ -106,17 +111,22 @@ class EmbeddedServer:
 async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
     """Runs ``worker`` in this process; on leaving, its unfinished work is given back at once.
 
+    Yields its task once it has joined the fleet. The task ends before that only with an error.
+
     Raises:
-        WorkerError: it could not start, or ended in the midst of the work.
+        WorkerError: it could not start.
     """
     task = asyncio.create_task(worker.run())
+    joined = asyncio.create_task(worker.joined.wait())
     try:
+        await asyncio.wait({task, joined}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
         yield task
     finally:
+        joined.cancel()
         worker.stop(grace_s=0.0)
-        await asyncio.gather(task, return_exceptions=True)
-    if not task.cancelled() and isinstance(fault := task.exception(), WorkerError):
-        raise fault
+        await asyncio.gather(task, joined, return_exceptions=True)
 
 
 class UpFile:
@@ -124,8 +134,8 @@ class UpFile:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_CACHE_HOME")
-        folder = Path(base) if base else Path(environ.get("HOME", "/tmp")) / ".cache"
-        self.path = folder / "leanq" / "up.json"
+        home = environ.get("HOME") or os.path.expanduser("~")
+        self.path = Path(base or f"{home}/.cache", "leanq", "up.json")
 
     def write(self, settings: Settings) -> None:
         """Raises UnavailableError where another ``leanq up`` runs already."""
@@ -133,9 +143,11 @@ class UpFile:
             raise UnavailableError("leanq is up already; other commands find it by themselves")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            # It holds the password, and appears whole.
+            handle, new = tempfile.mkstemp(prefix="up-", dir=self.path.parent)
             with os.fdopen(handle, "w") as file:
                 json.dump({"pid": os.getpid(), "url": settings.url}, file)
+            os.replace(new, self.path)
         except OSError as error:
             raise UnavailableError(f"cannot write {self.path}: {error.strerror}") from None
 
@@ -145,7 +157,7 @@ class UpFile:
             saved = json.loads(self.path.read_text())
             url, pid = str(saved["url"]), int(saved["pid"])
             os.kill(pid, 0)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return None
         return url if Path(url.partition("@")[2]).exists() else None
 
@@ -156,6 +168,25 @@ class UpFile:
 def embedded_settings(server: EmbeddedServer, environ: Mapping[str, str]) -> Settings:
     """The settings of a queue on the embedded server."""
     return replace(Settings.load("unix:///-", environ), url=server.url)
+
+
+def _wait_for(place: Path, output: int) -> bytes | None:
+    """Waits until a server listens at ``place``. What it has said instead, if it does not.
+
+    ``output`` is a descriptor of its output, which ends with it.
+    """
+    said = b""
+    deadline = time.monotonic() + _START_DEADLINE_S
+    while time.monotonic() < deadline:
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(place)) == 0:
+                return None
+        if select.select([output], [], [], _LOOK_S)[0]:
+            chunk = os.read(output, 1 << 16)
+            said += chunk
+            if not chunk:
+                break
+    return said
 
 
 def _short_tmp() -> str | None:

@@ -111,7 +111,7 @@ class Queue:
 
     async def adopt(self, worker: str, holds: Collection[str]) -> tuple[tuple[Job, ...], list[str]]:
         """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""
-        jobs, lost = await self._run("adopt", [worker, *holds])
+        jobs, lost = await self._run("adopt", [worker, self.settings.max_attempts, *holds])
         return _jobs(jobs), [rid.decode() for rid in lost]
 
     async def renew(self, worker: str) -> Renewed:
@@ -226,11 +226,11 @@ class Queue:
 
     async def poke(self, worker: str) -> None:
         """Ends the worker's own :meth:`wait_bell`."""
-        await self._guard(self._commands.rpush(self.keys.stop(worker), ""))
+        await self._run("poke", [worker])
 
     async def ring(self, lane: str) -> None:
         """Passes a doorbell's token on to the next idle worker."""
-        await self._guard(self._commands.rpush(self.keys.bell(lane), "1"))
+        await self._run("ring", [lane])
 
     async def lanes(self) -> list[str]:
         """The environments that workers have ever offered."""
@@ -258,11 +258,6 @@ class Queue:
             self._fail(error)
 
     def _fail(self, error: Exception) -> NoReturn:
-        # A script reports the server's refusal as an error of its own.
-        if "OOM" in str(error)[:200]:
-            raise QueueFullError(
-                f"the server at {self._where} is out of memory; try again later", _RETRY_AFTER_S
-            ) from None
         text = " ".join(str(error).split()) or type(error).__name__
         raise UnavailableError(f"no answer from {self._where}: {text}") from None
 
@@ -309,6 +304,8 @@ def _connection(url: str, timeout_s: float) -> redis.Redis:
             retry=Retry(NoBackoff(), 0),
             **extra,
         )
+        # An option that no connection knows would otherwise show at the first call.
+        pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError) as error:
         raise UsageError(f"not a Redis URL: {without_password(url)!r}: {error}") from None
     return redis.Redis.from_pool(pool)

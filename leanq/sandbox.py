@@ -7,9 +7,10 @@ too. What the walls around the program are made of depends on the machine, see
 :attr:`Sandbox.isolation`:
 
 - ``pid-ns``: nothing escapes its end, whatever it does. Without it, see ``leanq.warden``.
-- ``user-ns``, ``net-ns``, ``ipc-ns``, ``mount-ns``: no network, not even this machine's own; no
-  shared memory; the ``hidden`` folders are empty. Without ``net-ns``, UDP and Unix sockets are
-  open, TCP as well below ``landlock-4``.
+- ``net-ns``: no network, not even this machine's own. Without it UDP is open, and TCP as well
+  below ``landlock-4``.
+- ``mount-ns``: the ``hidden`` folders are empty. Nothing else stops a program from connecting to
+  a Unix socket by its path.
 - ``read-only``: nothing outside the scratch folder can be changed, its permissions included.
 - ``landlock-N``: it reads only the system's folders and what is ``readable``, writes only to its
   scratch folder, and cannot look into other processes. From 6 on it cannot signal them either.
@@ -35,6 +36,8 @@ from leanq.errors import SandboxError
 from leanq.process import Exit, Finished, Limits, Process
 from leanq.warden import MESSAGE_BYTES, empty
 
+__all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "probe"]
+
 _PATIENCE_S = 30.0  # for a warden to answer, before it is given up
 
 # The warden gets a package `leanq` that holds nothing yet: none of the worker's own modules.
@@ -53,7 +56,7 @@ class Sandbox:
     scratch: Path
     """A private folder, the only place that a program may write to. ``close`` removes it."""
     isolation: tuple[str, ...]
-    """The walls that this machine allows, for example ``("pid-ns", ..., "landlock-7")``."""
+    """The walls that this machine allows, such as ``("user-ns", "pid-ns", ..., "landlock-7")``."""
     alive: bool
     """False once the warden has died or the sandbox was closed: open another."""
 
@@ -105,6 +108,9 @@ class Sandbox:
             for path in (root, *readable):
                 if path.resolve().is_relative_to(folder.resolve()):
                     raise SandboxError(f"cannot hide {folder}: programs need {path}")
+        for path in readable:
+            if not path.exists():
+                raise SandboxError(f"{path} does not exist, and programs need it")
         try:
             scratch = Path(tempfile.mkdtemp(prefix="leanq-", dir=root))
         except OSError as error:

@@ -51,6 +51,17 @@ _PROCESSES = 4096  # processes and threads of a slot, where they can be counted 
 _CLOSE_LOOK_S, _LOOK_S = 0.005, 0.05  # between two samples, at first and later
 _CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a warden that cannot run
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it is the worker who decides
+# The namespaces to try, best first. Containers may mask /proc, and then refuse a new one, or allow
+# no mounts at all. A pid namespace without its own /proc is of no use: a program that looks itself
+# up there, as Lean does, would find another.
+_ATTEMPTS = (
+    "user pid mount net ipc",
+    "pid mount net ipc",
+    "user mount net ipc",
+    "user net ipc",
+    "",
+)
+_BY_MIDDLE = ("user", "pid")  # they have to be there before inner is
 _REFUSED = 3  # exit status: the machine does not allow these namespaces
 
 
@@ -275,16 +286,18 @@ def _tell(channel: socket.socket, message: dict[str, Any]) -> None:
     channel.send(json.dumps(message).encode())
 
 
-def _inner(channel: socket.socket, hello: dict[str, Any], walls: set[str], fatal: list[int]) -> int:
+def _inner(
+    channel: socket.socket, hello: dict[str, Any], walls: list[str], fatal: list[int]
+) -> int:
     """Take the last steps inside, then keep programs; the exit status of this process."""
-    own_proc = "pid" in walls
-    isolation = sorted(f"{name}-ns" for name in walls)
-    if walls:
-        try:
-            confine.enter_view(own_proc=own_proc)
-        except OSError:
-            return _REFUSED
-        isolation += ["mount-ns", "net-ns", "ipc-ns"]
+    try:
+        confine.unshare([wall for wall in walls if wall not in _BY_MIDDLE])
+        if "pid" in walls:
+            confine.mount_proc()
+    except OSError:
+        return _REFUSED
+    isolation = [f"{wall}-ns" for wall in walls]
+    if "mount" in walls:
         if confine.freeze_files(hello["scratch"]):
             isolation.append("read-only")
         for folder in hello["hidden"]:
@@ -292,7 +305,7 @@ def _inner(channel: socket.socket, hello: dict[str, Any], walls: set[str], fatal
     ruleset = None
     if abi := confine.landlock_abi():
         ruleset = confine.landlock_ruleset(
-            abi, writable=hello["scratch"], readable=hello["readable"], own_proc=own_proc
+            abi, writable=hello["scratch"], readable=hello["readable"], own_proc="pid" in walls
         )
         isolation.append(f"landlock-{abi}")
     if "user" in walls:  # elsewhere this would count the whole machine's processes of this user
@@ -309,12 +322,11 @@ def _inner(channel: socket.socket, hello: dict[str, Any], walls: set[str], fatal
 
 
 def _middle(
-    channel: socket.socket, hello: dict[str, Any], walls: set[str], fatal: list[int]
+    channel: socket.socket, hello: dict[str, Any], walls: list[str], fatal: list[int]
 ) -> int:
     """Enter the namespaces and leave inner in them, as a child of outer. Gone at once."""
     try:
-        if walls:
-            confine.enter_namespaces(user="user" in walls, pid="pid" in walls)
+        confine.unshare([wall for wall in walls if wall in _BY_MIDDLE])
     except OSError:
         return _REFUSED
     if os.fork() > 0:
@@ -343,15 +355,10 @@ def main() -> None:
         return
     hello = json.loads(packet)
     confine.adopt_orphans()
-    attempts: tuple[set[str], ...] = (set(),)
-    if hello["namespaces"]:
-        # Containers may mask /proc, and then refuse a new one. A pid namespace without its own
-        # /proc is of no use: a program that looks itself up, as Lean does, would find another.
-        attempts = ({"user", "pid"}, {"pid"}, {"user"}, set())
-    for walls in attempts:
+    for walls in _ATTEMPTS if hello["namespaces"] else ("",):
         middle = os.fork()
         if middle == 0:
-            os._exit(_middle(channel, hello, walls, fatal))
+            os._exit(_middle(channel, hello, walls.split(), fatal))
         _, status = os.waitpid(middle, 0)
         if status == 0:
             _, status = os.waitpid(-1, 0)  # inner, our eldest child: the first to be found

@@ -156,9 +156,13 @@ def pack_request(request: Request) -> bytes:
 
     Raises:
         TooLargeError: more than ``MAX_REQUEST_BYTES``.
+        InvalidRequestError: text with lone surrogates, which has no bytes.
     """
     body = {"v": VERSION, **_changed(request, keep=("op",))}
-    data: bytes = msgpack.packb(body, use_bin_type=True)
+    try:
+        data: bytes = msgpack.packb(body)
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"the text is not Unicode: {error.reason}") from None
     if len(data) > MAX_REQUEST_BYTES:
         raise TooLargeError(
             f"the request has {len(data)} bytes, more than the {MAX_REQUEST_BYTES} that are allowed"
@@ -174,9 +178,9 @@ def unpack_request(data: bytes) -> Request:
     """
     body = _map(_unpack(data, MAX_REQUEST_BYTES))
     if body.get("v") != VERSION:
-        raise WireError(f"a request of version {body.get('v')!r}; this release reads {VERSION}")
+        raise WireError(f"a request of version {body.get('v')!r:.40}; this release reads {VERSION}")
     if body.get("op") not in get_args(Operation):
-        raise WireError(f"a request for the unknown operation {body.get('op')!r}")
+        raise WireError(f"a request for the unknown operation {body.get('op')!r:.40}")
     try:
         return Request(
             op=body["op"],
@@ -195,12 +199,10 @@ def unpack_request(data: bytes) -> Request:
 
 
 def pack_reply(token: str, reply: Reply) -> bytes:
-    """The reply's bytes. One that is too large keeps its verdict and loses its messages' ends."""
+    """The reply's bytes. One that is too large keeps its verdict and loses its texts' ends."""
     data = _packed_reply(token, reply)
     if len(data) > MAX_REPLY_BYTES:
-        short = tuple(dataclasses.replace(m, text=m.text[:2000]) for m in reply.messages[:1000])
-        note = Message("warning", 1, 0, f"leanq: a reply of {len(data)} bytes was cut short")
-        data = _packed_reply(token, dataclasses.replace(reply, messages=(note, *short)))
+        data = _packed_reply(token, _cut_short(reply, len(data)))
     return data
 
 
@@ -214,11 +216,11 @@ def unpack_reply(rid: str, data: bytes) -> Reply:
     if not isinstance(parts, list) or len(parts) != 3:
         raise WireError("a reply that is no array of three")
     if parts[1] != VERSION:
-        raise WireError(f"a reply of version {parts[1]!r}; this release reads {VERSION}")
+        raise WireError(f"a reply of version {parts[1]!r:.40}; this release reads {VERSION}")
     body = _map(parts[2])
     verdict = body.get("verdict")
     if verdict is not None and verdict not in get_args(Verdict):
-        raise WireError(f"a reply with the unknown verdict {verdict!r}")
+        raise WireError(f"a reply with the unknown verdict {verdict!r:.40}")
     axioms = body.get("axioms")
     return Reply(
         verdict=verdict,
@@ -240,7 +242,7 @@ def unpack_reply(rid: str, data: bytes) -> Reply:
 
 def pack_info(info: Mapping[str, object]) -> bytes:
     """What a worker tells of itself or of an environment, for people to read."""
-    data: bytes = msgpack.packb(dict(info), use_bin_type=True)
+    data: bytes = msgpack.packb(dict(info), unicode_errors="replace")
     return data
 
 
@@ -261,8 +263,22 @@ def _packed_reply(token: str, reply: Reply) -> bytes:
         body["messages"] = [dataclasses.astuple(m) for m in reply.messages]
     if reply.sorries:
         body["sorries"] = [dataclasses.astuple(s) for s in reply.sorries]
-    data: bytes = msgpack.packb([token, VERSION, body], use_bin_type=True)
+    # A candidate can make Lean print what is no Unicode, and must not lose its reply by it.
+    data: bytes = msgpack.packb([token, VERSION, body], unicode_errors="replace")
     return data
+
+
+def _cut_short(reply: Reply, size_bytes: int) -> Reply:
+    note = Message("warning", 1, 0, f"leanq: a reply of {size_bytes} bytes was cut short")
+    messages = (dataclasses.replace(m, text=m.text[:2000]) for m in reply.messages[:1000])
+    sorries = (dataclasses.replace(s, goal=s.goal and s.goal[:2000]) for s in reply.sorries[:1000])
+    return dataclasses.replace(
+        reply,
+        messages=(note, *messages),
+        sorries=tuple(sorries),
+        axioms=reply.axioms and tuple(name[:2000] for name in reply.axioms[:1000]),
+        error=reply.error and reply.error[:2000],
+    )
 
 
 def _changed(record: Request | Reply, keep: tuple[str, ...]) -> dict[str, Any]:

@@ -33,12 +33,14 @@ from .wire import Reply
 
 log = logging.getLogger("leanq.worker")
 
-# A claim or settle call is bounded in bytes, since a script that moves megabytes holds
-# everybody up.
+# A call is bounded in bytes, since a script that moves megabytes holds everybody up.
 _SETTLE_BYTES = 1 << 20
 _BLOCK_S = 10.0
 # Of the grace, what is kept for giving work back.
 _RELEASE_S = 1.5
+_LEAVE_S = 4.0
+# Before Python 3.12, wait_for can swallow a cancellation, and redis-py sends with it.
+_CANCEL_AGAIN_S = 0.05
 _FAILURES_IN_A_ROW = 3
 _PAUSE_AFTER_FAILURE_S = 2.0
 
@@ -62,9 +64,9 @@ class Worker:
     def __init__(
         self, settings: Settings, drivers: Sequence[Driver], *, slots: int, grace_s: float = 10.0
     ) -> None:
-        # joined: set once its drivers can answer and the fleet knows it.
-        # id: never used again, since what a dead worker held must not be taken for a living one's.
+        # Never used again, since what a dead worker held must not be taken for a living one's.
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        # Set once its drivers can answer and the fleet knows it.
         self.joined = asyncio.Event()
         self._settings = settings
         self._drivers = {driver.lane: driver for driver in drivers}
@@ -72,8 +74,11 @@ class Worker:
         self._grace_s = grace_s
         self._queue = Queue(settings)
         self._held: dict[str, _Held] = {}
-        self._results: list[Settlement] = []
+        # Of what is held: what is finished by rid, and what goes back as (rid, token).
+        self._results: dict[str, Settlement] = {}
         self._returns: list[tuple[str, str]] = []
+        # No longer held, but their drivers have still to clean up; they fill a slot so long.
+        self._stopping: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._claimed = asyncio.Event()
         # Whether a claim is due, and whether the listener leaves the doorbell to others.
@@ -81,30 +86,36 @@ class Worker:
         self._deaf = False
         # Whether the server may think otherwise of what is held here.
         self._doubt = False
+        # When to give up what still runs, and the timeout that does so.
         self._stop_at_s: float | None = None
+        self._limit: asyncio.Timeout | None = None
         self._failures = 0
         self._pause_until_s = 0.0
         self._fault: WorkerError | None = None
 
     async def run(self) -> None:
         """Works until :meth:`stop`, then drains."""
-        listener = None
-        try:
+        async with contextlib.AsyncExitStack() as at_end:
+            at_end.push_async_callback(self._queue.close)
             for driver in self._drivers.values():
+                at_end.push_async_callback(driver.close)
                 await driver.open()
             await self._join()
+            at_end.push_async_callback(self._leave)
             self.joined.set()
-            log.info("worker %s serves %s with %d slots", self.id, self._names, self._slots)
+            names = ", ".join(self._drivers)
+            log.info("worker %s serves %s with %d slots", self.id, names, self._slots)
             listener = asyncio.create_task(self._listen())
-            await self._pump(listener)
-        finally:
-            if listener:
-                listener.cancel()
-                await asyncio.gather(listener, return_exceptions=True)
-            await self._abandon()
-            for driver in self._drivers.values():
-                await driver.close()
-            await self._queue.close()
+            try:
+                # The grace ends a call to a silent server as well, and any pause.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(self._stop_at_s) as self._limit:
+                        await self._pump(listener)
+            finally:
+                self._limit = None
+                while not listener.done():
+                    listener.cancel()
+                    await asyncio.wait([listener], timeout=_CANCEL_AGAIN_S)
         if self._fault:
             raise self._fault
 
@@ -115,21 +126,19 @@ class Worker:
         stop_at_s = time.monotonic() + max(0.0, grace_s - _RELEASE_S)
         if self._stop_at_s is None or stop_at_s < self._stop_at_s:
             self._stop_at_s = stop_at_s
+            if self._limit:
+                self._limit.reschedule(stop_at_s)
         self._wake.set()
-
-    @property
-    def _names(self) -> str:
-        return ", ".join(self._drivers)
 
     @property
     def _free(self) -> int:
         """How many more requests could be started now."""
         if self._stop_at_s is not None or time.monotonic() < self._pause_until_s:
             return 0
-        if any(held.job.alone for held in self._held.values()):
+        running = [held for held in self._held.values() if held.task]
+        if any(held.job.alone for held in running):
             return 0
-        running = sum(held.task is not None for held in self._held.values())
-        return self._slots - running
+        return self._slots - len(running) - len(self._stopping)
 
     # The pump
 
@@ -137,7 +146,7 @@ class Worker:
         renew_every_s = self._settings.lease_s / 3
         renew_at_s = time.monotonic() + renew_every_s
         pauses = backoff_s(random.Random())
-        while not self._drained():
+        while self._stop_at_s is None or (self._held and time.monotonic() < self._stop_at_s):
             await self._wait_until(renew_at_s)
             if listener.done():
                 listener.result()
@@ -149,18 +158,14 @@ class Worker:
                 if self._results or (self._hungry and self._free > 0):
                     await self._exchange()
                 if time.monotonic() >= renew_at_s:
-                    renew_at_s = time.monotonic() + renew_every_s
+                    next_s = time.monotonic() + renew_every_s
                     await self._renew()
+                    renew_at_s = next_s
                 pauses = backoff_s(random.Random())
             except UnavailableError as error:
                 log.warning("%s", error)
                 self._doubt = True
                 await asyncio.sleep(next(pauses))
-
-    def _drained(self) -> bool:
-        if self._stop_at_s is None:
-            return False
-        return not self._held or time.monotonic() >= self._stop_at_s
 
     async def _wait_until(self, renew_at_s: float) -> None:
         """Sleeps until there is something to do."""
@@ -170,12 +175,11 @@ class Worker:
             await asyncio.sleep(0)
             return
         until = renew_at_s
-        if self._stop_at_s is not None:
-            until = min(until, self._stop_at_s)
         if self._pause_until_s > time.monotonic():
             until = min(until, self._pause_until_s)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), max(0.0, until - time.monotonic()))
+            async with asyncio.timeout_at(until):
+                await self._wake.wait()
         self._wake.clear()
 
     async def _exchange(self) -> None:
@@ -186,18 +190,18 @@ class Worker:
             self.id,
             list(self._drivers),
             want,
-            busy=len(self._held) - len(batch),
+            busy=len(self._held) - len(batch) + len(self._stopping),
             nonce=f"{secrets.token_urlsafe(9)}:",
             settlements=batch,
         )
         for item, accepted in zip(batch, claimed.accepted, strict=True):
             self._held.pop(item.rid, None)
+            self._results.pop(item.rid, None)
             if not accepted:
                 log.warning("the lease of %s was lost; its result is dropped", item.rid)
-        del self._results[: len(batch)]
         for job in claimed.jobs:
             self._start(job)
-        self._hungry = 0 < want <= len(claimed.jobs)
+        self._hungry = len(claimed.jobs) >= want
         self._doubt = claimed.held != len(self._held)
         self._claimed.set()
         if self._deaf and self._free > 0 and not self._hungry:
@@ -206,7 +210,7 @@ class Worker:
     def _next_settlements(self) -> list[Settlement]:
         batch: list[Settlement] = []
         size = 0
-        for item in self._results:
+        for item in self._results.values():
             if batch and size + len(item.reply) > _SETTLE_BYTES:
                 break
             batch.append(item)
@@ -277,37 +281,46 @@ class Worker:
         self._wake.set()
         # Not again before the claim, or one worker would take every token.
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._claimed.wait(), 1.0)
+            async with asyncio.timeout(1.0):
+                await self._claimed.wait()
 
     # Requests
 
     def _start(self, job: Job) -> None:
-        task = asyncio.create_task(self._work(job))
-        self._held[job.rid] = _Held(job, task)
+        # It may run here already, for a lease that lapsed before anybody noticed.
+        self._drop(job.rid)
+        self._held[job.rid] = _Held(job, asyncio.create_task(self._work(job)))
 
     async def _work(self, job: Job) -> None:
         started = time.monotonic()
         try:
-            reply = await self._answer(job)
+            settlement = self._settlement(job, started, await self._answer(job))
         except WorkerError as error:
             self._fail(job, error)
             return
+        except Exception as error:
+            # A fault of leanq's own would recur on every worker that takes the request up.
+            log.exception("%s failed", job.rid)
+            text = f"worker {self.id} failed: {type(error).__name__}: {error}"
+            settlement = self._settlement(job, started, Reply(error=" ".join(text.split())))
         self._failures = 0
+        held = self._held.get(job.rid)
+        # A request that was dropped meanwhile belongs to somebody else by now.
+        if held and held.job.token == job.token:
+            held.task = None
+            self._results[job.rid] = settlement
+            self._wake.set()
+
+    def _settlement(self, job: Job, started_s: float, reply: Reply) -> Settlement:
         reply = dataclasses.replace(
             reply,
             worker=self.id,
             attempts=job.attempts,
             queued_s=job.queued_s,
-            wall_s=reply.wall_s or time.monotonic() - started,
+            wall_s=reply.wall_s or time.monotonic() - started_s,
         )
         outcome = reply.verdict or ("error" if reply.error else "echo")
-        data = wire.pack_reply(job.token, reply)
-        held = self._held.get(job.rid)
-        # A request that was dropped meanwhile belongs to somebody else by now.
-        if held and held.job.token == job.token:
-            held.task = None
-            self._results.append(Settlement(job.rid, job.token, outcome, data))
-            self._wake.set()
+        return Settlement(job.rid, job.token, outcome, wire.pack_reply(job.token, reply))
 
     async def _answer(self, job: Job) -> Reply:
         try:
@@ -317,14 +330,7 @@ class Worker:
         driver = self._drivers.get(job.lane)
         if driver is None:
             return Reply(error=f"worker {self.id} does not serve {job.lane!r}")
-        try:
-            return await driver.run(request)
-        except WorkerError:
-            raise
-        except Exception as error:
-            # A fault of leanq's own would recur on every worker that takes the request up.
-            log.exception("%s failed", job.rid)
-            return Reply(error=f"worker {self.id} failed: {type(error).__name__}: {error}")
+        return await driver.run(request)
 
     def _fail(self, job: Job, error: WorkerError) -> None:
         """This machine failed. The request goes back, one attempt older, in case it is what
@@ -343,33 +349,50 @@ class Worker:
         self._wake.set()
 
     async def _give_back(self) -> None:
-        await self._queue.release(self.id, self._returns, charge=True)
-        for rid, _ in self._returns:
+        batch = list(self._returns)
+        await self._queue.release(self.id, batch, charge=True)
+        for rid, _ in batch:
             self._held.pop(rid, None)
-        self._returns.clear()
+        del self._returns[: len(batch)]
 
     def _drop(self, rid: str) -> None:
         """Stops a request whose lease is gone: withdrawn, overrun or reaped."""
         held = self._held.pop(rid, None)
-        if held and held.task:
+        if held is None:
+            return
+        self._results.pop(rid, None)
+        if held.task:
             held.task.cancel()
-        self._results = [item for item in self._results if item.rid != rid]
+            self._stopping.add(held.task)
+            held.task.add_done_callback(self._stopped)
         self._wake.set()
 
-    async def _abandon(self) -> None:
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        self._stopping.discard(task)
+        self._hungry = True
+        self._wake.set()
+
+    async def _leave(self) -> None:
         """Stops what still runs, gives it back, and leaves the fleet."""
-        tasks = [held.task for held in self._held.values() if held.task]
+        tasks = [*self._stopping, *(held.task for held in self._held.values() if held.task)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        leases = [(held.job.rid, held.job.token) for held in self._held.values()]
         try:
-            if self._results:
-                await self._queue.claim(
-                    self.id, [], 0, busy=0, nonce="-", settlements=self._results
-                )
-            given = await self._queue.release(self.id, leases, leave=True)
-            log.info("worker %s left; %d requests given back", self.id, given)
-        except UnavailableError as error:
+            async with asyncio.timeout(_LEAVE_S):
+                await self._give_all_back()
+        except (UnavailableError, TimeoutError) as error:
             # The lease lapses, and the reaper does the same.
-            log.warning("left without giving %d requests back: %s", len(leases), error)
+            log.warning("left without giving %d requests back: %r", len(self._held), error)
+
+    async def _give_all_back(self) -> None:
+        results = list(self._results.values())
+        if results:
+            await self._queue.claim(self.id, [], 0, busy=0, nonce="-", settlements=results)
+        if self._returns:
+            await self._give_back()
+        # The grace may have ended before the answer to a claim came.
+        jobs, _ = await self._queue.adopt(self.id, list(self._held))
+        leases = [(j.rid, j.token) for j in (*(h.job for h in self._held.values()), *jobs)]
+        given = await self._queue.release(self.id, leases, leave=True)
+        log.info("worker %s left; %d requests given back", self.id, given)

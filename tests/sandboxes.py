@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from leanq.process import Finished, Limits
-from leanq.sandbox import Sandbox
+from leanq.sandbox import Finished, Limits, Sandbox
 
 MB = 1 << 20
 MODES = ("namespaces", "fallback")
@@ -69,19 +68,30 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def needs(sandbox: Sandbox, *walls: str) -> None:
-    if not any(have.startswith(wall) for have in sandbox.isolation for wall in walls):
-        pytest.skip(f"this machine has no {' or '.join(walls)} here: {sandbox.isolation}")
+def running(pid: int) -> bool:
+    """Whether there is such a process and it is more than a zombie of someone else's."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+def needs(sandbox: Sandbox, *walls: str, landlock: int | None = None) -> None:
+    """Skip unless one of these walls stands here, or Landlock of at least that ABI."""
+    have = sandbox.isolation
+    abi = next((int(wall[9:]) for wall in have if wall.startswith("landlock-")), 0)
+    if not set(walls) & set(have) and (landlock is None or abi < landlock):
+        pytest.skip(f"too few walls on this machine: {have}")
 
 
 @contextlib.asynccontextmanager
-async def opened(mode: str) -> AsyncIterator[Sandbox]:
+async def opened(mode: str, *readable: Path) -> AsyncIterator[Sandbox]:
     """A sandbox of one of the ``MODES``. Nothing of it may be left afterwards."""
-    sandbox = await Sandbox.open(readable=PYTHON, namespaces=mode == "namespaces")
+    sandbox = await Sandbox.open(readable=[*PYTHON, *readable], namespaces=mode == "namespaces")
     warden = sandbox._warden.pid
     try:
         if mode == "namespaces":
-            needs(sandbox, "pid-ns")
+            needs(sandbox, "mount-ns")
         yield sandbox
     finally:
         await sandbox.close()

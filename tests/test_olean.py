@@ -247,10 +247,13 @@ class Image:
         body = struct.pack("<3Q", len(text) + 1, len(text) + 1, len(text)) + text + b"\0"
         return self.put(249, 0, 1, body)
 
-    def name(self, *parts: str, prefix: int = 1) -> int:
+    def name(self, *parts: str | int) -> int:
+        address = 1
         for part in parts:
-            prefix = self.object(1, prefix, self.string(part.encode()), scalars=bytes(8))
-        return prefix
+            is_text = isinstance(part, str)
+            last = self.string(part.encode()) if isinstance(part, str) else 2 * part + 1
+            address = self.object(1 if is_text else 2, address, last, scalars=bytes(8))
+        return address
 
     def const(self, name: int) -> int:
         return self.object(4, name, 1, scalars=bytes(8))
@@ -262,11 +265,21 @@ class Image:
         head = self.object(0, name, 1, type_)
         return self.object(0, self.object(0, head, scalars=bytes(8)))
 
-    def write(self, path: Path, constants: dict[int, int], *, scalars: bytes = bytes(8)) -> Path:
+    def write(
+        self,
+        path: Path,
+        constants: dict[int, int],
+        *,
+        imports: tuple[str, ...] = (),
+        scalars: bytes = bytes(8),
+    ) -> Path:
         """The constants by the addresses of their names; without scalars as before modules."""
         empty = self.array()
+        imported = self.array(
+            *(self.object(0, self.name(module), scalars=bytes(8)) for module in imports)
+        )
         names, infos = self.array(*constants), self.array(*constants.values())
-        root = self.object(0, empty, names, infos, empty, empty, scalars=scalars)
+        root = self.object(0, imported, names, infos, empty, empty, scalars=scalars)
         if self.root_first:
             start = self.data.index(struct.pack("<Q", self.BASE)) + 8
             self.data[start : start + 8] = struct.pack("<Q", root)
@@ -357,7 +370,7 @@ def test_refuses_constants_that_are_not_what_the_file_says(tmp_path: Path) -> No
         (Image.V2, "cut off"),
         (Image.V2 + bytes(8), "cut off"),
         (Image.V2 + bytes(16), "not what it should be"),
-        (Image.V1 + b"\xfe" * 64, "leads nowhere"),
+        (Image.V2 + bytes(8) + b"\xf0" * 64, "leads nowhere"),
     ],
 )
 def test_refuses_what_is_no_olean(tmp_path: Path, data: bytes, why: str) -> None:

@@ -23,6 +23,7 @@ from sandboxes import (
     opened,
     output,
     run,
+    running,
 )
 
 from leanq.errors import SandboxError
@@ -114,8 +115,7 @@ async def test_the_warden_minds_only_its_worker(sandbox: Sandbox) -> None:
 WORKER = """
     import asyncio, sys
     from pathlib import Path
-    from leanq.process import Limits
-    from leanq.sandbox import Sandbox
+    from leanq.sandbox import Limits, Sandbox
 
     async def main(mode, daemon, marker, *readable):
         sandbox = await Sandbox.open(
@@ -148,5 +148,5 @@ async def test_the_worker_is_killed(mode: str) -> None:
     worker.kill()
     assert await worker.wait() == -signal.SIGKILL
     await eventually(lambda: marked(marker) == [])
-    await eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (outer, inner)))
+    await eventually(lambda: not running(outer) and not running(inner))
     assert not scratch.exists()

@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ def status(url: str | None, as_json: bool) -> None:
     settings = queue_settings(url)
     record = asyncio.run(_look(settings))
     if as_json:
-        click.echo(json.dumps(record))
+        click.echo(json.dumps(record, default=str))
     else:
         click.echo("\n".join(_lines(record)))
 
@@ -69,11 +69,14 @@ def _record(settings: Settings, found: Status) -> dict[str, Any]:
                 "worker": row.worker,
                 "running": row.held,
                 "lease_s": round(row.lease_s, 1),
-                **{k: v for k, v in _info(row.info).items() if k in ("slots", "started", "lanes")},
+                **{k: v for k, v in _info(row.info).items() if isinstance(v, _SHOWN.get(k, ()))},
             }
             for row in found.workers
         ],
     }
+
+
+_SHOWN: Mapping[str, type] = {"slots": int, "started": float, "lanes": list}
 
 
 def _lines(record: dict[str, Any]) -> Iterator[str]:
@@ -101,7 +104,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
         age = time.time() - row.get("started", time.time())
         yield (
             f"worker    {row['worker']}: {row['running']} of {row.get('slots', '?')} slots, "
-            f"{lease}, up {age:.0f} s, serves {', '.join(row.get('lanes', []))}"
+            f"{lease}, up {age:.0f} s, serves {', '.join(map(str, row.get('lanes', [])))}"
         )
     if not record["workers"]:
         yield "worker    none is alive; start one with 'leanq worker'"
@@ -147,8 +150,8 @@ async def _examine(url: str | None, lean: str | None) -> list[Finding]:
     findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
     findings.append(await _server(url or UpFile(os.environ).read()))
     environment = _try(findings, "lean", lambda: open_environment("default", None, lean=lean))
+    findings.append(await _sandbox())
     if environment:
-        findings.append(await _sandbox())
         findings.append(await _check(environment))
     return findings
 

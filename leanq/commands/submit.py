@@ -7,9 +7,10 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from itertools import islice
+from os.path import isfile
 from typing import Any, TextIO
 
 import click
@@ -19,7 +20,7 @@ from ..config import MAX_REQUEST_BYTES, Settings
 from ..errors import InvalidRequestError, LeanQError, RequestError, TooLargeError, UsageError
 from ..local import EmbeddedServer, UpFile, embedded_settings, running
 from ..queue import Queue
-from ..wire import LEAN_VERDICTS, Reply
+from ..wire import LEAN_VERDICTS, Reply, unpack_info
 from .build import make_worker
 
 # Files that are read and outstanding at a time, so that memory stays flat for any number.
@@ -47,18 +48,35 @@ class Ended:
         return 0 if self.reply.verdict == "accepted" else 1
 
 
+_Source = str | UsageError
+"""The Lean text of a file, or what is wrong with it."""
+
+
 def submit(files: Sequence[str], url: str | None, options: Check, as_json: bool) -> int:
     """Checks ``files`` (``-``: standard input) and prints each one's end; the exit code."""
-    return asyncio.run(_submit(files, url, options, as_json))
+    # A pipe or a terminal can keep its reader waiting, so what may be one is read while no
+    # worker depends on this process and Ctrl-C ends it at once.
+    early = {file: read_source(file) for file in files if file == "-" or not isfile(file)}
+    return asyncio.run(_submit(files, early, url, options, as_json))
 
 
-async def _submit(files: Sequence[str], url: str | None, options: Check, as_json: bool) -> int:
+async def _submit(
+    files: Sequence[str],
+    early: Mapping[str, _Source],
+    url: str | None,
+    options: Check,
+    as_json: bool,
+) -> int:
     codes = set()
-    async with _queue_at(url) as settings, AsyncLeanQClient(settings, patience_s=30.0) as client:
-        hint = asyncio.create_task(_hint(settings))
+    async with (
+        _queue_at(url) as (settings, worker),
+        AsyncLeanQClient(settings, patience_s=30.0) as client,
+    ):
+        hint = asyncio.create_task(_hint(settings, options["env"]))
         try:
             with _progress(len(files), as_json) as show:
-                async for ended in _check_all(client, files, options):
+                checks = (_check(client, file, early, options) for file in files)
+                async for ended in _ends(checks, worker):
                     codes.add(ended.exit_code)
                     show(ended)
         finally:
@@ -69,85 +87,90 @@ async def _submit(files: Sequence[str], url: str | None, options: Check, as_json
 
 
 @contextlib.asynccontextmanager
-async def _queue_at(url: str | None) -> AsyncIterator[Settings]:
-    """The queue at ``url``, or of ``leanq up``, or a whole one for the length of the call."""
+async def _queue_at(
+    url: str | None,
+) -> AsyncIterator[tuple[Settings, set[asyncio.Task[None]]]]:
+    """The queue at ``url``, or of ``leanq up``, or a whole one for the length of the call.
+
+    With the task of the worker beside it, if there is one.
+    """
     url = url or UpFile(os.environ).read()
     if url:
-        yield Settings.load(url, os.environ)
+        yield Settings.load(url, os.environ), set()
         return
     with EmbeddedServer() as server:
         settings = embedded_settings(server, os.environ)
         # Checked before the first request, so that a missing Lean is an error, not a wait.
-        worker = make_worker(settings)
-        async with running(worker) as task:
-            await asyncio.wait({task, asyncio.create_task(worker.joined.wait())}, **_FIRST)
-            if task.done():
-                task.result()
-            yield settings
+        async with running(make_worker(settings)) as task:
+            yield settings, {task}
 
 
-_FIRST: Any = {"return_when": asyncio.FIRST_COMPLETED}
-
-
-async def _check_all(
-    client: AsyncLeanQClient, files: Sequence[str], options: Check
+async def _ends(
+    checks: Iterator[Coroutine[Any, Any, Ended]], worker: set[asyncio.Task[None]]
 ) -> AsyncIterator[Ended]:
+    """Each check's end as it comes. Raises WorkerError where ``worker`` has ended before."""
     pending: set[asyncio.Task[Ended]] = set()
-    rest = iter(files)
     try:
         while True:
-            while len(pending) < _WINDOW and (file := next(rest, None)) is not None:
-                pending.add(asyncio.create_task(_check(client, file, options)))
+            pending |= {asyncio.create_task(c) for c in islice(checks, _WINDOW - len(pending))}
             if not pending:
                 return
-            done, pending = await asyncio.wait(pending, **_FIRST)
-            for task in done:
-                yield task.result()
+            first: Any = asyncio.FIRST_COMPLETED
+            done, _ = await asyncio.wait(pending | worker, return_when=first)
+            for check in pending & done:
+                pending.remove(check)
+                yield check.result()
+            for ended in worker & done:
+                ended.result()
     finally:
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-async def _check(client: AsyncLeanQClient, file: str, options: Check) -> Ended:
+async def _check(
+    client: AsyncLeanQClient, file: str, early: Mapping[str, _Source], options: Check
+) -> Ended:
+    source = early[file] if file in early else read_source(file)
+    if isinstance(source, UsageError):
+        return Ended(file, error=source)
     try:
-        return Ended(file, reply=await client.check(read_source(file), **options))
+        return Ended(file, reply=await client.check(source, **options))
     except LeanQError as error:
         return Ended(file, error=error)
 
 
-def read_source(file: str) -> str:
-    """The Lean text in ``file``, or on standard input for ``-``.
-
-    Raises:
-        UsageError: names the file, what is wrong with it, and what to do.
-    """
+def read_source(file: str) -> _Source:
+    """The Lean text in ``file``, or on standard input for ``-``; or what is wrong with it."""
     try:
-        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
+            data = stream.read(MAX_REQUEST_BYTES + 1)
     except IsADirectoryError:
-        raise InvalidRequestError("is a directory; name the .lean files in it") from None
+        return InvalidRequestError("is a directory; name the .lean files in it")
     except OSError as error:
-        raise InvalidRequestError(error.strerror or str(error)) from None
+        return InvalidRequestError(error.strerror or str(error))
     if len(data) > MAX_REQUEST_BYTES:
-        limit = MAX_REQUEST_BYTES >> 20
-        raise TooLargeError(f"has {len(data)} bytes; at most {limit} MB are taken")
+        return TooLargeError(f"is larger than the {MAX_REQUEST_BYTES >> 20} MB that are taken")
     try:
         return data.decode()
     except UnicodeDecodeError as error:
         text = f"is no UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}"
-        raise InvalidRequestError(text) from None
+        return InvalidRequestError(text)
 
 
 @contextlib.contextmanager
 def _progress(total: int, as_json: bool) -> Any:
     """Yields what shows one end: JSON lines, plain lines, or lines above a progress bar."""
     if as_json:
-        yield lambda ended: print(json.dumps(_record(ended), ensure_ascii=False), flush=True)
+        yield lambda ended: print(json.dumps(_record(ended)), flush=True)
     elif total > 1 and sys.stdout.isatty():
+        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
         columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, transient=True) as bar:
+        # Lines are left whole, as people copy them, and errors stay out of the output.
+        console, shared = Console(soft_wrap=True), sys.stderr.isatty()
+        with Progress(*columns, transient=True, console=console, redirect_stderr=shared) as bar:
             task = bar.add_task("checking", total=total)
 
             def show(ended: Ended) -> None:
@@ -186,14 +209,15 @@ def _record(ended: Ended) -> dict[str, Any]:
     return record
 
 
-async def _hint(settings: Settings) -> None:
+async def _hint(settings: Settings, env: str) -> None:
     """Says why nothing happens, when nobody is there to work."""
     await asyncio.sleep(_HINT_AFTER_S)
     queue = Queue(settings)
     try:
-        if not (await queue.status()).workers:
-            text = "no worker is alive on this queue; the requests wait for one (leanq worker)"
-            click.echo(f"leanq: {text}", err=True)
+        workers = (await queue.status()).workers
+        if not any(env in unpack_info(row.info).get("lanes", ()) for row in workers):
+            text = f"no worker for the environment {env!r} is alive; the requests wait for one"
+            click.echo(f"leanq: {text} (leanq worker)", err=True)
     except LeanQError:
         # The client itself reports a server that is out of reach.
         return

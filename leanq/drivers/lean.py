@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..errors import AuditError, SandboxError
 from ..sandbox import Finished, Limits, Sandbox
-from ..wire import Message, Reply, Request
+from ..wire import LEAN_VERDICTS, Message, Reply, Request, Verdict
 from .audit import Findings, ImportedAxioms, audit
 from .environment import Environment
 from .messages import Printed, judge, last_words
@@ -129,7 +129,7 @@ class LeanDriver:
         """What Lean prints about a source of ours, which imports the environment alone."""
         async with self._sandbox() as sandbox:
             file = sandbox.scratch / f"{_MODULE}.lean"
-            file.write_text(source)
+            file.write_bytes(source.encode())
             done = await _lean(sandbox, environment, ["--json", file.name], _ASK_LIMITS)
         if done.exit.code not in (0, 1):
             raise SandboxError(f"Lean could not be asked for axioms: {done.exit}")
@@ -139,8 +139,8 @@ class LeanDriver:
 
     @contextlib.asynccontextmanager
     async def _sandbox(self) -> AsyncIterator[Sandbox]:
-        sandbox = self._idle.pop() if self._idle else await self._new_sandbox()
         environment = self._environment
+        sandbox = self._idle.pop() if self._idle else await self._new_sandbox()
         try:
             yield sandbox
         finally:
@@ -191,11 +191,7 @@ class _Check:
         """Lean's verdict; where it accepts, ``module`` is what the audit has to look at."""
         olean = sandbox.scratch / f"{_MODULE}.olean"
         done, printed = await self._lean(sandbox, self.request.code, self._limits)
-        compiled = olean.is_file()
-        verdict = judge(printed, done.exit, done.stderr, compiled=compiled)
-        messages = printed.messages
-        if verdict in ("crashed", "memory"):
-            messages = (*messages, last_words(done.exit, done.stderr))
+        verdict, messages = _judged(done, printed, compiled=olean.is_file())
         reply = Reply(
             verdict=verdict,
             messages=messages,
@@ -214,7 +210,8 @@ class _Check:
 
     async def _read(self, sandbox: Sandbox, olean: Path, reply: Reply) -> Reply:
         """Reads the compiled result, with every example under a name of ours."""
-        named = name_examples(self.request.code, f"leanq_{secrets.token_hex(8)}")
+        salt = f"leanq_{secrets.token_hex(8)}"
+        named = await asyncio.to_thread(name_examples, self.request.code, salt)
         if named is not None:
             sandbox.clear()
             # The same work once more must not fail for a budget that it only just kept.
@@ -223,9 +220,11 @@ class _Check:
             )
             done, printed = await self._lean(sandbox, named, twice)
             if not olean.is_file():
-                why = next((m for m in printed.messages if m.severity == "error"), None)
-                text = why.text if why else f"Lean ended with {done.exit}"
-                return _unaudited(reply, AuditError(f"its examples, given names: {text}"))
+                verdict, messages = _judged(done, printed, compiled=False)
+                if verdict not in LEAN_VERDICTS:
+                    return replace(reply, verdict=verdict, messages=messages)
+                why = next(m.text for m in messages if m.severity == "error")
+                return _unaudited(reply, AuditError(f"its examples, given names: {why}"))
         try:
             self.module = await asyncio.to_thread(read_module, olean)
         except AuditError as error:
@@ -242,18 +241,18 @@ class _Check:
             [*command, _MODULE], env=variables, cwd=sandbox.scratch, limits=self._limits
         )
         if done.exit.stopped:
-            verdict = judge(Printed(b""), done.exit, done.stderr, compiled=True)
-            return replace(reply, verdict=verdict)
+            verdict, messages = _judged(done, Printed(b""), compiled=True)
+            return replace(reply, verdict=verdict, messages=(*reply.messages, *messages))
         if done.exit.code == 0:
             return reply
         said = (done.stderr or done.stdout).decode(errors="replace").strip()[-2000:]
         return _rejected(reply, f"leanq: the kernel does not accept it when replayed\n{said}")
 
     async def _lean(self, sandbox: Sandbox, code: str, limits: Limits) -> tuple[Finished, Printed]:
-        (sandbox.scratch / f"{_MODULE}.lean").write_text(code, newline="")
+        (sandbox.scratch / f"{_MODULE}.lean").write_bytes(code.encode())
         args = ["--json", "-o", f"{_MODULE}.olean", f"{_MODULE}.lean"]
         done = await _lean(sandbox, self.environment, args, limits)
-        return done, Printed(done.stdout)
+        return done, await asyncio.to_thread(Printed, done.stdout)
 
 
 async def _lean(
@@ -270,6 +269,15 @@ async def _lean(
 def _variables(sandbox: Sandbox, environment: Environment) -> dict[str, str]:
     scratch = str(sandbox.scratch)
     return {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+
+
+def _judged(
+    done: Finished, printed: Printed, *, compiled: bool
+) -> tuple[Verdict, tuple[Message, ...]]:
+    verdict = judge(printed, done.exit, done.stderr, compiled=compiled)
+    if verdict in ("crashed", "memory"):
+        return verdict, (*printed.messages, last_words(done.exit, done.stderr))
+    return verdict, printed.messages
 
 
 def _after_audit(reply: Reply, findings: Findings) -> Reply:

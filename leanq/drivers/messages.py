@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Sequence
-from typing import Any, get_args
+from collections.abc import Iterator
+from typing import Any, TypeGuard, get_args
 
 from ..sandbox import Exit
 from ..wire import Message, Severity, Verdict
@@ -22,23 +22,44 @@ _SORRY = re.compile(r"declaration uses (?:'sorry'|`sorry`)")
 
 # A deterministic budget that ran out: the message itself, or the cause that a tactic reports.
 _BUDGET = re.compile(
-    r"^\s*(?:\(deterministic\) timeout\b|maximum recursion depth has been reached\b)", re.MULTILINE
+    r"^[ \t]*(?:\(deterministic\) timeout|maximum recursion depth"
+    r"|\(kernel\) deterministic timeout|\(kernel\) deep recursion)\b",
+    re.MULTILINE,
 )
 _OUT_OF_MEMORY = re.compile(rb"out of memory", re.IGNORECASE)
 
+_OBJECTS_IN_A_LINE = 8
+_MAX_MESSAGES = 10_000
+
 
 class Printed:
-    """The messages of one run.
+    """The messages of one run. Takes seconds where a candidate printed megabytes of them.
 
     Attributes:
-        messages: in the order printed; lines from 1, columns from 0.
+        messages: the first 10,000 in the order printed; lines from 1, columns from 0.
         sorry: whether Lean warned that a declaration uses sorry.
+        failed: whether there was an error other than a budget that ran out.
+        exhausted: whether a deterministic budget ran out.
     """
 
     def __init__(self, stdout: bytes) -> None:
-        found = [m for line in stdout.splitlines() if (m := _parse(line)) is not None]
-        self.messages: tuple[Message, ...] = tuple(message for message, _ in found)
-        self.sorry = any(_is_sorry(message, kind) for message, kind in found)
+        self.sorry = self.failed = self.exhausted = False
+        messages: list[Message] = []
+        left_out = 0
+        for message, kind in filter(None, map(_parse, _lines(stdout))):
+            self.sorry = self.sorry or _is_sorry(message, kind)
+            if message.severity == "error":
+                budget = _BUDGET.search(message.text) is not None
+                self.exhausted = self.exhausted or budget
+                self.failed = self.failed or not budget
+            if len(messages) < _MAX_MESSAGES:
+                messages.append(message)
+            else:
+                left_out += 1
+        if left_out:
+            text = f"leanq: {left_out} further messages are left out"
+            messages.append(Message("warning", 1, 0, text))
+        self.messages = tuple(messages)
 
 
 def judge(printed: Printed, end: Exit, stderr: bytes, *, compiled: bool) -> Verdict:
@@ -52,9 +73,10 @@ def judge(printed: Printed, end: Exit, stderr: bytes, *, compiled: bool) -> Verd
         return "memory"
     if end.stopped is not None or end.code is None:
         return "crashed"
-    errors = [m for m in printed.messages if m.severity == "error"]
-    if errors:
-        return "exhausted" if all(_BUDGET.search(m.text) for m in errors) else "rejected"
+    if printed.failed:
+        return "rejected"
+    if printed.exhausted:
+        return "exhausted"
     if end.code != 0:
         return "memory" if _OUT_OF_MEMORY.search(stderr) else "crashed"
     if not compiled:
@@ -63,15 +85,24 @@ def judge(printed: Printed, end: Exit, stderr: bytes, *, compiled: bool) -> Verd
 
 
 def last_words(end: Exit, stderr: bytes) -> Message:
-    """Why Lean's process is said to have crashed, as a message of leanq's."""
+    """Why Lean's process did not end by itself in good order, as a message of leanq's."""
     if end.stopped == "output":
         text = "leanq: Lean was stopped because it printed too much"
+    elif end.stopped == "memory":
+        text = "leanq: Lean was stopped because it used more memory than it may"
     elif end.signal is not None:
-        text = f"leanq: Lean died of {signal.Signals(end.signal).name}"
+        text = f"leanq: Lean died of {_signal_name(end.signal)}"
     else:
         text = f"leanq: Lean ended with exit code {end.code} before it had checked the file"
     said = stderr.decode(errors="replace").strip()
     return Message("error", 1, 0, f"{text}\n{said[-2000:]}" if said else text)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
 
 
 def _is_sorry(message: Message, kind: str) -> bool:
@@ -80,23 +111,38 @@ def _is_sorry(message: Message, kind: str) -> bool:
     return kind == "hasSorry" or _SORRY.fullmatch(message.text.strip()) is not None
 
 
+def _lines(stdout: bytes) -> Iterator[bytes]:
+    """The lines that may hold a message."""
+    end = 0
+    while (found := stdout.find(b'"severity"', end)) >= 0:
+        start = stdout.rfind(b"\n", end, found) + 1 or end
+        end = stdout.find(b"\n", found) + 1 or len(stdout)
+        yield stdout[start:end]
+
+
 def _parse(line: bytes) -> tuple[Message, str] | None:
     text = line.decode(errors="replace")
     # Text that code printed without a newline stands before Lean's object.
     for start in _starts(text):
         try:
             value = json.loads(text[start:])
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         return _message(value)
     return None
 
 
-def _starts(text: str) -> Sequence[int]:
-    """Where an object may begin: at the front, else at the first few places that look so."""
-    if text.startswith('{"'):
-        return [0]
-    return [match.start() for match in re.finditer(r'\{"', text)][:8]
+def _starts(text: str) -> list[int]:
+    """Where the object that ends the line may begin: at the last few places that look so.
+
+    There are no more of them in an object of Lean's than its own and those of its positions.
+    """
+    starts: list[int] = []
+    start = text.rfind('{"')
+    while start >= 0 and len(starts) < _OBJECTS_IN_A_LINE:
+        starts.append(start)
+        start = text.rfind('{"', 0, start)
+    return starts[::-1]
 
 
 def _message(value: Any) -> tuple[Message, str] | None:
@@ -108,6 +154,8 @@ def _message(value: Any) -> tuple[Message, str] | None:
         return None
     line, column = _position(pos) or (1, 0)
     end_line, end_column = _position(value.get("endPos")) or (None, None)
+    # JSON can hold half of a surrogate pair, and what is sent on cannot.
+    text = text.encode(errors="replace").decode()
     return Message(severity, line, column, text, end_line, end_column), str(value.get("kind", ""))
 
 
@@ -115,4 +163,9 @@ def _position(value: Any) -> tuple[int, int] | None:
     if not isinstance(value, dict):
         return None
     line, column = value.get("line"), value.get("column")
-    return (line, column) if isinstance(line, int) and isinstance(column, int) else None
+    return (line, column) if _is_count(line) and _is_count(column) else None
+
+
+def _is_count(value: Any) -> TypeGuard[int]:
+    # Nothing of Lean's is larger, and what is sent on cannot hold any number.
+    return type(value) is int and 0 <= value < 1 << 32

@@ -34,17 +34,10 @@ from .source import quote
 
 Name = tuple[str | int, ...]
 Kind = Literal[
-    "axiom",
-    "definition",
-    "theorem",
-    "opaque",
-    "quotient",
-    "inductive",
-    "constructor",
-    "recursor",
+    "axiom", "definition", "theorem", "opaque", "quotient", "inductive", "constructor", "recursor"
 ]
 
-# Sixteen million pointers are some five seconds, and ten times the largest file of Mathlib.
+# Some seconds, and more than the largest files of Mathlib need.
 _MAX_STEPS = 1 << 24
 _MAX_NAME_PARTS = 1000
 
@@ -174,7 +167,7 @@ def read_module(
                 parts.append(_read_file(path.with_name(path.name + suffix), limit_bytes))
             module = _Image(parts)
         return module.read(only)
-    except (_Damaged, UnicodeDecodeError) as error:
+    except _Damaged as error:
         why = str(error)
     except IndexError:
         why = _ASTRAY
@@ -359,7 +352,10 @@ class _Image:
         if self._words[index] >> 56 != _STRING or not 0 < size <= len(self._bytes) - start:
             raise _Damaged("it holds a malformed string")
         self._spend(size >> 3)
-        return self._bytes[start : start + size - 1].decode()
+        try:
+            return self._bytes[start : start + size - 1].decode()
+        except UnicodeDecodeError:
+            raise _Damaged("it holds a malformed string") from None
 
     def _object(self, address: int, shape: int) -> int:
         """The index of the object there, which must have this tag and number of fields."""

@@ -35,28 +35,36 @@ for i = 8, 7 + 4 * results, 4 do
   end
   acks[#acks + 1] = ok
 end
-if #done > 0 then call('ZREM', work, unpack(done)) end
+for i = 1, #done, 1000 do
+  call('ZREM', work, unpack(done, i, math.min(i + 999, #done)))
+end
 
+-- What was withdrawn is popped as well, so that one call takes bounded time.
+local MOST_POPS = 1000
 local jobs, leases, bodies = {}, {}, {}
 local pops = 0
 
+-- The fields of a request that waits in this lane; nothing for one that expires hereby, or that
+-- was withdrawn: its rid stays in the list, since LREM is slow on long ones.
+local function waiting(rid, lane)
+  local r = call('HMGET', P .. ':req:' .. rid, 'st', 'l', 'n', 'at', 'exp', 'run', 'c')
+  if r[1] ~= 'queued' or r[2] ~= lane then return nil end
+  local deadline = tonumber(r[5])
+  if deadline == 0 or now <= deadline then return r end
+  expire(rid, lane, r[7], tonumber(r[3]), tonumber(r[4]), now, ttl, told)
+  return nil
+end
+
 local function take(rid, lane, alone)
-  local key = P .. ':req:' .. rid
-  local r = call('HMGET', key, 'st', 'n', 'at', 'exp', 'run', 'c')
-  -- Cancelled requests leave their rid in the list, since LREM is slow on long ones.
-  if r[1] ~= 'queued' then return false end
-  local deadline = tonumber(r[4])
-  if deadline > 0 and now > deadline then
-    expire(rid, lane, r[6], tonumber(r[2]), tonumber(r[3]), now, ttl, told)
-    return false
-  end
-  local n = tonumber(r[2]) + 1
+  local r = waiting(rid, lane)
+  if not r then return false end
+  local n = tonumber(r[3]) + 1
   local token = nonce .. #jobs
-  call('HSET', key, 'st', 'leased', 'tok', token, 'w', worker, 'n', n)
-  leases[#leases + 1] = now + tonumber(r[5])
+  call('HSET', P .. ':req:' .. rid, 'st', 'leased', 'tok', token, 'w', worker, 'n', n)
+  leases[#leases + 1] = now + tonumber(r[6])
   leases[#leases + 1] = rid
   bodies[#bodies + 1] = P .. ':body:' .. rid
-  jobs[#jobs + 1] = {rid, token, n, now - tonumber(r[3]), false, alone and 1 or 0, lane}
+  jobs[#jobs + 1] = {rid, token, n, now - tonumber(r[4]), false, alone and 1 or 0, lane}
   count('waiting:' .. lane, -1)
   return true
 end
@@ -65,7 +73,7 @@ end
 local function draw(lane, level, n)
   local ring = P .. ':ring:' .. lane .. ':' .. level
   local got = 0
-  while got < n and pops < 1000 do
+  while got < n and pops < MOST_POPS do
     local tenants = call('LPOP', ring, n - got)
     if not tenants then break end
     local each = math.floor((n - got) / #tenants)
@@ -103,30 +111,38 @@ local function claim(lane, n)
   return n
 end
 
-local hold = 0
-if want > 0 then
-  for i = 8 + 4 * results, #ARGV do
-    local lane = ARGV[i]
-    local suspects, isolating = P .. ':suspects:' .. lane, P .. ':isolating:' .. lane
-    if call('LLEN', suspects) > 0 then
-      if busy + #jobs == 0 then
-        local alone = false
-        while not alone do
-          local rid = call('LPOP', suspects)
-          if not rid then break end
-          alone = take(rid, lane, true)
-        end
-        if call('GET', isolating) == worker then call('DEL', isolating) end
-        if alone then break end
-      elseif call('GET', isolating) == worker
-          or call('SET', isolating, worker, 'NX', 'PX', 10 * lease) then
-        hold = 1
-        break
-      end
-    end
-    want = claim(lane, want)
-    if want == 0 then break end
+-- The first suspect of a lane that still waits.
+local function suspect(lane)
+  local suspects = P .. ':suspects:' .. lane
+  local rid = call('LINDEX', suspects, 0)
+  while rid and not waiting(rid, lane) do
+    call('LPOP', suspects)
+    rid = call('LINDEX', suspects, 0)
   end
+  return rid
+end
+
+local hold, first_lane = 0, 8 + 4 * results
+-- All lanes' suspects come before any lane's other work, which would never let them be alone.
+for i = first_lane, #ARGV do
+  local lane = ARGV[i]
+  local rid = want > 0 and suspect(lane)
+  if rid then
+    local isolating = P .. ':isolating:' .. lane
+    local holder = call('GET', isolating)
+    if busy == 0 then
+      take(call('LPOP', P .. ':suspects:' .. lane), lane, true)
+      if holder == worker then call('DEL', isolating) end
+      want = 0
+    elseif not holder or holder == worker then
+      -- It ends soon after the worker ceases to ask, and not while it still empties itself.
+      call('SET', isolating, worker, 'PX', 2 * lease)
+      hold, want = 1, 0
+    end
+  end
+end
+for i = first_lane, #ARGV do
+  if want > 0 then want = claim(ARGV[i], want) end
 end
 
 if #jobs > 0 then
@@ -135,11 +151,13 @@ if #jobs > 0 then
   for i, job in ipairs(jobs) do job[5] = values[i] end
   count('claimed', #jobs)
 end
-for i = 8 + 4 * results, #ARGV do
+if #jobs > 0 or pops >= MOST_POPS then
   -- Whoever leaves work behind wakes the next idle worker.
-  local lane = ARGV[i]
-  if #jobs > 0 and tonumber(call('HGET', stats, 'waiting:' .. lane) or 0) + (counts['waiting:' .. lane] or 0) > 0 then
-    ring_bell(lane, 1)
+  for i = first_lane, #ARGV do
+    local name = 'waiting:' .. ARGV[i]
+    if tonumber(call('HGET', stats, name) or 0) + (counts[name] or 0) > 0 then
+      ring_bell(ARGV[i], 1)
+    end
   end
 end
 tell(told, ttl)

@@ -48,12 +48,19 @@ local function verdict_reply(verdict, attempts, queued_ms)
   return cmsgpack.pack({'', 1, {verdict = verdict, attempts = attempts, queued_s = queued_ms / 1000}})
 end
 
+-- The last attempt runs alone, so that the neighbours of a killer are not condemned with it.
+local function is_suspect(attempts, max_attempts)
+  return attempts > 0 and attempts == max_attempts - 1
+end
+
 -- Puts a request whose lease ended back to the front, or makes it a dead letter.
--- charge: whether the attempt counts. Returns 'queued' or 'poisoned'.
+-- charge: whether the attempt counts. Returns 'queued', 'poisoned' or 'lost'.
 local function requeue(rid, charge, max_attempts, now, ttl_ms, told)
   local key = P .. ':req:' .. rid
-  local r = call('HMGET', key, 'l', 'p', 't', 'n', 'c', 'at')
+  local r = call('HMGET', key, 'l', 'p', 't', 'n', 'c')
   local lane, n = r[1], tonumber(r[4])
+  -- Somebody deleted it, perhaps the server to make room; its client will send it again.
+  if not lane then return 'lost' end
   if not charge then n = n - 1 end
   if n >= max_attempts then
     call('COPY', key, P .. ':deadreq:' .. rid, 'REPLACE')
@@ -71,8 +78,7 @@ local function requeue(rid, charge, max_attempts, now, ttl_ms, told)
   call('HSET', key, 'st', 'queued', 'n', n)
   call('HDEL', key, 'tok', 'w')
   call('HINCRBY', P .. ':stats', 'waiting:' .. lane, 1)
-  if n > 0 and n == max_attempts - 1 then
-    -- The last attempt runs alone, so that the neighbours of a killer are not condemned with it.
+  if is_suspect(n, max_attempts) then
     call('LPUSH', P .. ':suspects:' .. lane, rid)
   elseif call('LPUSH', P .. ':wait:' .. lane .. ':' .. r[2] .. ':' .. r[3], rid) == 1 then
     call('LPUSH', P .. ':ring:' .. lane .. ':' .. r[2], r[3])

@@ -7,16 +7,14 @@ local now, told = now_ms(), {}
 local worker = call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1)[1]
 if not worker then return {0, 0, 0} end
 local work = P .. ':work:' .. worker
-local back, poisoned = 0, 0
+local ends = {queued = 0, poisoned = 0, lost = 0}
 for _, rid in ipairs(call('ZRANGE', work, 0, 99)) do
   call('ZREM', work, rid)
-  if requeue(rid, true, most, now, ttl, told) == 'queued' then
-    back = back + 1
-  else
-    poisoned = poisoned + 1
-  end
+  local how = requeue(rid, true, most, now, ttl, told)
+  ends[how] = ends[how] + 1
 end
 if call('EXISTS', work) == 0 then forget_worker(worker) end
-if back + poisoned > 0 then call('HINCRBY', P .. ':stats', 'reaped', back + poisoned) end
+local reaped = ends.queued + ends.poisoned
+if reaped > 0 then call('HINCRBY', P .. ':stats', 'reaped', reaped) end
 tell(told, ttl)
-return {back, poisoned, 1}
+return {ends.queued, ends.poisoned, 1}

@@ -1,0 +1,215 @@
+"""A queue of a test's own on a real server, with its keys laid open and its time to be set."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import pytest
+import redis
+
+import leanq.queue
+from leanq.config import Settings
+from leanq.queue import Queue, script_text
+from leanq.transitions import Claimed, Job, Settlement, Submission, Submitted
+from leanq.wire import Reply, Verdict, pack_reply, unpack_reply
+
+CLOCK = """local function now_ms()
+  return tonumber(call('GET', P .. ':clock'))
+end
+"""
+
+
+def with_test_clock(name: str) -> str:
+    """The script, which now takes the time from a key."""
+    text = script_text(name)
+    start = text.index("local function now_ms()")
+    end = text.index("\nend\n", start) + len("\nend\n")
+    return text[:start] + CLOCK + text[end:]
+
+
+@dataclass
+class Dump:
+    """Everything that the server holds of one queue, by the kind of key."""
+
+    req: dict[str, dict[str, str]] = field(default_factory=dict)
+    reply: dict[str, bytes] = field(default_factory=dict)
+    bodies: set[str] = field(default_factory=set)
+    lists: defaultdict[str, dict[str, list[str]]] = field(default_factory=lambda: defaultdict(dict))
+    hashes: dict[str, dict[str, str]] = field(default_factory=dict)
+    work: dict[str, dict[str, int]] = field(default_factory=dict)
+    workers: dict[str, int] = field(default_factory=dict)
+    isolating: dict[str, str] = field(default_factory=dict)
+    inbox: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
+    dead: set[str] = field(default_factory=set)
+    deadreq: set[str] = field(default_factory=set)
+
+    def check(self) -> None:
+        """What holds between any two calls, whatever they were, until replies are collected."""
+        waiting, suspects = self.lists["wait"], self.lists["suspects"]
+        listed = Counter(chain(*waiting.values(), *suspects.values()))
+        leased = Counter(chain(*self.work.values()))
+        for rid, fields in self.req.items():
+            queued = fields["st"] == "queued"
+            assert (listed[rid], leased[rid]) == ((1, 0) if queued else (0, 1)), rid
+            assert queued or rid in self.work[fields["w"]]
+        assert set(leased) <= set(self.req)
+        # What ended leaves at most its rid in a list.
+        assert not set(self.req) & set(self.reply)
+        assert set(listed) <= set(self.req) | set(self.reply)
+        assert self.bodies == set(self.req)
+        assert self.dead == self.deadreq
+        # Work whose worker is not in the fleet would never be reaped.
+        assert set(self.work) <= set(self.workers)
+        rings = [f"{place}:{t}" for place, ring in self.lists["ring"].items() for t in ring]
+        assert sorted(rings) == sorted(waiting)
+        for name, count in self.hashes.get("stats", {}).items():
+            kind, _, lane = name.partition(":")
+            queued_there = [r for r in self.req.values() if (r["l"], r["st"]) == (lane, "queued")]
+            assert kind != "waiting" or int(count) == len(queued_there)
+        # For each reply one client was told, once.
+        assert sorted(chain(*self.inbox.values())) == sorted(self.reply.items())
+
+
+def dump(server: redis.Redis, tag: str) -> Dump:
+    names = sorted(key.decode() for key in server.scan_iter(f"{tag}:*", count=10_000))
+    pipe = server.pipeline(transaction=False)
+    for name in names:
+        match name[len(tag) + 1 :].partition(":")[0]:
+            case "req" | "stats" | "info" | "lanes" | "deadreq":
+                pipe.hgetall(name)
+            case "wait" | "ring" | "suspects" | "bell" | "stop":
+                pipe.lrange(name, 0, -1)
+            case "work" | "workers" | "dead":
+                pipe.zrange(name, 0, -1, withscores=True)
+            case "inbox":
+                pipe.xrange(name)
+            case _:
+                pipe.get(name)
+    found = Dump()
+    for name, value in zip(names, pipe.execute(), strict=True):
+        kind, _, rest = name[len(tag) + 1 :].partition(":")
+        match kind:
+            case "req":
+                found.req[rest] = _texts(value)
+            case "stats" | "info" | "lanes":
+                found.hashes[kind] = _texts(value)
+            case "wait" | "ring" | "suspects" | "bell" | "stop":
+                found.lists[kind][rest] = [item.decode() for item in value]
+            case "work":
+                found.work[rest] = {rid.decode(): int(score) for rid, score in value}
+            case "workers":
+                found.workers = {worker.decode(): int(score) for worker, score in value}
+            case "inbox":
+                entries = [pair for _, fields in value for pair in fields.items()]
+                found.inbox[rest] = [(rid.decode(), data) for rid, data in entries]
+            case "dead":
+                found.dead = {rid.decode() for rid, _ in value}
+            case "reply":
+                found.reply[rest] = value
+            case "body":
+                found.bodies.add(rest)
+            case "deadreq":
+                found.deadreq.add(rest)
+            case "isolating":
+                found.isolating[rest] = value.decode()
+            case other:
+                assert other == "clock", f"a key that nobody knows: {name}"
+    return found
+
+
+def _texts(value: dict[bytes, bytes]) -> dict[str, str]:
+    return {k.decode(): v.decode() for k, v in value.items()}
+
+
+def submission(rid: str, **fields: Any) -> Submission:
+    """A request for lane ``a`` that may run for a minute, but for ``fields``."""
+    usual = Submission(rid, "a", "t", 1, deadline_ms=0, longest_run_ms=60_000, body=b"body")
+    return replace(usual, **fields)
+
+
+def settlement(job: Job, verdict: Verdict = "accepted") -> Settlement:
+    reply = pack_reply(job.token, Reply(verdict, attempts=job.attempts))
+    return Settlement(job.rid, job.token, verdict, reply)
+
+
+class Shard:
+    """The queue with arguments that tests do not care about filled in."""
+
+    def __init__(self, settings: Settings, server: redis.Redis) -> None:
+        self.settings = settings
+        self.server = server
+        self.queue = Queue(settings)
+        self.tag = self.queue.keys.tag
+        self._nonces = itertools.count()
+        self._now_ms = 1_000_000_000
+        self.advance(0)
+
+    def advance(self, ms: int) -> None:
+        self._now_ms += ms
+        self.server.set(f"{self.tag}:clock", self._now_ms)
+
+    async def submit(self, *rids: str, client: str = "c", **fields: Any) -> list[Submitted]:
+        return await self.queue.submit(client, [submission(rid, **fields) for rid in rids])
+
+    async def claim(
+        self,
+        worker: str = "w",
+        want: int = 10,
+        *,
+        lanes: Sequence[str] = ("a",),
+        busy: int = 0,
+        settle: Sequence[Settlement] = (),
+    ) -> Claimed:
+        nonce = f"{next(self._nonces)}:"
+        return await self.queue.claim(
+            worker, lanes, want, busy=busy, nonce=nonce, settlements=settle
+        )
+
+    async def job(self, worker: str = "w", **options: Any) -> Job:
+        """The one request that a claim brings."""
+        (job,) = (await self.claim(worker, 1, **options)).jobs
+        return job
+
+    async def settle(self, *jobs: Job, worker: str = "w") -> tuple[bool, ...]:
+        return (await self.claim(worker, 0, settle=[settlement(job) for job in jobs])).accepted
+
+    async def suspect(self, rid: str, **fields: Any) -> None:
+        """Submits a request and fails it until its next attempt is the last."""
+        await self.submit(rid, **fields)
+        lane = str(fields.get("lane", "a"))
+        for _ in range(self.settings.max_attempts - 1):
+            (job,) = (await self.claim("killed", 1, lanes=[lane])).jobs
+            assert job.rid == rid
+            await self.queue.release("killed", [(rid, job.token)], charge=True)
+
+    async def end(self, rid: str) -> tuple[str | None, int, float] | None:
+        """A reply's verdict, attempts, and seconds in the queue; None where there is none."""
+        (data,) = await self.queue.replies([rid])
+        if data is None:
+            return None
+        reply = unpack_reply(rid, data)
+        return reply.verdict, reply.attempts, reply.queued_s
+
+    def dump(self) -> Dump:
+        return dump(self.server, self.tag)
+
+    def bell(self, lane: str = "a") -> int:
+        return len(self.dump().lists["bell"].get(lane, ()))
+
+
+@contextlib.asynccontextmanager
+async def open_shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shard]:
+    monkeypatch.setattr(leanq.queue, "script_text", with_test_clock)
+    with redis.Redis.from_url(settings.url) as server:
+        shard = Shard(settings, server)
+        try:
+            yield shard
+        finally:
+            await shard.queue.close()
+            server.delete(f"{shard.tag}:clock", *server.scan_iter(f"{shard.tag}:*", count=10_000))

@@ -1,0 +1,527 @@
+"""The lean driver with real Lean: its verdicts, its audit, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import CI, eventually
+from sandboxes import children, marked, new_marker
+
+from leanq.drivers import lean as lean_module
+from leanq.drivers.environment import Environment, open_environment
+from leanq.drivers.lean import LeanDriver
+from leanq.drivers.toolchain import ask
+from leanq.errors import SandboxError, ToolchainError
+from leanq.wire import Message, Reply, Request, pack_reply
+
+SAMPLES = Path(__file__).parent / "samples"
+
+# A program in Lean's place that takes the candidate's text for a script.
+SHELL = ("/bin/sh", "-c", 'exec /bin/sh "./$4"', "/bin/sh")
+LOOKALIKE = r"""{"severity":"information","data":"'x' does not depend on any axioms"}"""
+
+
+def sample(name: str) -> str:
+    return (SAMPLES / f"{name}.lean").read_text()
+
+
+def check(code: str, **options: Any) -> Request:
+    return Request(op="check", code=code, **options)
+
+
+class Site:
+    """One environment as each test wants it, with the drivers that it opened."""
+
+    def __init__(self, core: Environment, stack: contextlib.AsyncExitStack) -> None:
+        self.marker = new_marker()
+        # An option that no Lean knows and none minds, to find its processes by.
+        self.core = replace(core, options=(f"-Dweak.test={self.marker}",))
+        self._stack = stack
+
+    def behind(self, *command: str) -> Environment:
+        """The environment with ``command`` in front of Lean."""
+        toolchain = self.core.toolchain
+        wrapped = replace(toolchain, command=(*command, *toolchain.command))
+        return replace(self.core, toolchain=wrapped)
+
+    def shell(self) -> Environment:
+        return replace(self.core, toolchain=replace(self.core.toolchain, command=SHELL), options=())
+
+    async def driver(self, environment: Environment | None = None, slots: int = 1) -> LeanDriver:
+        return await self.open(lambda: environment or self.core, slots)
+
+    async def open(self, opener: Callable[[], Environment], slots: int = 1) -> LeanDriver:
+        driver = LeanDriver(opener, slots=slots)
+        self._stack.push_async_callback(driver.close)
+        await driver.open()
+        return driver
+
+    async def check(self, code: str, **options: Any) -> Reply:
+        return await (await self.driver()).run(check(code, **options))
+
+
+@pytest.fixture
+async def site(core: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = children(os.getpid())
+    async with contextlib.AsyncExitStack() as stack:
+        made = Site(core, stack)
+        yield made
+    assert marked(made.marker) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("leanq-")] == []
+    assert set(children(os.getpid())) <= set(before)
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "axioms", "places"),
+    [
+        ("and_swap", "accepted", (), []),
+        ("or_swap", "accepted", (), []),
+        ("standalone", "accepted", (), []),
+        ("incomplete", "incomplete", None, [("warning", 4, 8)]),
+        ("wrong", "rejected", None, [("error", 7, 2)]),
+        ("syntax_error", "rejected", None, [("error", 4, 37)]),
+        ("heartbeats", "exhausted", None, [("error", 10, 76)]),
+        ("silent_sorry", "incomplete", ("sorryAx",), [("warning", 1, 0)]),
+    ],
+)
+async def test_samples(
+    site: Site,
+    name: str,
+    verdict: str,
+    axioms: tuple[str, ...] | None,
+    places: Sequence[tuple[str, int, int]],
+) -> None:
+    reply = await site.check(sample(name))
+    assert (reply.verdict, reply.axioms, reply.error) == (verdict, axioms, None)
+    assert [(m.severity, m.line, m.column) for m in reply.messages] == places
+    assert reply.fingerprint == site.core.fingerprint
+    assert reply.cpu_s > 0.01
+    assert reply.wall_s > reply.audit_s >= 0
+    assert (reply.audit_s > 0) == (axioms is not None)
+
+
+async def test_a_message_of_leans_is_whole(site: Site) -> None:
+    (message,) = (await site.check(sample("wrong"))).messages
+    text = "Type mismatch\n  h.left\nhas type\n  p\nbut is expected to have type\n  q"
+    assert message == Message("error", 7, 2, text, end_line=7, end_column=14)
+
+
+async def test_columns_count_characters(site: Site) -> None:
+    code = "prelude\ntheorem «𝔸é→» (p : Prop) : p := nowhere\n"
+    message, *_ = (await site.check(code)).messages
+    assert (message.line, message.column, message.end_column) == (2, 32, 39)
+
+
+async def test_the_cpu_budget_ends_it(site: Site) -> None:
+    reply = await site.check(sample("stack_overflow"), timeout_s=1.0)
+    assert (reply.verdict, reply.axioms) == ("timeout", None)
+    assert reply.cpu_s > 1.0
+
+
+async def test_the_wall_budget_ends_it(site: Site) -> None:
+    reply = await site.check(sample("stack_overflow"), wall_s=0.3)
+    assert reply.verdict == "timeout"
+
+
+async def test_the_memory_limit_ends_it(site: Site) -> None:
+    reply = await site.check(sample("stack_overflow"), memory_mb=48)
+    assert reply.verdict == "memory"
+    assert ["memory" in m.text for m in reply.messages] == [True]
+
+
+@pytest.mark.skipif(not CI, reason="takes 22 s of CPU; CI runs it")
+async def test_a_crash(site: Site) -> None:
+    reply = await site.check(sample("stack_overflow"))
+    assert reply.verdict == "crashed"
+    (message,) = reply.messages
+    assert "SIGABRT" in message.text
+    assert "Stack overflow" in message.text
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict", "said"),
+    [
+        ("kill -ABRT $$", "crashed", "SIGABRT"),
+        ("kill -40 $$", "crashed", "signal 40"),
+        ("echo oops >&2; exit 3", "crashed", "exit code 3"),
+        ("exit 0", "crashed", "exit code 0"),
+        ("yes", "crashed", "too much"),
+        ("echo out of memory >&2; exit 1", "memory", "out of memory"),
+    ],
+)
+async def test_other_ends(site: Site, script: str, verdict: str, said: str) -> None:
+    driver = await site.driver(site.shell())
+    reply = await driver.run(check(script))
+    assert reply.verdict == verdict
+    assert said in reply.messages[-1].text
+
+
+@pytest.mark.parametrize("line", ["y", '{"severity":"error","data":"x"}', '{"severity"'])
+async def test_a_flood_of_output(site: Site, line: str) -> None:
+    driver = await site.driver(site.shell())
+    reply = await driver.run(check(f"yes '{line}' | head -c 3000000; exit 1"))
+    assert reply.verdict == ("rejected" if line.endswith("}") else "crashed")
+    assert len(pack_reply("token", reply)) < 1 << 20
+
+
+async def test_what_takes_long_with_large_input_holds_nobody_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def watched(name: str) -> Callable[..., Any]:
+        real = getattr(lean_module, name)
+
+        def call(*args: Any) -> Any:
+            seen.append(name)
+            assert threading.current_thread() is not threading.main_thread()
+            return real(*args)
+
+        return call
+
+    for name in ("Printed", "name_examples", "read_module"):
+        monkeypatch.setattr(lean_module, name, watched(name))
+    assert (await site.check(sample("and_swap"))).verdict == "accepted"
+    assert seen == ["Printed", "name_examples", "read_module"]
+
+
+async def test_a_missing_import_is_leans_to_reject(site: Site) -> None:
+    reply = await site.check("prelude\nimport Nowhere.To.Be.Found\n")
+    assert reply.verdict == "rejected"
+    assert "Nowhere" in reply.messages[0].text
+
+
+async def test_many_at_a_time_give_the_verdicts_of_one(site: Site) -> None:
+    expected = {
+        "and_swap": ("accepted", ()),
+        "wrong": ("rejected", None),
+        "silent_sorry": ("incomplete", ("sorryAx",)),
+        "standalone": ("accepted", ()),
+    }
+    driver = await site.driver(slots=3)
+    free = asyncio.Semaphore(3)
+
+    async def run(name: str) -> tuple[str, Reply]:
+        async with free:
+            return name, await driver.run(check(sample(name)))
+
+    replies = await asyncio.gather(*(run(name) for name in list(expected) * 20))
+    assert len(replies) == 80
+    for name, reply in replies:
+        assert (reply.verdict, reply.axioms) == expected[name]
+
+
+# The audit
+
+
+CHEAT = "prelude\nimport Core\naxiom cheat : False\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "axioms"),
+    [
+        (f"{CHEAT}theorem t (p : Prop) : p := False.elim cheat", "rejected", ("cheat",)),
+        (CHEAT, "rejected", ("cheat",)),
+        (f"{CHEAT}example (p : Prop) : p := False.elim cheat", "rejected", ("cheat",)),
+        ("prelude\nimport Core\ntheorem t : False := sorryAx False false", "incomplete", None),
+        (
+            "prelude\nimport Core\nset_option warn.sorry false\ntheorem t : False := sorry",
+            "incomplete",
+            ("sorryAx",),
+        ),
+        (
+            "prelude\nimport Core\nset_option warn.sorry false\n"
+            "example : False := sorryAx False false",
+            "incomplete",
+            ("sorryAx",),
+        ),
+        (
+            "prelude\nimport Core\nexample (p : Prop) (h : p) : p := h\n"
+            "example : HEq True True → Eq True True := fun h => eq_of_heq h",
+            "accepted",
+            ("eq_of_heq",),
+        ),
+        # Its own command of the name, which would come alive with an import.
+        (
+            f'{CHEAT}syntax (name := mine) "#print" : command\ntheorem t : False := cheat',
+            "rejected",
+            ("cheat",),
+        ),
+        # A standard name that it has given to something else.
+        (
+            "prelude\ninductive Nothing : Prop\naxiom propext : Nothing\n"
+            "theorem t : Nothing := propext",
+            "rejected",
+            ("propext",),
+        ),
+        ("prelude\ninductive Nothing : Prop\naxiom propext : Nothing", "rejected", ("propext",)),
+    ],
+    ids=[
+        "axiom",
+        "unused axiom",
+        "example on an axiom",
+        "sorryAx",
+        "silenced sorry",
+        "silenced example",
+        "axiom of the environment",
+        "own #print",
+        "own propext",
+        "own propext unused",
+    ],
+)
+async def test_audit(site: Site, code: str, verdict: str, axioms: tuple[str, ...] | None) -> None:
+    reply = await site.check(code)
+    assert (reply.verdict, reply.axioms) == (verdict, axioms)
+    if verdict == "rejected":
+        assert reply.axioms is not None
+        assert reply.messages[-1].severity == "error"
+        assert reply.messages[-1].text.endswith(f"not allowed: {', '.join(reply.axioms)}")
+
+
+async def test_axioms_that_the_client_allows(site: Site) -> None:
+    driver = await site.driver()
+    code = f"{CHEAT}axiom other : True\ntheorem t : False := cheat"
+    reply = await driver.run(check(code, allow_axioms=("cheat", "other")))
+    assert (reply.verdict, reply.axioms) == ("accepted", ("cheat", "other"))
+    reply = await driver.run(check(code, allow_axioms=("cheat",)))
+    assert (reply.verdict, reply.axioms) == ("rejected", ("cheat", "other"))
+    assert reply.messages[-1].text.endswith("not allowed: other")
+
+
+async def test_without_an_audit_leans_word_stands(site: Site) -> None:
+    driver = await site.driver()
+    for name, verdict in {"silent_sorry": "accepted", "incomplete": "incomplete"}.items():
+        reply = await driver.run(check(sample(name), audit=False))
+        assert (reply.verdict, reply.axioms, reply.audit_s) == (verdict, None, 0.0)
+    reply = await driver.run(check(CHEAT, audit=False))
+    assert (reply.verdict, reply.axioms) == ("accepted", None)
+
+
+@pytest.mark.parametrize("name", ["silent_sorry", "and_swap"])
+async def test_printed_lookalikes_change_no_verdict(site: Site, name: str) -> None:
+    # Printed by Lean's own process, but not by the one that is asked for axioms.
+    printing = 'case "$*" in *" -o "*) echo "$0"; printf %s "$0";; esac; exec "$@"'
+    loud = await site.driver(site.behind("/bin/sh", "-c", printing, LOOKALIKE))
+    quiet = await site.check(sample(name))
+    reply = await loud.run(check(sample(name)))
+    assert (reply.verdict, reply.axioms) == (quiet.verdict, quiet.axioms)
+    assert any("does not depend" in m.text for m in reply.messages)
+
+
+async def test_a_result_that_is_no_olean_is_never_accepted(site: Site) -> None:
+    driver = await site.driver(site.shell())
+    reply = await driver.run(check("echo forged > LeanqSubmission.olean"))
+    assert reply.verdict == "rejected"
+    assert "cannot be audited" in reply.messages[-1].text
+
+
+@pytest.mark.parametrize(
+    ("again", "verdict"),
+    [
+        ("kill -ABRT $$", "crashed"),
+        ("while :; do :; done", "timeout"),
+        ('echo \'{"severity":"error","data":"a name is taken"}\'; exit 1', "rejected"),
+    ],
+)
+async def test_examples_that_end_otherwise_under_names(
+    site: Site, again: str, verdict: str
+) -> None:
+    # When it runs for the second time, the last line is a definition.
+    second = 'grep -q "^def" LeanqSubmission.lean'
+    script = f"if {second}; then {again}; fi; : > LeanqSubmission.olean; exit\nexample"
+    driver = await site.driver(site.shell())
+    reply = await driver.run(check(script, timeout_s=0.3))
+    assert reply.verdict == verdict
+
+
+async def test_replay_needs_a_checker(site: Site) -> None:
+    reply = await site.check(sample("and_swap"), replay=True)
+    assert reply.verdict is None
+    assert "leanchecker" in (reply.error or "")
+
+
+@pytest.mark.parametrize(
+    ("checker", "verdict"),
+    [
+        ("exit 0", "accepted"),
+        ("echo bad declaration >&2; exit 1", "rejected"),
+        ("while :; do :; done", "timeout"),
+    ],
+)
+async def test_replay_speaks_after_lean(site: Site, checker: str, verdict: str) -> None:
+    command = ("/bin/sh", "-c", f'test -f "$0.olean" || exit 7; {checker}')
+    toolchain = replace(site.core.toolchain, replay_command=command)
+    driver = await site.driver(replace(site.core, toolchain=toolchain))
+    reply = await driver.run(check(sample("and_swap"), replay=True, timeout_s=0.5))
+    assert reply.verdict == verdict
+    if verdict == "rejected":
+        assert "bad declaration" in reply.messages[-1].text
+
+
+# Processes and files
+
+
+async def test_a_candidate_finds_nothing_of_the_one_before(site: Site) -> None:
+    driver = await site.driver(site.shell())
+    leave = """
+        mkdir -p deep/er; echo left > deep/er/file; ln -s / root; mkfifo pipe; chmod 0 deep
+        echo left > ../outside; echo left > "$HOME/at-home"; echo left > "$TMPDIR/temporary"
+        (setsid sleep 1000 &)
+        exit 1
+    """
+    await driver.run(check(leave))
+    reply = await driver.run(
+        check("""
+        for name in * .[!.]* ..?*; do
+            test -e "$name" -o -L "$name" && printf '{"severity":"error","data":"%s"}\\n' "$name"
+        done
+        exit 1
+    """)
+    )
+    assert [m.text for m in reply.messages] == ["LeanqSubmission.lean"]
+
+
+async def test_a_candidate_cannot_write_beside_its_folder(site: Site, tmp_path: Path) -> None:
+    driver = await site.driver(site.shell())
+    script = f"echo x > {tmp_path}/outside; echo x > {site.core.search_path[0]}/Evil.olean; exit 1"
+    await driver.run(check(script))
+    assert not (tmp_path / "outside").exists()
+    assert not (site.core.search_path[0] / "Evil.olean").exists()
+
+
+async def test_cancelling_a_check_ends_lean(site: Site) -> None:
+    driver = await site.driver()
+    task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
+    await eventually(lambda: bool(marked(site.marker)))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert marked(site.marker) == []
+    assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
+
+
+async def test_two_checks_at_once_do_not_meet(site: Site, tmp_path: Path) -> None:
+    driver = await site.driver(site.shell(), slots=2)
+    script = "echo $PWD; test -e mine && exit 9; : > mine; until test -e go; do sleep 0.01; done"
+    tasks = [asyncio.create_task(driver.run(check(script))) for _ in range(2)]
+
+    def folders() -> list[Path]:
+        return [file.parent for file in tmp_path.glob("leanq-*/mine")]
+
+    await eventually(lambda: len(folders()) == 2)
+    for folder in folders():
+        (folder / "go").touch()
+    for reply in await asyncio.gather(*tasks):
+        assert "exit code 0" in reply.messages[-1].text
+
+
+async def test_a_dead_warden_costs_one_request(site: Site, tmp_path: Path) -> None:
+    driver = await site.driver()
+    (sandbox,) = driver._idle
+    task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
+    await eventually(lambda: bool(marked(site.marker)))
+    sandbox._warden.kill()
+    with pytest.raises(SandboxError):
+        await task
+    await eventually(lambda: marked(site.marker) == [])
+    assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
+
+
+async def test_other_operations_are_refused(site: Site) -> None:
+    driver = await site.driver()
+    assert "echo" in ((await driver.run(Request(op="echo"))).error or "")
+
+
+async def test_about(site: Site) -> None:
+    about = (await site.driver()).about
+    assert about["driver"] == "lean"
+    assert about["lean"] == site.core.toolchain.version
+    assert about["fingerprint"] == site.core.fingerprint
+
+
+async def test_text_goes_to_lean_as_utf_8_in_any_locale(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("locale.getpreferredencoding", lambda *_: "ascii")
+    reply = await site.check("prelude\r\nimport Core\r\ntheorem «𝔸∀» (p : Prop) : p → p := id\r\n")
+    assert reply.verdict == "accepted"
+
+
+# An environment that changes
+
+
+class Library:
+    """A folder of compiled modules that can be compiled anew."""
+
+    def __init__(self, core: Environment, folder: Path, cache: Path) -> None:
+        self.core, self.folder, self.cache = core, folder, cache
+        folder.mkdir()
+
+    def compile(self, statement: str) -> None:
+        source = self.folder / "Library.lean"
+        source.write_text(f"prelude\nimport Core\n{statement}\n")
+        command = (*self.core.toolchain.command, "-o", "Library.olean", source.name)
+        environ = {"LEAN_PATH": str(self.core.search_path[0])}
+        run = lean_variables_kept(command, environ)
+        assert ask(run, {}, self.folder).returncode == 0
+
+    def open(self) -> Environment:
+        return open_environment("library", self.folder, cache=self.cache, environ={})
+
+
+def lean_variables_kept(command: Sequence[str], environ: dict[str, str]) -> tuple[str, ...]:
+    """``ask`` takes nothing of Lean's own variables over; ``env`` gives them all the same."""
+    return ("/usr/bin/env", *(f"{name}={text}" for name, text in environ.items()), *command)
+
+
+async def test_a_changed_environment_is_noticed(
+    site: Site, core: Environment, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean_module, "_CHECK_CHANGES_EVERY_S", 0.0)
+    library = Library(core, tmp_path / "library", cache)
+    library.compile("theorem given (p : Prop) (h : p) : p := h")
+    driver = await site.open(library.open)
+    code = "prelude\nimport Core\nimport Library\ntheorem t (p : Prop) : p → p := given p"
+    first = await driver.run(check(code))
+    assert (first.verdict, first.axioms) == ("accepted", ())
+
+    library.compile("axiom given (p : Prop) (h : p) : p")
+    second = await driver.run(check(code))
+    assert (second.verdict, second.axioms) == ("rejected", ("given",))
+    assert (
+        first.fingerprint
+        != second.fingerprint
+        == driver.about["fingerprint"]
+        == library.open().fingerprint
+    )
+
+    library.compile("theorem given (p : Prop) (h : p) : p := h")
+    third = await driver.run(check(code))
+    assert (third.verdict, third.fingerprint) == ("accepted", first.fingerprint)
+
+
+async def test_an_environment_that_went_away_is_the_workers_trouble(
+    site: Site, core: Environment, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean_module, "_CHECK_CHANGES_EVERY_S", 0.0)
+    library = Library(core, tmp_path / "library", cache)
+    library.compile("theorem given (p : Prop) (h : p) : p := h")
+    driver = await site.open(library.open)
+    library.folder.rename(tmp_path / "away")
+    with pytest.raises(ToolchainError):
+        await driver.run(check(sample("and_swap")))
+    (tmp_path / "away").rename(library.folder)
+    assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"

@@ -1,0 +1,398 @@
+"""The real scripts against the model, on a real server, with time in the test's hands.
+
+``LEANQ_SOAK=2000`` runs so many examples, new ones each time; without it a few, always the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections import Counter, defaultdict
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+import redis
+from hypothesis import HealthCheck
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from queue_model import Model
+from shards import dump, with_test_clock
+
+import leanq.queue
+from leanq.config import Settings
+from leanq.local import EmbeddedServer
+from leanq.queue import Queue
+from leanq.transitions import Attached, Full, Queued, Reaped, Settlement, Submission, UnknownLane
+from leanq.wire import Reply, pack_reply, unpack_reply
+
+_T = TypeVar("_T")
+
+SOAK = int(os.environ.get("LEANQ_SOAK", "0"))
+PROFILE = profile(
+    max_examples=SOAK or 100,
+    stateful_step_count=60,
+    deadline=None,
+    derandomize=not SOAK,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+LANES, TENANTS, CLIENTS = ("a", "b"), ("s", "t", "u"), ("c", "d")
+LEASE_MS, MAX_ATTEMPTS, MAX_WAITING = 10_000, 3, 6
+
+NAMES = {Queued: "queued", Attached: "attached", Full: "full", UnknownLane: "unknown"}
+lanes = st.lists(st.sampled_from(LANES), min_size=1, unique=True)
+clients = st.sampled_from(CLIENTS)
+workers = st.integers(0, 1)
+some = st.lists(st.integers(1, 20), max_size=6)
+submissions = st.builds(
+    Submission,
+    rid=st.just("new"),
+    lane=st.sampled_from((*LANES, *LANES, "x")),
+    tenant=st.sampled_from(TENANTS),
+    level=st.integers(0, 2),
+    deadline_ms=st.sampled_from((0, 0, 5_000, 30_000)),
+    longest_run_ms=st.sampled_from((8_000, 100_000)),
+    body=st.just(b"body"),
+)
+
+
+def pick(known: Sequence[_T], back: Sequence[int]) -> list[_T]:
+    """Some of what came up before, counted from the newest."""
+    return [known[-number] for number in back if number <= len(known)]
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Every rule does the same to the model and to the server, and compares the answers."""
+
+    server: redis.Redis
+    loop: asyncio.AbstractEventLoop
+    settings: Settings
+    examples = itertools.count()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = Queue(replace(self.settings, prefix=f"model{next(self.examples)}"))
+        self.tag = self.queue.keys.tag
+        self.model = Model(LEASE_MS, MAX_ATTEMPTS, MAX_WAITING)
+        self.workers = ["w0", "w1"]
+        self.calls = itertools.count()
+        self.sound = True
+        # Every lease that a worker was ever given, the ended ones too.
+        self.leases: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        self.sent: list[Submission] = []
+        self.replies: dict[str, bytes] = {}
+        # Lanes of which a worker took a bell's token and has not claimed since.
+        self.woken: set[str] = set()
+        self.leads: dict[tuple[object, ...], tuple[int, int, int]] = {}
+        self.advance(0)
+
+    def call(self, work: Coroutine[Any, Any, _T]) -> _T:
+        self.sound = False
+        return self.loop.run_until_complete(work)
+
+    def anyone_late(self) -> bool:
+        return any(end <= self.model.now for end in self.model.leases.values())
+
+    def anyone_busy(self) -> bool:
+        return any(self.model.work.values())
+
+    @rule(ms=st.sampled_from((1, 900, 4_000, 10_000, 40_000)))
+    def advance(self, ms: int) -> None:
+        self.model.now += ms
+        self.server.set(f"{self.tag}:clock", self.model.now)
+
+    @rule(client=clients, batch=st.lists(submissions, min_size=4, max_size=12), again=some)
+    def submit(self, client: str, batch: list[Submission], again: list[int]) -> None:
+        batch = [replace(item, rid=f"r{next(self.calls)}") for item in batch]
+        batch += pick(self.sent, again)
+        self.sent += batch
+        expected = [self.model.submit(client, item) for item in batch]
+        answers = self.call(self.queue.submit(client, batch))
+        assert [NAMES.get(type(answer), "reply") for answer in answers] == expected
+        for item, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, bytes):
+                assert answer == self.replies[item.rid]
+
+    @rule(number=workers, lanes=st.permutations(LANES))
+    def work(self, number: int, lanes: list[str]) -> None:
+        """Settles all that it can and claims much."""
+        self.claim(number, lanes, 12, list(range(1, 13)))
+
+    @rule(number=workers, lanes=lanes, want=st.integers(0, 9), settled=some)
+    def claim(self, number: int, lanes: list[str], want: int, settled: list[int]) -> None:
+        worker = self.workers[number]
+        call = next(self.calls)
+        leases = pick(self.leases[worker], settled)
+        # The same token may come again, and then with other words.
+        reply = Reply("accepted", cpu_s=call)
+        done = [Settlement(*lease, "accepted", pack_reply(lease[1], reply)) for lease in leases]
+        accepted = tuple(self.model.settle(worker, *lease) for lease in leases)
+        busy = len(self.model.work[worker])
+        stale = self.stale_lists()
+        rids, alone, hold = self.model.claim(worker, lanes, want, busy)
+        nonce = f"{call}:"
+        got = self.call(
+            self.queue.claim(worker, lanes, want, busy=busy, nonce=nonce, settlements=done)
+        )
+        assert (got.accepted, got.hold) == (accepted, hold)
+        assert sorted(job.rid for job in got.jobs) == sorted(rids)
+        for place, job in enumerate(got.jobs):
+            assert job.token == f"{nonce}{place}"
+            self.model.lease(worker, job.rid, job.token)
+            item = self.model.flying[job.rid]
+            assert (job.attempts, job.lane, job.body) == (item.attempts, item.sub.lane, b"body")
+            assert job.alone == alone == (job.attempts == MAX_ATTEMPTS)
+            self.leases[worker].append((job.rid, job.token))
+        assert got.held == len(self.model.work[worker])
+        if want and not hold:
+            # A worker on hold keeps the token that it took; a renewal makes up for that.
+            self.woken -= set(lanes)
+        if not alone:
+            self.check_fairness(rids, stale)
+
+    @rule(which=some)
+    def settle_late(self, which: list[int]) -> None:
+        """Workers that lost a lease to another come with their results all the same."""
+        flying = self.model.flying
+        lost = [
+            (worker, rid, token)
+            for worker, leases in self.leases.items()
+            for rid, token in leases
+            if rid in flying and flying[rid].token not in {None, token}
+        ]
+        for worker, rid, token in pick(lost, which):
+            done = [Settlement(rid, token, "accepted", pack_reply(token, Reply("accepted")))]
+            work = self.queue.claim(worker, [], 0, busy=0, nonce="-", settlements=done)
+            assert self.call(work).accepted == (False,)
+            self.model.leases[worker] = self.model.now + LEASE_MS
+
+    @rule(number=workers)
+    def renew(self, number: int) -> None:
+        worker = self.workers[number]
+        overrun = tuple(self.model.renew(worker))
+        got = self.call(self.queue.renew(worker))
+        assert (got.overrun, got.held) == (overrun, len(self.model.work[worker]))
+        assert got.known == (worker in self.model.fleet)
+        assert got.lapsed == self.anyone_late()
+
+    @precondition(anyone_busy)
+    @rule(number=workers, which=some, charge=st.booleans(), leave=st.booleans())
+    def release(self, number: int, which: list[int], charge: bool, leave: bool) -> None:
+        worker = self.workers[number]
+        leases = pick(self.leases[worker], which)
+        given = sum(self.model.release(worker, *lease, charge) for lease in reversed(leases))
+        if leave:
+            self.model.leave(worker)
+        work = self.queue.release(worker, leases, charge=charge, leave=leave)
+        assert self.call(work) == given
+
+    @rule(which=some)
+    def cancel(self, which: list[int]) -> None:
+        rids = [item.rid for item in pick(self.sent, which)]
+        expected = [self.model.cancel(rid) for rid in rids]
+        assert self.call(self.queue.cancel(rids)) == expected
+
+    @rule(client=clients, which=some)
+    def lookup(self, client: str, which: list[int]) -> None:
+        rids = ["unknown", *(item.rid for item in pick(self.sent, which))]
+        expected = [self.model.lookup(client, rid) for rid in rids]
+        answers = self.call(self.queue.lookup(client, rids))
+        for rid, answer, name in zip(rids, answers, expected, strict=True):
+            if name == "reply":
+                assert isinstance(answer, bytes)
+                assert answer == self.replies.setdefault(rid, answer)
+            else:
+                assert answer is (name == "in flight")
+
+    @precondition(anyone_late)
+    @rule()
+    def reap(self) -> None:
+        ends = self.model.reap()
+        got = self.call(self.queue.reap())
+        assert got == Reaped(ends["queued"], ends["poisoned"], more=True)
+
+    @precondition(anyone_busy)
+    @rule(number=workers, which=some)
+    def adopt(self, number: int, which: list[int]) -> None:
+        worker = self.workers[number]
+        holds = {rid for rid, _ in pick(self.leases[worker], which)}
+        work = set(self.model.work[worker])
+        jobs, lost = self.call(self.queue.adopt(worker, holds))
+        assert (set(lost), {job.rid for job in jobs}) == (holds - work, work - holds)
+        for job in jobs:
+            item = self.model.flying[job.rid]
+            assert (job.token, job.attempts) == (item.token, item.attempts)
+            assert job.alone == (job.attempts == MAX_ATTEMPTS)
+
+    @rule(number=workers, lanes=st.lists(st.sampled_from(LANES), unique=True))
+    def join(self, number: int, lanes: list[str]) -> None:
+        self.model.join(self.workers[number], lanes)
+        self.call(self.queue.join(self.workers[number], b"info", dict.fromkeys(lanes, b"about")))
+
+    @rule(number=workers)
+    def kill(self, number: int) -> None:
+        """The worker simply stops; one with a new name takes its place."""
+        self.workers[number] = f"w{next(self.calls)}"
+
+    @precondition(anyone_busy)
+    @rule()
+    def reap_all(self) -> None:
+        """Nobody gives a sign of life until all leases have lapsed and been reaped."""
+        self.advance(LEASE_MS)
+        while self.anyone_late():
+            self.reap()
+
+    @rule(lane=st.sampled_from(LANES))
+    def listen(self, lane: str) -> None:
+        if self.server.lpop(f"{self.tag}:bell:{lane}"):
+            self.woken.add(lane)
+
+    @rule(ask=st.booleans(), lanes=lanes)
+    def hold_on(self, ask: bool, lanes: list[str]) -> None:
+        """Who empties itself for a suspect asks again, or is not heard of any more."""
+        for lane, worker in list(self.model.isolating.items()):
+            if ask and worker in self.workers:
+                self.claim(self.workers.index(worker), lanes, 5, [])
+            elif not ask:
+                self.server.delete(f"{self.tag}:isolating:{lane}")
+                del self.model.isolating[lane]
+
+    def stale_lists(self) -> set[tuple[str, int, str]]:
+        """Wait lists in which some rid waits no more."""
+        model = self.model
+        return {
+            (*place, tenant)
+            for place, ring in model.rings.items()
+            for tenant, rids in ring.items()
+            for rid in rids
+            if rid not in model.flying or model.flying[rid].deadline < model.now
+        }
+
+    def check_fairness(self, rids: list[str], stale: set[tuple[str, int, str]]) -> None:
+        """While two tenants wait in a level, neither gets two more than the other."""
+        subs = [self.model.flying[rid].sub for rid in rids]
+        served = Counter((sub.lane, sub.level, sub.tenant) for sub in subs)
+        for place, ring in self.model.rings.items():
+            for pair in itertools.combinations(TENANTS, 2):
+                both = [(*place, tenant) for tenant in pair]
+                # Whose list ran empty, or passed over what waits no more, begins anew.
+                if any(name in stale for name in both) or not all(t in ring for t in pair):
+                    self.leads.pop((place, pair), None)
+                    continue
+                lead, low, high = self.leads.get((place, pair), (0, 0, 0))
+                lead += served[both[0]] - served[both[1]]
+                low, high = min(low, lead), max(high, lead)
+                self.leads[place, pair] = (lead, low, high)
+                assert high - low <= 1, f"{pair} in {place}"
+
+    @invariant()
+    def everything_is_in_its_place(self) -> None:
+        self.sound = False
+        self.found = dump(self.server, self.tag)
+        self.found.check()
+        assert self.found.reply == {**self.found.reply, **self.replies}, "a reply has changed"
+        self.replies = self.found.reply
+        self.server_is_as_the_model_says()
+        self.sound = True
+
+    def server_is_as_the_model_says(self) -> None:
+        found, model = self.found, self.model
+        flying = {
+            rid: {
+                "l": item.sub.lane,
+                "t": item.sub.tenant,
+                "p": str(item.sub.level),
+                "c": item.client,
+                "n": str(item.attempts),
+                "st": "leased" if item.token else "queued",
+                **({"tok": item.token, "w": item.worker} if item.token else {}),
+            }
+            for rid, item in model.flying.items()
+        }
+        for fields in found.req.values():
+            for name in ("at", "exp", "run"):
+                del fields[name]
+        assert found.req == flying
+        replies = {rid: unpack_reply(rid, data) for rid, data in found.reply.items()}
+        assert {rid: reply.verdict for rid, reply in replies.items()} == model.verdicts
+        for rid, token in model.winners.items():
+            assert found.reply[rid].startswith(pack_reply(token, Reply())[: 2 + len(token)])
+        rings = {f"{lane}:{level}": ring for (lane, level), ring in model.rings.items() if ring}
+        assert found.lists["ring"] == {place: list(ring) for place, ring in rings.items()}
+        assert found.lists["wait"] == {
+            f"{place}:{tenant}": rids
+            for place, ring in rings.items()
+            for tenant, rids in ring.items()
+        }
+        assert found.lists["suspects"] == {k: v for k, v in model.suspects.items() if v}
+        assert found.work == {worker: work for worker, work in model.work.items() if work}
+        assert (found.workers, found.isolating) == (model.leases, model.isolating)
+        assert set(found.hashes.get("info", ())) == model.fleet
+        assert {c: {rid for rid, _ in pairs} for c, pairs in found.inbox.items()} == model.told
+        poisoned = {rid for rid, verdict in model.verdicts.items() if verdict == "poisoned"}
+        assert found.dead == found.deadreq == poisoned
+        stats = found.hashes.get("stats", {})
+        counts = Counter(model.verdicts.values())
+        assert counts == {k[8:]: int(n) for k, n in stats.items() if k.startswith("verdict:")}
+        self.check_bells()
+
+    def check_bells(self) -> None:
+        """Where work waits, somebody is or will be woken."""
+        model = self.model
+        for lane in (*LANES, "x"):
+            live = [w for w in model.flying.values() if not w.token and w.sub.lane == lane]
+            tokens = len(self.found.lists["bell"].get(lane, ()))
+            assert tokens <= 16
+            in_time = {w.sub.rid for w in live if w.deadline >= model.now}
+            assert tokens or in_time <= set(model.suspects[lane]) or lane in self.woken
+
+    def teardown(self) -> None:
+        try:
+            if self.sound:
+                self.drain()
+        finally:
+            self.loop.run_until_complete(self.queue.close())
+            self.server.delete(*self.server.keys(f"{self.tag}:*"))
+
+    def drain(self) -> None:
+        """From any state, whoever is left brings every request to its end."""
+        self.kill(0)
+        self.advance(1_000_000)
+        while self.anyone_late():
+            self.reap()
+        for _ in range(100):
+            self.claim(0, [*LANES, "x"], 8, list(range(1, 9)))
+            if not self.model.flying:
+                break
+        self.everything_is_in_its_place()
+        assert not self.found.req
+
+
+@pytest.mark.timeout(0 if SOAK else 400)
+def test_scripts_do_what_the_model_says(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leanq.queue, "script_text", with_test_clock)
+    QueueMachine.settings = replace(
+        Settings.load(server.url, {}),
+        lease_s=LEASE_MS / 1000,
+        max_attempts=MAX_ATTEMPTS,
+        max_waiting=MAX_WAITING,
+    )
+    QueueMachine.loop = asyncio.new_event_loop()
+    QueueMachine.server = redis.Redis.from_url(server.url)
+    try:
+        run_state_machine_as_test(QueueMachine, settings=PROFILE)
+    finally:
+        QueueMachine.server.close()
+        QueueMachine.loop.close()
