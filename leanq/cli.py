@@ -149,7 +149,7 @@ def cli() -> None:
     type=click.IntRange(0, 2),
     default=1,
     show_default=True,
-    help="0 is most urgent.",
+    help="Urgency: 0 is most urgent.",
 )
 @click.option(
     "--timeout",

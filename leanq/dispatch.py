@@ -53,8 +53,6 @@ _FIRST_SILENCE_S = 5.0
 _LONGEST_SILENCE_S = 60.0
 _LANE_RETRY_S = 1.0
 _CLOSE_S = 10.0
-# Before Python 3.12, wait_for can swallow a cancellation, and redis-py sends with it.
-_CANCEL_AGAIN_S = 0.05
 
 
 @dataclass(slots=True)
@@ -144,10 +142,10 @@ class Dispatcher:
                     await self._send_gathered()
                     await self._queue.drop_inbox(self.client)
         finally:
-            while self._tasks:
-                for task in self._tasks:
-                    task.cancel()
-                await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_S)
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._end_all(self._over)
             await self._queue.close()
 

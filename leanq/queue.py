@@ -64,9 +64,8 @@ class Queue:
         self._tag = self.keys.tag
         self._ttl_ms = int(settings.reply_ttl_s * 1000)
         self._lease_ms = int(settings.lease_s * 1000)
-        self._commands = _connection(settings.url, _COMMAND_TIMEOUT_S)
-        # Longer than any block, so that a silent server is told from a silent queue.
-        self._blocking = _connection(settings.url, 60.0)
+        self._commands = _connection(settings.url)
+        self._blocking = _connection(settings.url)
         self._scripts: dict[str, Any] = {}
 
     async def close(self) -> None:
@@ -192,7 +191,7 @@ class Queue:
             pipe.xread({inbox: after}, count=1000, block=block_ms)
             return (await pipe.execute())[1]
 
-        found = await self._guard(read())
+        found = await self._guard(read(), block_ms / 1000)
         if not found:
             return after, []
         streams = found.values() if isinstance(found, dict) else [found[0][1]]
@@ -219,7 +218,7 @@ class Queue:
         """
         stop = self.keys.stop(worker)
         names = [stop, *(self.keys.bell(lane) for lane in lanes)]
-        found: Any = await self._guard(self._blocking.blpop(names, timeout=block_s))
+        found: Any = await self._guard(self._blocking.blpop(names, timeout=block_s), block_s)
         if found is None:
             return None
         return found[1].decode() or None if found[0].decode() == stop else ""
@@ -247,9 +246,11 @@ class Queue:
             script = self._scripts[name] = self._commands.register_script(script_text(name))
         return await self._guard(script(keys=[self._tag], args=args))
 
-    async def _guard(self, call: Awaitable[_T]) -> _T:
+    async def _guard(self, call: Awaitable[_T], block_s: float = 0.0) -> _T:
+        """Awaits a call that may block for ``block_s`` seconds, and names what goes wrong."""
         try:
-            return await call
+            async with asyncio.timeout(_COMMAND_TIMEOUT_S + block_s):
+                return await call
         except redis_errors.OutOfMemoryError:
             raise QueueFullError(
                 f"the server at {self._where} is out of memory; try again later", _RETRY_AFTER_S
@@ -290,7 +291,7 @@ _SUBMITTED: dict[int, Submitted] = {
 }
 
 
-def _connection(url: str, timeout_s: float) -> redis.Redis:
+def _connection(url: str) -> redis.Redis:
     make: Callable[..., BlockingConnectionPool] = BlockingConnectionPool.from_url
     extra = {} if url.startswith("unix:") else {"socket_keepalive": True}
     try:
@@ -298,7 +299,8 @@ def _connection(url: str, timeout_s: float) -> redis.Redis:
             url,
             max_connections=1,
             timeout=None,
-            socket_timeout=timeout_s,
+            # Ours is around whole calls: redis-py's can swallow a cancellation before Python 3.12.
+            socket_timeout=None,
             socket_connect_timeout=5.0,
             # A script whose answer was lost must not be sent again behind our back.
             retry=Retry(NoBackoff(), 0),

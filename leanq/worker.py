@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import random
@@ -20,37 +19,21 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from . import wire
 from .config import Settings
 from .drivers import Driver
-from .errors import UnavailableError, WireError, WorkerError
+from .errors import UnavailableError
 from .queue import Queue, backoff_s
 from .reaper import reap
-from .transitions import Job, Settlement
-from .wire import Reply
+from .slots import Slots
 
 log = logging.getLogger("leanq.worker")
 
-# A call is bounded in bytes, since a script that moves megabytes holds everybody up.
-_SETTLE_BYTES = 1 << 20
 _BLOCK_S = 10.0
 # Of the grace, what is kept for giving work back.
 _RELEASE_S = 1.5
 _LEAVE_S = 4.0
-# Before Python 3.12, wait_for can swallow a cancellation, and redis-py sends with it.
-_CANCEL_AGAIN_S = 0.05
-_FAILURES_IN_A_ROW = 3
-_PAUSE_AFTER_FAILURE_S = 2.0
-
-
-@dataclass(slots=True)
-class _Held:
-    """A request that this worker holds the lease of; ``task`` is None once it is finished."""
-
-    job: Job
-    task: asyncio.Task[None] | None
 
 
 class Worker:
@@ -70,28 +53,22 @@ class Worker:
         self.joined = asyncio.Event()
         self._settings = settings
         self._drivers = {driver.lane: driver for driver in drivers}
-        self._slots = slots
+        self._slot_count = slots
         self._grace_s = grace_s
         self._queue = Queue(settings)
-        self._held: dict[str, _Held] = {}
-        # Of what is held: what is finished by rid, and what goes back as (rid, token).
-        self._results: dict[str, Settlement] = {}
-        self._returns: list[tuple[str, str]] = []
-        # No longer held, but their drivers have still to clean up; they fill a slot so long.
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._slots = Slots(self.id, self._drivers, slots, self._something_ended)
         self._wake = asyncio.Event()
         self._claimed = asyncio.Event()
         # Whether a claim is due, and whether the listener leaves the doorbell to others.
         self._hungry = True
         self._deaf = False
+        # Whether the server asks this worker to empty itself, to run a suspect alone.
+        self._on_hold = False
         # Whether the server may think otherwise of what is held here.
         self._doubt = False
         # When to give up what still runs, and the timeout that does so.
         self._stop_at_s: float | None = None
         self._limit: asyncio.Timeout | None = None
-        self._failures = 0
-        self._pause_until_s = 0.0
-        self._fault: WorkerError | None = None
 
     async def run(self) -> None:
         """Works until :meth:`stop`, then drains."""
@@ -104,7 +81,7 @@ class Worker:
             at_end.push_async_callback(self._leave)
             self.joined.set()
             names = ", ".join(self._drivers)
-            log.info("worker %s serves %s with %d slots", self.id, names, self._slots)
+            log.info("worker %s serves %s with %d slots", self.id, names, self._slot_count)
             listener = asyncio.create_task(self._listen())
             try:
                 # The grace ends a call to a silent server as well, and any pause.
@@ -113,11 +90,10 @@ class Worker:
                         await self._pump(listener)
             finally:
                 self._limit = None
-                while not listener.done():
-                    listener.cancel()
-                    await asyncio.wait([listener], timeout=_CANCEL_AGAIN_S)
-        if self._fault:
-            raise self._fault
+                listener.cancel()
+                await asyncio.gather(listener, return_exceptions=True)
+        if self._slots.fault:
+            raise self._slots.fault
 
     def stop(self, grace_s: float | None = None) -> None:
         """Drains: claims nothing more, lets requests finish within the grace (seconds), and
@@ -130,15 +106,18 @@ class Worker:
                 self._limit.reschedule(stop_at_s)
         self._wake.set()
 
+    def _something_ended(self) -> None:
+        if self._slots.fault:
+            self.stop(grace_s=0.0)
+        self._hungry = True
+        self._wake.set()
+
     @property
     def _free(self) -> int:
         """How many more requests could be started now."""
-        if self._stop_at_s is not None or time.monotonic() < self._pause_until_s:
+        if self._stop_at_s is not None or (self._on_hold and self._slots.running):
             return 0
-        running = [held for held in self._held.values() if held.task]
-        if any(held.job.alone for held in running):
-            return 0
-        return self._slots - len(running) - len(self._stopping)
+        return self._slots.free
 
     # The pump
 
@@ -146,16 +125,15 @@ class Worker:
         renew_every_s = self._settings.lease_s / 3
         renew_at_s = time.monotonic() + renew_every_s
         pauses = backoff_s(random.Random())
-        while self._stop_at_s is None or (self._held and time.monotonic() < self._stop_at_s):
+        while self._stop_at_s is None or (self._slots.held and time.monotonic() < self._stop_at_s):
             await self._wait_until(renew_at_s)
             if listener.done():
                 listener.result()
             try:
                 if self._doubt:
                     await self._reconcile()
-                if self._returns:
-                    await self._give_back()
-                if self._results or (self._hungry and self._free > 0):
+                await self._give_back()
+                if self._slots.has_results or (self._hungry and self._free > 0):
                     await self._exchange()
                 if time.monotonic() >= renew_at_s:
                     next_s = time.monotonic() + renew_every_s
@@ -169,14 +147,14 @@ class Worker:
 
     async def _wait_until(self, renew_at_s: float) -> None:
         """Sleeps until there is something to do."""
-        due = self._results or self._returns or self._doubt
+        due = self._slots.has_results or self._slots.returns or self._doubt
         if due or (self._hungry and self._free > 0):
             # One turn of the loop, so that results of the same moment travel together.
             await asyncio.sleep(0)
             return
         until = renew_at_s
-        if self._pause_until_s > time.monotonic():
-            until = min(until, self._pause_until_s)
+        if self._slots.paused_until_s > time.monotonic():
+            until = min(until, self._slots.paused_until_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 await self._wake.wait()
@@ -184,38 +162,28 @@ class Worker:
 
     async def _exchange(self) -> None:
         """Settles what is finished and claims for the free slots, in one call."""
-        batch = self._next_settlements()
+        batch = self._slots.next_settlements()
         want = max(0, self._free)
         claimed = await self._queue.claim(
             self.id,
             list(self._drivers),
             want,
-            busy=len(self._held) - len(batch) + len(self._stopping),
+            busy=self._slots.busy_beside(batch),
             nonce=f"{secrets.token_urlsafe(9)}:",
             settlements=batch,
         )
         for item, accepted in zip(batch, claimed.accepted, strict=True):
-            self._held.pop(item.rid, None)
-            self._results.pop(item.rid, None)
+            self._slots.forget(item.rid)
             if not accepted:
                 log.warning("the lease of %s was lost; its result is dropped", item.rid)
         for job in claimed.jobs:
-            self._start(job)
+            self._slots.start(job)
+        self._on_hold = claimed.hold
         self._hungry = len(claimed.jobs) >= want
-        self._doubt = claimed.held != len(self._held)
+        self._doubt = claimed.held != len(self._slots.held)
         self._claimed.set()
         if self._deaf and self._free > 0 and not self._hungry:
             await self._queue.poke(self.id)
-
-    def _next_settlements(self) -> list[Settlement]:
-        batch: list[Settlement] = []
-        size = 0
-        for item in self._results.values():
-            if batch and size + len(item.reply) > _SETTLE_BYTES:
-                break
-            batch.append(item)
-            size += len(item.reply)
-        return batch
 
     async def _renew(self) -> None:
         renewed = await self._queue.renew(self.id)
@@ -223,30 +191,31 @@ class Worker:
             await self._join()
         for rid in renewed.overrun:
             log.warning("%s ran longer than it may and was taken away", rid)
-            self._drop(rid)
+            self._slots.drop(rid)
         if renewed.lapsed:
             reaped = await reap(self._queue)
             if reaped.requeued or reaped.poisoned:
                 log.info("reaped: %d put back, %d poisoned", reaped.requeued, reaped.poisoned)
-        self._doubt = self._doubt or renewed.held != len(self._held)
-        # A doorbell can be lost with the connection that waited for it.
-        self._hungry = True
+        self._doubt = self._doubt or renewed.held != len(self._slots.held)
+        # A doorbell can be lost with the connection that waited for it, and a suspect can have
+        # ended elsewhere.
+        self._hungry, self._on_hold = True, False
 
     async def _reconcile(self) -> None:
         """Compares what this worker holds with its processing list, and mends it."""
-        jobs, lost = await self._queue.adopt(self.id, list(self._held))
+        jobs, lost = await self._queue.adopt(self.id, self._held_rids)
         for rid in lost:
-            self._drop(rid)
+            self._slots.drop(rid)
         for job in jobs:
             log.info("adopted %s, whose claim was answered into the void", job.rid)
-            self._start(job)
+            self._slots.start(job)
         self._doubt = False
 
     async def _join(self) -> None:
         info = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "slots": self._slots,
+            "slots": self._slot_count,
             "started": time.time(),
             "lanes": list(self._drivers),
         }
@@ -265,7 +234,7 @@ class Worker:
                 rung = await self._queue.wait_bell(self.id, lanes, _BLOCK_S)
                 pauses = backoff_s(random.Random())
                 if rung:
-                    self._drop(rung)
+                    self._slots.drop(rung)
                 elif rung is not None:
                     await self._answer_bell(lanes)
             except UnavailableError:
@@ -284,115 +253,40 @@ class Worker:
             async with asyncio.timeout(1.0):
                 await self._claimed.wait()
 
-    # Requests
-
-    def _start(self, job: Job) -> None:
-        # It may run here already, for a lease that lapsed before anybody noticed.
-        self._drop(job.rid)
-        self._held[job.rid] = _Held(job, asyncio.create_task(self._work(job)))
-
-    async def _work(self, job: Job) -> None:
-        started = time.monotonic()
-        try:
-            settlement = self._settlement(job, started, await self._answer(job))
-        except WorkerError as error:
-            self._fail(job, error)
-            return
-        except Exception as error:
-            # A fault of leanq's own would recur on every worker that takes the request up.
-            log.exception("%s failed", job.rid)
-            text = f"worker {self.id} failed: {type(error).__name__}: {error}"
-            settlement = self._settlement(job, started, Reply(error=" ".join(text.split())))
-        self._failures = 0
-        held = self._held.get(job.rid)
-        # A request that was dropped meanwhile belongs to somebody else by now.
-        if held and held.job.token == job.token:
-            held.task = None
-            self._results[job.rid] = settlement
-            self._wake.set()
-
-    def _settlement(self, job: Job, started_s: float, reply: Reply) -> Settlement:
-        reply = dataclasses.replace(
-            reply,
-            worker=self.id,
-            attempts=job.attempts,
-            queued_s=job.queued_s,
-            wall_s=reply.wall_s or time.monotonic() - started_s,
-        )
-        outcome = reply.verdict or ("error" if reply.error else "echo")
-        return Settlement(job.rid, job.token, outcome, wire.pack_reply(job.token, reply))
-
-    async def _answer(self, job: Job) -> Reply:
-        try:
-            request = wire.unpack_request(job.body)
-        except WireError as error:
-            return Reply(error=f"the request cannot be read: {error}")
-        driver = self._drivers.get(job.lane)
-        if driver is None:
-            return Reply(error=f"worker {self.id} does not serve {job.lane!r}")
-        return await driver.run(request)
-
-    def _fail(self, job: Job, error: WorkerError) -> None:
-        """This machine failed. The request goes back, one attempt older, in case it is what
-        breaks machines; after several failures in a row the worker ends rather than churn."""
-        log.error("%s: %s", type(error).__name__, error)
-        self._failures += 1
-        self._pause_until_s = time.monotonic() + _PAUSE_AFTER_FAILURE_S
-        held = self._held.get(job.rid)
-        if held and held.job.token == job.token:
-            held.task = None
-            self._returns.append((job.rid, job.token))
-        self._hungry = True
-        if self._failures >= _FAILURES_IN_A_ROW:
-            self._fault = error
-            self.stop(grace_s=0.0)
-        self._wake.set()
-
-    async def _give_back(self) -> None:
-        batch = list(self._returns)
-        await self._queue.release(self.id, batch, charge=True)
-        for rid, _ in batch:
-            self._held.pop(rid, None)
-        del self._returns[: len(batch)]
-
-    def _drop(self, rid: str) -> None:
-        """Stops a request whose lease is gone: withdrawn, overrun or reaped."""
-        held = self._held.pop(rid, None)
-        if held is None:
-            return
-        self._results.pop(rid, None)
-        if held.task:
-            held.task.cancel()
-            self._stopping.add(held.task)
-            held.task.add_done_callback(self._stopped)
-        self._wake.set()
-
-    def _stopped(self, task: asyncio.Task[None]) -> None:
-        self._stopping.discard(task)
-        self._hungry = True
-        self._wake.set()
+    # The end
 
     async def _leave(self) -> None:
         """Stops what still runs, gives it back, and leaves the fleet."""
-        tasks = [*self._stopping, *(held.task for held in self._held.values() if held.task)]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._slots.stop()
         try:
             async with asyncio.timeout(_LEAVE_S):
                 await self._give_all_back()
         except (UnavailableError, TimeoutError) as error:
             # The lease lapses, and the reaper does the same.
-            log.warning("left without giving %d requests back: %r", len(self._held), error)
+            held = len(self._slots.held)
+            log.warning("left without giving %d requests back: %r", held, error)
 
     async def _give_all_back(self) -> None:
-        results = list(self._results.values())
-        if results:
-            await self._queue.claim(self.id, [], 0, busy=0, nonce="-", settlements=results)
-        if self._returns:
-            await self._give_back()
+        while batch := self._slots.next_settlements():
+            await self._queue.claim(self.id, [], 0, busy=0, nonce="-", settlements=batch)
+            for item in batch:
+                self._slots.forget(item.rid)
+        await self._give_back()
         # The grace may have ended before the answer to a claim came.
-        jobs, _ = await self._queue.adopt(self.id, list(self._held))
-        leases = [(j.rid, j.token) for j in (*(h.job for h in self._held.values()), *jobs)]
+        jobs, _ = await self._queue.adopt(self.id, self._held_rids)
+        leases = [(job.rid, job.token) for job in (*self._slots.held, *jobs)]
         given = await self._queue.release(self.id, leases, leave=True)
         log.info("worker %s left; %d requests given back", self.id, given)
+
+    async def _give_back(self) -> None:
+        """Gives back what this machine failed at."""
+        returns = self._slots.returns
+        if batch := returns[:]:
+            await self._queue.release(self.id, batch, charge=True)
+            for rid, _ in batch:
+                self._slots.forget(rid)
+            del returns[: len(batch)]
+
+    @property
+    def _held_rids(self) -> list[str]:
+        return [job.rid for job in self._slots.held]

@@ -11,12 +11,12 @@ import pytest
 from test_olean import Image, Lean
 
 from leanq.drivers.audit import (
-    STANDARD_AXIOMS,
     Findings,
     ImportedAxioms,
     audit,
     print_axioms_source,
 )
+from leanq.drivers.environment import STANDARD_AXIOMS
 from leanq.drivers.olean import Constant, Import, Module, Name, read_module
 from leanq.drivers.source import name_examples, split_header
 from leanq.errors import AuditError

@@ -242,6 +242,8 @@ def test_worker_offers_environments_by_name(
     assert (about["driver"], about["lean"]) == ("lean", core.toolchain.version)
     shown = place.run("status").out
     assert f"mine: Lean {core.toolchain.version}, fingerprint {about['fingerprint'][:12]}" in shown
+    worker.send_signal(signal.SIGTERM)
+    assert ended(worker).code == 0
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from fleets import (
     working,
 )
 
+from leanq import slots as slots_module
 from leanq import worker as worker_module
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
@@ -136,7 +137,7 @@ async def test_a_worker_that_was_busy_hears_the_doorbell_again(
 async def test_a_worker_looks_again_after_a_pause(
     silent: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_PAUSE_AFTER_FAILURE_S", 0.2)
+    monkeypatch.setattr(slots_module, "_PAUSE_AFTER_FAILURE_S", 0.2)
     driver = Failing(WorkerError("no room"), 0)
     async with working(silent, driver, slots=2):
         held = asyncio.create_task(lean.echo(b"held"))
@@ -164,7 +165,7 @@ async def test_an_idle_worker_asks_little(settings: Settings) -> None:
 async def test_a_machines_failure_gives_back_and_charges(
     settings: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_PAUSE_AFTER_FAILURE_S", 0.01)
+    monkeypatch.setattr(slots_module, "_PAUSE_AFTER_FAILURE_S", 0.01)
     driver = Failing(ToolchainError("no Lean"), 2)
     async with working(settings, driver, slots=1):
         reply = await ask(lean, b"x")
@@ -174,12 +175,12 @@ async def test_a_machines_failure_gives_back_and_charges(
 async def test_a_worker_that_fails_three_times_in_a_row_ends(
     settings: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_PAUSE_AFTER_FAILURE_S", 0.01)
+    monkeypatch.setattr(slots_module, "_PAUSE_AFTER_FAILURE_S", 0.01)
     patient = replace(settings, max_attempts=10)
     task = asyncio.create_task(ask(lean, b"x"))
     with pytest.raises(ToolchainError, match="no Lean"):
         async with working(patient, Failing(ToolchainError("no Lean"), 9), slots=1) as worker:
-            await eventually(lambda: worker._fault is not None)
+            await eventually(lambda: worker._slots.fault is not None)
     async with working(patient):
         # Each of the three counts, the last one too.
         assert (await task).attempts == 4

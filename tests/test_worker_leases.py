@@ -23,6 +23,7 @@ from fleets import (
     working,
 )
 
+from leanq import slots as slots_module
 from leanq import worker as worker_module
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
@@ -120,9 +121,9 @@ async def test_a_result_after_a_reap_is_fenced(
         assert reply.attempts == 2
         assert reply.worker != worker.id
         late.let_go()
-        await eventually(lambda: bool(worker._results))
+        await eventually(lambda: bool(worker._slots._results))
         go_on()
-        await eventually(lambda: not worker._held)
+        await eventually(lambda: not worker._slots.held)
     assert await counter(queue, "settled") == 1
 
 
@@ -146,7 +147,7 @@ async def test_a_request_that_comes_back_runs_once_at_a_time(
         await eventually(lambda: len(driver.started) == 2)
         await eventually(lambda: driver.stopped == [b"held"])
         assert driver.running == [b"held"]
-        await eventually(lambda: not worker._stopping)
+        await eventually(lambda: not worker._slots._stopping)
         driver.let_go()
         assert (await task).attempts == 2
     assert await counter(queue, "settled") == 1
@@ -181,7 +182,7 @@ async def test_a_withdrawn_request_keeps_its_slot_until_it_has_stopped(
         await eventually(lambda: driver.running == [b"slow"])
         first.cancel()
         second = asyncio.create_task(lean.echo(b"second"))
-        await eventually(lambda: not worker._held)
+        await eventually(lambda: not worker._slots.held)
         await eventually(lambda: worker._deaf)
         assert driver.running == [b"slow"]
         driver.let_go()
@@ -200,19 +201,19 @@ async def test_a_withdrawal_amid_settling_loses_no_other_result(
         driver.gates[b"one"].set()
         await eventually(lambda: wire.waiting == ["claim"])
         one.cancel()
-        await eventually(lambda: len(worker._held) == 1)
+        await eventually(lambda: len(worker._slots.held) == 1)
         driver.gates[b"two"].set()
-        await eventually(lambda: len(worker._results) == 1)
+        await eventually(lambda: len(worker._slots._results) == 1)
         go_on()
         assert await two == b"two"
-        await eventually(lambda: not worker._held)
+        await eventually(lambda: not worker._slots.held)
     assert await counter(queue, "verdict:cancelled") == 1
 
 
 async def test_a_failure_while_another_is_given_back_is_given_back_too(
     settings: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_module, "_PAUSE_AFTER_FAILURE_S", 0.01)
+    monkeypatch.setattr(slots_module, "_PAUSE_AFTER_FAILURE_S", 0.01)
     wire, driver = Wire(settings), Gated(b"one", b"two")
     driver.fails = {b"one", b"two"}
     async with working(settings, driver, wire=wire, slots=2):

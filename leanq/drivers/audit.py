@@ -27,7 +27,6 @@ from .olean import Constant, Module, Name, display, read_module
 from .source import Header
 
 SORRY = "sorryAx"
-STANDARD_AXIOMS = frozenset({"propext", "Classical.choice", "Quot.sound"})
 
 # Names that say nowhere which module they are from are looked for in this many modules.
 _MAX_MODULES_SEARCHED = 1000

@@ -27,6 +27,8 @@ from .source import Header, name_examples, split_header
 
 # The module under which every candidate is compiled; no library calls its own so.
 _MODULE = "LeanqSubmission"
+# An example that is compiled under a name is no less right for being a definition.
+_NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")
 _CHECK_CHANGES_EVERY_S = 5.0
 _HEADERS_REMEMBERED = 256
 # Asking for axioms only imports and prints, but a library may be large and a disk cold.
@@ -218,7 +220,7 @@ class _Check:
             twice = replace(
                 self._limits, cpu_s=2 * self._limits.cpu_s, wall_s=2 * self._limits.wall_s
             )
-            done, printed = await self._lean(sandbox, named, twice)
+            done, printed = await self._lean(sandbox, named, twice, _NAMED_OPTIONS)
             if not olean.is_file():
                 verdict, messages = _judged(done, printed, compiled=False)
                 if verdict not in LEAN_VERDICTS:
@@ -248,9 +250,11 @@ class _Check:
         said = (done.stderr or done.stdout).decode(errors="replace").strip()[-2000:]
         return _rejected(reply, f"leanq: the kernel does not accept it when replayed\n{said}")
 
-    async def _lean(self, sandbox: Sandbox, code: str, limits: Limits) -> tuple[Finished, Printed]:
+    async def _lean(
+        self, sandbox: Sandbox, code: str, limits: Limits, options: Sequence[str] = ()
+    ) -> tuple[Finished, Printed]:
         (sandbox.scratch / f"{_MODULE}.lean").write_bytes(code.encode())
-        args = ["--json", "-o", f"{_MODULE}.olean", f"{_MODULE}.lean"]
+        args = [*options, "--json", "-o", f"{_MODULE}.olean", f"{_MODULE}.lean"]
         done = await _lean(sandbox, self.environment, args, limits)
         return done, await asyncio.to_thread(Printed, done.stdout)
 

@@ -151,7 +151,7 @@ if #jobs > 0 then
   for i, job in ipairs(jobs) do job[5] = values[i] end
   count('claimed', #jobs)
 end
-if #jobs > 0 or pops >= MOST_POPS then
+if #jobs > 0 or pops >= MOST_POPS or hold == 1 then
   -- Whoever leaves work behind wakes the next idle worker.
   for i = first_lane, #ARGV do
     local name = 'waiting:' .. ARGV[i]

@@ -1,0 +1,107 @@
+"""What is published: complete, nothing too much, and working where there is no repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import missing
+from terminals import ended, new_terminal
+
+from leanq import __version__
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Published:
+    """The two files that a release consists of."""
+
+    sdist: Path
+    wheel: Path
+
+    def in_sdist(self) -> set[str]:
+        with tarfile.open(self.sdist) as archive:
+            names = [member.name for member in archive if member.isfile()]
+        return {name.removeprefix(f"leanq-{__version__}/") for name in names}
+
+    def in_wheel(self) -> set[str]:
+        with zipfile.ZipFile(self.wheel) as archive:
+            return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """Built as by ``make dist``: the wheel from the sdist, which therefore has to be complete."""
+    folder = tmp_path_factory.mktemp("dist")
+    # Without isolation, because the index may be out of reach.
+    must(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
+    made = Published(
+        folder / f"leanq-{__version__}.tar.gz", folder / f"leanq-{__version__}-py3-none-any.whl"
+    )
+    assert set(folder.iterdir()) == {made.sdist, made.wheel}
+    return made
+
+
+def run(*argv: str) -> subprocess.CompletedProcess[str]:
+    """Runs a tool of Python's, with the user's settings and cache and without the repository."""
+    environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(argv, env=environ, cwd="/", capture_output=True, text=True, check=False)
+
+
+def must(*argv: str) -> None:
+    done = run(*argv)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def tree(*folders: str) -> set[str]:
+    """All files of the repository in these folders, without what running it leaves there."""
+    files = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
+
+
+def test_the_wheel_holds_the_package_and_no_more(published: Published) -> None:
+    package = tree("leanq")
+    data = {"leanq/py.typed", "leanq/data/Core.lean", "leanq/data/lean_launcher.py"}
+    assert data | {"leanq/lua/claim.lua", "leanq/lua/library.lua"} <= package
+    assert {Path(name).suffix for name in package} == {".py", ".typed", ".lua", ".lean"}
+    info = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+    assert published.in_wheel() == package | {f"leanq-{__version__}.dist-info/{n}" for n in info}
+
+
+def test_the_sdist_holds_all_that_the_tests_need(published: Published) -> None:
+    written = {path.name for path in ROOT.glob("*.md")}
+    assert {"README.md", "CHANGELOG.md"} <= written
+    folders = tree("leanq", "tests", "bench", "examples")
+    assert {"tests/conftest.py", "tests/samples/wrong.lean", "examples/axiom.lean"} <= folders
+    root = {"pyproject.toml", "Makefile", "LICENSE", ".gitignore", "PKG-INFO"}
+    assert published.in_sdist() == folders | written | root
+
+
+# On a first run, Lean itself may have to be fetched.
+@pytest.mark.timeout(600)
+def test_the_wheel_works_in_a_fresh_environment(published: Published, tmp_path: Path) -> None:
+    with new_terminal(tmp_path) as terminal:
+        # In the terminal's folder, which goes away: Lean is too big for what pytest keeps.
+        python = str(terminal.folder / "venv" / "bin" / "python")
+        must(sys.executable, "-m", "venv", str(terminal.folder / "venv"))
+        pip = (python, "-m", "pip", "--disable-pip-version-check")
+        # Asked apart, so that a requirement that nothing meets is a failure.
+        if run(*pip, "--timeout=10", "--retries=1", "index", "versions", "click").returncode:
+            missing("a package index")
+        must(*pip, "install", "--quiet", f"{published.wheel}[local]")
+
+        del terminal.environ["PYTHONPATH"]
+        file = str(ROOT / "examples" / "and_swap.lean")
+        leanq = (str(terminal.folder / "venv" / "bin" / "leanq"),)
+        done = ended(terminal.start("submit", "--json", file, program=leanq))
+        assert done.code == 0, done
+        [line] = map(json.loads, done.out.splitlines())
+        assert (line["file"], line["verdict"]) == (file, "accepted")
