@@ -219,6 +219,61 @@ def reap(url: str | None, as_json: bool, watch: bool) -> None:
     run(url, as_json, watch)
 
 
+@cli.group()
+def dead() -> None:
+    """Look after requests that took down too many workers."""
+
+
+@dead.command("list")
+@_queue_options
+@click.option(
+    "--most",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="How many to show, the newest first.",
+)
+def list_dead(url: str | None, as_json: bool, most: int) -> None:
+    """Show the dead letters, the newest first."""
+    from .commands.dead import show_all
+
+    show_all(url, as_json, most)
+
+
+@dead.command("show")
+@click.argument("rid")
+@_queue_options
+def show_dead(rid: str, url: str | None, as_json: bool) -> None:
+    """Show one dead letter with its Lean code."""
+    from .commands.dead import show
+
+    show(rid, url, as_json)
+
+
+@dead.command("retry")
+@click.argument("rids", nargs=-1, required=True, metavar="RID...")
+@_queue_options
+def retry_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
+    """Send dead letters once more, each as a new request.
+
+    Prints each new request's id, by which its reply can be collected. The old id keeps its
+    reply.
+    """
+    from .commands.dead import retry
+
+    retry(rids, url, as_json)
+
+
+@dead.command("drop")
+@click.argument("rids", nargs=-1, required=True, metavar="RID...")
+@_queue_options
+def drop_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
+    """Remove dead letters for good."""
+    from .commands.dead import drop
+
+    drop(rids, url, as_json)
+
+
 @cli.command()
 @_queue_options
 def status(url: str | None, as_json: bool) -> None:

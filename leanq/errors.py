@@ -14,6 +14,7 @@
     ├── LostError                 the server forgot the request and it was not sent again
     ├── ClosedError               the client was closed while the request was outstanding
     ├── WireError                 bytes from the queue that are no message of leanq's
+    │   └── NewerMessageError         a message of a later release than this one
     └── WorkerError               trouble on a worker's machine, never a candidate's fault
         ├── ToolchainError            no usable Lean, or an environment that cannot be read
         ├── SandboxError              a Lean process could not be started or watched
@@ -76,6 +77,10 @@ class ClosedError(LeanQError):
 
 class WireError(LeanQError):
     """Bytes that are no message of leanq's."""
+
+
+class NewerMessageError(WireError):
+    """A message of a later release than this one, which a newer peer can read."""
 
 
 class WorkerError(LeanQError):

@@ -61,9 +61,26 @@ class Keys:
     def stop(self, worker: str) -> str:
         return f"{self.tag}:stop:{worker}"
 
+    @property
+    def dead(self) -> str:
+        return f"{self.tag}:dead"
+
+    def dead_letter(self, rid: str) -> str:
+        return f"{self.tag}:deadreq:{rid}"
+
     def new_rid(self) -> str:
         """A rid that nobody else will ever make: the shard, then 96 random bits."""
         return f"{self.shard}-{secrets.token_urlsafe(12)}"
+
+
+def retry_rid(rid: str) -> str:
+    """The rid under which a dead letter is sent again: ``0-x``, ``0-x.r1``, ``0-x.r2`` …
+
+    The old one has its reply already. It is the same whoever retries, so that two retries of one
+    letter are one request.
+    """
+    base, dot, number = rid.rpartition(".r")
+    return f"{base}.r{int(number) + 1}" if dot and number.isdigit() else f"{rid}.r1"
 
 
 def shard_of(rid: str) -> int:

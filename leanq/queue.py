@@ -29,12 +29,14 @@ from .keys import Keys
 from .transitions import (
     Attached,
     Claimed,
+    DeadLetter,
     Full,
     Job,
     LevelRow,
     Queued,
     Reaped,
     Renewed,
+    Returning,
     Settlement,
     Status,
     Submission,
@@ -124,15 +126,14 @@ class Queue:
         worker: str,
         leases: Sequence[tuple[str, str]],
         *,
-        charge: bool = False,
+        how: Returning = "keep",
         leave: bool = False,
     ) -> int:
         """Gives back (rid, token) pairs unfinished; how many of the leases were current.
 
-        ``charge``: the attempt counts, since the worker failed. ``leave``: it leaves the fleet.
+        ``leave``: the worker leaves the fleet.
         """
-        args: list[Any] = [worker, self.settings.max_attempts, self._ttl_ms]
-        args += (int(charge), int(leave))
+        args: list[Any] = [worker, self.settings.max_attempts, self._ttl_ms, how, int(leave)]
         for rid, token in leases:
             args += (rid, token)
         return cast(int, await self._run("release", args))
@@ -143,9 +144,9 @@ class Queue:
 
     async def reap(self) -> Reaped:
         """Gives back up to 100 requests of one worker whose lease lapsed."""
-        args = [self.settings.max_attempts, self._ttl_ms]
-        requeued, poisoned, more = await self._run("reap", args)
-        return Reaped(requeued, poisoned, more == 1)
+        args = [self.settings.max_attempts, self._ttl_ms, self._lease_ms]
+        requeued, poisoned, more, truce_ms = await self._run("reap", args)
+        return Reaped(requeued, poisoned, more == 1, truce_ms / 1000)
 
     async def lookup(self, client: str, rids: Sequence[str]) -> list[bytes | bool]:
         """Per rid its reply, True while in flight, or False if the server knows nothing of it.
@@ -173,6 +174,34 @@ class Queue:
             suspects={lane.decode(): n for lane, n in suspects},
             dead=dead,
         )
+
+    async def dead_rids(self, most: int) -> list[str]:
+        """The dead letters' rids, the newest first."""
+        found: Any = await self._guard(self._commands.zrevrange(self.keys.dead, 0, most - 1))
+        return [rid.decode() for rid in found]
+
+    async def dead_letter(self, rid: str) -> DeadLetter | None:
+        """One dead letter, if there is such a one."""
+        pipe = self._commands.pipeline(transaction=True)
+        pipe.hgetall(self.keys.dead_letter(rid))
+        pipe.zscore(self.keys.dead, rid)
+        fields, died_ms = await self._guard(pipe.execute())
+        if not fields or died_ms is None:
+            return None
+        kept = {name.decode(): value for name, value in fields.items()}
+        lane, tenant, client, worker = (kept[name].decode() for name in ("l", "t", "c", "w"))
+        submission = Submission(
+            rid, lane, tenant, int(kept["p"]), 0, int(kept["run"]), kept["body"]
+        )
+        return DeadLetter(submission, client, int(kept["n"]), worker, died_ms / 1000)
+
+    async def drop_dead(self, rid: str) -> bool:
+        """Removes a dead letter for good; whether there was one."""
+        pipe = self._commands.pipeline(transaction=True)
+        pipe.zrem(self.keys.dead, rid)
+        pipe.unlink(self.keys.dead_letter(rid))
+        removed, _ = await self._guard(pipe.execute())
+        return bool(removed)
 
     async def read_inbox(
         self, client: str, after: str, block_ms: int

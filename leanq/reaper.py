@@ -12,9 +12,9 @@ from .transitions import Reaped
 
 
 async def reap(queue: Queue) -> Reaped:
-    """Reaps until nothing is overdue; the totals. Raises UnavailableError."""
+    """Reaps until nothing is overdue, or there is a truce; the totals. Raises UnavailableError."""
     requeued = poisoned = 0
     while (step := await queue.reap()).more:
         requeued += step.requeued
         poisoned += step.poisoned
-    return Reaped(requeued, poisoned, more=False)
+    return Reaped(requeued, poisoned, more=False, truce_s=step.truce_s)

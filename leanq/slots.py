@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from . import wire
 from .drivers import Driver
-from .errors import WireError, WorkerError
-from .transitions import Job, Settlement
+from .errors import NewerMessageError, WireError, WorkerError
+from .transitions import Job, Returning, Settlement
 from .wire import Reply
 
 log = logging.getLogger("leanq.worker")
@@ -25,6 +25,7 @@ log = logging.getLogger("leanq.worker")
 _SETTLE_BYTES = 1 << 20
 _FAILURES_IN_A_ROW = 3
 _PAUSE_AFTER_FAILURE_S = 2.0
+_PAUSE_AFTER_DEFERRING_S = 0.5
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ class Slots:
     """Runs each request in a task of its own, ``count`` at a time.
 
     Attributes:
-        returns: (rid, token) of requests that go back because this machine failed.
+        returns: (rid, token) of requests that go back, by how they do.
         fault: set after several failures in a row, when the worker should end rather than churn.
 
     Args:
@@ -51,7 +52,7 @@ class Slots:
     def __init__(
         self, worker: str, drivers: Mapping[str, Driver], count: int, notify: Callable[[], None]
     ) -> None:
-        self.returns: list[tuple[str, str]] = []
+        self.returns: dict[Returning, list[tuple[str, str]]] = {"charge": [], "defer": []}
         self.fault: WorkerError | None = None
         self._worker = worker
         self._drivers = drivers
@@ -139,6 +140,9 @@ class Slots:
         started_s = time.monotonic()
         try:
             settlement = self._settlement(job, started_s, await self._answer(job))
+        except NewerMessageError as error:
+            self._defer(job, error)
+            return
         except WorkerError as error:
             self._fail(job, error)
             return
@@ -156,6 +160,8 @@ class Slots:
     async def _answer(self, job: Job) -> Reply:
         try:
             request = wire.unpack_request(job.body)
+        except NewerMessageError:
+            raise
         except WireError as error:
             return Reply(error=f"the request cannot be read: {error}")
         driver = self._drivers.get(job.lane)
@@ -182,9 +188,18 @@ class Slots:
         self.paused_until_s = time.monotonic() + _PAUSE_AFTER_FAILURE_S
         if held := self._still_held(job):
             held.task = None
-            self.returns.append((job.rid, job.token))
+            self.returns["charge"].append((job.rid, job.token))
         if self._failures >= _FAILURES_IN_A_ROW:
             self.fault = error
+        self._notify()
+
+    def _defer(self, job: Job, error: NewerMessageError) -> None:
+        """A newer release understands it. This worker pauses, or it would only claim it again."""
+        log.warning("%s is given back: %s", job.rid, error)
+        self.paused_until_s = time.monotonic() + _PAUSE_AFTER_DEFERRING_S
+        if held := self._still_held(job):
+            held.task = None
+            self.returns["defer"].append((job.rid, job.token))
         self._notify()
 
     def _still_held(self, job: Job) -> _Held | None:

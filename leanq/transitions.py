@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class Settlement:
     reply: bytes
 
 
+Returning = Literal["keep", "charge", "defer"]
+"""How unfinished work goes back: to the front at no charge; to the front, and the attempt counts;
+or at no charge to the end of its line, where another worker finds it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """What a call of :meth:`Queue.claim` brought.
@@ -97,11 +103,25 @@ class Renewed:
 
 @dataclass(frozen=True, slots=True)
 class Reaped:
-    """``more``: call again."""
+    """``more``: call again. ``truce_s``: no lease is judged for so long, since nobody could have
+    been heard in the meantime."""
 
     requeued: int
     poisoned: int
     more: bool
+    truce_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A request that took down too many workers: ``worker`` was the last, ``died_s`` is when,
+    in seconds since 1970 by the server's clock. ``submission`` is what would be sent again."""
+
+    submission: Submission
+    client: str
+    attempts: int
+    worker: str
+    died_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeVar, get_args
 
 import msgpack
 
-from .config import MAX_REQUEST_BYTES, check_name
-from .errors import InvalidRequestError, TooLargeError, WireError
+from .config import MAX_REQUEST_BYTES
+from .errors import InvalidRequestError, NewerMessageError, TooLargeError, WireError
 
 VERSION = 1
 MAX_REPLY_BYTES = 32 << 20
@@ -178,9 +178,10 @@ def unpack_request(data: bytes) -> Request:
     """
     body = _map(_unpack(data, MAX_REQUEST_BYTES))
     if body.get("v") != VERSION:
-        raise WireError(f"a request of version {body.get('v')!r:.40}; this release reads {VERSION}")
+        raise _other_version("request", body.get("v"))
     if body.get("op") not in get_args(Operation):
-        raise WireError(f"a request for the unknown operation {body.get('op')!r:.40}")
+        # Each release knows the operations of those before it.
+        raise NewerMessageError(f"a request for the unknown operation {body.get('op')!r:.40}")
     try:
         return Request(
             op=body["op"],
@@ -216,7 +217,7 @@ def unpack_reply(rid: str, data: bytes) -> Reply:
     if not isinstance(parts, list) or len(parts) != 3:
         raise WireError("a reply that is no array of three")
     if parts[1] != VERSION:
-        raise WireError(f"a reply of version {parts[1]!r:.40}; this release reads {VERSION}")
+        raise _other_version("reply", parts[1])
     body = _map(parts[2])
     verdict = body.get("verdict")
     if verdict is not None and verdict not in get_args(Verdict):
@@ -249,11 +250,6 @@ def pack_info(info: Mapping[str, object]) -> bytes:
 def unpack_info(data: bytes) -> dict[str, Any]:
     """The inverse of :func:`pack_info`; raises WireError."""
     return _map(_unpack(data, 1 << 16))
-
-
-def check_lane(name: str) -> str:
-    """``name`` if it can name an environment; raises UsageError."""
-    return check_name("environment", name)
 
 
 def _packed_reply(token: str, reply: Reply) -> bytes:
@@ -300,6 +296,11 @@ def _unpack(data: bytes, limit_bytes: int) -> object:
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise WireError(f"a message that is no msgpack: {type(error).__name__}") from None
     return value
+
+
+def _other_version(what: str, version: object) -> WireError:
+    text = f"a {what} of version {version!r:.40}; this release reads {VERSION}"
+    return (NewerMessageError if type(version) is int and version > VERSION else WireError)(text)
 
 
 def _no_extension(code: int, _data: bytes) -> object:

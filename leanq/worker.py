@@ -147,7 +147,7 @@ class Worker:
 
     async def _wait_until(self, renew_at_s: float) -> None:
         """Sleeps until there is something to do."""
-        due = self._slots.has_results or self._slots.returns or self._doubt
+        due = self._slots.has_results or self._doubt or any(self._slots.returns.values())
         if due or (self._hungry and self._free > 0):
             # One turn of the loop, so that results of the same moment travel together.
             await asyncio.sleep(0)
@@ -279,13 +279,13 @@ class Worker:
         log.info("worker %s left; %d requests given back", self.id, given)
 
     async def _give_back(self) -> None:
-        """Gives back what this machine failed at."""
-        returns = self._slots.returns
-        if batch := returns[:]:
-            await self._queue.release(self.id, batch, charge=True)
-            for rid, _ in batch:
-                self._slots.forget(rid)
-            del returns[: len(batch)]
+        """Gives back what this machine failed at, or does not understand."""
+        for how, returns in self._slots.returns.items():
+            if batch := returns[:]:
+                await self._queue.release(self.id, batch, how=how)
+                for rid, _ in batch:
+                    self._slots.forget(rid)
+                del returns[: len(batch)]
 
     @property
     def _held_rids(self) -> list[str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
-from leanq.transitions import Submission
+from leanq.transitions import Returning, Submission
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Model:
         self.lanes: set[str] = set()
         self.isolating: dict[str, str] = {}
         self.turns: Counter[str] = Counter()
+        self.heard = self.truce = 0
 
     def join(self, worker: str, lanes: Iterable[str]) -> None:
         self.leases[worker] = self.now + self.lease_ms
@@ -97,10 +99,10 @@ class Model:
         item.token, item.worker, item.attempts = token, worker, item.attempts + 1
         self.work[worker][rid] = self.now + item.sub.longest_run_ms
 
-    def release(self, worker: str, rid: str, token: str, charge: bool) -> bool:
+    def release(self, worker: str, rid: str, token: str, how: Returning) -> bool:
         held = rid in self.flying and self.flying[rid].token == token
         if held:
-            self._requeue(rid, charge)
+            self._requeue(rid, how == "charge", how == "defer")
         return held
 
     def leave(self, worker: str) -> None:
@@ -124,13 +126,24 @@ class Model:
     def renew(self, worker: str) -> list[str]:
         """The rids that overran."""
         self.leases[worker] = self.now + self.lease_ms
-        overrun = [rid for rid in self._by_age(worker) if self.work[worker][rid] <= self.now]
+        overrun: list[str] = []
+        if self.judges():
+            overrun = [rid for rid in self._by_age(worker) if self.work[worker][rid] <= self.now]
         for rid in overrun:
             self._requeue(rid, charge=True)
         return overrun
 
-    def reap(self) -> Counter[str]:
+    def judges(self) -> bool:
+        """Whether leases are judged now. After a silence they are not, for half a lease."""
+        if self.heard and self.now - self.heard > self.lease_ms / 2:
+            self.truce = self.now + self.lease_ms // 2
+        self.heard = self.now
+        return self.now >= self.truce
+
+    def reap(self) -> Counter[str] | None:
         """What became of the requests of whoever is overdue the longest, by name."""
+        if not self.judges():
+            return None
         worker = min((end, worker) for worker, end in self.leases.items())[1]
         ends = Counter(self._requeue(rid, charge=True) for rid in self._by_age(worker))
         self.leave(worker)
@@ -160,7 +173,7 @@ class Model:
             self._end(rid, "expired")
         return rid in self.flying
 
-    def _requeue(self, rid: str, charge: bool) -> str:
+    def _requeue(self, rid: str, charge: bool, defer: bool = False) -> str:
         item = self.flying[rid]
         del self.work[item.worker][rid]
         item.attempts -= not charge
@@ -170,11 +183,15 @@ class Model:
         item.token = None
         ring = self.rings[item.sub.lane, item.sub.level]
         if 0 < item.attempts == self.max_attempts - 1:
-            self.suspects[item.sub.lane].insert(0, rid)
+            suspects = self.suspects[item.sub.lane]
+            suspects.insert(len(suspects) if defer else 0, rid)
         elif waiting := ring.get(item.sub.tenant):
-            waiting.insert(0, rid)
+            waiting.insert(len(waiting) if defer else 0, rid)
         else:
-            self.rings[item.sub.lane, item.sub.level] = {item.sub.tenant: [rid], **ring}
+            new = {item.sub.tenant: [rid]}
+            self.rings[item.sub.lane, item.sub.level] = (
+                {**ring, **new} if defer else {**new, **ring}
+            )
         return "queued"
 
     def _end(self, rid: str, verdict: str) -> bool:
@@ -182,3 +199,41 @@ class Model:
         assert rid not in self.verdicts
         self.verdicts[rid] = verdict
         return True
+
+
+class Fairness:
+    """Watches claims: while two tenants wait in a level, neither gets two more than the other."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        # Per pair of tenants how far the one is ahead, the least and the most that it ever was.
+        self.leads: dict[tuple[object, ...], tuple[int, int, int]] = {}
+
+    def stale_lists(self) -> set[tuple[str, int, str]]:
+        """Wait lists in which some rid waits no more."""
+        model = self.model
+        return {
+            (*place, tenant)
+            for place, ring in model.rings.items()
+            for tenant, rids in ring.items()
+            for rid in rids
+            if rid not in model.flying or model.flying[rid].deadline < model.now
+        }
+
+    def check(self, rids: list[str], stale: set[tuple[str, int, str]]) -> None:
+        """Takes a claim's rids in; ``stale`` are the stale lists before it."""
+        subs = [self.model.flying[rid].sub for rid in rids]
+        served = Counter((sub.lane, sub.level, sub.tenant) for sub in subs)
+        tenants = sorted({item.sub.tenant for item in self.model.flying.values()})
+        for place, ring in self.model.rings.items():
+            for pair in combinations(tenants, 2):
+                both = [(*place, tenant) for tenant in pair]
+                # Whose list ran empty, or passed over what waits no more, begins anew.
+                if any(name in stale for name in both) or not all(t in ring for t in pair):
+                    self.leads.pop((place, pair), None)
+                    continue
+                lead, low, high = self.leads.get((place, pair), (0, 0, 0))
+                lead += served[both[0]] - served[both[1]]
+                low, high = min(low, lead), max(high, lead)
+                self.leads[place, pair] = (lead, low, high)
+                assert high - low <= 1, f"{pair} in {place}"

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 from shards import Shard, open_shard, settlement
 
-import leanq.queue
 from leanq.config import Settings
 from leanq.queue import Queue
-from leanq.transitions import Attached, Full, Job, Queued, Reaped, Settlement, UnknownLane
+from leanq.transitions import Attached, Full, Job, Queued, Reaped, Renewed, Settlement, UnknownLane
 from leanq.wire import Reply, pack_reply
 
 LEASE_MS = 10_000
@@ -160,7 +159,7 @@ async def test_release_puts_back_to_the_front_and_costs_no_attempt(shard: Shard)
     assert again.token != jobs[0].token
     # The old lease gives nothing back any more.
     assert await shard.queue.release("w", [("r1", jobs[0].token)]) == 0
-    assert await shard.queue.release("w", [("r1", again.token)], charge=True) == 1
+    assert await shard.queue.release("w", [("r1", again.token)], how="charge") == 1
     assert (await shard.job()).attempts == 2
 
 
@@ -221,8 +220,31 @@ async def test_sign_of_life_keeps_the_work(shard: Shard) -> None:
         shard.advance(LEASE_MS - 1)
         assert (await shard.queue.renew("w")).held == 1
         assert (await shard.queue.renew("other")).lapsed is False
-    shard.advance(LEASE_MS)
-    assert (await shard.queue.renew("other")).lapsed
+    for lapsed in (False, True):
+        shard.advance(LEASE_MS // 2)
+        assert (await shard.queue.renew("other")).lapsed is lapsed
+
+
+async def test_after_a_silence_of_all_everybody_can_be_heard_before_leases_are_judged(
+    shard: Shard,
+) -> None:
+    for worker in ("w1", "w2", "dead"):
+        await shard.queue.join(worker, b"", {"a": b""})
+        await shard.submit(worker, longest_run_ms=LEASE_MS)
+        await shard.job(worker)
+        await shard.queue.renew(worker)
+    # The server is away, or its clock jumps.
+    shard.advance(10 * LEASE_MS)
+    assert await shard.queue.reap() == Reaped(0, 0, more=False, truce_s=LEASE_MS / 2000)
+    assert await shard.queue.renew("w1") == Renewed(1, False, (), True)
+    shard.advance(LEASE_MS // 2 - 1)
+    assert await shard.queue.reap() == Reaped(0, 0, more=False, truce_s=0.001)
+    assert await shard.queue.renew("w2") == Renewed(1, False, (), True)
+    shard.advance(1)
+    assert await shard.queue.renew("w1") == Renewed(0, True, ("w1",), True)
+    assert await shard.queue.reap() == Reaped(1, 0, more=True)
+    assert await shard.queue.reap() == Reaped(0, 0, more=False)
+    assert set(shard.dump().workers) == {"w1", "w2"}
 
 
 async def test_overrun_is_taken_away_by_renew(shard: Shard) -> None:
@@ -247,7 +269,7 @@ async def test_reaper_is_not_stopped_by_a_request_that_somebody_deleted(shard: S
     assert not shard.dump().work
 
 
-# Cancel, deadlines, dead letters
+# Cancel, deadlines
 
 
 async def test_cancel(shard: Shard) -> None:
@@ -286,39 +308,6 @@ async def test_deadline_passes_in_the_queue(shard: Shard) -> None:
     # Once it runs, its deadline in the queue matters no more.
     shard.advance(1)
     assert await shard.queue.lookup("c", ["in time", "unknown"]) == [True, False]
-
-
-async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:
-    await shard.submit("r", level=2, body=b"the code")
-    for worker in ("w1", "w2", "w3"):
-        assert (await shard.claim(worker)).jobs[0].body == b"the code"
-        shard.advance(LEASE_MS)
-        found = await shard.queue.reap()
-    assert found == Reaped(0, 1, more=True)
-    assert await shard.end("r") == ("poisoned", 3, 0)
-    fields = ("l", "t", "p", "n", "w", "body")
-    letter = shard.server.hmget(f"{shard.tag}:deadreq:r", fields)
-    assert letter == [b"a", b"t", b"2", b"3", b"w3", b"the code"]
-    assert (await shard.queue.status()).dead == 1
-    assert not shard.dump().req
-
-
-async def test_only_the_newest_dead_letters_are_kept(
-    shard: Shard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = leanq.queue.script_text
-
-    def with_two_letters(name: str) -> str:
-        return text(name).replace("DEAD_LETTERS = 10000", "DEAD_LETTERS = 2")
-
-    monkeypatch.setattr(leanq.queue, "script_text", with_two_letters)
-    for rid in ("r1", "r2", "r3"):
-        await shard.suspect(rid)
-        job = await shard.job()
-        await shard.queue.release("w", [(rid, job.token)], charge=True)
-        shard.advance(1)
-    found = shard.dump()
-    assert found.dead == found.deadreq == {"r2", "r3"}
 
 
 # Suspects

@@ -11,7 +11,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import pytest
 import redis
@@ -25,14 +25,23 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from queue_model import Model
+from queue_model import Fairness, Model
 from shards import dump, with_test_clock
 
 import leanq.queue
 from leanq.config import Settings
 from leanq.local import EmbeddedServer
 from leanq.queue import Queue
-from leanq.transitions import Attached, Full, Queued, Reaped, Settlement, Submission, UnknownLane
+from leanq.transitions import (
+    Attached,
+    Full,
+    Queued,
+    Reaped,
+    Returning,
+    Settlement,
+    Submission,
+    UnknownLane,
+)
 from leanq.wire import Reply, pack_reply, unpack_reply
 
 _T = TypeVar("_T")
@@ -93,7 +102,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.replies: dict[str, bytes] = {}
         # Lanes of which a worker took a bell's token and has not claimed since.
         self.woken: set[str] = set()
-        self.leads: dict[tuple[object, ...], tuple[int, int, int]] = {}
+        self.fairness = Fairness(self.model)
         self.advance(0)
 
     def call(self, work: Coroutine[Any, Any, _T]) -> _T:
@@ -138,7 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
         done = [Settlement(*lease, "accepted", pack_reply(lease[1], reply)) for lease in leases]
         accepted = tuple(self.model.settle(worker, *lease) for lease in leases)
         busy = len(self.model.work[worker])
-        stale = self.stale_lists()
+        stale = self.fairness.stale_lists()
         rids, alone, hold = self.model.claim(worker, lanes, want, busy)
         nonce = f"{call}:"
         got = self.call(
@@ -158,7 +167,7 @@ class QueueMachine(RuleBasedStateMachine):
             # A worker on hold keeps the token that it took; a renewal makes up for that.
             self.woken -= set(lanes)
         if not alone:
-            self.check_fairness(rids, stale)
+            self.fairness.check(rids, stale)
 
     @rule(which=some)
     def settle_late(self, which: list[int]) -> None:
@@ -183,17 +192,18 @@ class QueueMachine(RuleBasedStateMachine):
         got = self.call(self.queue.renew(worker))
         assert (got.overrun, got.held) == (overrun, len(self.model.work[worker]))
         assert got.known == (worker in self.model.fleet)
-        assert got.lapsed == self.anyone_late()
+        truce = self.model.now < self.model.truce
+        assert got.lapsed == (self.anyone_late() and not truce)
 
     @precondition(anyone_busy)
-    @rule(number=workers, which=some, charge=st.booleans(), leave=st.booleans())
-    def release(self, number: int, which: list[int], charge: bool, leave: bool) -> None:
+    @rule(number=workers, which=some, how=st.sampled_from(get_args(Returning)), leave=st.booleans())
+    def release(self, number: int, which: list[int], how: Returning, leave: bool) -> None:
         worker = self.workers[number]
         leases = pick(self.leases[worker], which)
-        given = sum(self.model.release(worker, *lease, charge) for lease in reversed(leases))
+        given = sum(self.model.release(worker, *lease, how) for lease in reversed(leases))
         if leave:
             self.model.leave(worker)
-        work = self.queue.release(worker, leases, charge=charge, leave=leave)
+        work = self.queue.release(worker, leases, how=how, leave=leave)
         assert self.call(work) == given
 
     @rule(which=some)
@@ -219,7 +229,11 @@ class QueueMachine(RuleBasedStateMachine):
     def reap(self) -> None:
         ends = self.model.reap()
         got = self.call(self.queue.reap())
-        assert got == Reaped(ends["queued"], ends["poisoned"], more=True)
+        if ends is None:
+            truce_s = (self.model.truce - self.model.now) / 1000
+            assert got == Reaped(0, 0, more=False, truce_s=truce_s)
+        else:
+            assert got == Reaped(ends["queued"], ends["poisoned"], more=True)
 
     @precondition(anyone_busy)
     @rule(number=workers, which=some)
@@ -249,6 +263,8 @@ class QueueMachine(RuleBasedStateMachine):
     def reap_all(self) -> None:
         """Nobody gives a sign of life until all leases have lapsed and been reaped."""
         self.advance(LEASE_MS)
+        self.reap()
+        self.advance(LEASE_MS // 2)
         while self.anyone_late():
             self.reap()
 
@@ -266,34 +282,6 @@ class QueueMachine(RuleBasedStateMachine):
             elif not ask:
                 self.server.delete(f"{self.tag}:isolating:{lane}")
                 del self.model.isolating[lane]
-
-    def stale_lists(self) -> set[tuple[str, int, str]]:
-        """Wait lists in which some rid waits no more."""
-        model = self.model
-        return {
-            (*place, tenant)
-            for place, ring in model.rings.items()
-            for tenant, rids in ring.items()
-            for rid in rids
-            if rid not in model.flying or model.flying[rid].deadline < model.now
-        }
-
-    def check_fairness(self, rids: list[str], stale: set[tuple[str, int, str]]) -> None:
-        """While two tenants wait in a level, neither gets two more than the other."""
-        subs = [self.model.flying[rid].sub for rid in rids]
-        served = Counter((sub.lane, sub.level, sub.tenant) for sub in subs)
-        for place, ring in self.model.rings.items():
-            for pair in itertools.combinations(TENANTS, 2):
-                both = [(*place, tenant) for tenant in pair]
-                # Whose list ran empty, or passed over what waits no more, begins anew.
-                if any(name in stale for name in both) or not all(t in ring for t in pair):
-                    self.leads.pop((place, pair), None)
-                    continue
-                lead, low, high = self.leads.get((place, pair), (0, 0, 0))
-                lead += served[both[0]] - served[both[1]]
-                low, high = min(low, lead), max(high, lead)
-                self.leads[place, pair] = (lead, low, high)
-                assert high - low <= 1, f"{pair} in {place}"
 
     @invariant()
     def everything_is_in_its_place(self) -> None:
@@ -368,6 +356,9 @@ class QueueMachine(RuleBasedStateMachine):
         """From any state, whoever is left brings every request to its end."""
         self.kill(0)
         self.advance(1_000_000)
+        if self.anyone_late():
+            self.reap()
+        self.advance(LEASE_MS // 2)
         while self.anyone_late():
             self.reap()
         for _ in range(100):

@@ -206,7 +206,7 @@ async def live_a_full_life(shard: Shard) -> None:
     queue = shard.queue
     await queue.join("w", b"info", {"a": b"", "b": b""})
     await shard.suspect("killer")
-    await queue.release("w", [("killer", (await shard.job()).token)], charge=True)
+    await queue.release("w", [("killer", (await shard.job()).token)], how="charge")
     await shard.submit("ended", "withdrawn", "leased", "waits")
     ended, *_ = (await shard.claim(want=3)).jobs
     await shard.settle(ended)
@@ -299,7 +299,7 @@ async def test_full_memory_refuses_what_adds_and_lets_the_rest_drain(own: Shard)
     assert await queue.cancel(["cancelled"]) == [True]
     assert await queue.release("w", [("released", released.token)]) == 1
     job = (await shard.claim(lanes=["b"])).jobs[0]
-    assert await queue.release("w", [(job.rid, job.token)], charge=True) == 1
+    assert await queue.release("w", [(job.rid, job.token)], how="charge") == 1
     assert await queue.lookup("d", ["waits", "claimed"]) == [True, True]
     assert (await queue.renew("w")).held == 1
     await queue.join("w", b"", {"a": b""})

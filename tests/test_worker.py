@@ -95,7 +95,7 @@ async def test_a_suspect_runs_alone(settings: Settings, queue: Queue, silent: Se
     await queue.submit("nobody", [submission("0-suspect", echo_body(b"held suspect"))])
     for _ in range(2):
         (job,) = (await queue.claim("dead", ["echo"], 1, busy=0, nonce=new_nonce())).jobs
-        await queue.release("dead", [(job.rid, job.token)], charge=True, leave=True)
+        await queue.release("dead", [(job.rid, job.token)], how="charge", leave=True)
     async with working(silent, driver, slots=4) as worker:
         await eventually(lambda: driver.running == [b"held suspect"])
         # Its other slots must not even listen for work.
@@ -211,7 +211,7 @@ async def test_a_driver_that_answers_nonsense_is_a_bug_too(
         assert await lean.echo(b"next") == b"next"
 
 
-@pytest.mark.parametrize("body", [b"\xc1", b"", b"\x80", b"\x82\xa1v\x01\xa2op\xa4fold"])
+@pytest.mark.parametrize("body", [b"\xc1", b"", b"\x80", b"\x82\xa1v\x00\xa2op\xa4echo"])
 async def test_bytes_that_are_no_request_end_with_an_error(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient, body: bytes
 ) -> None:
@@ -220,6 +220,21 @@ async def test_bytes_that_are_no_request_end_with_an_error(
         with pytest.raises(RequestError, match="cannot be read"):
             await lean.attach("0-bad")
         assert await lean.echo(b"next") == b"next"
+
+
+@pytest.mark.parametrize("body", [b"\x82\xa1v\x02\xa2op\xa4echo", b"\x82\xa1v\x01\xa2op\xa4fold"])
+async def test_what_a_newer_release_asks_is_left_to_newer_workers(
+    settings: Settings, queue: Queue, lean: AsyncLeanQClient, body: bytes
+) -> None:
+    await queue.submit("somebody", [submission("0-newer", body)])
+    async with working(settings):
+        await eventually(counts(queue, "released", 1))
+        assert await lean.echo(b"next") == b"next"
+        await eventually(counts(queue, "released", 2))
+    (job,) = (await queue.claim("newer", ["echo"], 9, busy=0, nonce=new_nonce())).jobs
+    assert (job.rid, job.attempts, job.body) == ("0-newer", 1, body)
+    assert await queue.cancel(["0-newer"]) == [True]
+    await queue.release("newer", [], leave=True)
 
 
 async def test_a_driver_that_cannot_open_ends_the_worker(settings: Settings, queue: Queue) -> None:

@@ -69,6 +69,9 @@ async def _reap(settings: Settings, as_json: bool, watch: bool) -> None:
     try:
         while True:
             done = await reap_all(queue)
+            if done.truce_s and not watch:
+                await asyncio.sleep(done.truce_s)
+                done = await reap_all(queue)
             if as_json:
                 click.echo(json.dumps({"requeued": done.requeued, "poisoned": done.poisoned}))
             elif done.requeued or done.poisoned or not watch:

@@ -96,6 +96,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield (
         f"trouble   {record['reaped']} reaped, {record['released']} released, "
         f"{record['fenced']} late results, {record['dead']} dead letters"
+        f"{' (leanq dead list)' if record['dead'] else ''}"
     )
     for lane, about in record["environments"].items():
         yield f"offered   {lane}: {_about(about)}"

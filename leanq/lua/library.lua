@@ -54,8 +54,9 @@ local function is_suspect(attempts, max_attempts)
 end
 
 -- Puts a request whose lease ended back to the front, or makes it a dead letter.
--- charge: whether the attempt counts. Returns 'queued', 'poisoned' or 'lost'.
-local function requeue(rid, charge, max_attempts, now, ttl_ms, told)
+-- charge: whether the attempt counts. defer: to the end of its line instead.
+-- Returns 'queued', 'poisoned' or 'lost'.
+local function requeue(rid, charge, max_attempts, now, ttl_ms, told, defer)
   local key = P .. ':req:' .. rid
   local r = call('HMGET', key, 'l', 'p', 't', 'n', 'c')
   local lane, n = r[1], tonumber(r[4])
@@ -78,10 +79,11 @@ local function requeue(rid, charge, max_attempts, now, ttl_ms, told)
   call('HSET', key, 'st', 'queued', 'n', n)
   call('HDEL', key, 'tok', 'w')
   call('HINCRBY', P .. ':stats', 'waiting:' .. lane, 1)
+  local push = defer and 'RPUSH' or 'LPUSH'
   if is_suspect(n, max_attempts) then
-    call('LPUSH', P .. ':suspects:' .. lane, rid)
-  elseif call('LPUSH', P .. ':wait:' .. lane .. ':' .. r[2] .. ':' .. r[3], rid) == 1 then
-    call('LPUSH', P .. ':ring:' .. lane .. ':' .. r[2], r[3])
+    call(push, P .. ':suspects:' .. lane, rid)
+  elseif call(push, P .. ':wait:' .. lane .. ':' .. r[2] .. ':' .. r[3], rid) == 1 then
+    call(push, P .. ':ring:' .. lane .. ':' .. r[2], r[3])
   end
   ring_bell(lane, 1)
   return 'queued'
@@ -92,6 +94,20 @@ local function expire(rid, lane, client, attempts, submitted, now, ttl_ms, told)
   finish(rid, client, verdict_reply('expired', attempts, now - submitted), ttl_ms, told)
   call('HINCRBY', P .. ':stats', 'verdict:expired', 1)
   call('HINCRBY', P .. ':stats', 'waiting:' .. lane, -1)
+end
+
+-- When leases may be judged again. While nobody is heard for half a lease (the server was away, or
+-- its clock has jumped) leases lapse through no fault of their workers', so all get another half to
+-- be heard first. Whoever looks at leases is heard.
+local function truce(now, lease_ms)
+  local r = call('HMGET', P .. ':stats', 'heard', 'truce')
+  local ends = tonumber(r[2] or 0)
+  if now - tonumber(r[1] or now) > lease_ms / 2 then
+    ends = now + lease_ms / 2
+    call('HSET', P .. ':stats', 'truce', ends)
+  end
+  call('HSET', P .. ':stats', 'heard', now)
+  return ends
 end
 
 local function forget_worker(worker)

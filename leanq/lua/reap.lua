@@ -1,11 +1,14 @@
 #!lua flags=allow-oom
 -- reap: takes the work of one worker whose lease lapsed, at most 100 requests a call.
--- ARGV: most attempts, time-to-live of replies (ms)
--- Returns {requests put back, requests poisoned, 1 where there may be more to reap}.
+-- ARGV: most attempts, time-to-live of replies (ms), lease (ms)
+-- Returns {requests put back, requests poisoned, 1 where there may be more to reap,
+--   time until leases are judged again (ms)}.
 local most, ttl = tonumber(ARGV[1]), ARGV[2]
 local now, told = now_ms(), {}
+local judged_at = truce(now, tonumber(ARGV[3]))
+if now < judged_at then return {0, 0, 0, judged_at - now} end
 local worker = call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1)[1]
-if not worker then return {0, 0, 0} end
+if not worker then return {0, 0, 0, 0} end
 local work = P .. ':work:' .. worker
 local ends = {queued = 0, poisoned = 0, lost = 0}
 for _, rid in ipairs(call('ZRANGE', work, 0, 99)) do
@@ -17,4 +20,4 @@ if call('EXISTS', work) == 0 then forget_worker(worker) end
 local reaped = ends.queued + ends.poisoned
 if reaped > 0 then call('HINCRBY', P .. ':stats', 'reaped', reaped) end
 tell(told, ttl)
-return {ends.queued, ends.poisoned, 1}
+return {ends.queued, ends.poisoned, 1, 0}

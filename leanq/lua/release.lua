@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- release: gives unfinished work back to the front.
--- ARGV: worker, most attempts, time-to-live of replies (ms), 1 to count the attempt,
+-- ARGV: worker, most attempts, time-to-live of replies (ms),
+--   how: keep, charge (the attempt counts) or defer (to the end of the line), 
 --   1 to leave the fleet, (rid, token)*
 -- Returns how many were given back; a token that is no longer current changes nothing.
 local worker, most, ttl = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -9,7 +10,7 @@ local now, told, given = now_ms(), {}, 0
 for i = #ARGV - 1, 6, -2 do
   if call('HGET', P .. ':req:' .. ARGV[i], 'tok') == ARGV[i + 1] then
     call('ZREM', P .. ':work:' .. worker, ARGV[i])
-    requeue(ARGV[i], ARGV[4] == '1', most, now, ttl, told)
+    requeue(ARGV[i], ARGV[4] == 'charge', most, now, ttl, told, ARGV[4] == 'defer')
     given = given + 1
   end
 end

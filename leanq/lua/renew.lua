@@ -8,12 +8,13 @@ local now = now_ms()
 local work = P .. ':work:' .. worker
 call('ZADD', P .. ':workers', now + ARGV[2], worker)
 local told = {}
-local overrun = call('ZRANGEBYSCORE', work, '-inf', now, 'LIMIT', 0, 100)
+local judged = now >= truce(now, tonumber(ARGV[2]))
+local overrun = judged and call('ZRANGEBYSCORE', work, '-inf', now, 'LIMIT', 0, 100) or {}
 for _, rid in ipairs(overrun) do
   call('ZREM', work, rid)
   requeue(rid, true, tonumber(ARGV[3]), now, ttl, told)
 end
 if #overrun > 0 then call('HINCRBY', P .. ':stats', 'reaped', #overrun) end
 tell(told, ttl)
-local lapsed = call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1)
+local lapsed = judged and call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1) or {}
 return {call('ZCARD', work), #lapsed, overrun, call('HEXISTS', P .. ':info', worker)}
