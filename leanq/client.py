@@ -19,7 +19,9 @@ from .config import Settings, check_name
 from .dispatch import Dispatcher, WhenFull
 from .engine import Engine
 from .errors import ClosedError, InvalidRequestError, LeanQError, RequestError, UsageError
-from .keys import Keys, shard_of
+from .keys import new_rid, shard_of
+from .queue import Queue
+from .switch import Switch
 from .transitions import Submission
 from .wire import Reply, Request
 
@@ -86,10 +88,24 @@ class _Client:
         self.tenant = check_name("tenant", tenant)
         self._when_full: WhenFull = when_full
         self._patience_s = patience_s
-        self._keys = Keys(self.settings.prefix)
 
-    def _dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.settings, when_full=self._when_full, patience_s=self._patience_s)
+    def _switch(self) -> Switch:
+        dispatchers = [
+            Dispatcher(queue, when_full=self._when_full, patience_s=self._patience_s)
+            for queue in Queue.each(self.settings)
+        ]
+        return Switch(dispatchers)
+
+    def _rid(self, rid: str) -> str:
+        """``rid`` if it can be one; raises UsageError."""
+        if shard_of(rid) >= self.settings.shards:
+            raise InvalidRequestError(
+                f"{rid!r} is of a shard that this queue does not have; it has "
+                f"{self.settings.shards} (LEANQ_SHARDS)"
+            )
+        if not (rid.isascii() and rid.isprintable()):
+            raise InvalidRequestError(f"{rid!r} has characters that no request id may have")
+        return rid
 
     def _check(self, code: str, options: Check) -> Submission:
         _only(Check.__optional_keys__, options)
@@ -119,10 +135,8 @@ class _Client:
         if deadline_s is not None and not 0 < deadline_s <= 1e9:
             raise InvalidRequestError(f"deadline is {deadline_s:g} s; it must be above 0")
         rid = placing.get("rid")
-        if rid is not None:
-            _check_rid(rid)
         return Submission(
-            rid=rid or self._keys.new_rid(),
+            rid=new_rid(self.settings.shards) if rid is None else self._rid(rid),
             lane=check_name("environment", lane),
             tenant=check_name("tenant", placing.get("tenant", self.tenant)),
             level=int(priority),
@@ -138,10 +152,10 @@ class AsyncLeanQClient(_Client):
     Cancelling a task that waits for a reply withdraws its request.
     """
 
-    _engine: Dispatcher | None = None
+    _engine: Switch | None = None
 
     async def __aenter__(self) -> Self:
-        engine = self._dispatcher()
+        engine = self._switch()
         await engine.open()
         self._engine = engine
         return self
@@ -167,7 +181,7 @@ class AsyncLeanQClient(_Client):
 
     async def attach(self, rid: str) -> Reply:
         """The reply to a request submitted before; raises LostError where none is known."""
-        return await self._reply(_check_rid(rid), None)
+        return await self._reply(self._rid(rid), None)
 
     async def _reply(self, rid: str, submission: Submission | None) -> Reply:
         engine = self._engine
@@ -235,7 +249,7 @@ class LeanQClient(_Client):
         super().__init__(url, tenant=tenant, when_full=when_full, patience_s=patience_s)
         self._lock = threading.Lock()
         self._closed = False
-        self._engine: Engine | None = Engine(self._dispatcher)
+        self._engine: Engine | None = Engine(self._switch)
         _clients.add(self)
 
     def __enter__(self) -> Self:
@@ -287,7 +301,7 @@ class LeanQClient(_Client):
 
         One for which the server knows neither request nor reply ends with LostError.
         """
-        futures = [LeanQFuture(_check_rid(rid)) for rid in rids]
+        futures = [LeanQFuture(self._rid(rid)) for rid in rids]
         engine = self._running()
         for future in futures:
             engine.start(future, future.rid, None, _whole)
@@ -301,7 +315,7 @@ class LeanQClient(_Client):
             if self._closed:
                 raise ClosedError("the client is closed")
             if not (self._engine and self._engine.usable()):
-                self._engine = Engine(self._dispatcher)
+                self._engine = Engine(self._switch)
             return self._engine
 
 
@@ -321,14 +335,6 @@ def _only(known: frozenset[str], options: Mapping[str, object]) -> None:
     """What Python does by itself for a function without ``**options``."""
     if unknown := sorted(options.keys() - known):
         raise TypeError(f"unexpected option {unknown[0]!r}; there are {', '.join(sorted(known))}")
-
-
-def _check_rid(rid: str) -> str:
-    if shard_of(rid) != 0:
-        raise InvalidRequestError(f"{rid!r} names a shard that this queue does not have")
-    if not (rid.isascii() and rid.isprintable()):
-        raise InvalidRequestError(f"{rid!r} has characters that no request id may have")
-    return rid
 
 
 def _whole(reply: Reply) -> Reply:

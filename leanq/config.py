@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | ``LEANQ_URL`` | the Redis: ``redis://``, ``rediss://`` or ``unix://`` | an embedded server |
 | ``LEANQ_PREFIX`` | keeps several leanqs apart in one Redis | ``leanq`` |
+| ``LEANQ_SHARDS`` | parts of the queue, one per master of a cluster | 1 |
 | ``LEANQ_LEASE_S`` | seconds without a sign of life after which a worker's work goes back | 10 |
 | ``LEANQ_REPLY_TTL_S`` | seconds for which a reply can be collected | 3600 |
 | ``LEANQ_MAX_ATTEMPTS`` | workers that a request may take down before it is poisoned | 3 |
@@ -34,6 +35,7 @@ class Settings:
 
     url: str = field(repr=False)
     prefix: str = "leanq"
+    shards: int = 1
     lease_s: float = 10.0
     reply_ttl_s: float = 3600.0
     max_attempts: int = 3
@@ -42,6 +44,8 @@ class Settings:
     def __post_init__(self) -> None:
         check_url(self.url)
         check_name("LEANQ_PREFIX", self.prefix)
+        if not 1 <= self.shards <= 1000:
+            raise UsageError(f"LEANQ_SHARDS is {self.shards}; it must lie between 1 and 1000")
         for what, value, least in (
             ("LEANQ_LEASE_S", self.lease_s, 0.5),
             ("LEANQ_REPLY_TTL_S", self.reply_ttl_s, 1),
@@ -61,6 +65,7 @@ class Settings:
         return cls(
             url=url,
             prefix=environ.get("LEANQ_PREFIX", cls.prefix),
+            shards=_number(environ, "LEANQ_SHARDS", cls.shards),
             lease_s=_number(environ, "LEANQ_LEASE_S", cls.lease_s),
             reply_ttl_s=_number(environ, "LEANQ_REPLY_TTL_S", cls.reply_ttl_s),
             max_attempts=_number(environ, "LEANQ_MAX_ATTEMPTS", cls.max_attempts),

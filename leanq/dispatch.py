@@ -1,4 +1,4 @@
-"""The engine below both clients: thousands of outstanding requests on two connections.
+"""The engine below both clients: thousands of outstanding requests of one shard.
 
 Everything here runs on one event loop. Three tasks share a table of outstanding requests:
 
@@ -26,7 +26,6 @@ from functools import partial
 from typing import Any, Literal
 
 from . import wire
-from .config import Settings
 from .errors import (
     ClosedError,
     InvalidRequestError,
@@ -73,11 +72,14 @@ class _Outstanding:
 
 
 class Dispatcher:
-    """Sends requests and calls back with each one's end, exactly once, on the loop's thread."""
+    """Sends requests and calls back with each one's end, exactly once, on the loop's thread.
 
-    def __init__(self, settings: Settings, *, when_full: WhenFull, patience_s: float) -> None:
+    Closes ``queue`` in the end.
+    """
+
+    def __init__(self, queue: Queue, *, when_full: WhenFull, patience_s: float) -> None:
         self.client = secrets.token_urlsafe(12)
-        self._queue = Queue(settings)
+        self._queue = queue
         self._when_full = when_full
         self._patience_s = patience_s
         self._outstanding: dict[str, _Outstanding] = {}

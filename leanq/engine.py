@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from .dispatch import Dispatcher
 from .errors import ClosedError, LeanQError
+from .switch import Switch
 from .transitions import Submission
 from .wire import Reply
 
@@ -18,13 +18,13 @@ _T = TypeVar("_T")
 
 
 class Engine:
-    """Runs one dispatcher in a thread of its own; belongs to the process that made it.
+    """Runs a client's dispatchers in a thread of its own; belongs to the process that made it.
 
     Raises:
         UnavailableError: no server answers.
     """
 
-    def __init__(self, make: Callable[[], Dispatcher]) -> None:
+    def __init__(self, make: Callable[[], Switch]) -> None:
         self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         # Calls cross to the loop's thread in batches: waking it costs more than a call. The
@@ -36,7 +36,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="leanq-client", daemon=True)
         self._thread.start()
         try:
-            self._dispatcher = asyncio.run_coroutine_threadsafe(_open(make), self._loop).result()
+            self._switch = asyncio.run_coroutine_threadsafe(_open(make), self._loop).result()
         except BaseException:
             self._end()
             raise
@@ -78,12 +78,12 @@ class Engine:
 
         def send() -> None:
             if submission is None:
-                self._dispatcher.attach(rid, done)
+                self._switch.attach(rid, done)
             else:
-                self._dispatcher.send(submission, done)
+                self._switch.send(submission, done)
 
         def withdraw() -> None:
-            if self._dispatcher.cancel(rid, done):
+            if self._switch.cancel(rid, done):
                 # Only now do ``concurrent.futures.wait`` and its like take it for ended.
                 future.set_running_or_notify_cancel()
 
@@ -96,7 +96,7 @@ class Engine:
             raise ClosedError("the client is closed")
 
     def stop(self, withdraw: bool) -> None:
-        """Ends the dispatcher and the thread."""
+        """Ends the dispatchers and the thread."""
         try:
             asyncio.run_coroutine_threadsafe(self._close(withdraw), self._loop).result()
         finally:
@@ -125,7 +125,7 @@ class Engine:
         with self._lock:
             self._over = True
         self._drain()
-        await self._dispatcher.close(withdraw=withdraw)
+        await self._switch.close(withdraw=withdraw)
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -137,7 +137,7 @@ class Engine:
         self._loop.run_forever()
 
 
-async def _open(make: Callable[[], Dispatcher]) -> Dispatcher:
-    dispatcher = make()
-    await dispatcher.open()
-    return dispatcher
+async def _open(make: Callable[[], Switch]) -> Switch:
+    switch = make()
+    await switch.open()
+    return switch

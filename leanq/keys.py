@@ -1,7 +1,8 @@
 """Every key of leanq's in Redis.
 
 All keys of a shard begin with ``{PREFIX:SHARD}``, the hash tag that keeps them in one slot
-of a cluster, so that one script can change them together. A rid names its shard.
+of a cluster, so that one script can change them together. A rid names its shard. Where there are
+several, a number after the shard's own makes their slots lie evenly over the cluster.
 
 | key after the tag | type | holds | written by | ends |
 | --- | --- | --- | --- | --- |
@@ -34,20 +35,32 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+
+from redis.crc import key_slot
 
 from .errors import UsageError
 
+_SLOTS = 16384
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Keys:
     """The names of one shard's keys."""
 
     prefix: str
     shard: int = 0
+    shards: int = 1
 
-    @property
+    @cached_property
     def tag(self) -> str:
-        return f"{{{self.prefix}:{self.shard}}}"
+        """The hash tag; of N shards the first has a slot in the first N-th of all slots."""
+        for number in count():
+            tag = f"{{{self.prefix}:{self.shard}{f'.{number}' if number else ''}}}"
+            if key_slot(tag.encode()) * self.shards // _SLOTS == self.shard:
+                return tag
+        raise AssertionError
 
     def reply(self, rid: str) -> str:
         return f"{self.tag}:reply:{rid}"
@@ -68,9 +81,10 @@ class Keys:
     def dead_letter(self, rid: str) -> str:
         return f"{self.tag}:deadreq:{rid}"
 
-    def new_rid(self) -> str:
-        """A rid that nobody else will ever make: the shard, then 96 random bits."""
-        return f"{self.shard}-{secrets.token_urlsafe(12)}"
+
+def new_rid(shards: int) -> str:
+    """A rid that nobody else will ever make: any of the shards, then 96 random bits."""
+    return f"{secrets.randbelow(shards)}-{secrets.token_urlsafe(12)}"
 
 
 def retry_rid(rid: str) -> str:

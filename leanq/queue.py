@@ -11,21 +11,18 @@ turns, and ``blocking``, on which one call at a time waits for a doorbell or an 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, cast
 
 import redis.asyncio as redis
-from redis import exceptions as redis_errors
-from redis.asyncio.connection import BlockingConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
-from .config import Settings, without_password
-from .errors import QueueFullError, UnavailableError, UsageError
+from .config import Settings
 from .keys import Keys
+from .link import RETRY_AFTER_S, Link, Place
 from .transitions import (
     Attached,
     Claimed,
@@ -43,12 +40,8 @@ from .transitions import (
     Submitted,
     UnknownLane,
     WorkerRow,
+    merged,
 )
-
-_T = TypeVar("_T")
-
-_COMMAND_TIMEOUT_S = 20.0
-_RETRY_AFTER_S = 1.0
 
 
 class Queue:
@@ -62,18 +55,24 @@ class Queue:
 
     def __init__(self, settings: Settings, shard: int = 0) -> None:
         self.settings = settings
-        self.keys = Keys(settings.prefix, shard)
+        self.keys = Keys(settings.prefix, shard, settings.shards)
         self._tag = self.keys.tag
         self._ttl_ms = int(settings.reply_ttl_s * 1000)
         self._lease_ms = int(settings.lease_s * 1000)
-        self._commands = _connection(settings.url)
-        self._blocking = _connection(settings.url)
+        place = Place(settings.url)
+        self._commands = Link(place)
+        self._blocking = Link(place)
         self._scripts: dict[str, Any] = {}
+
+    @classmethod
+    def each(cls, settings: Settings) -> list[Queue]:
+        """All shards of the queue."""
+        return [cls(settings, shard) for shard in range(settings.shards)]
 
     async def close(self) -> None:
         """Closes both connections; a call under way fails."""
-        for connection in (self._commands, self._blocking):
-            await connection.aclose()
+        for link in (self._commands, self._blocking):
+            await link.close()
 
     async def submit(self, client: str, batch: Sequence[Submission]) -> list[Submitted]:
         """Takes requests in; per request what became of it. Idempotent by rid.
@@ -177,15 +176,19 @@ class Queue:
 
     async def dead_rids(self, most: int) -> list[str]:
         """The dead letters' rids, the newest first."""
-        found: Any = await self._guard(self._commands.zrevrange(self.keys.dead, 0, most - 1))
+        found: Any = await self._commands.call(lambda c: c.zrevrange(self.keys.dead, 0, most - 1))
         return [rid.decode() for rid in found]
 
     async def dead_letter(self, rid: str) -> DeadLetter | None:
         """One dead letter, if there is such a one."""
-        pipe = self._commands.pipeline(transaction=True)
-        pipe.hgetall(self.keys.dead_letter(rid))
-        pipe.zscore(self.keys.dead, rid)
-        fields, died_ms = await self._guard(pipe.execute())
+
+        async def read(client: redis.Redis) -> Any:
+            pipe = client.pipeline(transaction=True)
+            pipe.hgetall(self.keys.dead_letter(rid))
+            pipe.zscore(self.keys.dead, rid)
+            return await pipe.execute()
+
+        fields, died_ms = await self._commands.call(read)
         if not fields or died_ms is None:
             return None
         kept = {name.decode(): value for name, value in fields.items()}
@@ -197,10 +200,14 @@ class Queue:
 
     async def drop_dead(self, rid: str) -> bool:
         """Removes a dead letter for good; whether there was one."""
-        pipe = self._commands.pipeline(transaction=True)
-        pipe.zrem(self.keys.dead, rid)
-        pipe.unlink(self.keys.dead_letter(rid))
-        removed, _ = await self._guard(pipe.execute())
+
+        async def drop(client: redis.Redis) -> Any:
+            pipe = client.pipeline(transaction=True)
+            pipe.zrem(self.keys.dead, rid)
+            pipe.unlink(self.keys.dead_letter(rid))
+            return await pipe.execute()
+
+        removed, _ = await self._commands.call(drop)
         return bool(removed)
 
     async def read_inbox(
@@ -214,13 +221,13 @@ class Queue:
         """
         inbox = self.keys.inbox(client)
 
-        async def read() -> Any:
-            pipe = self._blocking.pipeline(transaction=False)
+        async def read(client: redis.Redis) -> Any:
+            pipe = client.pipeline(transaction=False)
             pipe.xtrim(inbox, minid=_next_id(after), approximate=False)
             pipe.xread({inbox: after}, count=1000, block=block_ms)
             return (await pipe.execute())[1]
 
-        found = await self._guard(read(), block_ms / 1000)
+        found = await self._blocking.call(read, block_ms / 1000)
         if not found:
             return after, []
         streams = found.values() if isinstance(found, dict) else [found[0][1]]
@@ -232,12 +239,12 @@ class Queue:
 
     async def drop_inbox(self, client: str) -> None:
         """Removes the inbox of a client that ends."""
-        await self._guard(self._commands.unlink(self.keys.inbox(client)))
+        await self._commands.call(lambda c: c.unlink(self.keys.inbox(client)))
 
     async def replies(self, rids: Sequence[str]) -> list[bytes | None]:
         """The replies that exist, in order."""
         names = [self.keys.reply(rid) for rid in rids]
-        return cast("list[bytes | None]", await self._guard(self._commands.mget(names)))
+        return cast("list[bytes | None]", await self._commands.call(lambda c: c.mget(names)))
 
     async def wait_bell(self, worker: str, lanes: Sequence[str], block_s: float) -> str | None:
         """Waits until a lane's doorbell rings or a request of ``worker`` is to be stopped.
@@ -247,7 +254,9 @@ class Queue:
         """
         stop = self.keys.stop(worker)
         names = [stop, *(self.keys.bell(lane) for lane in lanes)]
-        found: Any = await self._guard(self._blocking.blpop(names, timeout=block_s), block_s)
+        found: Any = await self._blocking.call(
+            lambda client: client.blpop(names, timeout=block_s), block_s
+        )
         if found is None:
             return None
         return found[1].decode() or None if found[0].decode() == stop else ""
@@ -262,38 +271,39 @@ class Queue:
 
     async def lanes(self) -> list[str]:
         """The environments that workers have ever offered."""
-        names: Any = await self._guard(self._commands.hkeys(f"{self._tag}:lanes"))
+        names: Any = await self._commands.call(lambda c: c.hkeys(f"{self._tag}:lanes"))
         return sorted(name.decode() for name in names)
 
     async def ping(self) -> Mapping[str, Any]:
         """What the server says of itself (INFO); raises UnavailableError."""
-        return cast("Mapping[str, Any]", await self._guard(self._commands.info()))
+        return cast("Mapping[str, Any]", await self._commands.call(lambda c: c.info()))
 
     async def _run(self, name: str, args: Sequence[Any]) -> Any:
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = self._commands.register_script(script_text(name))
-        return await self._guard(script(keys=[self._tag], args=args))
+        tag = self._tag
 
-    async def _guard(self, call: Awaitable[_T], block_s: float = 0.0) -> _T:
-        """Awaits a call that may block for ``block_s`` seconds, and names what goes wrong."""
-        try:
-            async with asyncio.timeout(_COMMAND_TIMEOUT_S + block_s):
-                return await call
-        except redis_errors.OutOfMemoryError:
-            raise QueueFullError(
-                f"the server at {self._where} is out of memory; try again later", _RETRY_AFTER_S
-            ) from None
-        except (redis_errors.RedisError, OSError, asyncio.IncompleteReadError) as error:
-            self._fail(error)
+        async def run(client: redis.Redis) -> Any:
+            script = self._scripts.get(name)
+            if script is None:
+                script = self._scripts[name] = client.register_script(script_text(name))
+            return await script(keys=[tag], args=args, client=client)
 
-    def _fail(self, error: Exception) -> NoReturn:
-        text = " ".join(str(error).split()) or type(error).__name__
-        raise UnavailableError(f"no answer from {self._where}: {text}") from None
+        return await self._commands.call(run)
 
-    @property
-    def _where(self) -> str:
-        return without_password(self.settings.url)
+
+@contextlib.asynccontextmanager
+async def every_shard(settings: Settings) -> AsyncIterator[list[Queue]]:
+    """All shards of the queue, closed in the end."""
+    queues = Queue.each(settings)
+    try:
+        yield queues
+    finally:
+        await asyncio.gather(*(queue.close() for queue in queues))
+
+
+async def look(settings: Settings) -> Status:
+    """One look at the whole queue; raises UnavailableError."""
+    async with every_shard(settings) as queues:
+        return merged(await asyncio.gather(*(queue.status() for queue in queues)))
 
 
 def backoff_s(rng: random.Random, base_s: float = 0.05, most_s: float = 5.0) -> Iterator[float]:
@@ -315,31 +325,9 @@ def script_text(name: str) -> str:
 _SUBMITTED: dict[int, Submitted] = {
     1: Queued(),
     2: Attached(),
-    3: Full(_RETRY_AFTER_S),
+    3: Full(RETRY_AFTER_S),
     4: UnknownLane(),
 }
-
-
-def _connection(url: str) -> redis.Redis:
-    make: Callable[..., BlockingConnectionPool] = BlockingConnectionPool.from_url
-    extra = {} if url.startswith("unix:") else {"socket_keepalive": True}
-    try:
-        pool = make(
-            url,
-            max_connections=1,
-            timeout=None,
-            # Ours is around whole calls: redis-py's can swallow a cancellation before Python 3.12.
-            socket_timeout=None,
-            socket_connect_timeout=5.0,
-            # A script whose answer was lost must not be sent again behind our back.
-            retry=Retry(NoBackoff(), 0),
-            **extra,
-        )
-        # An option that no connection knows would otherwise show at the first call.
-        pool.connection_class(**pool.connection_kwargs)
-    except (ValueError, TypeError) as error:
-        raise UsageError(f"not a Redis URL: {without_password(url)!r}: {error}") from None
-    return redis.Redis.from_pool(pool)
 
 
 def _jobs(rows: Sequence[Any]) -> tuple[Job, ...]:

@@ -7,10 +7,12 @@ to tell the server, and drops what the server says is no longer its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from . import wire
@@ -28,6 +30,91 @@ _PAUSE_AFTER_FAILURE_S = 2.0
 _PAUSE_AFTER_DEFERRING_S = 0.5
 
 
+class Room:
+    """The slots of a worker, which the pumps of its shards share.
+
+    Pumps that want work take turns, and each may claim its part of what is free, so that a shard
+    with much work leaves some room to the others.
+
+    Attributes:
+        closed: nothing is claimed any more.
+        on_hold: all should come to an end, so that a suspect can run alone.
+        fault: set after several failures in a row, when the worker should end rather than churn.
+
+    Args:
+        count: requests at a time.
+        changed: called when there may be more room than before.
+    """
+
+    def __init__(self, count: int, changed: Callable[[], None]) -> None:
+        self.count = count
+        self.taken = 0
+        self.closed = self.on_hold = False
+        self.fault: WorkerError | None = None
+        self.paused_until_s = 0.0
+        self._changed = changed
+        self._reserved = 0
+        self._alone = 0
+        self._failures = 0
+        self._turns: deque[object] = deque()
+
+    @property
+    def vacant(self) -> int:
+        """How many more requests could run now."""
+        if self.closed or self._alone or (self.on_hold and self.taken):
+            return 0
+        return 0 if time.monotonic() < self.paused_until_s else self.count - self.taken
+
+    def share(self, pump: object) -> int:
+        """How many requests the pump, which wants some, may claim now."""
+        if pump not in self._turns:
+            self._turns.append(pump)
+        if self._turns[0] is not pump:
+            return 0
+        return max(0, -(-(self.vacant - self._reserved) // len(self._turns)))
+
+    def end_turn(self, pump: object) -> None:
+        """The pump has claimed, or cannot."""
+        if pump in self._turns:
+            self._turns.remove(pump)
+            if self._turns:
+                self._changed()
+
+    @contextlib.contextmanager
+    def reserved(self, number: int) -> Iterator[None]:
+        """Keeps so much of what is vacant for a claim under way."""
+        self._reserved += number
+        try:
+            yield
+        finally:
+            self._reserved -= number
+
+    def take(self, *, alone: bool) -> None:
+        """A request runs."""
+        self.taken += 1
+        self._alone += alone
+
+    def give(self, *, alone: bool) -> None:
+        """A request has ended."""
+        self.taken -= 1
+        self._alone -= alone
+        self._changed()
+
+    def pause(self, seconds: float) -> None:
+        self.paused_until_s = time.monotonic() + seconds
+
+    def succeed(self) -> None:
+        """The machine has done its part."""
+        self._failures = 0
+
+    def fail(self, error: WorkerError) -> None:
+        """The machine has failed; after several times in a row that is a fault."""
+        self._failures += 1
+        self.pause(_PAUSE_AFTER_FAILURE_S)
+        if self._failures >= _FAILURES_IN_A_ROW:
+            self.fault = error
+
+
 @dataclass(slots=True)
 class _Held:
     """A request that this worker holds the lease of; ``task`` is None once it is finished."""
@@ -37,33 +124,30 @@ class _Held:
 
 
 class Slots:
-    """Runs each request in a task of its own, ``count`` at a time.
+    """The requests of one shard; runs each in a task of its own.
 
     Attributes:
         returns: (rid, token) of requests that go back, by how they do.
-        fault: set after several failures in a row, when the worker should end rather than churn.
 
     Args:
         worker: the worker's id, which stands in every reply.
         drivers: the driver of each lane.
+        room: where they run.
         notify: called when something ended.
     """
 
     def __init__(
-        self, worker: str, drivers: Mapping[str, Driver], count: int, notify: Callable[[], None]
+        self, worker: str, drivers: Mapping[str, Driver], room: Room, notify: Callable[[], None]
     ) -> None:
         self.returns: dict[Returning, list[tuple[str, str]]] = {"charge": [], "defer": []}
-        self.fault: WorkerError | None = None
         self._worker = worker
         self._drivers = drivers
-        self._count = count
+        self._room = room
         self._notify = notify
         self._held: dict[str, _Held] = {}
         self._results: dict[str, Settlement] = {}
-        # No longer held, but their drivers have still to clean up; they fill a slot so long.
-        self._stopping: set[asyncio.Task[None]] = set()
-        self._failures = 0
-        self.paused_until_s = 0.0
+        # What fills a slot: also what is no longer held, while its driver cleans up.
+        self._running: dict[asyncio.Task[None], Job] = {}
 
     @property
     def held(self) -> list[Job]:
@@ -75,28 +159,15 @@ class Slots:
         """Whether something is to be settled."""
         return bool(self._results)
 
-    @property
-    def running(self) -> int:
-        """How many slots are taken."""
-        return len(self._stopping) + sum(held.task is not None for held in self._held.values())
-
-    @property
-    def free(self) -> int:
-        """How many more requests could be started now."""
-        if time.monotonic() < self.paused_until_s:
-            return 0
-        if any(held.job.alone and held.task for held in self._held.values()):
-            return 0
-        return self._count - self.running
-
-    def busy_beside(self, batch: list[Settlement]) -> int:
-        """How many requests are in flight once ``batch`` is settled."""
-        return len(self._held) - len(batch) + len(self._stopping)
-
     def start(self, job: Job) -> None:
         # It may run here already, for a lease that lapsed before anybody noticed.
         self.drop(job.rid)
-        self._held[job.rid] = _Held(job, asyncio.create_task(self._work(job)))
+        task = asyncio.create_task(self._work(job))
+        self._room.take(alone=job.alone)
+        self._running[task] = job
+        self._held[job.rid] = _Held(job, task)
+        # One that is cancelled before it ran could not do it itself.
+        task.add_done_callback(self._vacate)
 
     def drop(self, rid: str) -> None:
         """Stops a request whose lease is gone: withdrawn, overrun or reaped."""
@@ -105,8 +176,6 @@ class Slots:
             return
         if held.task:
             held.task.cancel()
-            self._stopping.add(held.task)
-            held.task.add_done_callback(self._stopped)
         self._notify()
 
     def forget(self, rid: str) -> _Held | None:
@@ -125,37 +194,61 @@ class Slots:
             size += len(item.reply)
         return batch
 
+    def finished_beside(self, batch: list[Settlement]) -> int:
+        """How many held requests are finished and not in ``batch``."""
+        return sum(held.task is None for held in self._held.values()) - len(batch)
+
     async def stop(self) -> None:
         """Stops all that runs, and waits until the drivers have cleaned up."""
-        tasks = [*self._stopping, *(held.task for held in self._held.values() if held.task)]
+        tasks = list(self._running)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
-        self._stopping.discard(task)
-        self._notify()
+    def _vacate(self, task: asyncio.Task[None]) -> None:
+        if job := self._running.pop(task, None):
+            self._room.give(alone=job.alone)
 
     async def _work(self, job: Job) -> None:
         started_s = time.monotonic()
         try:
             settlement = self._settlement(job, started_s, await self._answer(job))
         except NewerMessageError as error:
-            self._defer(job, error)
+            # A newer release understands it. Without a pause it would only be claimed again.
+            log.warning("%s is given back: %s", job.rid, error)
+            self._room.pause(_PAUSE_AFTER_DEFERRING_S)
+            self._finish(job, how="defer")
             return
         except WorkerError as error:
-            self._fail(job, error)
+            # It goes back one attempt older, in case it is what breaks machines.
+            log.error("%s: %s", type(error).__name__, error)
+            self._room.fail(error)
+            self._finish(job, how="charge")
             return
         except Exception as error:
             # A fault of leanq's own would recur on every worker that takes the request up.
             log.exception("%s failed", job.rid)
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
             settlement = self._settlement(job, started_s, Reply(error=" ".join(text.split())))
-        self._failures = 0
-        if held := self._still_held(job):
+        self._room.succeed()
+        self._finish(job, settlement)
+
+    def _finish(
+        self, job: Job, settlement: Settlement | None = None, how: Returning = "keep"
+    ) -> None:
+        """Keeps the end for the pump, unless the request was dropped meanwhile and belongs to
+        somebody else by now."""
+        held = self._held.get(job.rid)
+        if held and held.job.token == job.token:
             held.task = None
-            self._results[job.rid] = settlement
-            self._notify()
+            if settlement:
+                self._results[job.rid] = settlement
+            else:
+                self.returns[how].append((job.rid, job.token))
+        # Not only when the task ends, so that the pump can claim with the call that settles.
+        if task := asyncio.current_task():
+            self._vacate(task)
+        self._notify()
 
     async def _answer(self, job: Job) -> Reply:
         try:
@@ -179,30 +272,3 @@ class Slots:
         )
         outcome = reply.verdict or ("error" if reply.error else "echo")
         return Settlement(job.rid, job.token, outcome, wire.pack_reply(job.token, reply))
-
-    def _fail(self, job: Job, error: WorkerError) -> None:
-        """This machine failed. The request goes back, one attempt older, in case it is what
-        breaks machines."""
-        log.error("%s: %s", type(error).__name__, error)
-        self._failures += 1
-        self.paused_until_s = time.monotonic() + _PAUSE_AFTER_FAILURE_S
-        if held := self._still_held(job):
-            held.task = None
-            self.returns["charge"].append((job.rid, job.token))
-        if self._failures >= _FAILURES_IN_A_ROW:
-            self.fault = error
-        self._notify()
-
-    def _defer(self, job: Job, error: NewerMessageError) -> None:
-        """A newer release understands it. This worker pauses, or it would only claim it again."""
-        log.warning("%s is given back: %s", job.rid, error)
-        self.paused_until_s = time.monotonic() + _PAUSE_AFTER_DEFERRING_S
-        if held := self._still_held(job):
-            held.task = None
-            self.returns["defer"].append((job.rid, job.token))
-        self._notify()
-
-    def _still_held(self, job: Job) -> _Held | None:
-        """None for one that was dropped meanwhile, and belongs to somebody else by now."""
-        held = self._held.get(job.rid)
-        return held if held and held.job.token == job.token else None

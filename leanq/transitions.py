@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -143,7 +144,7 @@ class LevelRow:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One look at the shard: counters by name, lanes by name, and what waits."""
+    """One look at a shard or a whole queue: counters by name, lanes by name, and what waits."""
 
     counters: Mapping[str, int]
     lanes: Mapping[str, bytes]
@@ -151,3 +152,31 @@ class Status:
     levels: tuple[LevelRow, ...]
     suspects: Mapping[str, int]
     dead: int
+
+
+def merged(shards: Sequence[Status]) -> Status:
+    """The look at a queue of several shards: a worker's lease is its shortest, a level's tenants
+    those of the shard with most of them, and all else is added up."""
+    counters, suspects = Counter[str](), Counter[str]()
+    lanes: dict[str, bytes] = {}
+    workers: dict[str, WorkerRow] = {}
+    levels: dict[tuple[str, int], LevelRow] = {}
+    for shard in shards:
+        counters.update(shard.counters)
+        suspects.update(shard.suspects)
+        lanes |= shard.lanes
+        for row in shard.workers:
+            known = workers.get(row.worker, replace(row, held=0))
+            lease_s, held = min(row.lease_s, known.lease_s), row.held + known.held
+            workers[row.worker] = replace(row, lease_s=lease_s, held=held)
+        for level in shard.levels:
+            place = (level.lane, level.level)
+            seen = levels.get(place, replace(level, waiting=0))
+            levels[place] = replace(
+                level,
+                tenants=max(level.tenants, seen.tenants),
+                waiting=level.waiting + seen.waiting,
+                oldest_s=max(level.oldest_s, seen.oldest_s),
+            )
+    dead = sum(shard.dead for shard in shards)
+    return Status(counters, lanes, tuple(workers.values()), tuple(levels.values()), suspects, dead)

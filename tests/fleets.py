@@ -147,7 +147,7 @@ async def working(
     """A worker in this event loop, with ``wire`` in place of its own queue."""
     worker = Worker(settings, drivers or [EchoDriver()], slots=slots)
     if wire:
-        worker._queue = wire
+        worker._pumps[0]._queue = wire
     task = asyncio.create_task(worker.run())
     joined = asyncio.create_task(worker.joined.wait())
     try:

@@ -21,8 +21,8 @@ from fleets import (
     working,
 )
 
+from leanq import pump as pump_module
 from leanq import slots as slots_module
-from leanq import worker as worker_module
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
 from leanq.errors import RequestError, ToolchainError, WorkerError
@@ -38,7 +38,7 @@ LONG_LEASE_S = 1e6
 @pytest.fixture
 def silent(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings by which a worker that waits is woken by the doorbell and by nothing else."""
-    monkeypatch.setattr(worker_module, "_BLOCK_S", 1e6)
+    monkeypatch.setattr(pump_module, "_BLOCK_S", 1e6)
     return replace(settings, lease_s=LONG_LEASE_S)
 
 
@@ -99,7 +99,7 @@ async def test_a_suspect_runs_alone(settings: Settings, queue: Queue, silent: Se
     async with working(silent, driver, slots=4) as worker:
         await eventually(lambda: driver.running == [b"held suspect"])
         # Its other slots must not even listen for work.
-        await eventually(lambda: worker._deaf)
+        await eventually(lambda: worker._pumps[0]._deaf)
         others = [submission(f"0-{n}", echo_body(b"other")) for n in range(3)]
         assert await queue.submit("nobody", others) == 3 * [Queued()]
         await eventually(counts(queue, "waiting:echo", 3))
@@ -116,7 +116,7 @@ async def test_an_idle_worker_hears_the_doorbell(silent: Settings, lean: AsyncLe
     wire = Wire(silent)
     async with working(silent, wire=wire, slots=1) as worker:
         for n in range(3):
-            await eventually(lambda: not worker._hungry)
+            await eventually(lambda: not worker._pumps[0]._hungry)
             assert await lean.echo(b"%d" % n) == b"%d" % n
     assert wire.calls["renew"] == 0
 
@@ -127,10 +127,10 @@ async def test_a_worker_that_was_busy_hears_the_doorbell_again(
     driver = Recorder()
     async with working(silent, driver, slots=1) as worker:
         first = asyncio.create_task(lean.echo(b"held"))
-        await eventually(lambda: worker._deaf)
+        await eventually(lambda: worker._pumps[0]._deaf)
         driver.let_go()
         await first
-        await eventually(lambda: not worker._hungry)
+        await eventually(lambda: not worker._pumps[0]._hungry)
         assert await lean.echo(b"next") == b"next"
 
 
@@ -180,7 +180,7 @@ async def test_a_worker_that_fails_three_times_in_a_row_ends(
     task = asyncio.create_task(ask(lean, b"x"))
     with pytest.raises(ToolchainError, match="no Lean"):
         async with working(patient, Failing(ToolchainError("no Lean"), 9), slots=1) as worker:
-            await eventually(lambda: worker._slots.fault is not None)
+            await eventually(lambda: worker._room.fault is not None)
     async with working(patient):
         # Each of the three counts, the last one too.
         assert (await task).attempts == 4

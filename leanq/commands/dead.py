@@ -14,7 +14,7 @@ import click
 from .. import wire
 from ..errors import InvalidRequestError, QueueFullError, UnknownEnvironmentError, WireError
 from ..keys import retry_rid, shard_of
-from ..queue import Queue
+from ..queue import Queue, every_shard
 from ..transitions import DeadLetter, Full, UnknownLane
 from .fleet import queue_settings
 
@@ -24,10 +24,11 @@ _T = TypeVar("_T")
 def show_all(url: str | None, as_json: bool, most: int) -> None:
     """One line for each of the newest ``most``."""
 
-    async def look(queue: Queue) -> list[DeadLetter]:
-        rids = await queue.dead_rids(most)
+    async def look(queues: Sequence[Queue]) -> list[DeadLetter]:
+        found = [(queue, rid) for queue in queues for rid in await queue.dead_rids(most)]
         # One may be retried or dropped in the meantime.
-        return [letter for rid in rids if (letter := await queue.dead_letter(rid))]
+        letters = [letter for queue, rid in found if (letter := await queue.dead_letter(rid))]
+        return sorted(letters, key=lambda letter: -letter.died_s)[:most]
 
     for letter in _run(url, look):
         record = _record(letter)
@@ -39,7 +40,7 @@ def show_all(url: str | None, as_json: bool, most: int) -> None:
 
 def show(rid: str, url: str | None, as_json: bool) -> None:
     """One letter, with what was asked."""
-    letter = _run(url, lambda queue: _find(queue, rid))
+    letter = _run(url, lambda queues: _find(queues, rid))
     record = _record(letter)
     try:
         request = wire.unpack_request(letter.submission.body)
@@ -58,8 +59,9 @@ def show(rid: str, url: str | None, as_json: bool) -> None:
 def retry(rids: Sequence[str], url: str | None, as_json: bool) -> None:
     """Sends each again as a new request."""
 
-    async def send(queue: Queue) -> list[tuple[str, str]]:
-        return [(rid, await _send_again(queue, await _find(queue, rid))) for rid in rids]
+    async def send(queues: Sequence[Queue]) -> list[tuple[str, str]]:
+        letters = [await _find(queues, rid) for rid in rids]
+        return [(rid, await _send_again(queues, a)) for rid, a in zip(rids, letters, strict=True)]
 
     for old, new in _run(url, send):
         click.echo(json.dumps({"rid": old, "retried_as": new}) if as_json else f"{old} -> {new}")
@@ -68,17 +70,18 @@ def retry(rids: Sequence[str], url: str | None, as_json: bool) -> None:
 def drop(rids: Sequence[str], url: str | None, as_json: bool) -> None:
     """Removes each."""
 
-    async def remove(queue: Queue) -> list[str]:
+    async def remove(queues: Sequence[Queue]) -> list[str]:
         for rid in rids:
-            await _find(queue, rid)
-        return [rid for rid in rids if await queue.drop_dead(rid)]
+            await _find(queues, rid)
+        return [rid for rid in rids if await queues[shard_of(rid)].drop_dead(rid)]
 
     for rid in _run(url, remove):
         click.echo(json.dumps({"rid": rid, "dropped": True}) if as_json else f"{rid} dropped")
 
 
-async def _send_again(queue: Queue, letter: DeadLetter) -> str:
+async def _send_again(queues: Sequence[Queue], letter: DeadLetter) -> str:
     old = letter.submission
+    queue = queues[shard_of(old.rid)]
     new = retry_rid(old.rid)
     submission = replace(old, rid=new)
     (answer,) = await queue.submit(letter.client, [submission])
@@ -91,9 +94,9 @@ async def _send_again(queue: Queue, letter: DeadLetter) -> str:
     return new
 
 
-async def _find(queue: Queue, rid: str) -> DeadLetter:
-    shard_of(rid)
-    letter = await queue.dead_letter(rid)
+async def _find(queues: Sequence[Queue], rid: str) -> DeadLetter:
+    shard = shard_of(rid)
+    letter = await queues[shard].dead_letter(rid) if shard < len(queues) else None
     if letter is None:
         raise InvalidRequestError(f"there is no dead letter {rid}; 'leanq dead list' shows them")
     return letter
@@ -112,12 +115,9 @@ def _record(letter: DeadLetter) -> dict[str, Any]:
     }
 
 
-def _run(url: str | None, work: Callable[[Queue], Awaitable[_T]]) -> _T:
+def _run(url: str | None, work: Callable[[Sequence[Queue]], Awaitable[_T]]) -> _T:
     async def run() -> _T:
-        queue = Queue(queue_settings(url))
-        try:
-            return await work(queue)
-        finally:
-            await queue.close()
+        async with every_shard(queue_settings(url)) as queues:
+            return await work(queues)
 
     return asyncio.run(run())

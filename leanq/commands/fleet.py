@@ -15,8 +15,8 @@ import click
 from ..config import Settings
 from ..errors import UsageError
 from ..local import EmbeddedServer, UpFile, embedded_settings
-from ..queue import Queue
-from ..reaper import reap as reap_all
+from ..queue import every_shard
+from ..reaper import reap_all
 from ..worker import Worker
 from .build import make_worker
 
@@ -65,13 +65,9 @@ def reap(url: str | None, as_json: bool, watch: bool) -> None:
 
 
 async def _reap(settings: Settings, as_json: bool, watch: bool) -> None:
-    queue = Queue(settings)
-    try:
+    async with every_shard(settings) as queues:
         while True:
-            done = await reap_all(queue)
-            if done.truce_s and not watch:
-                await asyncio.sleep(done.truce_s)
-                done = await reap_all(queue)
+            done = await reap_all(queues, through_truce=not watch)
             if as_json:
                 click.echo(json.dumps({"requeued": done.requeued, "poisoned": done.poisoned}))
             elif done.requeued or done.poisoned or not watch:
@@ -79,8 +75,6 @@ async def _reap(settings: Settings, as_json: bool, watch: bool) -> None:
             if not watch:
                 return
             await asyncio.sleep(settings.lease_s / 3)
-    finally:
-        await queue.close()
 
 
 async def _until_stopped(worker: Worker) -> None:

@@ -20,7 +20,7 @@ from ..drivers.environment import Environment, open_environment
 from ..drivers.lean import LeanDriver
 from ..errors import LeanQError, WireError
 from ..local import EmbeddedServer, UpFile, embedded_settings, find_server
-from ..queue import Queue
+from ..queue import Queue, look
 from ..sandbox import Sandbox
 from ..transitions import Status
 from ..wire import Request
@@ -30,19 +30,11 @@ from .fleet import queue_settings
 def status(url: str | None, as_json: bool) -> None:
     """Prints one look at the queue."""
     settings = queue_settings(url)
-    record = asyncio.run(_look(settings))
+    record = _record(settings, asyncio.run(look(settings)))
     if as_json:
         click.echo(json.dumps(record, default=str))
     else:
         click.echo("\n".join(_lines(record)))
-
-
-async def _look(settings: Settings) -> dict[str, Any]:
-    queue = Queue(settings)
-    try:
-        return _record(settings, await queue.status())
-    finally:
-        await queue.close()
 
 
 def _record(settings: Settings, found: Status) -> dict[str, Any]:

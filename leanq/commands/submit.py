@@ -19,7 +19,7 @@ from ..client import AsyncLeanQClient, Check
 from ..config import MAX_REQUEST_BYTES, Settings
 from ..errors import InvalidRequestError, LeanQError, RequestError, TooLargeError, UsageError
 from ..local import EmbeddedServer, UpFile, embedded_settings, running
-from ..queue import Queue
+from ..queue import look
 from ..wire import LEAN_VERDICTS, Reply, unpack_info
 from .build import make_worker
 
@@ -212,14 +212,9 @@ def _record(ended: Ended) -> dict[str, Any]:
 async def _hint(settings: Settings, env: str) -> None:
     """Says why nothing happens, when nobody is there to work."""
     await asyncio.sleep(_HINT_AFTER_S)
-    queue = Queue(settings)
-    try:
-        workers = (await queue.status()).workers
+    # The client itself reports a server that is out of reach.
+    with contextlib.suppress(LeanQError):
+        workers = (await look(settings)).workers
         if not any(env in unpack_info(row.info).get("lanes", ()) for row in workers):
             text = f"no worker for the environment {env!r} is alive; the requests wait for one"
             click.echo(f"leanq: {text} (leanq worker)", err=True)
-    except LeanQError:
-        # The client itself reports a server that is out of reach.
-        return
-    finally:
-        await queue.close()

@@ -1,0 +1,264 @@
+"""One shard of the queue, as a worker serves it: claim, settle, renew, give back.
+
+One task, the *pump*, makes all calls to the shard, one at a time, so that what it holds and what
+the server believes it holds can be compared after every call. A second task, the *listener*,
+blocks on the doorbell.
+
+A call whose answer was lost may have happened: settlements are simply sent again, and what a lost
+claim brought is adopted from the processing list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from . import wire
+from .drivers import Driver
+from .errors import UnavailableError
+from .queue import Queue, backoff_s
+from .reaper import reap
+from .slots import Room, Slots
+
+log = logging.getLogger("leanq.worker")
+
+_BLOCK_S = 10.0
+_LEAVE_S = 4.0
+
+
+class Pump:
+    """Keeps the worker's room filled from one shard. Closes ``queue`` in the end.
+
+    Args:
+        worker: the worker's id.
+        drivers: the driver of each lane.
+        info: what the worker says of itself.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        queue: Queue,
+        drivers: Mapping[str, Driver],
+        room: Room,
+        info: Mapping[str, object],
+    ) -> None:
+        self._worker = worker
+        self._queue = queue
+        self._drivers = drivers
+        self._room = room
+        self._info = info
+        self._slots = Slots(worker, drivers, room, self._something_ended)
+        self._wake = asyncio.Event()
+        self._claimed = asyncio.Event()
+        # Whether a claim is due, and whether the listener leaves the doorbell to others.
+        self._hungry = True
+        self._deaf = False
+        # Whether the server may think otherwise of what is held here.
+        self._doubt = False
+
+    async def join(self) -> None:
+        """Enters the fleet; raises UnavailableError."""
+        lanes = {lane: wire.pack_info(d.about) for lane, d in self._drivers.items()}
+        await self._queue.join(self._worker, wire.pack_info(self._info), lanes)
+
+    def wake(self) -> None:
+        """There is room, or nothing is to be claimed any more."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Works until the room is closed and nothing is held."""
+        listener = asyncio.create_task(self._listen())
+        try:
+            await self._pump(listener)
+        finally:
+            listener.cancel()
+            await asyncio.gather(listener, return_exceptions=True)
+
+    async def leave(self) -> None:
+        """Stops what still runs, gives it back, and leaves the fleet."""
+        await self._slots.stop()
+        try:
+            async with asyncio.timeout(_LEAVE_S):
+                await self._give_all_back()
+        except (UnavailableError, TimeoutError) as error:
+            # The lease lapses, and the reaper does the same.
+            held = len(self._slots.held)
+            log.warning("left without giving %d requests back: %r", held, error)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._queue.close()
+
+    def _something_ended(self) -> None:
+        self._hungry = True
+        self._wake.set()
+
+    @property
+    def _share(self) -> int:
+        """How many requests may be claimed now."""
+        return self._room.share(self) if self._hungry else 0
+
+    def _backoff(self) -> Iterator[float]:
+        # After an outage everybody has to be heard before half a lease is over.
+        return backoff_s(random.Random(), most_s=min(5.0, self._queue.settings.lease_s / 4))
+
+    async def _pump(self, listener: asyncio.Task[None]) -> None:
+        renew_every_s = self._queue.settings.lease_s / 3
+        renew_at_s = time.monotonic() + renew_every_s
+        pauses = self._backoff()
+        while self._slots.held or not self._room.closed:
+            await self._wait_until(renew_at_s)
+            if listener.done():
+                listener.result()
+            try:
+                if self._doubt:
+                    await self._reconcile()
+                await self._give_back()
+                if self._slots.has_results or self._share > 0:
+                    await self._exchange()
+                if time.monotonic() >= renew_at_s:
+                    next_s = time.monotonic() + renew_every_s
+                    await self._renew()
+                    renew_at_s = next_s
+                if self._deaf and self._room.vacant > 0 and not self._hungry:
+                    self._deaf = False
+                    await self._queue.poke(self._worker)
+                pauses = self._backoff()
+            except UnavailableError as error:
+                log.warning("%s", error)
+                self._doubt = True
+                # The other shards must not wait for this one.
+                self._room.end_turn(self)
+                await asyncio.sleep(next(pauses))
+
+    async def _wait_until(self, renew_at_s: float) -> None:
+        """Sleeps until there is something to do."""
+        due = self._slots.has_results or self._doubt or any(self._slots.returns.values())
+        if due or self._share > 0:
+            # One turn of the loop, so that results of the same moment travel together.
+            await asyncio.sleep(0)
+            return
+        until = renew_at_s
+        if self._room.paused_until_s > time.monotonic():
+            until = min(until, self._room.paused_until_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._wake.wait()
+        self._wake.clear()
+
+    async def _exchange(self) -> None:
+        """Settles what is finished and claims for the free slots, in one call."""
+        batch = self._slots.next_settlements()
+        busy = self._room.taken + self._slots.finished_beside(batch)
+        want = self._share
+        with self._room.reserved(want):
+            claimed = await self._queue.claim(
+                self._worker,
+                list(self._drivers),
+                want,
+                busy=busy,
+                nonce=f"{secrets.token_urlsafe(9)}:",
+                settlements=batch,
+            )
+        for item, accepted in zip(batch, claimed.accepted, strict=True):
+            self._slots.forget(item.rid)
+            if not accepted:
+                log.warning("the lease of %s was lost; its result is dropped", item.rid)
+        for job in claimed.jobs:
+            self._slots.start(job)
+        if want:
+            self._room.on_hold = claimed.hold
+            self._hungry = len(claimed.jobs) >= want
+            self._room.end_turn(self)
+        self._doubt = claimed.held != len(self._slots.held)
+        self._claimed.set()
+
+    async def _renew(self) -> None:
+        renewed = await self._queue.renew(self._worker)
+        if not renewed.known:
+            await self.join()
+        for rid in renewed.overrun:
+            log.warning("%s ran longer than it may and was taken away", rid)
+            self._slots.drop(rid)
+        if renewed.lapsed:
+            reaped = await reap(self._queue)
+            if reaped.requeued or reaped.poisoned:
+                log.info("reaped: %d put back, %d poisoned", reaped.requeued, reaped.poisoned)
+        self._doubt = self._doubt or renewed.held != len(self._slots.held)
+        # A doorbell can be lost with the connection that waited for it, and a suspect can have
+        # ended elsewhere.
+        self._hungry, self._room.on_hold = True, False
+
+    async def _reconcile(self) -> None:
+        """Compares what this worker holds with its processing list, and mends it."""
+        jobs, lost = await self._queue.adopt(self._worker, self._held_rids)
+        for rid in lost:
+            self._slots.drop(rid)
+        for job in jobs:
+            log.info("adopted %s, whose claim was answered into the void", job.rid)
+            self._slots.start(job)
+        self._doubt = False
+
+    # The listener
+
+    async def _listen(self) -> None:
+        pauses = self._backoff()
+        while True:
+            # A busy worker must not take tokens off the doorbell, which are for idle ones.
+            self._deaf = self._room.vacant <= 0
+            lanes = [] if self._deaf else list(self._drivers)
+            try:
+                rung = await self._queue.wait_bell(self._worker, lanes, _BLOCK_S)
+                pauses = self._backoff()
+                if rung:
+                    self._slots.drop(rung)
+                elif rung is not None:
+                    await self._answer_bell(lanes)
+            except UnavailableError:
+                await asyncio.sleep(next(pauses))
+
+    async def _answer_bell(self, lanes: Sequence[str]) -> None:
+        if self._room.vacant <= 0:
+            for lane in lanes:
+                await self._queue.ring(lane)
+            return
+        self._claimed.clear()
+        self._hungry = True
+        self._wake.set()
+        # Not again before the claim, or one worker would take every token.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._claimed.wait()
+
+    # Giving back
+
+    async def _give_all_back(self) -> None:
+        while batch := self._slots.next_settlements():
+            await self._queue.claim(self._worker, [], 0, busy=0, nonce="-", settlements=batch)
+            for item in batch:
+                self._slots.forget(item.rid)
+        await self._give_back()
+        # The grace may have ended before the answer to a claim came.
+        jobs, _ = await self._queue.adopt(self._worker, self._held_rids)
+        leases = [(job.rid, job.token) for job in (*self._slots.held, *jobs)]
+        given = await self._queue.release(self._worker, leases, leave=True)
+        log.info("worker %s left; %d requests given back", self._worker, given)
+
+    async def _give_back(self) -> None:
+        """Gives back what this machine failed at, or does not understand."""
+        for how, returns in self._slots.returns.items():
+            if batch := returns[:]:
+                await self._queue.release(self._worker, batch, how=how)
+                for rid, _ in batch:
+                    self._slots.forget(rid)
+                del returns[: len(batch)]
+
+    @property
+    def _held_rids(self) -> list[str]:
+        return [job.rid for job in self._slots.held]
