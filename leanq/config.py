@@ -9,6 +9,8 @@
 | ``LEANQ_REPLY_TTL_S`` | seconds for which a reply can be collected | 3600 |
 | ``LEANQ_MAX_ATTEMPTS`` | workers that a request may take down before it is poisoned | 3 |
 | ``LEANQ_MAX_WAITING`` | requests that may wait per environment and tenant | 1000000 |
+A URL may name several hosts, ``redis://HOST:PORT,HOST:PORT``: nodes of one cluster, or a master and
+the replicas that may follow it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from .errors import UsageError
 
@@ -73,19 +75,33 @@ class Settings:
         )
 
 
+def each_host(url: str) -> list[str]:
+    """A URL for each of the hosts in ``redis://HOST:PORT,HOST:PORT/DB``, which are nodes of one
+    cluster, or a master and its replicas. Raises ValueError."""
+    parts = urlsplit(url)
+    login, at, hosts = parts.netloc.rpartition("@")
+    return [urlunsplit(parts._replace(netloc=f"{login}{at}{host}")) for host in hosts.split(",")]
+
+
 def check_url(url: str) -> None:
     """Raises UsageError where ``url`` names no Redis."""
     try:
-        parts = urlsplit(url)
-        complete = bool(parts.path if parts.scheme == "unix" else parts.hostname)
-        _ = parts.port
+        good = all(map(_is_complete, each_host(url)))
     except ValueError:
-        complete, parts = False, urlsplit("")
-    if parts.scheme not in ("redis", "rediss", "unix") or not complete:
+        good = False
+    if not good:
         raise UsageError(
             f"not a Redis URL: {without_password(url)!r}; "
             "use redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH"
         )
+
+
+def _is_complete(url: str) -> bool:
+    parts = urlsplit(url)
+    _ = parts.port
+    if parts.scheme == "unix":
+        return bool(parts.path)
+    return parts.scheme in ("redis", "rediss") and bool(parts.hostname)
 
 
 def without_password(url: str) -> str:

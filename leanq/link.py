@@ -20,7 +20,7 @@ from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from .config import without_password
+from .config import each_host, without_password
 from .errors import QueueFullError, UnavailableError, UsageError
 
 _T = TypeVar("_T")
@@ -31,20 +31,27 @@ RETRY_AFTER_S = 1.0
 _COMMAND_TIMEOUT_S = 20.0
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_REDIRECTIONS = 5
+_UNREACHABLE = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
 
 
 class Place:
-    """Where a shard is: at the URL that the user gave, or in a cluster on one of its nodes.
+    """Where a shard is: at one of the hosts that the user named, or on another node of a cluster.
 
     Raises:
         UsageError: not a URL that a connection can be made from.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        # In a cluster, the other nodes, whom to ask for the slot when its own is gone.
-        self._others: deque[str] = deque()
-        _new_client(url)
+        # The others are asked when this one is gone.
+        self.url, *others = each_host(url)
+        self._others = deque(others)
+        for each in (self.url, *others):
+            _new_client(each)
+
+    @property
+    def count(self) -> int:
+        """How many hosts are known."""
+        return 1 + len(self._others)
 
     @property
     def name(self) -> str:
@@ -63,7 +70,7 @@ class Place:
         self._go(self._at(host, port))
 
     def ask_another(self) -> None:
-        """The node is gone, and others may know who has its slots now."""
+        """The node is gone or a replica by now, and others may know who took over."""
         if self._others:
             self._go(self._others[0])
 
@@ -115,10 +122,11 @@ class Link:
                     ) from None
                 except (redis_errors.RedisError, OSError, asyncio.IncompleteReadError) as error:
                     failed = f"no answer from {self._place.name}: {_text(error)}"
-                    if not isinstance(error, redis_errors.ResponseError):
-                        self._place.ask_another()
-                    elif isinstance(error, redis_errors.ReadOnlyError):
+                    if isinstance(error, redis_errors.ReadOnlyError):
                         # It was a master once. The same name may lead to another server by now.
+                        self._place.ask_another()
+                        await self._disconnect()
+                    elif not isinstance(error, redis_errors.ResponseError):
                         await self._disconnect()
                     raise UnavailableError(failed) from None
             raise UnavailableError(f"the cluster of {self._place.name} sends from node to node")
@@ -128,17 +136,24 @@ class Link:
         await self._disconnect()
 
     async def _connect(self) -> redis.Redis:
-        if self._client is None or self._url != self._place.url:
-            await self._disconnect()
-            self._url = self._place.url
-            client = _new_client(self._url)
+        if self._client and self._url == self._place.url:
+            return self._client
+        await self._disconnect()
+        for left in reversed(range(self._place.count)):
+            # The place may change while this connection is made.
+            url = self._place.url
+            client = _new_client(url)
             try:
                 await self._learn_nodes(client)
-            except BaseException:
+            except BaseException as error:
                 await client.aclose()
-                raise
-            self._client = client
-        return self._client
+                if not left or not isinstance(error, _UNREACHABLE):
+                    raise
+                self._place.ask_another()
+            else:
+                self._client, self._url = client, url
+                break
+        return client
 
     async def _disconnect(self) -> None:
         client, self._client = self._client, None
@@ -179,4 +194,6 @@ def _new_client(url: str) -> redis.Redis:
 
 
 def _text(error: Exception) -> str:
+    if isinstance(error, redis_errors.AskError):
+        return f"slot {error.slot_id} is being moved to another node"
     return " ".join(str(error).split()) or type(error).__name__

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from hypothesis import HealthCheck
+from hypothesis import settings as profile
 from terminals import Terminal, new_terminal
 
 from leanq.client import AsyncLeanQClient
@@ -19,6 +21,16 @@ from leanq.config import Settings
 from leanq.drivers.environment import Environment, open_environment
 from leanq.local import EmbeddedServer, find_server
 from leanq.queue import Queue
+
+# Machines are shared and noisy, and a failure must come back when it is looked for.
+profile.register_profile(
+    "leanq",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+profile.load_profile("leanq")
 
 CI = os.environ.get("CI") == "true"
 

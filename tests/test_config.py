@@ -10,6 +10,7 @@ from leanq.errors import UsageError
 GOOD_URLS = [
     "redis://localhost",
     "redis://localhost:6379/0",
+    "rediss://:pw@one:6379,two:6380,[::1]:6379/2",
     "redis://:pw@10.0.0.1:6379/2",
     "redis://user:pw@[::1]:6379",
     "rediss://redis.example:6380/0?ssl_cert_reqs=none",
@@ -24,6 +25,7 @@ BAD_URLS = [
     "redis:",
     "redis://",
     "redis://:hunter2@",
+    "redis://host:6379,:6380",
     "redis://:hunter2@host:port",
     "redis://:hunter2@host:99999",
     "redis://:hun/ter2@host",
@@ -33,6 +35,8 @@ BAD_URLS = [
     "unix://relative.sock",
     "redis://[::1",
     "redis://:hun\nter2@",
+    "redis://host:6379,:6380",
+    "redis://:hunter2@host:6379,",
 ]
 
 
@@ -95,6 +99,7 @@ def test_bad_names(name: str) -> None:
 def test_settings_come_from_the_environment() -> None:
     environ = {
         "LEANQ_PREFIX": "other",
+        "LEANQ_SHARDS": "3",
         "LEANQ_LEASE_S": "2.5",
         "LEANQ_REPLY_TTL_S": "60",
         "LEANQ_MAX_ATTEMPTS": "5",
@@ -102,7 +107,7 @@ def test_settings_come_from_the_environment() -> None:
         "PATH": "/bin",
     }
     assert Settings.load("redis://host", environ) == Settings(
-        "redis://host", "other", 2.5, 60, 5, 10
+        "redis://host", "other", 3, 2.5, 60, 5, 10
     )
     assert Settings.load("redis://host", {}) == Settings("redis://host")
 

@@ -26,7 +26,7 @@ from leanq.wire import Message, Reply, Request, pack_reply
 SAMPLES = Path(__file__).parent / "samples"
 
 # A program in Lean's place that takes the candidate's text for a script.
-SHELL = ("/bin/sh", "-c", 'exec /bin/sh "./$4"', "/bin/sh")
+SHELL = ("/bin/sh", "-c", 'for file; do :; done; exec /bin/sh "./$file"', "/bin/sh")
 LOOKALIKE = r"""{"severity":"information","data":"'x' does not depend on any axioms"}"""
 
 

@@ -402,7 +402,7 @@ def files(lean: Lean) -> list[bytes]:
     return [small.read_bytes(), large.read_bytes()]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_damage_gives_a_module_or_an_audit_error(
     files: list[bytes], tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

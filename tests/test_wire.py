@@ -28,7 +28,7 @@ from leanq.wire import (
     unpack_request,
 )
 
-quick = profile(max_examples=200, deadline=None, database=None, derandomize=True)
+quick = profile(max_examples=200)
 
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 codes = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=200)
