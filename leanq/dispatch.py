@@ -100,7 +100,7 @@ class Dispatcher:
         # Reading a script imports modules, and whoever forks amid an import inherits half of it.
         script_text("submit")
         try:
-            await self._queue.ping()
+            await self._queue.lanes()
         except BaseException:
             await self._queue.close()
             raise

