@@ -332,6 +332,7 @@ class Server:
     """A server that may be stopped, and started again without what it knew."""
 
     folder: Path
+    options: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -340,10 +341,9 @@ class Server:
 
     def start(self) -> None:
         socket = self.folder / "server.sock"
-        options = ("--port", "0", "--unixsocket", str(socket), "--save", "")
-        self.process = subprocess.Popen(
-            [str(find_server()), *options, "--dir", str(self.folder)], stdout=subprocess.DEVNULL
-        )
+        options = ["--port", "0", "--unixsocket", str(socket), "--save", ""]
+        options += ["--dir", str(self.folder), *self.options]
+        self.process = subprocess.Popen([str(find_server()), *options], stdout=subprocess.DEVNULL)
         until(socket.exists)
 
     def stop(self) -> None:
@@ -364,9 +364,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def own_server() -> Iterator[Server]:
+def own_server(*options: str) -> Iterator[Server]:
     """A server for one test, at a socket that stays the same when it is started again."""
-    server = Server(Path(tempfile.mkdtemp(prefix="leanq-t-", dir="/tmp")))
+    server = Server(Path(tempfile.mkdtemp(prefix="leanq-t-", dir="/tmp")), options)
     server.start()
     try:
         yield server

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import secrets
 import signal
-from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from cluster import Cluster, Node, new_cluster, slot_of
 from conftest import eventually, missing
 from fleets import working
+from streams import stream
 
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
 from leanq.local import find_server
-from leanq.queue import look
 
 
 @pytest.fixture(scope="module")
@@ -32,45 +30,6 @@ def cluster() -> Iterator[Cluster]:
 @pytest.fixture
 def settings(cluster: Cluster) -> Settings:
     return cluster.settings(f"t{secrets.token_hex(4)}")
-
-
-class Stream:
-    """Requests without end; each must be answered with its own payload."""
-
-    def __init__(self, lean: AsyncLeanQClient) -> None:
-        self.lean = lean
-        self.answered: Counter[int] = Counter()
-
-    async def run(self, shard: int) -> None:
-        while True:
-            payload = secrets.token_bytes(6)
-            rid = f"{shard}-{payload.hex()}"
-            assert await self.lean.echo(payload, delay_s=0.002, rid=rid) == payload
-            self.answered[shard] += 1
-
-    async def goes_on(self, shard: int, more: int = 20) -> None:
-        """Waits until so many more requests of the shard are answered."""
-        goal = self.answered[shard] + more
-        await eventually(lambda: self.answered[shard] >= goal, deadline_s=45.0)
-
-
-@contextlib.asynccontextmanager
-async def stream(settings: Settings) -> AsyncIterator[Stream]:
-    """Requests and two workers for them; in the end each request has ended once."""
-    async with working(settings, slots=8), working(settings, slots=8):
-        async with AsyncLeanQClient(settings) as lean:
-            made = Stream(lean)
-            tasks = [asyncio.create_task(made.run(number % 3)) for number in range(12)]
-            try:
-                yield made
-            finally:
-                for task in tasks:
-                    task.cancel()
-                ends = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(end) for end in ends] == [asyncio.CancelledError] * len(tasks)
-    verdicts = (await look(settings)).counters
-    assert verdicts.get("verdict:poisoned", 0) == 0
-    assert verdicts["settled"] >= sum(made.answered.values())
 
 
 def own_connections(node: Node) -> int:

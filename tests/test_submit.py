@@ -355,7 +355,7 @@ def test_an_input_that_is_closed(client: Terminal) -> None:
     closed = ("/bin/sh", "-c", 'exec "$@" <&-', "sh", *LEANQ)
     done = ended(client.start("submit", "-", *samples("and_swap"), program=closed))
     assert done.code == 2
-    assert "leanq: -: Bad file descriptor" in done.err
+    assert "leanq: -: standard input is closed" in done.err
     assert "accepted" in done.out
 
 

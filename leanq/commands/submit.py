@@ -142,6 +142,9 @@ async def _check(
 
 def read_source(file: str) -> _Source:
     """The Lean text in ``file``, or on standard input for ``-``; or what is wrong with it."""
+    if file == "-" and sys.stdin is None:
+        # Otherwise whatever was opened first would be read in its place.
+        return InvalidRequestError("standard input is closed")
     try:
         with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
             data = stream.read(MAX_REQUEST_BYTES + 1)
