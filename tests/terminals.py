@@ -96,7 +96,6 @@ class Terminal:
             [*program, *arguments],
             env={**self.environ, **(environ or {})},
             cwd=self.folder,
-            text=False,
             **streams,
         )
         self.processes.append(process)

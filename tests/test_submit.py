@@ -364,16 +364,19 @@ def test_an_interrupt_while_the_input_waits(client: Terminal, name: str) -> None
     pipe = client.folder / "pipe"
     os.mkfifo(pipe)
     process = client.start("submit", *samples("and_swap"), name, stdin=subprocess.PIPE)
+    wchan = Path(f"/proc/{process.pid}/wchan")
+
+    def interrupt() -> None:
+        # A signal just before the read would only be seen after it.
+        until(lambda: "pipe_read" in wchan.read_text())
+        process.send_signal(signal.SIGINT)
+
     if name == "pipe":
-        # Opening waits for its reader, so leanq reads by now.
         with pipe.open("wb"):
-            process.send_signal(signal.SIGINT)
+            interrupt()
             assert ended(process).code == 130
     else:
-        assert process.stdin
-        wchan = Path(f"/proc/{process.pid}/wchan")
-        until(lambda: "pipe" in wchan.read_text())
-        process.send_signal(signal.SIGINT)
+        interrupt()
         assert process.wait() == 130
 
 
