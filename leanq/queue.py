@@ -112,13 +112,13 @@ class Queue:
     async def adopt(self, worker: str, holds: Collection[str]) -> tuple[tuple[Job, ...], list[str]]:
         """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""
         jobs, lost = await self._run("adopt", [worker, self.settings.max_attempts, *holds])
-        return _jobs(jobs), [rid.decode() for rid in lost]
+        return _jobs(jobs), [_text(rid) for rid in lost]
 
     async def renew(self, worker: str) -> Renewed:
         """A sign of life: extends the lease over all that the worker holds."""
         args = [worker, self._lease_ms, self.settings.max_attempts, self._ttl_ms]
         held, lapsed, overrun, known = await self._run("renew", args)
-        return Renewed(held, lapsed > 0, tuple(r.decode() for r in overrun), known == 1)
+        return Renewed(held, lapsed > 0, tuple(_text(r) for r in overrun), known == 1)
 
     async def release(
         self,
@@ -166,18 +166,18 @@ class Queue:
         """One look at the shard. Tenants beyond the first 1,000 of a lane are not counted."""
         _, stats, lanes, workers, levels, suspects, dead = await self._run("status", [])
         return Status(
-            counters={k.decode(): int(v) for k, v in _pairs(stats)},
-            lanes={k.decode(): v for k, v in _pairs(lanes)},
-            workers=tuple(WorkerRow(w.decode(), ms / 1000, n, i) for w, ms, n, i in workers),
-            levels=tuple(LevelRow(l_.decode(), p, t, n, a / 1000) for l_, p, t, n, a in levels),
-            suspects={lane.decode(): n for lane, n in suspects},
+            counters={_text(k): int(v) for k, v in _pairs(stats)},
+            lanes={_text(k): v for k, v in _pairs(lanes)},
+            workers=tuple(WorkerRow(_text(w), ms / 1000, n, i) for w, ms, n, i in workers),
+            levels=tuple(LevelRow(_text(l_), p, t, n, a / 1000) for l_, p, t, n, a in levels),
+            suspects={_text(lane): n for lane, n in suspects},
             dead=dead,
         )
 
     async def dead_rids(self, most: int) -> list[str]:
         """The dead letters' rids, the newest first."""
         found: Any = await self._commands.call(lambda c: c.zrevrange(self.keys.dead, 0, most - 1))
-        return [rid.decode() for rid in found]
+        return [_text(rid) for rid in found]
 
     async def dead_letter(self, rid: str) -> DeadLetter | None:
         """One dead letter, if there is such a one."""
@@ -191,8 +191,8 @@ class Queue:
         fields, died_ms = await self._commands.call(read)
         if not fields or died_ms is None:
             return None
-        kept = {name.decode(): value for name, value in fields.items()}
-        lane, tenant, client, worker = (kept[name].decode() for name in ("l", "t", "c", "w"))
+        kept = {_text(name): value for name, value in fields.items()}
+        lane, tenant, client, worker = (_text(kept[name]) for name in ("l", "t", "c", "w"))
         submission = Submission(
             rid, lane, tenant, int(kept["p"]), 0, int(kept["run"]), kept["body"]
         )
@@ -234,8 +234,8 @@ class Queue:
         entries = [entry for batch in streams for entry in _flat(batch)]
         pairs: list[tuple[str, bytes]] = []
         for _, fields in entries:
-            pairs += ((rid.decode(), reply) for rid, reply in fields.items())
-        return entries[-1][0].decode(), pairs
+            pairs += ((_text(rid), reply) for rid, reply in fields.items())
+        return _text(entries[-1][0]), pairs
 
     async def drop_inbox(self, client: str) -> None:
         """Removes the inbox of a client that ends."""
@@ -259,7 +259,7 @@ class Queue:
         )
         if found is None:
             return None
-        return found[1].decode() or None if found[0].decode() == stop else ""
+        return _text(found[1]) or None if _text(found[0]) == stop else ""
 
     async def poke(self, worker: str) -> None:
         """Ends the worker's own :meth:`wait_bell`."""
@@ -272,7 +272,7 @@ class Queue:
     async def lanes(self) -> list[str]:
         """The environments that workers have ever offered."""
         names: Any = await self._commands.call(lambda c: c.hkeys(f"{self._tag}:lanes"))
-        return sorted(name.decode() for name in names)
+        return sorted(_text(name) for name in names)
 
     async def ping(self) -> Mapping[str, Any]:
         """What the server says of itself (INFO); raises UnavailableError."""
@@ -332,9 +332,14 @@ _SUBMITTED: dict[int, Submitted] = {
 
 def _jobs(rows: Sequence[Any]) -> tuple[Job, ...]:
     return tuple(
-        Job(rid.decode(), lane.decode(), token.decode(), n, ms / 1000, body or b"", alone == 1)
+        Job(_text(rid), _text(lane), _text(token), n, ms / 1000, body or b"", alone == 1)
         for rid, token, n, ms, body, alone, lane in rows
     )
+
+
+def _text(name: bytes) -> str:
+    # Whatever stands in Redis was written by somebody, and must not end a client or a worker.
+    return name.decode(errors="replace")
 
 
 def _pairs(flat: Any) -> Iterator[tuple[bytes, bytes]]:
