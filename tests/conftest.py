@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -12,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import redis
+from fleets import look
 from hypothesis import HealthCheck
 from hypothesis import settings as profile
-from terminals import Terminal, new_terminal
+from sites import Site, new_site
+from terminals import Terminal, new_fleet, new_terminal
 
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
@@ -114,3 +117,28 @@ async def queue(settings: Settings) -> AsyncIterator[Queue]:
 async def lean(settings: Settings) -> AsyncIterator[AsyncLeanQClient]:
     async with AsyncLeanQClient(settings) as made:
         yield made
+
+
+@pytest.fixture
+async def site(
+    core: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Site]:
+    """Drivers of one environment, whose temporary files go to the test's own folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with new_site(core, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fleet(server: EmbeddedServer, core: Environment, cache: Path) -> Iterator[Settings]:
+    """A queue with one worker process, so that not every command has to start its own."""
+    with new_fleet(cache, server.url, "--slots", "2") as settings:
+        yield settings
+        assert not look(settings).levels
+
+
+@pytest.fixture
+def client(terminal: Terminal, fleet: Settings) -> Terminal:
+    """A terminal that uses the fleet."""
+    terminal.use(fleet)
+    return terminal

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from test_olean import Image, Lean
+from images import Image, Lean
 
 from leanq.drivers.audit import (
     Findings,

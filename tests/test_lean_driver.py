@@ -3,83 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import CI, eventually
-from sandboxes import children, marked, new_marker
+from sandboxes import marked
+from sites import Site, check, sample
 
 from leanq.drivers import lean as lean_module
 from leanq.drivers.environment import Environment, open_environment
-from leanq.drivers.lean import LeanDriver
 from leanq.drivers.toolchain import ask
 from leanq.errors import SandboxError, ToolchainError
 from leanq.wire import Message, Reply, Request, pack_reply
-
-SAMPLES = Path(__file__).parent / "samples"
-
-# A program in Lean's place that takes the candidate's text for a script.
-SHELL = ("/bin/sh", "-c", 'for file; do :; done; exec /bin/sh "./$file"', "/bin/sh")
-LOOKALIKE = r"""{"severity":"information","data":"'x' does not depend on any axioms"}"""
-
-
-def sample(name: str) -> str:
-    return (SAMPLES / f"{name}.lean").read_text()
-
-
-def check(code: str, **options: Any) -> Request:
-    return Request(op="check", code=code, **options)
-
-
-class Site:
-    """One environment as each test wants it, with the drivers that it opened."""
-
-    def __init__(self, core: Environment, stack: contextlib.AsyncExitStack) -> None:
-        self.marker = new_marker()
-        # An option that no Lean knows and none minds, to find its processes by.
-        self.core = replace(core, options=(f"-Dweak.test={self.marker}",))
-        self._stack = stack
-
-    def behind(self, *command: str) -> Environment:
-        """The environment with ``command`` in front of Lean."""
-        toolchain = self.core.toolchain
-        wrapped = replace(toolchain, command=(*command, *toolchain.command))
-        return replace(self.core, toolchain=wrapped)
-
-    def shell(self) -> Environment:
-        return replace(self.core, toolchain=replace(self.core.toolchain, command=SHELL), options=())
-
-    async def driver(self, environment: Environment | None = None, slots: int = 1) -> LeanDriver:
-        return await self.open(lambda: environment or self.core, slots)
-
-    async def open(self, opener: Callable[[], Environment], slots: int = 1) -> LeanDriver:
-        driver = LeanDriver(opener, slots=slots)
-        self._stack.push_async_callback(driver.close)
-        await driver.open()
-        return driver
-
-    async def check(self, code: str, **options: Any) -> Reply:
-        return await (await self.driver()).run(check(code, **options))
-
-
-@pytest.fixture
-async def site(core: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = children(os.getpid())
-    async with contextlib.AsyncExitStack() as stack:
-        made = Site(core, stack)
-        yield made
-    assert marked(made.marker) == []
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("leanq-")] == []
-    assert set(children(os.getpid())) <= set(before)
-
 
 # Verdicts
 
@@ -194,6 +132,7 @@ async def test_what_takes_long_with_large_input_holds_nobody_up(
 
     for name in ("Printed", "name_examples", "read_module"):
         monkeypatch.setattr(lean_module, name, watched(name))
+    monkeypatch.setattr(lean_module, "_PRINTED_AT_ONCE_BYTES", 0)
     assert (await site.check(sample("and_swap"))).verdict == "accepted"
     assert seen == ["Printed", "name_examples", "read_module"]
 
@@ -222,153 +161,6 @@ async def test_many_at_a_time_give_the_verdicts_of_one(site: Site) -> None:
     assert len(replies) == 80
     for name, reply in replies:
         assert (reply.verdict, reply.axioms) == expected[name]
-
-
-# The audit
-
-
-CHEAT = "prelude\nimport Core\naxiom cheat : False\n"
-
-
-@pytest.mark.parametrize(
-    ("code", "verdict", "axioms"),
-    [
-        (f"{CHEAT}theorem t (p : Prop) : p := False.elim cheat", "rejected", ("cheat",)),
-        (CHEAT, "rejected", ("cheat",)),
-        (f"{CHEAT}example (p : Prop) : p := False.elim cheat", "rejected", ("cheat",)),
-        ("prelude\nimport Core\ntheorem t : False := sorryAx False false", "incomplete", None),
-        (
-            "prelude\nimport Core\nset_option warn.sorry false\ntheorem t : False := sorry",
-            "incomplete",
-            ("sorryAx",),
-        ),
-        (
-            "prelude\nimport Core\nset_option warn.sorry false\n"
-            "example : False := sorryAx False false",
-            "incomplete",
-            ("sorryAx",),
-        ),
-        (
-            "prelude\nimport Core\nexample (p : Prop) (h : p) : p := h\n"
-            "example : HEq True True → Eq True True := fun h => eq_of_heq h",
-            "accepted",
-            ("eq_of_heq",),
-        ),
-        # Its own command of the name, which would come alive with an import.
-        (
-            f'{CHEAT}syntax (name := mine) "#print" : command\ntheorem t : False := cheat',
-            "rejected",
-            ("cheat",),
-        ),
-        # A standard name that it has given to something else.
-        (
-            "prelude\ninductive Nothing : Prop\naxiom propext : Nothing\n"
-            "theorem t : Nothing := propext",
-            "rejected",
-            ("propext",),
-        ),
-        ("prelude\ninductive Nothing : Prop\naxiom propext : Nothing", "rejected", ("propext",)),
-    ],
-    ids=[
-        "axiom",
-        "unused axiom",
-        "example on an axiom",
-        "sorryAx",
-        "silenced sorry",
-        "silenced example",
-        "axiom of the environment",
-        "own #print",
-        "own propext",
-        "own propext unused",
-    ],
-)
-async def test_audit(site: Site, code: str, verdict: str, axioms: tuple[str, ...] | None) -> None:
-    reply = await site.check(code)
-    assert (reply.verdict, reply.axioms) == (verdict, axioms)
-    if verdict == "rejected":
-        assert reply.axioms is not None
-        assert reply.messages[-1].severity == "error"
-        assert reply.messages[-1].text.endswith(f"not allowed: {', '.join(reply.axioms)}")
-
-
-async def test_axioms_that_the_client_allows(site: Site) -> None:
-    driver = await site.driver()
-    code = f"{CHEAT}axiom other : True\ntheorem t : False := cheat"
-    reply = await driver.run(check(code, allow_axioms=("cheat", "other")))
-    assert (reply.verdict, reply.axioms) == ("accepted", ("cheat", "other"))
-    reply = await driver.run(check(code, allow_axioms=("cheat",)))
-    assert (reply.verdict, reply.axioms) == ("rejected", ("cheat", "other"))
-    assert reply.messages[-1].text.endswith("not allowed: other")
-
-
-async def test_without_an_audit_leans_word_stands(site: Site) -> None:
-    driver = await site.driver()
-    for name, verdict in {"silent_sorry": "accepted", "incomplete": "incomplete"}.items():
-        reply = await driver.run(check(sample(name), audit=False))
-        assert (reply.verdict, reply.axioms, reply.audit_s) == (verdict, None, 0.0)
-    reply = await driver.run(check(CHEAT, audit=False))
-    assert (reply.verdict, reply.axioms) == ("accepted", None)
-
-
-@pytest.mark.parametrize("name", ["silent_sorry", "and_swap"])
-async def test_printed_lookalikes_change_no_verdict(site: Site, name: str) -> None:
-    # Printed by Lean's own process, but not by the one that is asked for axioms.
-    printing = 'case "$*" in *" -o "*) echo "$0"; printf %s "$0";; esac; exec "$@"'
-    loud = await site.driver(site.behind("/bin/sh", "-c", printing, LOOKALIKE))
-    quiet = await site.check(sample(name))
-    reply = await loud.run(check(sample(name)))
-    assert (reply.verdict, reply.axioms) == (quiet.verdict, quiet.axioms)
-    assert any("does not depend" in m.text for m in reply.messages)
-
-
-async def test_a_result_that_is_no_olean_is_never_accepted(site: Site) -> None:
-    driver = await site.driver(site.shell())
-    reply = await driver.run(check("echo forged > LeanqSubmission.olean"))
-    assert reply.verdict == "rejected"
-    assert "cannot be audited" in reply.messages[-1].text
-
-
-@pytest.mark.parametrize(
-    ("again", "verdict"),
-    [
-        ("kill -ABRT $$", "crashed"),
-        ("while :; do :; done", "timeout"),
-        ('echo \'{"severity":"error","data":"a name is taken"}\'; exit 1', "rejected"),
-    ],
-)
-async def test_examples_that_end_otherwise_under_names(
-    site: Site, again: str, verdict: str
-) -> None:
-    # When it runs for the second time, the last line is a definition.
-    second = 'grep -q "^def" LeanqSubmission.lean'
-    script = f"if {second}; then {again}; fi; : > LeanqSubmission.olean; exit\nexample"
-    driver = await site.driver(site.shell())
-    reply = await driver.run(check(script, timeout_s=0.3))
-    assert reply.verdict == verdict
-
-
-async def test_replay_needs_a_checker(site: Site) -> None:
-    reply = await site.check(sample("and_swap"), replay=True)
-    assert reply.verdict is None
-    assert "leanchecker" in (reply.error or "")
-
-
-@pytest.mark.parametrize(
-    ("checker", "verdict"),
-    [
-        ("exit 0", "accepted"),
-        ("echo bad declaration >&2; exit 1", "rejected"),
-        ("while :; do :; done", "timeout"),
-    ],
-)
-async def test_replay_speaks_after_lean(site: Site, checker: str, verdict: str) -> None:
-    command = ("/bin/sh", "-c", f'test -f "$0.olean" || exit 7; {checker}')
-    toolchain = replace(site.core.toolchain, replay_command=command)
-    driver = await site.driver(replace(site.core, toolchain=toolchain))
-    reply = await driver.run(check(sample("and_swap"), replay=True, timeout_s=0.5))
-    assert reply.verdict == verdict
-    if verdict == "rejected":
-        assert "bad declaration" in reply.messages[-1].text
 
 
 # Processes and files

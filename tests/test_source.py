@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_olean import Lean
+from images import Lean
 
 from leanq.drivers.olean import read_module
 from leanq.drivers.source import Header, name_examples, split_header

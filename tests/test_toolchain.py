@@ -150,7 +150,6 @@ def test_wheel_is_found_where_there_is_nothing_else(wheel: tuple[str, ...]) -> N
     assert found.command == wheel
     assert found.version == "4.35.0"
     assert found.commit == "eb6cafb7290e8bd5f2937522d8d804f58f02bafc"
-    assert found.can_snapshot
     assert (found.prefix, found.library, found.replay_command) == (None, None, None)
     assert found.program.name == "libleanshared.so"
     assert str(found) == f"Lean 4.35.0 (eb6cafb7290e) from wheel: {found.program}"
@@ -195,7 +194,7 @@ def test_real_lean_behind_a_script_is_described_in_full(
     lean = real_lean(tmp_path, wheel)
     checker = script(tmp_path / "bin" / "leanchecker", "exit 0")
     found = find_toolchain(str(lean), environ={"PATH": SYSTEM})
-    assert (found.version, found.can_snapshot) == ("4.35.0", True)
+    assert found.version == "4.35.0"
     assert found.replay_command == (str(checker),)
     assert (found.prefix, found.library) == (tmp_path, tmp_path / "lib" / "lean")
 
@@ -216,7 +215,6 @@ def test_every_form_of_version_line(tmp_path: Path, line: str, version: str, com
     assert found.version == line.split()[2].rstrip(",")
     assert version in found.version
     assert commit in found.commit
-    assert not found.can_snapshot
 
 
 # Proxies and wrappers

@@ -98,11 +98,14 @@ async def _queue_at(
     if url:
         yield Settings.load(url, os.environ), set()
         return
-    with EmbeddedServer() as server:
+    with contextlib.closing(EmbeddedServer()) as server:
         settings = embedded_settings(server, os.environ)
-        # Checked before the first request, so that a missing Lean is an error, not a wait.
-        async with running(make_worker(settings)) as task:
-            yield settings, {task}
+        # Before the first request, so that a missing Lean is an error, not a wait; and while the
+        # server starts.
+        worker = make_worker(settings)
+        with server:
+            async with running(worker) as task:
+                yield settings, {task}
 
 
 async def _ends(

@@ -29,6 +29,8 @@ from .source import Header, name_examples, split_header
 _MODULE = "LeanqSubmission"
 # An example that is compiled under a name is no less right for being a definition.
 _NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")
+# As much can be read in the time that another thread takes to start.
+_PRINTED_AT_ONCE_BYTES = 20_000
 _CHECK_CHANGES_EVERY_S = 5.0
 _HEADERS_REMEMBERED = 256
 # Asking for axioms only imports and prints, but a library may be large and a disk cold.
@@ -256,6 +258,8 @@ class _Check:
         (sandbox.scratch / f"{_MODULE}.lean").write_bytes(code.encode())
         args = [*options, "--json", "-o", f"{_MODULE}.olean", f"{_MODULE}.lean"]
         done = await _lean(sandbox, self.environment, args, limits)
+        if len(done.stdout) < _PRINTED_AT_ONCE_BYTES:
+            return done, Printed(done.stdout)
         return done, await asyncio.to_thread(Printed, done.stdout)
 
 

@@ -70,7 +70,6 @@ class Toolchain:
     commit: str
     source: Source
     prefix: Path | None
-    can_snapshot: bool
     replay_command: tuple[str, ...] | None
 
     @property
@@ -219,9 +218,6 @@ class _Probe:
             raise self.trouble(f"is Lean {found[1]}; leanq runs Lean 4")
         return found[1], found[2] or ""
 
-    def can_snapshot(self) -> bool:
-        return "--incr-save" in self.answer("--help")
-
     def trouble(self, text: str) -> ToolchainError:
         return _trouble(self.source, Path(self.command[-1]), text)
 
@@ -249,7 +245,6 @@ def _toolchain(
         commit=commit,
         source=source,
         prefix=prefix,
-        can_snapshot=probe.can_snapshot(),
         replay_command=(str(checker),) if os.access(checker, os.X_OK) else None,
     )
 
@@ -266,7 +261,7 @@ def _wheel(environ: Mapping[str, str]) -> Toolchain:
     command = (sys.executable, "-I", "-S", str(LAUNCHER), str(library))
     probe = _Probe(command, "wheel", None, environ)
     version, commit = probe.version_and_commit()
-    return Toolchain(command, version, commit, "wheel", None, probe.can_snapshot(), None)
+    return Toolchain(command, version, commit, "wheel", None, None)
 
 
 def _trouble(source: Source, program: Path, text: str) -> ToolchainError:

@@ -1,0 +1,74 @@
+"""Commands that are timed, and that leave no process behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Run(NamedTuple):
+    """A command that succeeded: seconds from start to end, CPU seconds, what it printed."""
+
+    wall_s: float
+    cpu_s: float
+    said: bytes
+
+
+def run(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    folder: Path,
+    stdin: IO[bytes] | None = None,
+) -> Run:
+    """Runs a command in ``folder``, with these environment variables and no others."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
+    with process(command, variables, folder, stdin=stdin, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        said = child.stdout.read()
+        code = child.wait()
+    wall_s = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if code != 0:
+        sys.exit(f"{command[-1]}: exit code {code}: {said[-2000:].decode()}")
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Run(wall_s, cpu_s, said)
+
+
+@contextlib.contextmanager
+def process(
+    command: Sequence[str], variables: Mapping[str, str], folder: Path, **streams: Any
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in ``folder`` that has ended on leaving, with all that it started.
+
+    In a session of its own, so that Ctrl-C reaches us alone, and the order of ends is ours.
+    """
+    with subprocess.Popen(
+        command, env=variables, cwd=folder, start_new_session=True, **streams
+    ) as child:
+        try:
+            yield child
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGINT)
+            for stream in filter(None, (child.stdout, child.stderr)):
+                stream.read()  # which ends with the last process that could write to it
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process and all below it, the ended ones included."""
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    ticks = sum(map(int, stat[stat.rindex(")") + 2 :].split()[11:15]))
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    children = [int(child) for task in tasks for child in task.read_text().split()]
+    return ticks / _TICKS_PER_S + sum(map(cpu_s, children))

@@ -1,0 +1,73 @@
+"""What the tests of the lean driver share: an environment, and the drivers that a test opens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sandboxes import children, marked, new_marker
+
+from leanq.drivers.environment import Environment
+from leanq.drivers.lean import LeanDriver
+from leanq.wire import Reply, Request
+
+SAMPLES = Path(__file__).parent / "samples"
+
+# A program in Lean's place that takes the candidate's text for a script.
+SHELL = ("/bin/sh", "-c", 'for file; do :; done; exec /bin/sh "./$file"', "/bin/sh")
+LOOKALIKE = r"""{"severity":"information","data":"'x' does not depend on any axioms"}"""
+
+
+def sample(name: str) -> str:
+    return (SAMPLES / f"{name}.lean").read_text()
+
+
+def check(code: str, **options: Any) -> Request:
+    return Request(op="check", code=code, **options)
+
+
+class Site:
+    """One environment as each test wants it, with the drivers that it opened."""
+
+    def __init__(self, core: Environment, stack: contextlib.AsyncExitStack) -> None:
+        self.marker = new_marker()
+        # An option that no Lean knows and none minds, to find its processes by.
+        self.core = replace(core, options=(f"-Dweak.test={self.marker}",))
+        self._stack = stack
+
+    def behind(self, *command: str) -> Environment:
+        """The environment with ``command`` in front of Lean."""
+        toolchain = self.core.toolchain
+        wrapped = replace(toolchain, command=(*command, *toolchain.command))
+        return replace(self.core, toolchain=wrapped)
+
+    def shell(self) -> Environment:
+        return replace(self.core, toolchain=replace(self.core.toolchain, command=SHELL), options=())
+
+    async def driver(self, environment: Environment | None = None, slots: int = 1) -> LeanDriver:
+        return await self.open(lambda: environment or self.core, slots)
+
+    async def open(self, opener: Callable[[], Environment], slots: int = 1) -> LeanDriver:
+        driver = LeanDriver(opener, slots=slots)
+        self._stack.push_async_callback(driver.close)
+        await driver.open()
+        return driver
+
+    async def check(self, code: str, **options: Any) -> Reply:
+        return await (await self.driver()).run(check(code, **options))
+
+
+@contextlib.asynccontextmanager
+async def new_site(core: Environment, folder: Path) -> AsyncIterator[Site]:
+    """A site whose drivers have to leave no process and no file in ``folder``."""
+    before = children(os.getpid())
+    async with contextlib.AsyncExitStack() as stack:
+        made = Site(core, stack)
+        yield made
+    assert marked(made.marker) == []
+    assert [path.name for path in folder.iterdir() if path.name.startswith("leanq-")] == []
+    assert set(children(os.getpid())) <= set(before)
