@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format types bench-submit dist clean help
+.PHONY: demo test lint format types bench-submit soak dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -25,6 +25,9 @@ types: $(VENV)/dev    ## mypy, strict
 
 bench-submit: $(VENV)/dev   ## what leanq adds to Lean: overhead, audit, idle CPU
 	$(BIN)/python bench/submit.py
+
+soak: $(VENV)/dev     ## ten minutes of kills, cuts, restarts and failovers, and what was lost
+	$(BIN)/python tests/soak.py
 
 dist: $(VENV)/dev     ## sdist and wheel
 	$(BIN)/python -m build

@@ -2,7 +2,7 @@
 
 All keys of a shard begin with ``{PREFIX:SHARD}``, the hash tag that keeps them in one slot
 of a cluster, so that one script can change them together. A rid names its shard. Where there are
-several, a number after the shard's own makes their slots lie evenly over the cluster.
+several, SHARD is ``0/3.7``: the first of three, and a number that makes their slots lie evenly.
 
 | key after the tag | type | holds | written by | ends |
 | --- | --- | --- | --- | --- |
@@ -55,9 +55,14 @@ class Keys:
 
     @cached_property
     def tag(self) -> str:
-        """The hash tag; of N shards the first has a slot in the first N-th of all slots."""
+        """The hash tag; of N shards the first has a slot in the first N-th of all slots.
+
+        It names their number, so that whoever has another one in mind sees another queue, and not
+        half of this one.
+        """
+        shard = f"{self.shard}/{self.shards}" if self.shards > 1 else str(self.shard)
         for number in count():
-            tag = f"{{{self.prefix}:{self.shard}{f'.{number}' if number else ''}}}"
+            tag = f"{{{self.prefix}:{shard}{f'.{number}' if number else ''}}}"
             if key_slot(tag.encode()) * self.shards // _SLOTS == self.shard:
                 return tag
         raise AssertionError

@@ -75,6 +75,15 @@ async def test_lane_is_unknown_once_workers_offer_others(shard: Shard) -> None:
 # Claim and settle
 
 
+async def test_a_tenants_backlog_delays_anothers_request_by_one_round(shard: Shard) -> None:
+    for start in range(0, 2000, 500):
+        await shard.submit(*(f"many{number}" for number in range(start, start + 500)), tenant="big")
+    assert (await shard.claim(want=1)).jobs[0].rid == "many0"
+    await shard.submit("single", tenant="small")
+    claimed = [(await shard.claim(want=1)).jobs[0].rid for _ in range(2)]
+    assert claimed == ["many1", "single"]
+
+
 async def test_settle_counts_once_and_answers_again_with_success(shard: Shard) -> None:
     await shard.submit("r")
     job = await shard.job()
