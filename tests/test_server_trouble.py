@@ -20,8 +20,8 @@ from leanq.queue import look
 LASTING = ("--appendonly", "yes", "--appendfsync", "always")
 
 
-def short(server: Server) -> Settings:
-    return replace(server.settings, lease_s=1.2)
+def short(server: Server, lease_s: float = 1.2) -> Settings:
+    return replace(server.settings, lease_s=lease_s)
 
 
 async def counters(settings: Settings, *names: str) -> list[int]:
@@ -69,7 +69,7 @@ def says_that_it_loads(settings: Settings) -> bool:
 
 async def test_cut_connections() -> None:
     with own_server() as server:
-        settings = short(server)
+        settings = short(server, 4.0)
         async with stream(settings) as made:
             for _ in range(5):
                 await made.goes_on()
@@ -80,7 +80,7 @@ async def test_cut_connections() -> None:
 
 async def test_a_silence_longer_than_the_lease_takes_no_work_away() -> None:
     with own_server() as server:
-        settings = short(server)
+        settings = short(server, 3.0)
         async with stream(settings) as made:
             await made.goes_on()
             before = await counters(settings, "reaped", "fenced")
