@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import CI, eventually
-from sandboxes import marked
+from sandboxes import marked, needs
 from sites import Site, check, sample
 
 from leanq.drivers import lean as lean_module
@@ -317,3 +319,19 @@ async def test_an_environment_that_went_away_is_the_workers_trouble(
         await driver.run(check(sample("and_swap")))
     (tmp_path / "away").rename(library.folder)
     assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
+
+
+async def test_a_lean_that_does_not_run_in_the_sandbox_is_the_workers_trouble(site: Site) -> None:
+    needs((await site.driver())._idle[0], landlock=1)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        wrapper, hidden = Path(folder, "wrapper"), Path(folder, "hidden")
+        wrapper.write_text(f". {hidden}")
+        hidden.write_text("echo Lean")
+        toolchain = replace(
+            site.core.toolchain,
+            command=("/bin/sh", str(wrapper)),
+            source="PATH",
+            prefix=Path("/usr"),
+        )
+        with pytest.raises(ToolchainError, match=r"(?s)does not run in the sandbox.*hidden"):
+            await site.driver(replace(site.core, toolchain=toolchain, options=()))

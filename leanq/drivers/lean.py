@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import AuditError, SandboxError
+from ..errors import AuditError, SandboxError, ToolchainError
 from ..sandbox import Finished, Limits, Sandbox
 from ..wire import LEAN_VERDICTS, Message, Reply, Request, Verdict
 from .audit import Findings, ImportedAxioms, audit
@@ -78,6 +78,22 @@ class LeanDriver:
     async def open(self) -> None:
         opened = await asyncio.gather(*(self._new_sandbox() for _ in range(self._slots)))
         self._idle.extend(opened)
+        # The wheel's Lean is known to. Any other could be a wrapper around files that are out of
+        # sight there, and would seem to crash on each candidate.
+        if self._environment.toolchain.source != "wheel":
+            await self._try_lean(opened[0])
+
+    async def _try_lean(self, sandbox: Sandbox) -> None:
+        """Raises ToolchainError where Lean does not run in the sandbox."""
+        done = await _lean(sandbox, self._environment, ["--version"], _ASK_LIMITS)
+        if done.exit.code != 0:
+            said = (done.stderr or done.stdout).decode(errors="replace").strip()
+            raise ToolchainError(
+                f"{self._environment.toolchain} does not run in the sandbox, where it can read its "
+                "own prefix, the libraries and the system's folders"
+                f"{': ' + said.splitlines()[-1] if said else ''}; name the program itself with "
+                "--lean or LEANQ_LEAN, not a wrapper"
+            )
 
     async def close(self) -> None:
         await asyncio.gather(*(sandbox.close() for sandbox in self._idle))
