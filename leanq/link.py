@@ -126,6 +126,9 @@ class Link:
                         # It was a master once. The same name may lead to another server by now.
                         self._place.ask_another()
                         await self._disconnect()
+                        if self._place.count > 1:
+                            # Nothing was done, so another may be asked at once.
+                            continue
                     elif not isinstance(error, redis_errors.ResponseError):
                         await self._disconnect()
                     raise UnavailableError(failed) from None
