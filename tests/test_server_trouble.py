@@ -163,3 +163,14 @@ async def test_promotion_of_a_replica(pair: tuple[Server, Server, Settings]) -> 
         call(second, "FAILOVER")
         await eventually(lambda: call(second, "ROLE")[0] == b"slave")
         await made.goes_on()
+
+
+async def test_workers_and_clients_start_where_the_first_host_is_the_replica(
+    pair: tuple[Server, Server, Settings],
+) -> None:
+    _, second, settings = pair
+    await eventually(lambda: is_linked(second))
+    hosts = settings.url.removeprefix("redis://").split(",")
+    turned = replace(settings, url=f"redis://{hosts[1]},{hosts[0]}")
+    async with stream(turned) as made:
+        await made.goes_on()
