@@ -66,8 +66,9 @@ def _named(environments: Sequence[str]) -> dict[str, Path | None]:
 
 def _server_folder(settings: Settings) -> list[Path]:
     """The folder of the server's socket, which nothing else keeps a candidate from."""
-    parts = urlsplit(settings.url)
-    return [Path(parts.path).parent] if parts.scheme == "unix" else []
+    if not settings.url.startswith("unix:"):
+        return []
+    return [Path(urlsplit(settings.url).path).parent]
 
 
 def _project_here() -> Path | None:
