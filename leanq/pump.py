@@ -54,6 +54,7 @@ class Pump:
         self._room = room
         self._info = info
         self._slots = Slots(worker, drivers, room, self._something_ended)
+        self._rng = random.Random()
         self._wake = asyncio.Event()
         self._claimed = asyncio.Event()
         # Whether a claim is due, and whether the listener leaves the doorbell to others.
@@ -106,7 +107,7 @@ class Pump:
 
     def _backoff(self) -> Iterator[float]:
         # After an outage everybody has to be heard before half a lease is over.
-        return backoff_s(random.Random(), most_s=min(5.0, self._queue.settings.lease_s / 4))
+        return backoff_s(self._rng, most_s=min(5.0, self._queue.settings.lease_s / 4))
 
     async def _pump(self, listener: asyncio.Task[None]) -> None:
         renew_every_s = self._queue.settings.lease_s / 3

@@ -217,13 +217,13 @@ class Slots:
             # A newer release understands it. Without a pause it would only be claimed again.
             log.warning("%s is given back: %s", job.rid, error)
             self._room.pause(_PAUSE_AFTER_DEFERRING_S)
-            self._finish(job, how="defer")
+            self._finish(job, "defer")
             return
         except WorkerError as error:
             # It goes back one attempt older, in case it is what breaks machines.
             log.error("%s: %s", type(error).__name__, error)
             self._room.fail(error)
-            self._finish(job, how="charge")
+            self._finish(job, "charge")
             return
         except Exception as error:
             # A fault of leanq's own would recur on every worker that takes the request up.
@@ -233,18 +233,16 @@ class Slots:
         self._room.succeed()
         self._finish(job, settlement)
 
-    def _finish(
-        self, job: Job, settlement: Settlement | None = None, how: Returning = "keep"
-    ) -> None:
-        """Keeps the end for the pump, unless the request was dropped meanwhile and belongs to
-        somebody else by now."""
+    def _finish(self, job: Job, end: Settlement | Returning) -> None:
+        """Keeps the end, or how the request goes back, for the pump; unless it was dropped
+        meanwhile and belongs to somebody else by now."""
         held = self._held.get(job.rid)
         if held and held.job.token == job.token:
             held.task = None
-            if settlement:
-                self._results[job.rid] = settlement
+            if isinstance(end, Settlement):
+                self._results[job.rid] = end
             else:
-                self.returns[how].append((job.rid, job.token))
+                self.returns[end].append((job.rid, job.token))
         # Not only when the task ends, so that the pump can claim with the call that settles.
         if task := asyncio.current_task():
             self._vacate(task)

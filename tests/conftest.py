@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 import redis
-from fleets import look
+from fleets import look, sweep
 from hypothesis import HealthCheck
 from hypothesis import settings as profile
+from shards import LEASE_MS, Shard, open_shard
 from sites import Site, new_site
 from terminals import Terminal, new_fleet, new_terminal
 
@@ -104,6 +105,21 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
     # Replies, inboxes and holds on a lane end by themselves; counters and lanes stay for good.
     leftover = kinds - {"reply", "inbox", "isolating", "stats", "lanes", "bell", "dead", "deadreq"}
     assert not leftover, f"left in Redis: {sorted(leftover)}"
+
+
+@pytest.fixture
+def swept(settings: Settings) -> Iterator[None]:
+    """For tests that withdraw requests: in the end a claim passes over what they left."""
+    yield
+    sweep(settings)
+
+
+@pytest.fixture
+async def shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shard]:
+    """The test's queue with its keys laid open and its time to be set."""
+    small = replace(settings, lease_s=LEASE_MS / 1000, max_attempts=3)
+    async with open_shard(small, monkeypatch) as opened:
+        yield opened
 
 
 @pytest.fixture

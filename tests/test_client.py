@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from fleets import (
     look,
     own_server,
     serving,
-    sweep,
     until,
     working,
 )
@@ -41,10 +39,7 @@ from leanq.errors import (
 DEADLINE_S = 20.0
 
 
-@pytest.fixture
-def settings(settings: Settings) -> Iterator[Settings]:
-    yield settings
-    sweep(settings)
+pytestmark = pytest.mark.usefixtures("swept")
 
 
 def client_threads() -> list[threading.Thread]:

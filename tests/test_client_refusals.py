@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from fleets import Recorder, look, own_server, serving, sweep, until
+from fleets import Recorder, look, own_server, serving, until
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.config import Settings
@@ -24,10 +24,7 @@ from leanq.local import EmbeddedServer
 DEADLINE_S = 20.0
 
 
-@pytest.fixture
-def settings(settings: Settings) -> Iterator[Settings]:
-    yield settings
-    sweep(settings)
+pytestmark = pytest.mark.usefixtures("swept")
 
 
 USAGE: dict[str, Callable[[LeanQClient], object]] = {

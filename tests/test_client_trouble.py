@@ -21,7 +21,6 @@ from fleets import (
     look,
     own_server,
     serving,
-    sweep,
     until,
 )
 
@@ -34,10 +33,7 @@ from leanq.queue import Queue
 DEADLINE_S = 20.0
 
 
-@pytest.fixture
-def settings(settings: Settings) -> Iterator[Settings]:
-    yield settings
-    sweep(settings)
+pytestmark = pytest.mark.usefixtures("swept")
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 from fleets import echo_body, until
-from shards import Shard, open_shard, submission
+from shards import Shard, submission
 from terminals import Terminal
 
 import leanq.queue
@@ -16,15 +15,6 @@ from leanq.config import Settings
 from leanq.keys import retry_rid
 from leanq.transitions import DeadLetter, Reaped
 from leanq.wire import Request, pack_request
-
-LEASE_MS = 10_000
-
-
-@pytest.fixture
-async def shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shard]:
-    small = replace(settings, lease_s=LEASE_MS / 1000, max_attempts=3)
-    async with open_shard(small, monkeypatch) as opened:
-        yield opened
 
 
 async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 import redis.asyncio as redis
-from fleets import sweep, working
+from fleets import working
 
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
@@ -20,6 +20,8 @@ from leanq.transitions import Submission
 from leanq.wire import Message, Reply, Request, pack_reply, pack_request
 
 COUNT = 300
+
+pytestmark = pytest.mark.usefixtures("swept")
 
 GOOD = (
     pack_request(Request(op="echo", payload=b"good")),
@@ -75,7 +77,6 @@ async def test_requests(settings: Settings, seed: int) -> None:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
     await queue.close()
-    await asyncio.to_thread(sweep, settings)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -106,4 +107,3 @@ async def test_replies(settings: Settings, seed: int) -> None:
         await queue.close()
         assert await lean.echo(b"next") == b"next"
     await connection.aclose()
-    await asyncio.to_thread(sweep, settings)

@@ -281,12 +281,18 @@ def lean_variables_kept(command: Sequence[str], environ: dict[str, str]) -> tupl
     return ("/usr/bin/env", *(f"{name}={text}" for name, text in environ.items()), *command)
 
 
-async def test_a_changed_environment_is_noticed(
-    site: Site, core: Environment, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def library(
+    core: Environment, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Library:
+    """A library with a theorem, whose changes are noticed at once."""
     monkeypatch.setattr(lean_module, "_CHECK_CHANGES_EVERY_S", 0.0)
-    library = Library(core, tmp_path / "library", cache)
-    library.compile("theorem given (p : Prop) (h : p) : p := h")
+    made = Library(core, tmp_path / "library", cache)
+    made.compile("theorem given (p : Prop) (h : p) : p := h")
+    return made
+
+
+async def test_a_changed_environment_is_noticed(site: Site, library: Library) -> None:
     driver = await site.open(library.open)
     code = "prelude\nimport Core\nimport Library\ntheorem t (p : Prop) : p → p := given p"
     first = await driver.run(check(code))
@@ -308,11 +314,8 @@ async def test_a_changed_environment_is_noticed(
 
 
 async def test_an_environment_that_went_away_is_the_workers_trouble(
-    site: Site, core: Environment, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, library: Library, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(lean_module, "_CHECK_CHANGES_EVERY_S", 0.0)
-    library = Library(core, tmp_path / "library", cache)
-    library.compile("theorem given (p : Prop) (h : p) : p := h")
     driver = await site.open(library.open)
     library.folder.rename(tmp_path / "away")
     with pytest.raises(ToolchainError):

@@ -6,14 +6,12 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from shards import Shard, open_shard, settlement
+from shards import LEASE_MS, Shard, open_shard, settlement
 
 from leanq.config import Settings
 from leanq.queue import Queue
 from leanq.transitions import Attached, Full, Job, Queued, Reaped, Renewed, Settlement, UnknownLane
 from leanq.wire import Reply, pack_reply
-
-LEASE_MS = 10_000
 
 
 @pytest.fixture

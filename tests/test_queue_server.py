@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from conftest import eventually
 from redis.client import Monitor
-from shards import Shard, open_shard, settlement
+from shards import LEASE_MS, Shard, open_shard, settlement
 
 import leanq.keys
 from leanq.config import Settings
@@ -22,15 +22,6 @@ from leanq.errors import QueueFullError, UnavailableError, UsageError
 from leanq.local import EmbeddedServer
 from leanq.queue import Queue, backoff_s
 from leanq.transitions import LevelRow, Settlement, WorkerRow
-
-LEASE_MS = 10_000
-
-
-@pytest.fixture
-async def shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shard]:
-    small = replace(settings, lease_s=LEASE_MS / 1000, max_attempts=3)
-    async with open_shard(small, monkeypatch) as opened:
-        yield opened
 
 
 async def waiting_for_bell(shard: Shard) -> asyncio.Task[str | None]:

@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import redis
+from cluster import free_ports
 from fleets import until
 from history import Journal, WritingClient, open_ends
 
@@ -72,9 +72,7 @@ class Node:
     def __init__(self, folder: Path, group: int) -> None:
         self.folder, self._group = folder, group
         self.socket = folder / "node.sock"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        (self.port,) = free_ports(1)
         self._process: Popen | None = None
 
     def start(self, primary: Node | None = None) -> None:
