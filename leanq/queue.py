@@ -13,10 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import cache
 from importlib import resources
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import redis.asyncio as redis
 
@@ -42,6 +50,8 @@ from .transitions import (
     WorkerRow,
     merged,
 )
+
+_T = TypeVar("_T")
 
 
 class Queue:
@@ -84,7 +94,7 @@ class Queue:
         for item in batch:
             args += (item.rid, item.lane, item.tenant, item.level, item.deadline_ms)
             args += (item.longest_run_ms, item.body)
-        answers = await self._run("submit", args)
+        answers = await self.run("submit", args)
         return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
 
     async def claim(
@@ -106,18 +116,18 @@ class Queue:
         args.append(len(settlements))
         for item in settlements:
             args += (item.rid, item.token, item.outcome, item.reply)
-        acks, jobs, held, hold = await self._run("claim", [*args, *lanes])
+        acks, jobs, held, hold = await self.run("claim", [*args, *lanes])
         return Claimed(tuple(a == 1 for a in acks), _jobs(jobs), held, hold == 1)
 
     async def adopt(self, worker: str, holds: Collection[str]) -> tuple[tuple[Job, ...], list[str]]:
         """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""
-        jobs, lost = await self._run("adopt", [worker, self.settings.max_attempts, *holds])
+        jobs, lost = await self.run("adopt", [worker, self.settings.max_attempts, *holds])
         return _jobs(jobs), [_text(rid) for rid in lost]
 
     async def renew(self, worker: str) -> Renewed:
         """A sign of life: extends the lease over all that the worker holds."""
         args = [worker, self._lease_ms, self.settings.max_attempts, self._ttl_ms]
-        held, lapsed, overrun, known = await self._run("renew", args)
+        held, lapsed, overrun, known = await self.run("renew", args)
         return Renewed(held, lapsed > 0, tuple(_text(r) for r in overrun), known == 1)
 
     async def release(
@@ -135,16 +145,16 @@ class Queue:
         args: list[Any] = [worker, self.settings.max_attempts, self._ttl_ms, how, int(leave)]
         for rid, token in leases:
             args += (rid, token)
-        return cast(int, await self._run("release", args))
+        return cast(int, await self.run("release", args))
 
     async def cancel(self, rids: Sequence[str]) -> list[bool]:
         """Withdraws requests; per rid whether it was in time."""
-        return [a == 1 for a in await self._run("cancel", [self._ttl_ms, *rids])]
+        return [a == 1 for a in await self.run("cancel", [self._ttl_ms, *rids])]
 
     async def reap(self) -> Reaped:
         """Gives back up to 100 requests of one worker whose lease lapsed."""
         args = [self.settings.max_attempts, self._ttl_ms, self._lease_ms]
-        requeued, poisoned, more, truce_ms = await self._run("reap", args)
+        requeued, poisoned, more, truce_ms = await self.run("reap", args)
         return Reaped(requeued, poisoned, more == 1, truce_ms / 1000)
 
     async def lookup(self, client: str, rids: Sequence[str]) -> list[bytes | bool]:
@@ -152,7 +162,7 @@ class Queue:
 
         Attaches ``client`` to what is in flight, and expires what missed its deadline.
         """
-        answers = await self._run("lookup", [client, self._ttl_ms, *rids])
+        answers = await self.run("lookup", [client, self._ttl_ms, *rids])
         return [a > 0 if isinstance(a, int) else a for a in answers]
 
     async def join(self, worker: str, info: bytes, lanes: Mapping[str, bytes]) -> None:
@@ -160,11 +170,11 @@ class Queue:
         args: list[Any] = [worker, self._lease_ms, info]
         for lane, about in lanes.items():
             args += (lane, about)
-        await self._run("join", args)
+        await self.run("join", args)
 
     async def status(self) -> Status:
         """One look at the shard. Tenants beyond the first 1,000 of a lane are not counted."""
-        _, stats, lanes, workers, levels, suspects, dead = await self._run("status", [])
+        _, stats, lanes, workers, levels, suspects, dead = await self.run("status", [])
         return Status(
             counters={_text(k): int(v) for k, v in _pairs(stats)},
             lanes={_text(k): v for k, v in _pairs(lanes)},
@@ -263,11 +273,11 @@ class Queue:
 
     async def poke(self, worker: str) -> None:
         """Ends the worker's own :meth:`wait_bell`."""
-        await self._run("poke", [worker])
+        await self.run("poke", [worker])
 
     async def ring(self, lane: str) -> None:
         """Passes a doorbell's token on to the next idle worker."""
-        await self._run("ring", [lane])
+        await self.run("ring", [lane])
 
     async def lanes(self) -> list[str]:
         """The environments that workers have ever offered."""
@@ -278,7 +288,12 @@ class Queue:
         """What the server says of itself (INFO); raises UnavailableError."""
         return cast("Mapping[str, Any]", await self._commands.call(lambda c: c.info()))
 
-    async def _run(self, name: str, args: Sequence[Any]) -> Any:
+    async def call(self, work: Callable[[redis.Redis], Awaitable[_T]]) -> _T:
+        """What ``work`` makes of the connection for commands; for what needs no script."""
+        return await self._commands.call(work)
+
+    async def run(self, name: str, args: Sequence[Any]) -> Any:
+        """What the script ``name`` answers for this shard."""
         tag = self._tag
 
         async def run(client: redis.Redis) -> Any:
