@@ -18,8 +18,13 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:lanes`` | hash | environment → its fingerprint and version | join | never |
 | ``:isolating:LANE`` | string | who empties itself for a suspect | claim | time-to-live |
 | ``:inbox:CLIENT`` | stream | rid, reply, rid, reply … | whoever ends a request | time-to-live |
+| ``:pinning`` | hash | environment → who watches over promises | submit, claim | never |
+| ``:warm:LANE:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim | time-to-live |
+| ``:vacant`` | hash | worker → how many more it would take | claim, submit | leave, reap |
+| ``:promise:WORKER`` | list | rids that only it may claim, for a moment | submit | claim, reap |
+| ``:promises`` | sorted set | worker → until when that holds, ms | submit | claim, reap |
 | ``:bell:LANE`` | list | tokens that wake idle workers | submit, requeue, claim | when empty |
-| ``:stop:WORKER`` | list | rids that it should stop | cancel, poke | leave, reap |
+| ``:stop:WORKER`` | list | rids to stop, ``+`` for a promise | cancel, submit, poke | leave, reap |
 | ``:stats`` | hash | counters, and ``waiting:LANE`` | every script | never |
 | ``:dead`` | sorted set | dead letters: rid → time of death, ms | reap, renew | dead drop, retry |
 | ``:deadreq:RID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
@@ -27,8 +32,9 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 Fields of ``:req:RID``: ``st`` (queued or leased), ``l`` lane, ``t`` tenant, ``p`` level,
 ``c`` the client whose inbox is told, ``n`` attempts, ``at`` submitted (ms), ``exp`` deadline
 in the queue (ms, 0 for none), ``run`` longest run (ms); while leased also ``tok``, the lease
-token, and ``w``, the worker. A request in flight carries no time-to-live, so no eviction
-policy that spares such keys can lose it.
+token, and ``w``, the worker. Of one that names affinities also ``a``, their names; ``to``, the
+worker that it is promised to; and ``by``, of any, when a warmer one first went before it (ms). A
+request in flight carries no time-to-live, so no eviction policy that spares such keys can lose it.
 """
 
 from __future__ import annotations

@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from . import wire
 from .drivers import Driver
@@ -24,6 +25,7 @@ from .errors import UnavailableError
 from .queue import Queue, backoff_s
 from .reaper import reap
 from .slots import Room, Slots
+from .transitions import Promised
 
 log = logging.getLogger("leanq.worker")
 
@@ -60,6 +62,8 @@ class Pump:
         # Whether a claim is due, and whether the listener leaves the doorbell to others.
         self._hungry = True
         self._deaf = False
+        # When to look at what others were promised.
+        self._look_at_s = math.inf
         # Whether the server may think otherwise of what is held here.
         self._doubt = False
 
@@ -120,6 +124,9 @@ class Pump:
             try:
                 if self._doubt:
                     await self._reconcile()
+                if time.monotonic() >= self._look_at_s:
+                    await self._look()
+                    self._look_at_s = math.inf
                 await self._give_back()
                 if self._slots.has_results or self._share > 0:
                     await self._exchange()
@@ -145,7 +152,7 @@ class Pump:
             # One turn of the loop, so that results of the same moment travel together.
             await asyncio.sleep(0)
             return
-        until = renew_at_s
+        until = min(renew_at_s, self._look_at_s)
         if self._room.paused_until_s > time.monotonic():
             until = min(until, self._room.paused_until_s)
         with contextlib.suppress(TimeoutError):
@@ -177,6 +184,7 @@ class Pump:
             self._room.on_hold = claimed.hold
             self._hungry = len(claimed.jobs) >= want
             self._room.end_turn(self)
+        self._look_at_s = time.monotonic() + claimed.again_s if claimed.again_s else math.inf
         self._doubt = claimed.held != len(self._slots.held)
         self._claimed.set()
 
@@ -217,22 +225,43 @@ class Pump:
             try:
                 rung = await self._queue.wait_bell(self._worker, lanes, _BLOCK_S)
                 pauses = self._backoff()
-                if rung:
+                if isinstance(rung, Promised):
+                    await self._answer_promise()
+                elif rung:
                     self._slots.drop(rung)
                 elif rung is not None:
-                    await self._answer_bell(lanes)
+                    await self._answer_bell()
             except UnavailableError:
                 await asyncio.sleep(next(pauses))
 
-    async def _answer_bell(self, lanes: Sequence[str]) -> None:
+    async def _answer_bell(self) -> None:
+        if await self._look():
+            await self._until_claimed()
+
+    async def _answer_promise(self) -> None:
+        if self._room.vacant > 0:
+            self._claim_soon()
+            await self._until_claimed()
+        else:
+            # A worker that claims nothing gives up what it was promised, at once.
+            await self._queue.claim(self._worker, list(self._drivers), 0, busy=0, nonce="-")
+
+    async def _look(self) -> bool:
+        """Has this worker claim, or an idle one in its stead; whether it is this one."""
         if self._room.vacant <= 0:
-            for lane in lanes:
+            for lane in self._drivers:
                 await self._queue.ring(lane)
-            return
+            return False
+        self._claim_soon()
+        return True
+
+    def _claim_soon(self) -> None:
         self._claimed.clear()
         self._hungry = True
         self._wake.set()
-        # Not again before the claim, or one worker would take every token.
+
+    async def _until_claimed(self) -> None:
+        # The listener waits so long, or one worker would take every token.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._claimed.wait()

@@ -38,6 +38,7 @@ from .transitions import (
     Full,
     Job,
     LevelRow,
+    Promised,
     Queued,
     Reaped,
     Renewed,
@@ -93,7 +94,7 @@ class Queue:
         args: list[Any] = [client, self.settings.max_waiting]
         for item in batch:
             args += (item.rid, item.lane, item.tenant, item.level, item.deadline_ms)
-            args += (item.longest_run_ms, item.body)
+            args += (item.longest_run_ms, item.body, " ".join(item.affinity))
         answers = await self.run("submit", args)
         return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
 
@@ -115,9 +116,10 @@ class Queue:
         args: list[Any] = [worker, self._lease_ms, self._ttl_ms, nonce, want, busy]
         args.append(len(settlements))
         for item in settlements:
-            args += (item.rid, item.token, item.outcome, item.reply)
-        acks, jobs, held, hold = await self.run("claim", [*args, *lanes])
-        return Claimed(tuple(a == 1 for a in acks), _jobs(jobs), held, hold == 1)
+            args += (item.rid, item.token, item.outcome, item.reply, int(item.warm))
+        acks, jobs, held, hold, again_ms = await self.run("claim", [*args, *lanes])
+        accepted = tuple(a == 1 for a in acks)
+        return Claimed(accepted, _jobs(jobs), held, hold == 1, again_ms / 1000)
 
     async def adopt(self, worker: str, holds: Collection[str]) -> tuple[tuple[Job, ...], list[str]]:
         """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""
@@ -203,8 +205,9 @@ class Queue:
             return None
         kept = {_text(name): value for name, value in fields.items()}
         lane, tenant, client, worker = (_text(kept[name]) for name in ("l", "t", "c", "w"))
+        affinity = tuple(_text(kept.get("a", b"")).split())
         submission = Submission(
-            rid, lane, tenant, int(kept["p"]), 0, int(kept["run"]), kept["body"]
+            rid, lane, tenant, int(kept["p"]), 0, int(kept["run"]), kept["body"], affinity
         )
         return DeadLetter(submission, client, int(kept["n"]), worker, died_ms / 1000)
 
@@ -256,11 +259,13 @@ class Queue:
         names = [self.keys.reply(rid) for rid in rids]
         return cast("list[bytes | None]", await self._commands.call(lambda c: c.mget(names)))
 
-    async def wait_bell(self, worker: str, lanes: Sequence[str], block_s: float) -> str | None:
-        """Waits until a lane's doorbell rings or a request of ``worker`` is to be stopped.
+    async def wait_bell(
+        self, worker: str, lanes: Sequence[str], block_s: float
+    ) -> str | Promised | None:
+        """Waits until a lane's doorbell rings, or there is something for ``worker`` alone.
 
-        Returns the rid to stop, ``""`` for a doorbell, ``None`` after ``block_s`` seconds or
-        a :meth:`poke`.
+        Returns the rid to stop, ``""`` for a doorbell, a promise, or ``None`` after ``block_s``
+        seconds or a :meth:`poke`.
         """
         stop = self.keys.stop(worker)
         names = [stop, *(self.keys.bell(lane) for lane in lanes)]
@@ -269,7 +274,10 @@ class Queue:
         )
         if found is None:
             return None
-        return _text(found[1]) or None if _text(found[0]) == stop else ""
+        if _text(found[0]) != stop:
+            return ""
+        # No rid looks like this.
+        return Promised() if found[1] == b"+" else _text(found[1]) or None
 
     async def poke(self, worker: str) -> None:
         """Ends the worker's own :meth:`wait_bell`."""

@@ -269,4 +269,5 @@ class Slots:
             wall_s=reply.wall_s or time.monotonic() - started_s,
         )
         outcome = reply.verdict or ("error" if reply.error else "echo")
-        return Settlement(job.rid, job.token, outcome, wire.pack_reply(job.token, reply))
+        data = wire.pack_reply(job.token, reply)
+        return Settlement(job.rid, job.token, outcome, data, reply.warm)

@@ -10,7 +10,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none."""
+    """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
+
+    ``affinity``: up to two names of what makes a worker fast at it, the strongest first; each up to
+    32 letters, digits, ``_`` and ``-``.
+    """
 
     rid: str
     lane: str
@@ -19,6 +23,7 @@ class Submission:
     deadline_ms: int
     longest_run_ms: int
     body: bytes
+    affinity: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The end of a request, as the holder of ``token`` tells it."""
+    """The end of a request, as the holder of ``token`` tells it. ``warm``: its worker would be fast
+    now at others with the same affinities."""
 
     rid: str
     token: str
     outcome: str
     reply: bytes
+    warm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """Something waits for this worker alone, until its next claim and not for long."""
 
 
 Returning = Literal["keep", "charge", "defer"]
@@ -83,12 +95,15 @@ class Claimed:
         accepted: per settlement, whether it counted (False: the lease was lost before).
         held: size of the worker's processing list on the server.
         hold: the worker should take nothing until it is empty, to run a suspect alone.
+        again_s: after how long it should claim again, since it watches over what others were
+            promised; 0 if it need not.
     """
 
     accepted: tuple[bool, ...]
     jobs: tuple[Job, ...]
     held: int
     hold: bool
+    again_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

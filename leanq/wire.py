@@ -133,6 +133,8 @@ class Reply:
         attempts: how many workers have taken the request up, this one included.
         queued_s, cpu_s, wall_s, audit_s: seconds in the queue, of CPU in Lean, on the
             worker, and of the audit alone (part of ``wall_s``).
+        warm: a driver's word to its own worker, which is not sent: others with the same affinities
+            would be fast here now.
     """
 
     verdict: Verdict | None = None
@@ -149,6 +151,7 @@ class Reply:
     cpu_s: float = field(default=0.0, compare=False)
     wall_s: float = field(default=0.0, compare=False)
     audit_s: float = field(default=0.0, compare=False)
+    warm: bool = field(default=False, compare=False)
 
 
 def pack_request(request: Request) -> bytes:
@@ -254,7 +257,8 @@ def unpack_info(data: bytes) -> dict[str, Any]:
 
 def _packed_reply(token: str, reply: Reply) -> bytes:
     body = _changed(reply, keep=())
-    body.pop("rid", None)
+    for name in ("rid", "warm"):
+        body.pop(name, None)
     if reply.messages:
         body["messages"] = [dataclasses.astuple(m) for m in reply.messages]
     if reply.sorries:

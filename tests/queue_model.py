@@ -62,10 +62,13 @@ class Model:
             return "full"
         deadline = self.now + sub.deadline_ms if sub.deadline_ms else float("inf")
         self.flying[sub.rid] = Flying(sub, client, deadline)
-        ring.setdefault(sub.tenant, []).append(sub.rid)
+        self._enter(sub)
         return "queued"
 
-    def settle(self, worker: str, rid: str, token: str) -> bool:
+    def submitted(self) -> None:
+        """The batch is over."""
+
+    def settle(self, worker: str, rid: str, token: str, warm: bool) -> bool:
         if rid in self.flying and self.flying[rid].token == token:
             del self.work[worker][rid]
             self.winners[rid] = token
@@ -87,11 +90,7 @@ class Model:
                 return [suspects.pop(0)], True, False
             if suspects and self.isolating.setdefault(lane, worker) == worker:
                 return [], False, True
-        rids: list[str] = []
-        for lane in lanes:
-            while len(rids) < want and (rid := self._pick(lane)):
-                rids.append(rid)
-        return rids, False, False
+        return self._draw(worker, lanes, want), False, False
 
     def lease(self, worker: str, rid: str, token: str) -> None:
         """What a claim does with each of its rids."""
@@ -152,7 +151,17 @@ class Model:
     def _by_age(self, worker: str) -> list[str]:
         return sorted(self.work[worker], key=lambda rid: (self.work[worker][rid], rid))
 
-    def _pick(self, lane: str) -> str | None:
+    def _enter(self, sub: Submission) -> None:
+        self.rings[sub.lane, sub.level].setdefault(sub.tenant, []).append(sub.rid)
+
+    def _draw(self, worker: str, lanes: Sequence[str], want: int) -> list[str]:
+        rids: list[str] = []
+        for lane in lanes:
+            while len(rids) < want and (rid := self._pick(worker, lane)):
+                rids.append(rid)
+        return rids
+
+    def _pick(self, worker: str, lane: str) -> str | None:
         """Seven picks of eight to the most urgent level, the eighth goes round the levels."""
         turn = self.turns[lane]
         first = turn // 8 % 3 if turn % 8 == 7 else 0
@@ -160,13 +169,19 @@ class Model:
             ring = self.rings[lane, level]
             while ring:
                 tenant = next(iter(ring))
-                rid, *rest = ring.pop(tenant)
-                if rest:
-                    ring[tenant] = rest
-                if self._waits(rid):
+                line = ring.pop(tenant)
+                rid = self._choose(worker, lane, line)
+                if line:
+                    ring[tenant] = line
+                if rid:
                     self.turns[lane] += 1
                     return rid
         return None
+
+    def _choose(self, worker: str, lane: str, line: list[str]) -> str | None:
+        """Takes the next one out of a tenant's line; None where it waits no more."""
+        rid = line.pop(0)
+        return rid if self._waits(rid) else None
 
     def _waits(self, rid: str) -> bool:
         if rid in self.flying and self.flying[rid].deadline < self.now:
@@ -181,18 +196,20 @@ class Model:
             self._end(rid, "poisoned")
             return "poisoned"
         item.token = None
-        ring = self.rings[item.sub.lane, item.sub.level]
         if 0 < item.attempts == self.max_attempts - 1:
             suspects = self.suspects[item.sub.lane]
             suspects.insert(len(suspects) if defer else 0, rid)
-        elif waiting := ring.get(item.sub.tenant):
-            waiting.insert(len(waiting) if defer else 0, rid)
         else:
-            new = {item.sub.tenant: [rid]}
-            self.rings[item.sub.lane, item.sub.level] = (
-                {**ring, **new} if defer else {**new, **ring}
-            )
+            self._go_back(item.sub, defer)
         return "queued"
+
+    def _go_back(self, sub: Submission, defer: bool = False) -> None:
+        ring = self.rings[sub.lane, sub.level]
+        if waiting := ring.get(sub.tenant):
+            waiting.insert(len(waiting) if defer else 0, sub.rid)
+        else:
+            new = {sub.tenant: [sub.rid]}
+            self.rings[sub.lane, sub.level] = {**ring, **new} if defer else {**new, **ring}
 
     def _end(self, rid: str, verdict: str) -> bool:
         self.told[self.flying.pop(rid).client].add(rid)

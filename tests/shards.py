@@ -45,6 +45,8 @@ class Dump:
     lists: defaultdict[str, dict[str, list[str]]] = field(default_factory=lambda: defaultdict(dict))
     hashes: dict[str, dict[str, str]] = field(default_factory=dict)
     work: dict[str, dict[str, int]] = field(default_factory=dict)
+    warm: dict[str, dict[str, int]] = field(default_factory=dict)
+    promises: dict[str, int] = field(default_factory=dict)
     workers: dict[str, int] = field(default_factory=dict)
     isolating: dict[str, str] = field(default_factory=dict)
     inbox: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
@@ -54,20 +56,24 @@ class Dump:
     def check(self) -> None:
         """What holds between any two calls, whatever they were, until replies are collected."""
         waiting, suspects = self.lists["wait"], self.lists["suspects"]
-        listed = Counter(chain(*waiting.values(), *suspects.values()))
+        promised = self.lists["promise"]
+        listed = Counter(chain(*waiting.values(), *suspects.values(), *promised.values()))
         leased = Counter(chain(*self.work.values()))
         for rid, fields in self.req.items():
             queued = fields["st"] == "queued"
             assert (listed[rid], leased[rid]) == ((1, 0) if queued else (0, 1)), rid
             assert queued or rid in self.work[fields["w"]]
+            assert ("to" in fields) == (rid in chain(*promised.values())), rid
+            assert "to" not in fields or rid in promised[fields["to"]], rid
         assert set(leased) <= set(self.req)
         # What ended leaves at most its rid in a list.
         assert not set(self.req) & set(self.reply)
         assert set(listed) <= set(self.req) | set(self.reply)
         assert self.bodies == set(self.req)
         assert self.dead == self.deadreq
-        # Work whose worker is not in the fleet would never be reaped.
-        assert set(self.work) <= set(self.workers)
+        # Work whose worker is not in the fleet would never be reaped, nor its promises recalled.
+        assert set(self.work) | set(self.hashes.get("vacant", ())) <= set(self.workers)
+        assert set(self.promises) == set(promised) <= set(self.workers)
         rings = [f"{place}:{t}" for place, ring in self.lists["ring"].items() for t in ring]
         assert sorted(rings) == sorted(waiting)
         for name, count in self.hashes.get("stats", {}).items():
@@ -83,11 +89,11 @@ def dump(server: redis.Redis, tag: str) -> Dump:
     pipe = server.pipeline(transaction=False)
     for name in names:
         match name[len(tag) + 1 :].partition(":")[0]:
-            case "req" | "stats" | "info" | "lanes" | "deadreq":
+            case "req" | "stats" | "info" | "lanes" | "deadreq" | "pinning" | "vacant":
                 pipe.hgetall(name)
-            case "wait" | "ring" | "suspects" | "bell" | "stop":
+            case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
                 pipe.lrange(name, 0, -1)
-            case "work" | "workers" | "dead":
+            case "work" | "workers" | "dead" | "warm" | "promises":
                 pipe.zrange(name, 0, -1, withscores=True)
             case "inbox":
                 pipe.xrange(name)
@@ -99,12 +105,16 @@ def dump(server: redis.Redis, tag: str) -> Dump:
         match kind:
             case "req":
                 found.req[rest] = _texts(value)
-            case "stats" | "info" | "lanes":
+            case "stats" | "info" | "lanes" | "pinning" | "vacant":
                 found.hashes[kind] = _texts(value)
-            case "wait" | "ring" | "suspects" | "bell" | "stop":
+            case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
                 found.lists[kind][rest] = [item.decode() for item in value]
             case "work":
                 found.work[rest] = {rid.decode(): int(score) for rid, score in value}
+            case "warm":
+                found.warm[rest] = {worker.decode(): int(score) for worker, score in value}
+            case "promises":
+                found.promises = {worker.decode(): int(score) for worker, score in value}
             case "workers":
                 found.workers = {worker.decode(): int(score) for worker, score in value}
             case "inbox":
@@ -135,9 +145,9 @@ def submission(rid: str, **fields: Any) -> Submission:
     return replace(usual, **fields)
 
 
-def settlement(job: Job, verdict: Verdict = "accepted") -> Settlement:
+def settlement(job: Job, verdict: Verdict = "accepted", *, warm: bool = False) -> Settlement:
     reply = pack_reply(job.token, Reply(verdict, attempts=job.attempts))
-    return Settlement(job.rid, job.token, verdict, reply)
+    return Settlement(job.rid, job.token, verdict, reply, warm)
 
 
 class Shard:
@@ -180,6 +190,14 @@ class Shard:
 
     async def settle(self, *jobs: Job, worker: str = "w") -> tuple[bool, ...]:
         return (await self.claim(worker, 0, settle=[settlement(job) for job in jobs])).accepted
+
+    async def warm(self, worker: str, *affinity: str, vacant: int = 1, lane: str = "a") -> None:
+        """Makes the worker warm, and leaves it idle with so many slots."""
+        rid = f"warms {worker} {' '.join(affinity)}"
+        await self.submit(rid, lane=lane, affinity=affinity)
+        (job,) = (await self.claim(worker, 1, lanes=[lane])).jobs
+        assert job.rid == rid
+        await self.claim(worker, vacant, lanes=[lane], settle=[settlement(job, warm=True)])
 
     async def suspect(self, rid: str, **fields: Any) -> None:
         """Submits a request and fails it until its next attempt is the last."""

@@ -17,6 +17,8 @@ from leanq.config import Settings
 from leanq.local import find_server
 from leanq.queue import Queue, look
 from leanq.reaper import reap
+from leanq.transitions import Settlement
+from leanq.wire import Reply, pack_reply
 
 USERS = Path(__file__).parents[1] / "deploy" / "users.acl"
 ROLES = ("client", "worker", "observer", "operator")
@@ -56,6 +58,31 @@ async def test_each_role_can_do_its_part(socket: Path) -> None:
         assert await asyncio.gather(*tasks[1:]) == [b"held"] * 2
 
 
+async def test_promises_stay_within_the_roles(socket: Path) -> None:
+    client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
+    operator = Queue(as_role(socket, "operator"))
+    for who, submitter in (("c", client), ("o", operator)):
+        await worker.join("warm", b"", {"echo": b""})
+        await worker.join("other", b"", {"echo": b""})
+        first, promised, recalled = (
+            replace(submission(f"0-{who}{number}", echo_body(b"")), affinity=("state",))
+            for number in range(3)
+        )
+        await submitter.submit("c", [first])
+        (job,) = (await worker.claim("warm", ["echo"], 1, busy=0, nonce="n:")).jobs
+        settled = Settlement(job.rid, job.token, "echo", pack_reply(job.token, Reply()), warm=True)
+        await worker.claim("warm", ["echo"], 1, busy=0, nonce="m:", settlements=[settled])
+        await submitter.submit("c", [promised])
+        assert not (await worker.claim("other", ["echo"], 1, busy=0, nonce="o:")).jobs
+        assert (await worker.claim("warm", ["echo"], 2, busy=0, nonce="p:")).jobs
+        await submitter.submit("c", [recalled])
+        assert await submitter.cancel([promised.rid, recalled.rid]) == [True, True]
+        for name in ("warm", "other"):
+            await worker.release(name, [], leave=True)
+    for queue in (client, operator, worker):
+        await queue.close()
+
+
 async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
     worker = replace(as_role(socket, "worker"), lease_s=0.5, max_attempts=1)
     client, operator = Queue(as_role(socket, "client")), Queue(as_role(socket, "operator"))
@@ -86,6 +113,8 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
         ("client", "HGETALL {leanq:0}:deadreq:x"),
         ("client", "ZRANGE {leanq:0}:workers 0 -1"),
         ("client", "HSET {leanq:0}:lanes default x"),
+        ("client", "ZADD {leanq:0}:workers 1 x"),
+        ("client", "ZADD {leanq:0}:warm:default:x 1 x"),
         ("client", "GET another"),
         ("client", "KEYS *"),
         ("client", "FLUSHALL"),

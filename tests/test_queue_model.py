@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from queue_model import Fairness, Model
+from queue_model import Fairness, Flying, Model
 from shards import dump, with_test_clock
 
 import leanq.queue
@@ -87,12 +87,13 @@ class QueueMachine(RuleBasedStateMachine):
     loop: asyncio.AbstractEventLoop
     settings: Settings
     examples = itertools.count()
+    model_type: type[Model] = Model
 
     def __init__(self) -> None:
         super().__init__()
         self.queue = Queue(replace(self.settings, prefix=f"model{next(self.examples)}"))
         self.tag = self.queue.keys.tag
-        self.model = Model(LEASE_MS, MAX_ATTEMPTS, MAX_WAITING)
+        self.model = self.model_type(LEASE_MS, MAX_ATTEMPTS, MAX_WAITING)
         self.workers = ["w0", "w1"]
         self.calls = itertools.count()
         self.sound = True
@@ -126,6 +127,7 @@ class QueueMachine(RuleBasedStateMachine):
         batch += pick(self.sent, again)
         self.sent += batch
         expected = [self.model.submit(client, item) for item in batch]
+        self.model.submitted()
         answers = self.call(self.queue.submit(client, batch))
         assert [NAMES.get(type(answer), "reply") for answer in answers] == expected
         for item, answer in zip(batch, answers, strict=True):
@@ -144,8 +146,11 @@ class QueueMachine(RuleBasedStateMachine):
         leases = pick(self.leases[worker], settled)
         # The same token may come again, and then with other words.
         reply = Reply("accepted", cpu_s=call)
-        done = [Settlement(*lease, "accepted", pack_reply(lease[1], reply)) for lease in leases]
-        accepted = tuple(self.model.settle(worker, *lease) for lease in leases)
+        warm = call % 4 > 0
+        done = [
+            Settlement(*lease, "accepted", pack_reply(lease[1], reply), warm) for lease in leases
+        ]
+        accepted = tuple(self.model.settle(worker, *lease, warm) for lease in leases)
         busy = len(self.model.work[worker])
         stale = self.fairness.stale_lists()
         rids, alone, hold = self.model.claim(worker, lanes, want, busy)
@@ -154,6 +159,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.queue.claim(worker, lanes, want, busy=busy, nonce=nonce, settlements=done)
         )
         assert (got.accepted, got.hold) == (accepted, hold)
+        self.told_to_look(worker, lanes, got.again_s)
         assert sorted(job.rid for job in got.jobs) == sorted(rids)
         for place, job in enumerate(got.jobs):
             assert job.token == f"{nonce}{place}"
@@ -168,6 +174,13 @@ class QueueMachine(RuleBasedStateMachine):
             self.woken -= set(lanes)
         if not alone:
             self.fairness.check(rids, stale)
+
+    def told_to_look(self, worker: str, lanes: list[str], again_s: float) -> None:
+        assert again_s == 0
+
+    def route(self, item: Flying) -> dict[str, str]:
+        """What the request's hash says of warm workers."""
+        return {}
 
     @rule(which=some)
     def settle_late(self, which: list[int]) -> None:
@@ -297,6 +310,7 @@ class QueueMachine(RuleBasedStateMachine):
         found, model = self.found, self.model
         flying = {
             rid: {
+                **self.route(item),
                 "l": item.sub.lane,
                 "t": item.sub.tenant,
                 "p": str(item.sub.level),

@@ -195,7 +195,7 @@ async def test_status_counts(shard: Shard) -> None:
 async def live_a_full_life(shard: Shard) -> None:
     """Every transition, so that a key of every kind is left."""
     queue = shard.queue
-    await queue.join("w", b"info", {"a": b"", "b": b""})
+    await queue.join("w", b"info", {"a": b"", "b": b"", "b2": b""})
     await shard.suspect("killer")
     await queue.release("w", [("killer", (await shard.job()).token)], how="charge")
     await shard.submit("ended", "withdrawn", "leased", "waits")
@@ -204,6 +204,8 @@ async def live_a_full_life(shard: Shard) -> None:
     await queue.cancel(["withdrawn"])
     await shard.suspect("suspect", lane="b")
     assert (await shard.claim(lanes=["b"], busy=2)).hold
+    await shard.warm("w", "state", lane="b2")
+    await shard.submit("promised", lane="b2", affinity=("state",))
     assert await queue.lookup("c", ["leased", "waits", "gone"]) == [True, True, False]
     await queue.adopt("w", [])
     await queue.renew("w")

@@ -50,6 +50,9 @@ def _record(settings: Settings, found: Status) -> dict[str, Any]:
         "reaped": counters.get("reaped", 0),
         "released": counters.get("released", 0),
         "fenced": counters.get("fenced", 0),
+        "warm_hits": counters.get("warm_hits", 0),
+        "warm_misses": counters.get("warm_misses", 0),
+        "steals": counters.get("steals", 0),
         "verdicts": {
             name.partition(":")[2]: n
             for name, n in sorted(counters.items())
@@ -90,6 +93,11 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
         f"{record['fenced']} late results, {record['dead']} dead letters"
         f"{' (leanq dead list)' if record['dead'] else ''}"
     )
+    if record["warm_hits"] or record["warm_misses"]:
+        yield (
+            f"warm      {record['warm_hits']} hits, {record['warm_misses']} misses, "
+            f"{record['steals']} stolen from workers that did not come"
+        )
     for lane, about in record["environments"].items():
         yield f"offered   {lane}: {_about(about)}"
     for row in record["workers"]:

@@ -30,6 +30,7 @@ class Driver(Protocol):
 
     async def run(self, request: Request) -> Reply:
         """Lean's verdict, or the infrastructure's, or why the request makes no sense here.
+        ``warm`` in it: what it left running would make others with the same affinities fast.
 
         Cancelling it stops whatever it started before the cancellation is complete.
 

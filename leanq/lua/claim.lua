@@ -2,25 +2,46 @@
 -- settle(batch) and claim(n) in one call; either part may be empty.
 -- settle: accepted only with the current token, or again with the token that already won.
 -- claim: up to n requests into the worker's processing list, each with a fresh lease token;
---   tenants in round-robin within a level, levels without starvation, suspects alone.
+--   tenants in round-robin within a level, levels without starvation, suspects alone; first what
+--   the worker was promised, and of a tenant's next ones those that it is warm for.
 -- ARGV: worker, lease (ms), time-to-live of replies (ms), nonce of this call, n wanted,
 --   n in flight besides those settled here (other than 0 keeps suspects away),
---   count of results, (rid, token, outcome, reply) per result, then the lanes.
+--   count of results, (rid, token, outcome, reply, 1 where the worker is warm for it now) per result,
+--   then the lanes.
 -- Returns {per result 1 or 0 (fenced), per request {rid, token, attempts, queued (ms), body, alone, lane},
---   size of the processing list, 1 where this worker should empty itself for a suspect}.
+--   size of the processing list, 1 where this worker should empty itself for a suspect,
+--   after how many ms it should claim again, to watch over others' promises (0: it need not)}.
 local worker, lease, ttl, nonce = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local want, busy, results = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+-- The workers that are remembered as warm for one thing, and for how long after the last settled
+-- it: longer than anybody keeps a process for work that does not come.
+local MOST_WARM, WARM_MS = 16, 180000
+-- Warm requests among so many at the front of a tenant's line go first. Nothing is passed over
+-- later than so long after it first was, however many warm ones come up.
+local WINDOW, PASS_MS, COLD = 16, 2000, 3
 local now = now_ms()
 local work, stats = P .. ':work:' .. worker, P .. ':stats'
 local told, counts = {}, {}
 local function count(name, n) counts[name] = (counts[name] or 0) + n end
 
+-- Notes that the worker is warm for what the request names, while it is still there to be asked.
+local function note_warm(rid)
+  local r = call('HMGET', P .. ':req:' .. rid, 'l', 'a')
+  for name in string.gmatch(r[2] or '', '%S+') do
+    local warm = P .. ':warm:' .. r[1] .. ':' .. name
+    call('ZADD', warm, now, worker)
+    call('ZREMRANGEBYRANK', warm, 0, -1 - MOST_WARM)
+    call('PEXPIRE', warm, WARM_MS)
+  end
+end
+
 local acks, done = {}, {}
-for i = 8, 7 + 4 * results, 4 do
+for i = 8, 7 + 5 * results, 5 do
   local rid, token, outcome, reply = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local r = call('HMGET', P .. ':req:' .. rid, 'tok', 'c')
   local ok = 1
   if r[1] == token then
+    if ARGV[i + 4] == '1' then note_warm(rid) end
     finish(rid, r[2], reply, ttl, told)
     done[#done + 1] = rid
     count('settled', 1)
@@ -42,16 +63,37 @@ end
 -- What was withdrawn is popped as well, so that one call takes bounded time.
 local MOST_POPS = 1000
 local jobs, leases, bodies = {}, {}, {}
-local pops = 0
+local pops, first_lane = 0, 8 + 5 * results
+
+-- Per lane in which some requests name affinities, who watches over promises there and until when.
+local pinning = {}
+if first_lane <= #ARGV then
+  local notes = call('HMGET', P .. ':pinning', unpack(ARGV, first_lane))
+  for i, note in ipairs(notes) do pinning[ARGV[first_lane + i - 1]] = note or nil end
+end
+local pinned = next(pinning) ~= nil
 
 -- The fields of a request that waits in this lane; nothing for one that expires hereby, or that
 -- was withdrawn: its rid stays in the list, since LREM is slow on long ones.
 local function waiting(rid, lane)
-  local r = call('HMGET', P .. ':req:' .. rid, 'st', 'l', 'n', 'at', 'exp', 'run', 'c')
+  local r = call('HMGET', P .. ':req:' .. rid, 'st', 'l', 'n', 'at', 'exp', 'run', 'c', 'a', 'by')
   if r[1] ~= 'queued' or r[2] ~= lane then return nil end
   local deadline = tonumber(r[5])
   if deadline == 0 or now <= deadline then return r end
   expire(rid, lane, r[7], tonumber(r[3]), tonumber(r[4]), now, ttl, told)
+  return nil
+end
+
+local warmth = {}
+-- How warm the worker is: 1 for the strongest of the affinities, 2 for the next; nil if it is not.
+local function warm_for(lane, affinities)
+  local rank = 0
+  for name in string.gmatch(affinities, '%S+') do
+    local warm = P .. ':warm:' .. lane .. ':' .. name
+    if warmth[warm] == nil then warmth[warm] = call('ZSCORE', warm, worker) end
+    rank = rank + 1
+    if warmth[warm] then return rank end
+  end
   return nil
 end
 
@@ -61,12 +103,54 @@ local function take(rid, lane, alone)
   local n = tonumber(r[3]) + 1
   local token = nonce .. #jobs
   call('HSET', P .. ':req:' .. rid, 'st', 'leased', 'tok', token, 'w', worker, 'n', n)
+  if r[8] then count(warm_for(lane, r[8]) and 'warm_hits' or 'warm_misses', 1) end
   leases[#leases + 1] = now + tonumber(r[6])
   leases[#leases + 1] = rid
   bodies[#bodies + 1] = P .. ':body:' .. rid
   jobs[#jobs + 1] = {rid, token, n, now - tonumber(r[4]), false, alone and 1 or 0, lane}
   count('waiting:' .. lane, -1)
   return true
+end
+
+-- Up to n requests of one tenant's line in a lane where some name affinities: the warmest of the
+-- next ones, in their order otherwise.
+local function choose(wait, lane, n)
+  local line, got = {}, 0
+  while got < n do
+    local best
+    for i = 1, WINDOW do
+      while not line[i] and pops < MOST_POPS do
+        local rid = call('LINDEX', wait, i - 1)
+        if not rid then break end
+        pops = pops + 1
+        local r = waiting(rid, lane)
+        -- One that was withdrawn and sent again stands there twice.
+        if r and not line[rid] then
+          local rank = r[8] and warm_for(lane, r[8]) or COLD
+          line[i], line[rid] = {rid = rid, rank = rank, passed = tonumber(r[9] or nil)}, true
+        else
+          call('LREM', wait, 1, rid)
+        end
+      end
+      local item = line[i]
+      if not item then break end
+      if not best or item.rank < line[best].rank then best = i end
+      if line[best].rank == 1 or item.passed and now - item.passed >= PASS_MS then break end
+    end
+    if not best then break end
+    for i = 1, best - 1 do
+      if not line[i].passed then
+        call('HSET', P .. ':req:' .. line[i].rid, 'by', now)
+        line[i].passed = now
+      end
+    end
+    local rid = table.remove(line, best).rid
+    -- It stands near the front, where LREM is fast.
+    call('LREM', wait, 1, rid)
+    take(rid, lane, false)
+    got = got + 1
+  end
+  return got
 end
 
 -- Up to n requests of one level; tenants give in turn, and several each where they are few.
@@ -80,10 +164,14 @@ local function draw(lane, level, n)
     local keep = {}
     for _, tenant in ipairs(tenants) do
       local wait = P .. ':wait:' .. lane .. ':' .. level .. ':' .. tenant
-      local rids = call('LPOP', wait, each)
-      pops = pops + #rids
-      for _, rid in ipairs(rids) do
-        if take(rid, lane, false) then got = got + 1 end
+      if pinning[lane] then
+        got = got + choose(wait, lane, each)
+      else
+        local rids = call('LPOP', wait, each)
+        pops = pops + #rids
+        for _, rid in ipairs(rids) do
+          if take(rid, lane, false) then got = got + 1 end
+        end
       end
       if call('LLEN', wait) > 0 then keep[#keep + 1] = tenant end
     end
@@ -122,7 +210,51 @@ local function suspect(lane)
   return rid
 end
 
-local hold, first_lane = 0, 8 + 4 * results
+-- What other workers were promised and did not come for, each to its line's front.
+local function recall_overdue()
+  local late = call('ZRANGEBYSCORE', P .. ':promises', '-inf', now, 'LIMIT', 0, 16)
+  for _, other in ipairs(late) do
+    if other ~= worker then count('steals', recall(other)) end
+  end
+end
+
+-- Takes what the worker was promised; how much that was.
+local function redeem()
+  local got = 0
+  while want > 0 do
+    local rid = call('LPOP', P .. ':promise:' .. worker)
+    if not rid then break end
+    local key = P .. ':req:' .. rid
+    local r = call('HMGET', key, 'to', 'l')
+    if r[1] == worker and take(rid, r[2], false) then
+      call('HDEL', key, 'to')
+      got, want = got + 1, want - 1
+    end
+  end
+  return got
+end
+
+-- Somebody with nothing better to do watches over others' promises, and takes what they do not
+-- come for: one guard in each lane, who looks again at times.
+-- Returns after how long (ms) this worker should look, if it is the one.
+local function watch(lane, redeemed)
+  local soonest = tonumber(call('ZRANGE', P .. ':promises', 0, 0, 'WITHSCORES')[2])
+  local ends, guard = string.match(pinning[lane], '^(%d+) (.*)$')
+  ends = tonumber(ends) > now and tonumber(ends)
+  if ends and guard ~= worker and guard ~= '' then return 0 end
+  if not soonest and not ends then return 0 end
+  if want > 0 and redeemed == 0 then
+    local till = math.max(soonest or ends, now + 1)
+    call('HSET', P .. ':pinning', lane, till .. ' ' .. worker)
+    return till - now
+  end
+  -- With the promises themselves came one token of the doorbell, and another comes for it.
+  if soonest and redeemed == 0 then ring_bell(lane, 1) end
+  if guard == worker then call('HSET', P .. ':pinning', lane, '0 ') end
+  return 0
+end
+
+local hold = 0
 -- All lanes' suspects come before any lane's other work, which would never let them be alone.
 for i = first_lane, #ARGV do
   local lane = ARGV[i]
@@ -141,8 +273,22 @@ for i = first_lane, #ARGV do
     end
   end
 end
+local redeemed = 0
+if pinned then
+  recall_overdue()
+  redeemed = redeem()
+end
 for i = first_lane, #ARGV do
   if want > 0 then want = claim(ARGV[i], want) end
+end
+local again = 0
+if pinned then
+  recall(worker)
+  if want > 0 then call('HSET', P .. ':vacant', worker, want) end
+  for lane in pairs(pinning) do
+    local wait = watch(lane, redeemed)
+    if wait > 0 then again = again > 0 and math.min(again, wait) or wait end
+  end
 end
 
 if #jobs > 0 then
@@ -155,7 +301,8 @@ if #jobs > 0 or pops >= MOST_POPS or hold == 1 then
   -- Whoever leaves work behind wakes the next idle worker.
   for i = first_lane, #ARGV do
     local name = 'waiting:' .. ARGV[i]
-    if tonumber(call('HGET', stats, name) or 0) + (counts[name] or 0) > 0 then
+    if tonumber(call('HGET', stats, name) or 0) + (counts[name] or 0) > 0
+      and (not pinning[ARGV[i]] or has_line(ARGV[i])) then
       ring_bell(ARGV[i], 1)
     end
   end
@@ -163,4 +310,4 @@ end
 tell(told, ttl)
 for name, n in pairs(counts) do call('HINCRBY', stats, name, n) end
 call('ZADD', P .. ':workers', now + lease, worker)
-return {acks, jobs, call('ZCARD', work), hold}
+return {acks, jobs, call('ZCARD', work), hold, again}

@@ -8,6 +8,9 @@ local INLINE_BYTES = 65536
 local BELL_TOKENS = 16
 -- The newest dead letters that are kept for people to look at.
 local DEAD_LETTERS = 10000
+-- A warm worker that waits comes for its promise within milliseconds, over any network. Who has not
+-- come by then is dead or stuck, and others take what it was promised.
+local STEAL_MS = 100
 local call = redis.call
 
 local function now_ms()
@@ -110,7 +113,39 @@ local function truce(now, lease_ms)
   return ends
 end
 
+-- Whether anything stands in a lane's lines; it may have been withdrawn.
+local function has_line(lane)
+  local ring = P .. ':ring:' .. lane .. ':'
+  return call('EXISTS', ring .. 0, ring .. 1, ring .. 2, P .. ':suspects:' .. lane) > 0
+end
+
+-- Ends all promises to a worker: what it was promised goes to the front, for anybody, and it is
+-- promised nothing more until its next claim. Returns how many requests it was.
+local function recall(worker)
+  local promise, recalled = P .. ':promise:' .. worker, 0
+  local rids = call('LRANGE', promise, 0, -1)
+  -- From the last to the first, so that the front of the line keeps their order.
+  for i = #rids, 1, -1 do
+    local key = P .. ':req:' .. rids[i]
+    local r = call('HMGET', key, 'to', 'l', 'p', 't')
+    if r[1] == worker then
+      call('HDEL', key, 'to')
+      local place = r[2] .. ':' .. r[3]
+      if call('LPUSH', P .. ':wait:' .. place .. ':' .. r[4], rids[i]) == 1 then
+        call('LPUSH', P .. ':ring:' .. place, r[4])
+      end
+      ring_bell(r[2], 1)
+      recalled = recalled + 1
+    end
+  end
+  call('UNLINK', promise)
+  call('ZREM', P .. ':promises', worker)
+  call('HDEL', P .. ':vacant', worker)
+  return recalled
+end
+
 local function forget_worker(worker)
+  recall(worker)
   call('ZREM', P .. ':workers', worker)
   call('HDEL', P .. ':info', worker)
   call('UNLINK', P .. ':stop:' .. worker)

@@ -2,7 +2,8 @@
 -- submit(batch): takes requests in, or says why not. Idempotent by rid.
 -- Without allow-oom: a full memory refuses the whole call and so becomes back-pressure.
 -- ARGV: client, most that may wait per lane and tenant, then per request
---       rid, lane, tenant, level, deadline in the queue (ms from now, 0: none), longest run (ms), body
+--       rid, lane, tenant, level, deadline in the queue (ms from now, 0: none), longest run (ms), body,
+--       affinities (the strongest first, between spaces)
 -- Returns per request: 1 queued, 2 already in flight (the client is attached to it),
 --       3 the tenant's lane is full, 4 no worker ever offered this lane, or the reply itself.
 local client, most = ARGV[1], tonumber(ARGV[2])
@@ -19,7 +20,53 @@ local function append_batch()
   batch, batch_key = {}, nil
 end
 
-for i = 3, #ARGV, 7 do
+-- Loose pinning: what a warm and idle worker is promised enters no line.
+local pinned, open, promised, promisees = {}, {}, {}, {}
+
+-- The worker to be promised a request: idle, and warm for the strongest affinity possible. None
+-- where something else waits in the lane, which has the first claim to any idle worker.
+local function warm_worker(lane, affinities)
+  if not pinned[lane] then
+    call('HSETNX', P .. ':pinning', lane, '0 ')
+    pinned[lane] = true
+  end
+  if open[lane] == nil then open[lane] = not has_line(lane) end
+  if not open[lane] then return nil end
+  for name in string.gmatch(affinities, '%S+') do
+    local workers = call('ZREVRANGE', P .. ':warm:' .. lane .. ':' .. name, 0, -1)
+    local vacant = #workers > 0 and call('HMGET', P .. ':vacant', unpack(workers))
+    for i, worker in ipairs(workers) do
+      if tonumber(vacant[i] or 0) > 0
+        and tonumber(call('ZSCORE', P .. ':workers', worker) or 0) > now then
+        return worker
+      end
+    end
+  end
+  return nil
+end
+
+local function promise(rid, lane, worker)
+  call('HSET', P .. ':req:' .. rid, 'to', worker)
+  call('HINCRBY', P .. ':vacant', worker, -1)
+  call('ZADD', P .. ':promises', 'NX', now + STEAL_MS, worker)
+  -- The claim that takes the first takes all.
+  if call('RPUSH', P .. ':promise:' .. worker, rid) == 1 then
+    call('RPUSH', P .. ':stop:' .. worker, '+')
+  end
+  promised[lane] = (promised[lane] or 0) + 1
+  promisees[worker] = true
+end
+
+-- Wakes another worker to watch over promises, unless one does so already. Nobody watches over
+-- promises to himself: they would be forgotten if he died.
+local function post_guard(lane)
+  local ends, guard = string.match(call('HGET', P .. ':pinning', lane), '^(%d+) (.*)$')
+  if tonumber(ends) > now and not promisees[guard] then return end
+  call('HSET', P .. ':pinning', lane, now + STEAL_MS .. ' ')
+  if call('ZCARD', P .. ':workers') > 1 then ring_bell(lane, 1) end
+end
+
+for i = 3, #ARGV, 8 do
   local rid, lane, tenant, level = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local wait = P .. ':wait:' .. lane .. ':' .. level .. ':' .. tenant
   local key = P .. ':req:' .. rid
@@ -44,10 +91,20 @@ for i = 3, #ARGV, 7 do
       'at', now, 'exp', deadline > 0 and now + deadline or 0, 'run', ARGV[i + 5])
     bodies[#bodies + 1] = P .. ':body:' .. rid
     bodies[#bodies + 1] = ARGV[i + 6]
-    if batch_key ~= wait or #batch >= 1000 then append_batch() end
-    batch_key, batch_ring, batch_tenant = wait, P .. ':ring:' .. lane .. ':' .. level, tenant
-    batch[#batch + 1] = rid
-    room[wait] = room[wait] - 1
+    local affinities, warm = ARGV[i + 7], nil
+    if affinities ~= '' then
+      call('HSET', key, 'a', affinities)
+      warm = warm_worker(lane, affinities)
+    end
+    if warm then
+      promise(rid, lane, warm)
+    else
+      if batch_key ~= wait or #batch >= 1000 then append_batch() end
+      batch_key, batch_ring, batch_tenant = wait, P .. ':ring:' .. lane .. ':' .. level, tenant
+      batch[#batch + 1] = rid
+      room[wait] = room[wait] - 1
+      open[lane] = false
+    end
     added[lane] = (added[lane] or 0) + 1
     count = count + 1
     answer = 1
@@ -62,7 +119,8 @@ if count > 0 then
   call('HINCRBY', P .. ':stats', 'submitted', count)
   for lane, n in pairs(added) do
     call('HINCRBY', P .. ':stats', 'waiting:' .. lane, n)
-    ring_bell(lane, n)
+    ring_bell(lane, n - (promised[lane] or 0))
+    if promised[lane] then post_guard(lane) end
   end
 end
 return out

@@ -1,0 +1,111 @@
+"""The scripts against the model as in ``test_queue_model``, with requests that name affinities."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import redis
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
+from queue_model import Flying
+from shards import with_test_clock
+from test_queue_model import (
+    LANES,
+    LEASE_MS,
+    MAX_ATTEMPTS,
+    MAX_WAITING,
+    PROFILE,
+    SOAK,
+    QueueMachine,
+    clients,
+    some,
+    submissions,
+)
+from warm_model import WarmModel
+
+import leanq.queue
+from leanq.config import Settings
+from leanq.local import EmbeddedServer
+from leanq.transitions import Submission
+
+affinities = st.lists(st.sampled_from(("x", "y", "z")), max_size=2, unique=True)
+batches = st.lists(st.tuples(submissions, affinities), min_size=1, max_size=6)
+
+
+class WarmMachine(QueueMachine):
+    model: WarmModel
+    model_type = WarmModel
+
+    @rule(client=clients, batch=batches, again=some)
+    def submit_pinned(
+        self, client: str, batch: list[tuple[Submission, list[str]]], again: list[int]
+    ) -> None:
+        items = [replace(item, affinity=tuple(names)) for item, names in batch]
+        self.submit(client, items, again)
+
+    @rule(number=st.integers(0, 1), lanes=st.permutations(LANES))
+    def settle_all(self, number: int, lanes: list[str]) -> None:
+        """Whoever has nothing more to do is idle, and may be promised something."""
+        for _ in range(4):
+            self.claim(number, lanes, 12, list(range(1, 40)))
+
+    @rule(ms=st.sampled_from((1, 50, 100, 2_000)))
+    def tick(self, ms: int) -> None:
+        self.advance(ms)
+
+    def told_to_look(self, worker: str, lanes: list[str], again_s: float) -> None:
+        assert again_s == self.model.again_ms / 1000
+        # It has heard whatever it was told before.
+        self.server.delete(self.queue.keys.stop(worker))
+
+    def route(self, item: Flying) -> dict[str, str]:
+        return self.model.route(item)
+
+    def server_is_as_the_model_says(self) -> None:
+        super().server_is_as_the_model_says()
+        found, model = self.found, self.model
+        assert found.lists["promise"] == {w: rids for w, rids in model.promises.items() if rids}
+        assert found.promises == model.tills
+        assert found.warm == {name: seen for name, seen in model.warm.items() if seen}
+        vacant = {worker: str(count) for worker, count in model.vacant.items()}
+        assert found.hashes.get("vacant", {}) == vacant
+        guards = {lane: f"{until} {worker}" for lane, (until, worker) in model.guards.items()}
+        assert found.hashes.get("pinning", {}) == guards
+        stats = found.hashes.get("stats", {})
+        for name in ("warm_hits", "warm_misses", "steals"):
+            assert int(stats.get(name, 0)) == model.counts[name], name
+
+    def check_bells(self) -> None:
+        """Where work waits, somebody is or will be woken; for a promise its worker."""
+        model = self.model
+        for worker, rids in model.promises.items():
+            assert not rids or "+" in self.found.lists["stop"][worker]
+        for lane in (*LANES, "x"):
+            tokens = len(self.found.lists["bell"].get(lane, ()))
+            assert tokens <= 16
+            live = [w for w in model.flying.values() if not w.token and w.sub.lane == lane]
+            in_time = {w.sub.rid for w in live if w.deadline >= model.now} - set(model.to)
+            assert tokens or in_time <= set(model.suspects[lane]) or lane in self.woken
+
+
+@pytest.mark.timeout(0 if SOAK else 400)
+def test_scripts_do_what_the_model_says_of_warm_workers(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leanq.queue, "script_text", with_test_clock)
+    WarmMachine.settings = replace(
+        Settings.load(server.url, {}),
+        lease_s=LEASE_MS / 1000,
+        max_attempts=MAX_ATTEMPTS,
+        max_waiting=MAX_WAITING,
+    )
+    WarmMachine.loop = asyncio.new_event_loop()
+    WarmMachine.server = redis.Redis.from_url(server.url)
+    try:
+        run_state_machine_as_test(WarmMachine, settings=profile(PROFILE, max_examples=SOAK or 60))
+    finally:
+        WarmMachine.server.close()
+        WarmMachine.loop.close()
