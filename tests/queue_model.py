@@ -43,6 +43,8 @@ class Model:
         self.isolating: dict[str, str] = {}
         self.turns: Counter[str] = Counter()
         self.heard = self.truce = 0
+        # What the last claim took that stood in no line.
+        self.redeemed: set[str] = set()
 
     def join(self, worker: str, lanes: Iterable[str]) -> None:
         self.leases[worker] = self.now + self.lease_ms

@@ -93,7 +93,7 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.queue = Queue(replace(self.settings, prefix=f"model{next(self.examples)}"))
         self.tag = self.queue.keys.tag
-        self.model = self.model_type(LEASE_MS, MAX_ATTEMPTS, MAX_WAITING)
+        self.model = self.model_type(LEASE_MS, MAX_ATTEMPTS, self.settings.max_waiting)
         self.workers = ["w0", "w1"]
         self.calls = itertools.count()
         self.sound = True
@@ -173,7 +173,7 @@ class QueueMachine(RuleBasedStateMachine):
             # A worker on hold keeps the token that it took; a renewal makes up for that.
             self.woken -= set(lanes)
         if not alone:
-            self.fairness.check(rids, stale)
+            self.fairness.check([rid for rid in rids if rid not in self.model.redeemed], stale)
 
     def told_to_look(self, worker: str, lanes: list[str], again_s: float) -> None:
         assert again_s == 0

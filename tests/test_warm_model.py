@@ -16,7 +16,6 @@ from test_queue_model import (
     LANES,
     LEASE_MS,
     MAX_ATTEMPTS,
-    MAX_WAITING,
     PROFILE,
     SOAK,
     QueueMachine,
@@ -32,6 +31,8 @@ from leanq.local import EmbeddedServer
 from leanq.transitions import Submission
 
 affinities = st.lists(st.sampled_from(("x", "y", "z")), max_size=2, unique=True)
+names = st.sampled_from((["x"], ["y", "z"], ["z", "x"]))
+workers = st.integers(0, 1)
 batches = st.lists(st.tuples(submissions, affinities), min_size=1, max_size=6)
 
 
@@ -46,15 +47,29 @@ class WarmMachine(QueueMachine):
         items = [replace(item, affinity=tuple(names)) for item, names in batch]
         self.submit(client, items, again)
 
-    @rule(number=st.integers(0, 1), lanes=st.permutations(LANES))
-    def settle_all(self, number: int, lanes: list[str]) -> None:
-        """Whoever has nothing more to do is idle, and may be promised something."""
-        for _ in range(4):
-            self.claim(number, lanes, 12, list(range(1, 40)))
-
-    @rule(ms=st.sampled_from((1, 50, 100, 2_000)))
-    def tick(self, ms: int) -> None:
+    @rule(number=workers, names=names, count=st.integers(1, 5), ms=st.sampled_from((0, 99, 100)))
+    def promise(self, number: int, names: list[str], count: int, ms: int) -> None:
+        """Whoever has ended everything is idle and warm, and is promised more, perhaps in vain."""
+        for new in (1, count):
+            plain = Submission("new", "a", "s", 1, 0, 100_000, b"body")
+            self.submit_pinned("c", new * [(plain, names)], [])
+            if new == 1:
+                for _ in range(4):
+                    self.claim(number, ["a", "b"], 12, list(range(1, 40)))
         self.advance(ms)
+
+    @rule(
+        each=st.lists(affinities, min_size=4, max_size=20),
+        number=workers,
+        waits=st.lists(st.sampled_from((0, 1_000, 2_000)), min_size=2, max_size=4),
+    )
+    def pile_up(self, each: list[list[str]], number: int, waits: list[int]) -> None:
+        """A worker draws from a long line, one by one."""
+        plain = Submission("new", "a", "s", 0, 0, 100_000, b"body")
+        self.submit_pinned("c", [(plain, names) for names in each], [])
+        for ms in waits:
+            self.advance(ms)
+            self.claim(number, ["a"], 1, list(range(1, 40)))
 
     def told_to_look(self, worker: str, lanes: list[str], again_s: float) -> None:
         assert again_s == self.model.again_ms / 1000
@@ -100,7 +115,8 @@ def test_scripts_do_what_the_model_says_of_warm_workers(
         Settings.load(server.url, {}),
         lease_s=LEASE_MS / 1000,
         max_attempts=MAX_ATTEMPTS,
-        max_waiting=MAX_WAITING,
+        # More than a claim looks at.
+        max_waiting=24,
     )
     WarmMachine.loop = asyncio.new_event_loop()
     WarmMachine.server = redis.Redis.from_url(server.url)

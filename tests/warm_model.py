@@ -79,7 +79,7 @@ class WarmModel(Model):
             for late in [w for w, till in self.tills.items() if till <= self.now and w != worker]:
                 self.counts["steals"] += self._recall(late)
         rids, alone, hold = super().claim(worker, lanes, want, busy)
-        redeemed = [rid for rid in rids if self.to.pop(rid, None)]
+        self.redeemed = {rid for rid in rids if self.to.pop(rid, None)}
         for rid in rids:
             sub = self.flying[rid].sub
             if sub.affinity:
@@ -90,7 +90,7 @@ class WarmModel(Model):
             left = 0 if alone or hold else want - len(rids)
             if left:
                 self.vacant[worker] = left
-            waits = [self._watch(worker, lane, left > 0, bool(redeemed)) for lane in pinned]
+            waits = [self._watch(worker, lane, left > 0, bool(self.redeemed)) for lane in pinned]
             self.again_ms = min(filter(None, waits), default=0)
         return rids, alone, hold
 
