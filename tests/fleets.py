@@ -279,9 +279,11 @@ def kill_connections(settings: Settings) -> None:
 
 
 class WorkerProcess:
-    """``leanq worker --driver echo``, as the user starts it."""
+    """``leanq worker --driver echo``, as the user starts it, after a ``prelude`` in Python."""
 
-    def __init__(self, settings: Settings, *, slots: int = 4, grace_s: float = 10.0) -> None:
+    def __init__(
+        self, settings: Settings, *, slots: int = 4, grace_s: float = 10.0, prelude: str = ""
+    ) -> None:
         environ = {name: text for name, text in os.environ.items() if name[:6] != "LEANQ_"}
         environ |= {
             "PYTHONPATH": str(Path(__file__).parents[1]),
@@ -292,7 +294,7 @@ class WorkerProcess:
         }
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-c", "from leanq.cli import main; main()", "worker"),
+                *(sys.executable, "-c", f"{prelude}from leanq.cli import main; main()", "worker"),
                 *("--driver", "echo", "--slots", str(slots), "--grace", str(grace_s)),
             ],
             env=environ,
@@ -316,10 +318,17 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def worker_processes(
-    settings: Settings, count: int = 1, *, slots: int = 4, grace_s: float = 10.0
+    settings: Settings,
+    count: int = 1,
+    *,
+    slots: int = 4,
+    grace_s: float = 10.0,
+    prelude: str = "",
 ) -> Iterator[Sequence[WorkerProcess]]:
     """Workers as processes; those that are still there in the end are killed."""
-    started = [WorkerProcess(settings, slots=slots, grace_s=grace_s) for _ in range(count)]
+    started = [
+        WorkerProcess(settings, slots=slots, grace_s=grace_s, prelude=prelude) for _ in range(count)
+    ]
     try:
         yield started
     finally:

@@ -193,11 +193,14 @@ class Shard:
 
     async def warm(self, worker: str, *affinity: str, vacant: int = 1, lane: str = "a") -> None:
         """Makes the worker warm, and leaves it idle with so many slots."""
-        rid = f"warms {worker} {' '.join(affinity)}"
-        await self.submit(rid, lane=lane, affinity=affinity)
-        (job,) = (await self.claim(worker, 1, lanes=[lane])).jobs
-        assert job.rid == rid
-        await self.claim(worker, vacant, lanes=[lane], settle=[settlement(job, warm=True)])
+        # Behind another, so that it is promised to nobody who is warm already.
+        rids = [f"{place} {worker} {' '.join(affinity)}" for place in ("first", "second")]
+        await self.submit(rids[0], lane=lane)
+        await self.submit(rids[1], lane=lane, affinity=affinity)
+        jobs = (await self.claim(worker, 2, lanes=[lane])).jobs
+        assert [job.rid for job in jobs] == rids
+        ended = [settlement(job, warm=True) for job in jobs]
+        await self.claim(worker, vacant, lanes=[lane], settle=ended)
 
     async def suspect(self, rid: str, **fields: Any) -> None:
         """Submits a request and fails it until its next attempt is the last."""
