@@ -127,6 +127,8 @@ def test_status_of_an_empty_queue(place: Terminal) -> None:
         assert record[name] == []
     for name in ("running", "dead", "submitted", "settled", "reaped", "released", "fenced"):
         assert record[name] == 0
+    for name in ("warm_hits", "warm_misses", "steals"):
+        assert record[name] == 0
     for name in ("suspects", "verdicts", "environments"):
         assert record[name] == {}
     shown = place.run("status").out
@@ -141,7 +143,8 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     await queue.join("w2", b"\xc1 is no msgpack", {"echo": wire.pack_info({"driver": "echo"})})
     odd = {"slots": b"x", "started": "x", "lanes": [1, b"y"], "more": 2}
     await queue.join("w3", wire.pack_info(odd), {"other": wire.pack_info({"lean": b"4"})})
-    await queue.submit("client", [submission(f"0-{n}", echo_body(b"x")) for n in range(5)])
+    batch = [submission(f"0-{n}", echo_body(b"x")) for n in range(5)]
+    await queue.submit("client", [replace(batch[0], affinity=("state",)), *batch[1:]])
     claimed = await queue.claim("w1", ["echo"], 2, busy=0, nonce="n:")
 
     (record,) = (await asyncio.to_thread(place.run, "status", "--json")).lines
@@ -158,6 +161,7 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     done = await asyncio.to_thread(place.run, "status")
     assert done.code == 0
     assert "waiting   3" in done.out
+    assert "warm      0 hits, 1 misses, 0 stolen" in done.out
     assert "echo, priority 1: 3 of 1 tenants" in done.out
     assert "w1: 2 of 4 slots" in done.out
     assert "w2: 0 of ? slots" in done.out

@@ -269,3 +269,7 @@ def test_reply_that_is_too_large_is_cut_and_keeps_its_verdict(fields: dict[str, 
 def test_defaults_cost_no_bytes() -> None:
     assert len(pack_request(Request("check", "x"))) < 25
     assert len(pack_reply("t", Reply("accepted"))) < 25
+
+
+def test_a_drivers_word_to_its_worker_is_not_sent() -> None:
+    assert pack_reply("t", Reply("accepted", warm=True)) == pack_reply("t", Reply("accepted"))
