@@ -150,6 +150,10 @@ class Model:
         self.leave(worker)
         return ends
 
+    def route(self, item: Flying) -> dict[str, str]:
+        """The fields of the request's hash that are about warm workers."""
+        return {}
+
     def _by_age(self, worker: str) -> list[str]:
         return sorted(self.work[worker], key=lambda rid: (self.work[worker][rid], rid))
 

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from queue_model import Fairness, Flying, Model
+from queue_model import Fairness, Model
 from shards import dump, with_test_clock
 
 import leanq.queue
@@ -147,9 +147,7 @@ class QueueMachine(RuleBasedStateMachine):
         # The same token may come again, and then with other words.
         reply = Reply("accepted", cpu_s=call)
         warm = call % 4 > 0
-        done = [
-            Settlement(*lease, "accepted", pack_reply(lease[1], reply), warm) for lease in leases
-        ]
+        done = [Settlement(r, t, "accepted", pack_reply(t, reply), warm) for r, t in leases]
         accepted = tuple(self.model.settle(worker, *lease, warm) for lease in leases)
         busy = len(self.model.work[worker])
         stale = self.fairness.stale_lists()
@@ -177,10 +175,6 @@ class QueueMachine(RuleBasedStateMachine):
 
     def told_to_look(self, worker: str, lanes: list[str], again_s: float) -> None:
         assert again_s == 0
-
-    def route(self, item: Flying) -> dict[str, str]:
-        """What the request's hash says of warm workers."""
-        return {}
 
     @rule(which=some)
     def settle_late(self, which: list[int]) -> None:
@@ -310,7 +304,7 @@ class QueueMachine(RuleBasedStateMachine):
         found, model = self.found, self.model
         flying = {
             rid: {
-                **self.route(item),
+                **model.route(item),
                 "l": item.sub.lane,
                 "t": item.sub.tenant,
                 "p": str(item.sub.level),

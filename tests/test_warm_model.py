@@ -10,7 +10,6 @@ import redis
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
-from queue_model import Flying
 from shards import with_test_clock
 from test_queue_model import (
     LANES,
@@ -75,9 +74,6 @@ class WarmMachine(QueueMachine):
         assert again_s == self.model.again_ms / 1000
         # It has heard whatever it was told before.
         self.server.delete(self.queue.keys.stop(worker))
-
-    def route(self, item: Flying) -> dict[str, str]:
-        return self.model.route(item)
 
     def server_is_as_the_model_says(self) -> None:
         super().server_is_as_the_model_says()

@@ -162,7 +162,6 @@ class WarmModel(Model):
         return super()._end(rid, verdict)
 
     def route(self, item: Flying) -> dict[str, str]:
-        """The fields of the request's hash that are about warm workers."""
         rid = item.sub.rid
         fields = {
             "a": " ".join(item.sub.affinity),
