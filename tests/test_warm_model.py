@@ -72,8 +72,9 @@ class WarmMachine(QueueMachine):
 
     def told_to_look(self, worker: str, lanes: list[str], again_s: float) -> None:
         assert again_s == self.model.again_ms / 1000
-        # It has heard whatever it was told before.
-        self.server.delete(self.queue.keys.stop(worker))
+        # It has heard whatever it was told before. Real workers claim for all their lanes.
+        if self.model.guards.keys() & set(lanes):
+            self.server.delete(self.queue.keys.stop(worker))
 
     def server_is_as_the_model_says(self) -> None:
         super().server_is_as_the_model_says()

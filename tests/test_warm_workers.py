@@ -54,9 +54,7 @@ async def several(settings: Settings, count: int, slots: int = 1) -> AsyncIterat
             await stack.enter_async_context(working(settings, Warming(), slots=slots))
             for _ in range(count)
         ]
-        for worker in workers:
-            pump = worker._pumps[0]
-            await eventually(lambda pump=pump: not pump._hungry)
+        await eventually(lambda: not any(worker._pumps[0]._hungry for worker in workers))
         yield workers
 
 
