@@ -209,8 +209,8 @@ def _record(ended: Ended) -> dict[str, Any]:
     if ended.reply is None:
         return {"file": ended.file, "verdict": None, "error": str(ended.error)}
     record = {"file": ended.file, **asdict(ended.reply)}
-    # What belongs to other operations is no part of a check's line.
-    for name in ("payload", "error"):
+    # What belongs to other operations, or to the worker alone, is no part of a check's line.
+    for name in ("payload", "error", "warm"):
         del record[name]
     return record
 
