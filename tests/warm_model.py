@@ -76,8 +76,10 @@ class WarmModel(Model):
         self.again_ms = 0
         pinned = [lane for lane in lanes if lane in self.guards]
         if pinned:
-            for late in [w for w, till in self.tills.items() if till <= self.now and w != worker]:
-                self.counts["steals"] += self._recall(late)
+            late = sorted((till, name) for name, till in self.tills.items() if till <= self.now)
+            for _, other in reversed(late):
+                if other != worker:
+                    self.counts["steals"] += self._recall(other)
         rids, alone, hold = super().claim(worker, lanes, want, busy)
         self.redeemed = {rid for rid in rids if self.to.pop(rid, None)}
         for rid in rids:

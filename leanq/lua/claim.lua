@@ -213,8 +213,9 @@ end
 -- What other workers were promised and did not come for, each to its line's front.
 local function recall_overdue()
   local late = call('ZRANGEBYSCORE', P .. ':promises', '-inf', now, 'LIMIT', 0, 16)
-  for _, other in ipairs(late) do
-    if other ~= worker then count('steals', recall(other)) end
+  -- The oldest last, so that it comes to stand first.
+  for i = #late, 1, -1 do
+    if late[i] ~= worker then count('steals', recall(late[i])) end
   end
 end
 
