@@ -127,7 +127,7 @@ local function choose(wait, lane, n)
         -- One that was withdrawn and sent again stands there twice.
         if r and not line[rid] then
           local rank = r[8] and warm_for(lane, r[8]) or COLD
-          line[i], line[rid] = {rid = rid, rank = rank, passed = tonumber(r[9] or nil)}, true
+          line[i], line[rid] = {rid = rid, rank = rank, passed = tonumber(r[9])}, true
         else
           call('LREM', wait, 1, rid)
         end
