@@ -23,6 +23,11 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:stats`` | hash | counters, and ``waiting:LANE`` | every script | never |
 | ``:dead`` | sorted set | dead letters: rid → time of death, ms | reap, renew | dead drop, retry |
 | ``:deadreq:RID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
+| ``:states:XXX`` | hash | records of states whose ids begin so | state_… scripts | collected |
+| ``:collect`` | hash | how far the collection of states is | state_collect | never |
+| ``:snaps`` | hash | snapshot → last use, bytes, chunks | snapshot_… scripts | when empty |
+| ``:snap:KEY`` | string | a snapshot's manifest | snapshot_keep | time-to-live |
+| ``:chunk:HASH`` | string | a piece of a snapshot | the worker that made it | time-to-live |
 
 Fields of ``:req:RID``: ``st`` (queued or leased), ``l`` lane, ``t`` tenant, ``p`` level,
 ``c`` the client whose inbox is told, ``n`` attempts, ``at`` submitted (ms), ``exp`` deadline

@@ -102,8 +102,11 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         kinds = {key.split("}:", 1)[1].partition(":")[0] for key in keys}
         if keys:
             connection.delete(*keys)
-    # Replies, inboxes and holds on a lane end by themselves; counters and lanes stay for good.
-    leftover = kinds - {"reply", "inbox", "isolating", "stats", "lanes", "bell", "dead", "deadreq"}
+    # Replies, inboxes and holds on a lane end by themselves, states and snapshots are collected;
+    # counters and lanes stay for good.
+    lasting = {"stats", "lanes", "bell", "dead", "deadreq", "collect", "states"}
+    snapshots = {"snap", "snaps", "chunk", "snapbytes"}
+    leftover = kinds - {"reply", "inbox", "isolating"} - lasting - snapshots
     assert not leftover, f"left in Redis: {sorted(leftover)}"
 
 

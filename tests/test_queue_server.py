@@ -254,7 +254,13 @@ def test_scripts_say_whether_a_full_memory_stops_them() -> None:
         for file in (resources.files("leanq") / "lua").iterdir()
         if file.name.endswith(".lua") and file.name != "library.lua"
     }
-    flags = {"submit": "", "adopt": " flags=no-writes", "status": " flags=no-writes"}
+    flags = {
+        "submit": "",
+        "state_keep": "",
+        "snapshot_keep": "",
+        "adopt": " flags=no-writes",
+        "status": " flags=no-writes",
+    }
     assert first == {name: "#!lua" + flags.get(name, " flags=allow-oom") for name in first}
     assert first.keys() >= {"claim", "cancel", "release", "renew", "reap", *flags}
 
