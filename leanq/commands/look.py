@@ -22,6 +22,7 @@ from ..errors import LeanQError, WireError
 from ..local import EmbeddedServer, UpFile, embedded_settings, find_server
 from ..queue import Queue, look
 from ..sandbox import Sandbox
+from ..states import MemoryStates
 from ..transitions import Status
 from ..wire import Request
 from .fleet import queue_settings
@@ -208,7 +209,7 @@ async def _check(environment: Environment) -> Finding:
     prelude = "prelude\n" if environment.toolchain.source == "wheel" else ""
     code = f"{prelude}theorem leanq_doctor (p : Prop) (h : p) : p := h\n"
     try:
-        await driver.open()
+        await driver.open(MemoryStates())
         reply = await driver.run(Request(op="check", code=code))
     except LeanQError as error:
         return Finding("check", False, str(error))
