@@ -50,6 +50,7 @@ from .transitions import (
     WorkerRow,
     merged,
 )
+from .wire import unpack_info
 
 _T = TypeVar("_T")
 
@@ -283,6 +284,14 @@ class Queue:
         """The environments that workers have ever offered."""
         names: Any = await self._commands.call(lambda c: c.hkeys(f"{self._tag}:lanes"))
         return sorted(_text(name) for name in names)
+
+    async def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of each environment that workers have offered."""
+        about: Any = await self._commands.call(lambda c: c.hgetall(f"{self._tag}:lanes"))
+        read = {_text(lane): unpack_info(value) for lane, value in _pairs(about)}
+        return {
+            lane: str(info["fingerprint"]) for lane, info in read.items() if "fingerprint" in info
+        }
 
     async def ping(self) -> Mapping[str, Any]:
         """What the server says of itself (INFO); raises UnavailableError."""

@@ -14,9 +14,14 @@ from fleets import Recorder, echo_body, own_server, submission, working
 
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
+from leanq.errors import UnavailableError
 from leanq.local import find_server
 from leanq.queue import Queue, look
 from leanq.reaper import reap
+from leanq.recipes import Hole, Recipe, Source
+from leanq.states import Packed, RedisStates
+from leanq.switch import Finder
+from leanq.wire import pack_info
 
 USERS = Path(__file__).parents[1] / "deploy" / "users.acl"
 ROLES = ("client", "worker", "observer", "operator")
@@ -56,6 +61,26 @@ async def test_each_role_can_do_its_part(socket: Path) -> None:
         assert await asyncio.gather(*tasks[1:]) == [b"held"] * 2
 
 
+async def test_states_and_snapshots(socket: Path) -> None:
+    """A client reads recipes, which are what their ids say; workers alone write snapshots."""
+    client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
+    states = RedisStates([worker])
+    recipe = Recipe(Source("f", "x := sorry", (Hole(5, "term"),)), 0)
+    await states.keep(dict(recipe.records()))
+    await worker.join("w", b"", {"core": pack_info({"fingerprint": "f"})})
+    found = await Finder([client], patience_s=5.0).find(recipe.id)
+    assert found.lane == "core"
+    assert await states.keep_snapshot("key", Packed(b"manifest", (b"chunk",)))
+    assert await states.find_snapshot("key") == Packed(b"manifest", (b"chunk",))
+    with pytest.raises(UnavailableError, match=r"(?i)permission"):
+        await RedisStates([client]).keep_snapshot("other", Packed(b"manifest", (b"chunk",)))
+    await states.drop_snapshot("key")
+    await states.collect()
+    await worker.release("w", [], leave=True)
+    for queue in (client, worker):
+        await queue.close()
+
+
 async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
     worker = replace(as_role(socket, "worker"), lease_s=0.5, max_attempts=1)
     client, operator = Queue(as_role(socket, "client")), Queue(as_role(socket, "operator"))
@@ -87,6 +112,8 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
         ("client", "ZRANGE {leanq:0}:workers 0 -1"),
         ("client", "HSET {leanq:0}:lanes default x"),
         ("client", "GET another"),
+        ("client", "SET {leanq:0}:snap:x y"),
+        ("client", "GET {leanq:0}:chunk:x"),
         ("client", "KEYS *"),
         ("client", "FLUSHALL"),
         ("client", "CONFIG GET *"),

@@ -21,7 +21,7 @@ from leanq.drivers.environment import Environment
 from leanq.drivers.toolchain import ask
 from leanq.queue import Queue
 
-SIMPLE = ["dead", "doctor", "reap", "status", "submit", "up", "worker"]
+SIMPLE = ["dead", "doctor", "reap", "state", "status", "step", "submit", "up", "worker"]
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
