@@ -103,7 +103,8 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         if keys:
             connection.delete(*keys)
     # Replies, inboxes and holds on a lane end by themselves; counters and lanes stay for good.
-    leftover = kinds - {"reply", "inbox", "isolating", "stats", "lanes", "bell", "dead", "deadreq"}
+    leftover = kinds - {"reply", "inbox", "isolating", "verdict", "stats", "lanes", "prints", "bell"}
+    leftover -= {"dead", "deadreq"}
     assert not leftover, f"left in Redis: {sorted(leftover)}"
 
 
