@@ -17,8 +17,8 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:info`` | hash | worker → what it says of itself | join | leave, reap |
 | ``:lanes`` | hash | environment → its fingerprint and version | join | never |
 | ``:isolating:LANE`` | string | who empties itself for a suspect | claim | time-to-live |
-| ``:run:LANE:DIGEST`` | string | the rid that identical requests attach to | claim | with its run |
-| ``:with:RID`` | sorted set | who is attached to it: rid → submitted, ms | submit, claim | with its run |
+| ``:run:LANE:DIGEST`` | string | the rid that identical ones attach to | claim | with its run |
+| ``:with:RID`` | sorted set | its followers: rid → submitted, ms | submit, claim | with its run |
 | ``:verdict:FINGERPRINT:DIGEST`` | string | a remembered reply | settle | time-to-live |
 | ``:prints`` | hash | environment → its fingerprint now | join | never |
 | ``:inbox:CLIENT`` | stream | rid, reply, rid, reply … | whoever ends a request | time-to-live |
@@ -29,11 +29,12 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:deadreq:RID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
 
 Fields of ``:req:RID``: ``st`` (queued, leased or attached), ``l`` lane, ``t`` tenant, ``p`` level,
-``c`` the client whose inbox is told ("" once it withdrew what runs on for others), ``n`` attempts, ``at`` submitted (ms), ``exp`` deadline
-in the queue (ms, 0 for none), ``run`` longest run (ms), ``d`` digest where it may be shared; while leased
-also ``tok``, the lease token, ``w``, the worker, and ``solo`` where it runs alone; while attached
-``on``, the rid that it follows. A request in flight carries no time-to-live, so no eviction
-policy that spares such keys can lose it.
+``c`` the client whose inbox is told ("" after it withdrew what runs on for others), ``n`` attempts,
+``at`` submitted (ms), ``exp`` deadline in the queue (ms, 0 for none), ``run`` longest run (ms),
+``d`` digest, where the run may be shared; while leased also ``tok``, the lease token, ``w``, the
+worker, and ``solo``, where it runs alone and may be shared; while attached ``on``, the rid that it
+follows. A request in flight carries no time-to-live, so no eviction policy that spares such keys
+can lose it.
 """
 
 from __future__ import annotations

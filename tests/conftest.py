@@ -103,7 +103,16 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         if keys:
             connection.delete(*keys)
     # Replies, inboxes and holds on a lane end by themselves; counters and lanes stay for good.
-    leftover = kinds - {"reply", "inbox", "isolating", "verdict", "stats", "lanes", "prints", "bell"}
+    leftover = kinds - {
+        "reply",
+        "inbox",
+        "isolating",
+        "verdict",
+        "stats",
+        "lanes",
+        "prints",
+        "bell",
+    }
     leftover -= {"dead", "deadreq"}
     assert not leftover, f"left in Redis: {sorted(leftover)}"
 

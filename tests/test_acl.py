@@ -17,6 +17,8 @@ from leanq.config import Settings
 from leanq.local import find_server
 from leanq.queue import Queue, look
 from leanq.reaper import reap
+from leanq.transitions import Settlement
+from leanq.wire import Reply, pack_reply
 
 USERS = Path(__file__).parents[1] / "deploy" / "users.acl"
 ROLES = ("client", "worker", "observer", "operator")
@@ -54,6 +56,35 @@ async def test_each_role_can_do_its_part(socket: Path) -> None:
         await eventually(lambda: driver.stopped == [b"held"])
         driver.let_go()
         assert await asyncio.gather(*tasks[1:]) == [b"held"] * 2
+
+
+async def test_identical_requests_are_shared_and_remembered(socket: Path) -> None:
+    client = Queue(replace(as_role(socket, "client"), remember_s=60.0))
+    worker = Queue(replace(client.settings, url=as_role(socket, "worker").url))
+    bodies = {f"0-{name}": echo_body(b"") for name in ("leader", "follower", "lost", "last")}
+    batch = [replace(submission(rid, body), digest="same") for rid, body in bodies.items()]
+    await worker.join("w", b"", {"echo": b""}, {"echo": "print"})
+    await client.submit("c", batch[:1])
+    (job,) = (await worker.claim("w", ["echo"], 1, busy=0, nonce="n:")).jobs
+    await client.submit("c", batch[1:])
+    with redis.Redis.from_url(as_role(socket, "worker").url) as connection:
+        connection.zrem(f"{worker.keys.tag}:with:0-leader", "0-lost")
+    assert await client.lookup("c", ["0-follower", "0-lost"]) == [True, True]
+    assert await client.cancel(["0-leader", "0-lost", "0-last"]) == [True] * 3
+    reply = pack_reply(job.token, Reply("accepted"))
+    done = Settlement(job.rid, job.token, "accepted", reply, "print")
+    await worker.claim("w", ["echo"], 1, busy=0, nonce="m:", settlements=[done])
+    assert await client.lookup("c", ["0-follower"]) == [reply]
+    assert await client.submit("c", [replace(batch[0], rid="0-later")]) == [reply]
+    # The last follower of what was withdrawn.
+    others = [replace(item, rid=f"{item.rid}2", digest="other") for item in batch[:2]]
+    await client.submit("c", others[:1])
+    assert (await worker.claim("w", ["echo"], 1, busy=0, nonce="o:")).jobs
+    await client.submit("c", others[1:])
+    assert await client.cancel([item.rid for item in others]) == [True, True]
+    await worker.release("w", [], leave=True)
+    for queue in (client, worker):
+        await queue.close()
 
 
 async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:

@@ -258,9 +258,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert (job.token, job.attempts) == (item.token, item.attempts)
             assert job.alone == (job.attempts == MAX_ATTEMPTS)
 
-    @rule(
-        number=workers, lanes=st.lists(st.sampled_from(LANES), unique=True), print_=fingerprints
-    )
+    @rule(number=workers, lanes=st.lists(st.sampled_from(LANES), unique=True), print_=fingerprints)
     def join(self, number: int, lanes: list[str], print_: str) -> None:
         worker = self.workers[number]
         self.model.join(worker, lanes, print_)
