@@ -31,10 +31,10 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 Fields of ``:req:RID``: ``st`` (queued, leased or attached), ``l`` lane, ``t`` tenant, ``p`` level,
 ``c`` the client whose inbox is told ("" after it withdrew what runs on for others), ``n`` attempts,
 ``at`` submitted (ms), ``exp`` deadline in the queue (ms, 0 for none), ``run`` longest run (ms),
-``d`` digest, where the run may be shared; while leased also ``tok``, the lease token, ``w``, the
-worker, and ``solo``, where it runs alone and may be shared; while attached ``on``, the rid that it
-follows. A request in flight carries no time-to-live, so no eviction policy that spares such keys
-can lose it.
+``d`` digest, where the run may be shared; while leased or attached also ``w``, the worker; while
+leased ``tok``, the lease token, and ``solo``, where it runs alone and may be shared; while attached
+``on``, the rid that it follows. A request in flight carries no time-to-live, so no eviction policy
+that spares such keys can lose it.
 """
 
 from __future__ import annotations

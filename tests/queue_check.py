@@ -11,8 +11,9 @@ from shards import Dump
 from leanq.wire import Reply, pack_reply, unpack_reply
 
 
-def _fields(item: Flying) -> dict[str, str]:
+def _fields(item: Flying, model: Model) -> dict[str, str]:
     leased = item.status == "leased"
+    run = model.flying[item.leader] if item.leader else item
     return {
         "l": item.sub.lane,
         "t": item.sub.tenant,
@@ -21,7 +22,8 @@ def _fields(item: Flying) -> dict[str, str]:
         "n": str(item.attempts),
         "st": item.status,
         **({"d": item.sub.digest} if item.sub.digest else {}),
-        **({"tok": item.token or "", "w": item.worker} if leased else {}),
+        **({"tok": item.token or ""} if leased else {}),
+        **({"w": run.worker} if item.status != "queued" else {}),
         **({"solo": "1"} if item.solo else {}),
         **({"on": item.leader} if item.leader else {}),
     }
@@ -35,7 +37,7 @@ def compare(found: Dump, model: Model) -> None:
     for fields in found.req.values():
         for name in ("at", "exp", "run"):
             del fields[name]
-    assert found.req == {rid: _fields(item) for rid, item in model.flying.items()}
+    assert found.req == {rid: _fields(item, model) for rid, item in model.flying.items()}
     assert found.run == {":".join(place): leader for place, leader in model.runs.items()}
     assert found.followers == {rid: rids for rid, rids in model.followers.items() if rids}
     replies = {rid: unpack_reply(rid, data) for rid, data in found.reply.items()}

@@ -74,9 +74,11 @@ end
 
 -- Whether a request that waits needs no run of its own, since an identical one runs.
 local function follow(rid, lane, r, suspect)
-  local leader = r[8] and attach(rid, lane, r[8], r[4], suspect)
+  if not r[8] then return false end
+  local leader, its_worker = attach(rid, lane, r[8], r[4], suspect)
   if not leader then return false end
-  call('HSET', P .. ':req:' .. rid, 'st', 'attached', 'on', leader, 'n', tonumber(r[3]) + 1)
+  call('HSET', P .. ':req:' .. rid, 'st', 'attached', 'on', leader, 'w', its_worker,
+    'n', tonumber(r[3]) + 1)
   count('waiting:' .. lane, -1)
   return true
 end

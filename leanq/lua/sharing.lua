@@ -17,18 +17,19 @@ local function is_follower(rid, leader)
     and call('ZSCORE', P .. ':with:' .. leader, rid)
 end
 
--- The leader that the request now follows; nil where none runs. suspect: it may take down its
--- worker, and so follows only what runs alone: what others run beside proves nothing against it.
+-- The leader that the request now follows, and its worker; nil where none runs. suspect: it may
+-- take down its worker, and so follows only what runs alone: what others run beside proves nothing
+-- against it.
 local function attach(rid, lane, digest, submitted, suspect)
   local leader = call('GET', run_key(lane, digest))
   if not leader then return nil end
-  local r = call('HMGET', P .. ':req:' .. leader, 'st', 'd', 'solo')
+  local r = call('HMGET', P .. ':req:' .. leader, 'st', 'd', 'solo', 'w')
   local with = P .. ':with:' .. leader
   -- What is no such run was left behind by a server that lost keys, or by an older release.
   if r[1] ~= 'leased' or r[2] ~= digest or suspect and not r[3] then return nil end
   if call('ZCARD', with) >= FOLLOWERS then return nil end
   call('ZADD', with, submitted, rid)
-  return leader
+  return leader, r[4]
 end
 
 local function close_run(leader, lane, digest)
@@ -48,7 +49,7 @@ local function detach(rid, leader)
   local with = P .. ':with:' .. leader
   call('ZREM', with, rid)
   local r = call('HMGET', P .. ':req:' .. leader, 'c', 'w', 'l', 'd')
-  if r[1] == '' and call('ZCARD', with) == 0 then
+  if r[1] == '' and r[2] and call('ZCARD', with) == 0 then
     stop(leader, r[2], r[3], r[4])
     forget_request(leader)
   end

@@ -47,7 +47,8 @@ for i = 4, #ARGV, 8 do
     answer = 4
   else
     local reply = digest ~= '' and remember > 0 and remembered_reply(lane, digest)
-    local leader = digest ~= '' and not reply and attach(rid, lane, digest, now)
+    local leader, worker
+    if digest ~= '' and not reply then leader, worker = attach(rid, lane, digest, now) end
     if reply then
       call('SET', P .. ':reply:' .. rid, reply, 'PX', remember)
       remembered = remembered + 1
@@ -62,7 +63,7 @@ for i = 4, #ARGV, 8 do
       bodies[#bodies + 1] = ARGV[i + 6]
       if digest ~= '' then call('HSET', key, 'd', digest) end
       if leader then
-        call('HSET', key, 'st', 'attached', 'on', leader, 'n', 1)
+        call('HSET', key, 'st', 'attached', 'on', leader, 'w', worker, 'n', 1)
       else
         if batch_key ~= wait or #batch >= 1000 then append_batch() end
         batch_key, batch_ring, batch_tenant = wait, P .. ':ring:' .. lane .. ':' .. level, tenant
