@@ -10,7 +10,11 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none."""
+    """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
+
+    While one of several with the same ``digest`` runs in their lane, the others wait for its
+    reply; ``""`` shares with nobody.
+    """
 
     rid: str
     lane: str
@@ -19,11 +23,12 @@ class Submission:
     deadline_ms: int
     longest_run_ms: int
     body: bytes
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The request waits."""
+    """The request waits in its line, or for an identical one that runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +67,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The end of a request, as the holder of ``token`` tells it."""
+    """The end of a request, as the holder of ``token`` tells it. ``fingerprint`` is that of the
+    environment where the reply holds on any machine, and so may be remembered; else ``""``."""
 
     rid: str
     token: str
     outcome: str
     reply: bytes
+    fingerprint: str = ""
 
 
 Returning = Literal["keep", "charge", "defer"]

@@ -102,11 +102,21 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         kinds = {key.split("}:", 1)[1].partition(":")[0] for key in keys}
         if keys:
             connection.delete(*keys)
-    # Replies, inboxes and holds on a lane end by themselves, states and snapshots are collected;
-    # counters and lanes stay for good.
-    lasting = {"stats", "lanes", "bell", "dead", "deadreq", "collect", "states"}
-    snapshots = {"snap", "snaps", "chunk", "snapbytes"}
-    leftover = kinds - {"reply", "inbox", "isolating"} - lasting - snapshots
+    # Replies, inboxes, remembered verdicts and holds on a lane end by themselves, states and
+    # snapshots are collected; counters and lanes stay for good.
+    ending = {
+        "reply",
+        "inbox",
+        "verdict",
+        "isolating",
+        "collect",
+        "states",
+        "snap",
+        "snaps",
+        "chunk",
+    }
+    lasting = {"stats", "lanes", "prints", "bell", "dead", "deadreq"}
+    leftover = kinds - ending - lasting
     assert not leftover, f"left in Redis: {sorted(leftover)}"
 
 

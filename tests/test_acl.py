@@ -21,7 +21,8 @@ from leanq.reaper import reap
 from leanq.recipes import Hole, Recipe, Source
 from leanq.states import Packed, RedisStates
 from leanq.switch import Finder
-from leanq.wire import pack_info
+from leanq.transitions import Settlement
+from leanq.wire import Reply, pack_reply
 
 USERS = Path(__file__).parents[1] / "deploy" / "users.acl"
 ROLES = ("client", "worker", "observer", "operator")
@@ -67,7 +68,7 @@ async def test_states_and_snapshots(socket: Path) -> None:
     states = RedisStates([worker])
     recipe = Recipe(Source("f", "x := sorry", (Hole(5, "term"),)), 0)
     await states.keep(dict(recipe.records()))
-    await worker.join("w", b"", {"core": pack_info({"fingerprint": "f"})})
+    await worker.join("w", b"", {"core": b""}, {"core": "f"})
     found = await Finder([client], patience_s=5.0).find(recipe.id)
     assert found.lane == "core"
     assert await states.keep_snapshot("key", Packed(b"manifest", (b"chunk",)))
@@ -76,6 +77,35 @@ async def test_states_and_snapshots(socket: Path) -> None:
         await RedisStates([client]).keep_snapshot("other", Packed(b"manifest", (b"chunk",)))
     await states.drop_snapshot("key")
     await states.collect()
+    await worker.release("w", [], leave=True)
+    for queue in (client, worker):
+        await queue.close()
+
+
+async def test_identical_requests_are_shared_and_remembered(socket: Path) -> None:
+    client = Queue(replace(as_role(socket, "client"), remember_s=60.0))
+    worker = Queue(replace(client.settings, url=as_role(socket, "worker").url))
+    bodies = {f"0-{name}": echo_body(b"") for name in ("leader", "follower", "lost", "last")}
+    batch = [replace(submission(rid, body), digest="same") for rid, body in bodies.items()]
+    await worker.join("w", b"", {"echo": b""}, {"echo": "print"})
+    await client.submit("c", batch[:1])
+    (job,) = (await worker.claim("w", ["echo"], 1, busy=0, nonce="n:")).jobs
+    await client.submit("c", batch[1:])
+    with redis.Redis.from_url(as_role(socket, "worker").url) as connection:
+        connection.zrem(f"{worker.keys.tag}:with:0-leader", "0-lost")
+    assert await client.lookup("c", ["0-follower", "0-lost"]) == [True, True]
+    assert await client.cancel(["0-leader", "0-lost", "0-last"]) == [True] * 3
+    reply = pack_reply(job.token, Reply("accepted"))
+    done = Settlement(job.rid, job.token, "accepted", reply, "print")
+    await worker.claim("w", ["echo"], 1, busy=0, nonce="m:", settlements=[done])
+    assert await client.lookup("c", ["0-follower"]) == [reply]
+    assert await client.submit("c", [replace(batch[0], rid="0-later")]) == [reply]
+    # The last follower of what was withdrawn.
+    others = [replace(item, rid=f"{item.rid}2", digest="other") for item in batch[:2]]
+    await client.submit("c", others[:1])
+    assert (await worker.claim("w", ["echo"], 1, busy=0, nonce="o:")).jobs
+    await client.submit("c", others[1:])
+    assert await client.cancel([item.rid for item in others]) == [True, True]
     await worker.release("w", [], leave=True)
     for queue in (client, worker):
         await queue.close()

@@ -48,6 +48,8 @@ def _record(settings: Settings, found: Status) -> dict[str, Any]:
         "dead": found.dead,
         "submitted": counters.get("submitted", 0),
         "settled": counters.get("settled", 0),
+        "coalesced": counters.get("coalesced", 0),
+        "remembered": counters.get("remembered", 0),
         "reaped": counters.get("reaped", 0),
         "released": counters.get("released", 0),
         "fenced": counters.get("fenced", 0),
@@ -86,6 +88,11 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield f"running   {record['running']}"
     counts = ", ".join(f"{name} {count}" for name, count in record["verdicts"].items())
     yield f"ended     {counts or 'nothing yet'}"
+    if record["coalesced"] or record["remembered"]:
+        yield (
+            f"saved     {record['coalesced']} by an identical request's run, "
+            f"{record['remembered']} by a remembered verdict"
+        )
     yield (
         f"trouble   {record['reaped']} reaped, {record['released']} released, "
         f"{record['fenced']} late results, {record['dead']} dead letters"

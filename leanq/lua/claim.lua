@@ -5,26 +5,43 @@
 --   tenants in round-robin within a level, levels without starvation, suspects alone.
 -- ARGV: worker, lease (ms), time-to-live of replies (ms), nonce of this call, n wanted,
 --   n in flight besides those settled here (other than 0 keeps suspects away),
---   count of results, (rid, token, outcome, reply) per result, then the lanes.
+--   most attempts, how long verdicts are remembered (ms), count of results,
+--   (rid, token, outcome, reply, fingerprint or '') per result, then the lanes.
 -- Returns {per result 1 or 0 (fenced), per request {rid, token, attempts, queued (ms), body, alone, lane},
 --   size of the processing list, 1 where this worker should empty itself for a suspect}.
 local worker, lease, ttl, nonce = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local want, busy, results = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local want, busy, max_attempts = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local remember, results = tonumber(ARGV[8]), tonumber(ARGV[9])
 local now = now_ms()
 local work, stats = P .. ':work:' .. worker, P .. ':stats'
 local told, counts = {}, {}
 local function count(name, n) counts[name] = (counts[name] or 0) + n end
 
 local acks, done = {}, {}
-for i = 8, 7 + 4 * results, 4 do
+for i = 10, 9 + 5 * results, 5 do
   local rid, token, outcome, reply = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local r = call('HMGET', P .. ':req:' .. rid, 'tok', 'c')
+  local r = call('HMGET', P .. ':req:' .. rid, 'tok', 'c', 'l', 'd')
   local ok = 1
   if r[1] == token then
-    finish(rid, r[2], reply, ttl, told)
+    local ended = 1
+    if r[2] == '' then
+      -- Its own client withdrew it before.
+      forget_request(rid)
+      ended = 0
+    else
+      finish(rid, r[2], reply, ttl, told)
+    end
     done[#done + 1] = rid
+    if r[4] then
+      if remember > 0 and ARGV[i + 4] ~= '' then
+        call('SET', P .. ':verdict:' .. ARGV[i + 4] .. ':' .. r[4], reply, 'PX', remember)
+      end
+      local shared = share(rid, r[3], r[4], reply, max_attempts, now, ttl, told)
+      count('coalesced', shared)
+      ended = ended + shared
+    end
     count('settled', 1)
-    count('verdict:' .. outcome, 1)
+    count('verdict:' .. outcome, ended)
   else
     -- 0x93 opens an array of three, 0xa0 + n a text of n bytes: the token is in the reply's head.
     local head = '\147' .. string.char(160 + #token) .. token
@@ -47,7 +64,7 @@ local pops = 0
 -- The fields of a request that waits in this lane; nothing for one that expires hereby, or that
 -- was withdrawn: its rid stays in the list, since LREM is slow on long ones.
 local function waiting(rid, lane)
-  local r = call('HMGET', P .. ':req:' .. rid, 'st', 'l', 'n', 'at', 'exp', 'run', 'c')
+  local r = call('HMGET', P .. ':req:' .. rid, 'st', 'l', 'n', 'at', 'exp', 'run', 'c', 'd')
   if r[1] ~= 'queued' or r[2] ~= lane then return nil end
   local deadline = tonumber(r[5])
   if deadline == 0 or now <= deadline then return r end
@@ -55,9 +72,24 @@ local function waiting(rid, lane)
   return nil
 end
 
+-- Whether a request that waits needs no run of its own, since an identical one runs.
+local function follow(rid, lane, r, suspect)
+  if not r[8] then return false end
+  local leader, its_worker = attach(rid, lane, r[8], r[4], suspect)
+  if not leader then return false end
+  call('HSET', P .. ':req:' .. rid, 'st', 'attached', 'on', leader, 'w', its_worker,
+    'n', tonumber(r[3]) + 1)
+  count('waiting:' .. lane, -1)
+  return true
+end
+
 local function take(rid, lane, alone)
   local r = waiting(rid, lane)
-  if not r then return false end
+  if not r or follow(rid, lane, r, alone) then return false end
+  if r[8] then
+    call('SET', run_key(lane, r[8]), rid)
+    if alone then call('HSET', P .. ':req:' .. rid, 'solo', 1) end
+  end
   local n = tonumber(r[3]) + 1
   local token = nonce .. #jobs
   call('HSET', P .. ':req:' .. rid, 'st', 'leased', 'tok', token, 'w', worker, 'n', n)
@@ -111,18 +143,20 @@ local function claim(lane, n)
   return n
 end
 
--- The first suspect of a lane that still waits.
+-- The first suspect of a lane that still waits for a run of its own.
 local function suspect(lane)
   local suspects = P .. ':suspects:' .. lane
   local rid = call('LINDEX', suspects, 0)
-  while rid and not waiting(rid, lane) do
+  while rid do
+    local r = waiting(rid, lane)
+    if r and not follow(rid, lane, r, true) then break end
     call('LPOP', suspects)
     rid = call('LINDEX', suspects, 0)
   end
   return rid
 end
 
-local hold, first_lane = 0, 8 + 4 * results
+local hold, first_lane = 0, 10 + 5 * results
 -- All lanes' suspects come before any lane's other work, which would never let them be alone.
 for i = first_lane, #ARGV do
   local lane = ARGV[i]
@@ -132,6 +166,8 @@ for i = first_lane, #ARGV do
     local holder = call('GET', isolating)
     if busy == 0 then
       take(call('LPOP', P .. ':suspects:' .. lane), lane, true)
+      -- Its like follow it at once, or each of them would empty a worker.
+      suspect(lane)
       if holder == worker then call('DEL', isolating) end
       want = 0
     elseif not holder or holder == worker then
@@ -161,6 +197,8 @@ if #jobs > 0 or pops >= MOST_POPS or hold == 1 then
   end
 end
 tell(told, ttl)
-for name, n in pairs(counts) do call('HINCRBY', stats, name, n) end
+for name, n in pairs(counts) do
+  if n ~= 0 then call('HINCRBY', stats, name, n) end
+end
 call('ZADD', P .. ':workers', now + lease, worker)
 return {acks, jobs, call('ZCARD', work), hold}
