@@ -9,19 +9,15 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from . import __version__
+from . import __version__, options
 from .errors import LeanQError, UsageError
 
 if TYPE_CHECKING:
-    from .client import Check
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
+    from .calls import Check
 
 # What the shell says of a program that SIGPIPE has ended.
 _READER_GONE = 141
@@ -61,61 +57,6 @@ def main() -> None:
     sys.exit(code)
 
 
-def _queue_options(command: _F) -> _F:
-    url = click.option(
-        "--url",
-        envvar="LEANQ_URL",
-        metavar="URL",
-        help="The Redis of the queue: redis://, rediss:// or unix:// [default: $LEANQ_URL].",
-    )
-    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
-    return url(as_json(command))
-
-
-def _worker_options(command: _F) -> _F:
-    for option in reversed(
-        (
-            click.option(
-                "--slots",
-                type=click.IntRange(1, 4096),
-                help="Lean processes at a time [default: the CPUs].",
-            ),
-            click.option(
-                "--driver",
-                type=click.Choice(["lean", "echo"]),
-                default="lean",
-                show_default=True,
-                help="What answers requests.",
-            ),
-            click.option(
-                "--env",
-                "environments",
-                multiple=True,
-                metavar="NAME=PATH",
-                help="Offer a Lake project or a folder of .olean files under this name.",
-            ),
-            click.option("--lean", metavar="PATH", help="The lean program."),
-            click.option(
-                "--grace",
-                "grace_s",
-                type=click.FloatRange(0, 3600),
-                default=10.0,
-                show_default=True,
-                help="Seconds between SIGTERM and the end; unfinished work is given back.",
-            ),
-            click.option(
-                "--nice",
-                type=click.IntRange(0, 19),
-                default=0,
-                show_default=True,
-                help="Niceness of the Lean processes.",
-            ),
-        )
-    ):
-        command = option(command)
-    return command
-
-
 class _Program(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -133,7 +74,7 @@ def cli() -> None:
 
 @cli.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@_queue_options
+@options.queue
 @click.option(
     "--env",
     metavar="NAME",
@@ -141,42 +82,8 @@ def cli() -> None:
     show_default=True,
     help="The environment to check in.",
 )
-@click.option(
-    "--tenant", metavar="NAME", default="default", show_default=True, help="Who shares fairly."
-)
-@click.option(
-    "--priority",
-    type=click.IntRange(0, 2),
-    default=1,
-    show_default=True,
-    help="Urgency: 0 is most urgent.",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=float,
-    default=60.0,
-    show_default=True,
-    help="Budget in CPU seconds, of Lean with all its descendants.",
-)
-@click.option(
-    "--memory",
-    "memory_mb",
-    type=int,
-    default=4096,
-    show_default=True,
-    help="Budget in MB of resident memory.",
-)
-@click.option(
-    "--allow-axiom",
-    "allow_axioms",
-    multiple=True,
-    metavar="NAME",
-    help="Allow an axiom beside the environment's own.",
-)
-@click.option("--audit/--no-audit", default=True, help="Audit what Lean accepts [default: yes].")
-@click.option("--replay", is_flag=True, help="Replay what Lean accepts in the kernel.")
-def submit(files: tuple[str, ...], url: str | None, as_json: bool, **options: Unpack[Check]) -> int:
+@options.lean
+def submit(files: tuple[str, ...], url: str | None, as_json: bool, **how: Unpack[Check]) -> int:
     """Check Lean files and print each one's verdict as it comes.
 
     A FILE of - is standard input. Without a queue (--url, LEANQ_URL or leanq up) a server and
@@ -187,30 +94,94 @@ def submit(files: tuple[str, ...], url: str | None, as_json: bool, **options: Un
     """
     from .commands.submit import submit as run
 
-    return run(files, url, options, as_json)
+    return run(files, url, how, as_json)
 
 
 @cli.command()
-@_queue_options
-@_worker_options
-def worker(url: str | None, as_json: bool, **options: Any) -> None:
+@click.argument("state")
+@click.argument("tactic")
+@options.queue
+@click.option("--env", metavar="NAME", help="The state's environment [default: looked up].")
+@options.lean
+def step(state: str, tactic: str, url: str | None, as_json: bool, **how: Any) -> int:
+    """Try a tactic on a state and print what is left to prove.
+
+    STATE is an id that a check or a step has printed. A TACTIC of - is standard input.
+
+    Exit code: as of submit; 1 also where goals are left.
+    """
+    from .commands.states import step as run
+
+    return run(state, tactic, url, as_json, _in(how.pop("env"), how))
+
+
+@cli.group()
+def state() -> None:
+    """Look at states, and carry them from queue to queue."""
+
+
+@state.command("show")
+@click.argument("state")
+@options.queue
+@click.option("--env", metavar="NAME", help="The state's environment [default: looked up].")
+def show_state(state: str, url: str | None, as_json: bool, env: str | None) -> None:
+    """Show the recipe of a state: its source up to the hole, and the tactics so far."""
+    from .commands.states import show
+
+    show(state, url, as_json, _in(env, {}))
+
+
+@state.command("export")
+@click.argument("state")
+@options.queue
+@click.option("--env", metavar="NAME", help="The state's environment [default: looked up].")
+@click.option(
+    "--output", metavar="FILE", default="-", show_default=True, help="Where to; - is the output."
+)
+def export_state(state: str, url: str | None, as_json: bool, env: str | None, output: str) -> None:
+    """Write bytes that mean the same state wherever there is the same environment.
+
+    With --json an object with these bytes in base 64.
+    """
+    from .commands.states import export
+
+    export(state, url, as_json, _in(env, {}), output)
+
+
+@state.command("import")
+@click.argument("file")
+@options.queue
+@click.option(
+    "--env", metavar="NAME", default="default", show_default=True, help="The environment."
+)
+def import_state(file: str, url: str | None, as_json: bool, env: str) -> None:
+    """Take in a state that was exported, and print its id. A FILE of - is standard input."""
+    from .commands.states import import_
+
+    import_(file, url, as_json, _in(env, {}))
+
+
+@cli.command()
+@options.queue
+@options.worker
+def worker(url: str | None, as_json: bool, **how: Any) -> None:
     """Work on the queue until SIGTERM, then drain."""
     from .commands.fleet import work
 
-    work(url, as_json, **options)
+    work(url, as_json, **how)
 
 
 @cli.command()
-@_worker_options
-def up(**options: Any) -> None:
+@options.worker
+def up(**how: Any) -> None:
     """Run a server and a worker that later commands find."""
     from .commands.fleet import up as run
 
-    run(**options)
+    run(**how)
 
 
 @cli.command()
-@_queue_options
+@options.queue
 @click.option("--watch", is_flag=True, help="Go on until interrupted.")
 def reap(url: str | None, as_json: bool, watch: bool) -> None:
     """Give back the work of workers that vanished."""
@@ -225,7 +196,7 @@ def dead() -> None:
 
 
 @dead.command("list")
-@_queue_options
+@options.queue
 @click.option(
     "--most",
     type=click.IntRange(1, 10_000),
@@ -242,7 +213,7 @@ def list_dead(url: str | None, as_json: bool, most: int) -> None:
 
 @dead.command("show")
 @click.argument("rid")
-@_queue_options
+@options.queue
 def show_dead(rid: str, url: str | None, as_json: bool) -> None:
     """Show one dead letter with its Lean code."""
     from .commands.dead import show
@@ -252,7 +223,7 @@ def show_dead(rid: str, url: str | None, as_json: bool) -> None:
 
 @dead.command("retry")
 @click.argument("rids", nargs=-1, required=True, metavar="RID...")
-@_queue_options
+@options.queue
 def retry_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Send dead letters once more, each as a new request.
 
@@ -266,7 +237,7 @@ def retry_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
 
 @dead.command("drop")
 @click.argument("rids", nargs=-1, required=True, metavar="RID...")
-@_queue_options
+@options.queue
 def drop_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Remove dead letters for good."""
     from .commands.dead import drop
@@ -275,7 +246,7 @@ def drop_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@_queue_options
+@options.queue
 def status(url: str | None, as_json: bool) -> None:
     """Show what waits, runs and died, and which workers there are."""
     from .commands.look import status as run
@@ -284,10 +255,15 @@ def status(url: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@_queue_options
+@options.queue
 @click.option("--lean", metavar="PATH", help="The lean program to look at.")
 def doctor(url: str | None, as_json: bool, lean: str | None) -> int:
     """Show what is installed, what works, and what to do about the rest."""
     from .commands.look import doctor as run
 
     return run(url, as_json, lean)
+
+
+def _in(env: str | None, how: Any) -> Any:
+    """``how`` in an environment, if one is named."""
+    return how if env is None else {**how, "env": env}

@@ -10,63 +10,24 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Self, TypedDict, Unpack
+from typing import Self, TypeVar, Unpack
 
-from . import wire
-from .config import Settings, check_name
-from .dispatch import Dispatcher, WhenFull
+from .calls import Call, Calls, Check, InEnvironment, Placing
+from .config import Settings
+from .dispatch import Dispatcher, Done, WhenFull
 from .engine import Engine
-from .errors import ClosedError, InvalidRequestError, LeanQError, RequestError, UsageError
-from .keys import new_rid, shard_of
+from .errors import ClosedError, LeanQError, UsageError
 from .queue import Queue
-from .switch import Switch
-from .transitions import Submission
-from .wire import Reply, Request
+from .switch import Finder, Switch
+from .wire import Reply
 
-DEFAULT_LANE = "default"
-ECHO_LANE = "echo"
-
-
-class Placing(TypedDict, total=False):
-    """Where a request goes in the queue.
-
-    Attributes:
-        tenant: who shares fairly with other tenants; the client's own unless given.
-        priority: 0 (most urgent) to 2; 1 unless given.
-        deadline_s: seconds in the queue after which the verdict is ``expired``.
-        rid: a name for the request; the same name again gives the same reply.
-    """
-
-    tenant: str
-    priority: int
-    deadline_s: float | None
-    rid: str | None
-
-
-class Check(Placing, total=False):
-    """How code is checked.
-
-    Attributes:
-        env: the environment to check in, as a worker offers it; ``default`` unless given.
-        timeout_s: budget of CPU time in seconds (60); beyond it the verdict is ``timeout``.
-        memory_mb: resident memory in MiB (4096); beyond it the verdict is ``memory``.
-        allow_axioms: axioms allowed beside the environment's own.
-        audit: whether what Lean accepts is audited (True).
-        replay: whether the kernel replays it as well, where the toolchain can (False).
-    """
-
-    env: str
-    timeout_s: float
-    memory_mb: int
-    allow_axioms: Iterable[str]
-    audit: bool
-    replay: bool
+_T = TypeVar("_T")
 
 
 class _Client:
-    """What both clients share: settings, and submissions made of a caller's arguments.
+    """What both clients share.
 
     Args:
         url: the Redis, or :class:`Settings` with further choices.
@@ -85,65 +46,17 @@ class _Client:
         patience_s: float = 120.0,
     ) -> None:
         self.settings = url if isinstance(url, Settings) else Settings.load(url, os.environ)
-        self.tenant = check_name("tenant", tenant)
+        self._calls = Calls(self.settings, tenant)
         self._when_full: WhenFull = when_full
         self._patience_s = patience_s
 
     def _switch(self) -> Switch:
+        queues = Queue.each(self.settings)
         dispatchers = [
             Dispatcher(queue, when_full=self._when_full, patience_s=self._patience_s)
-            for queue in Queue.each(self.settings)
+            for queue in queues
         ]
-        return Switch(dispatchers)
-
-    def _rid(self, rid: str) -> str:
-        """``rid`` if it can be one; raises UsageError."""
-        if shard_of(rid) >= self.settings.shards:
-            raise InvalidRequestError(
-                f"{rid!r} is of a shard that this queue does not have; it has "
-                f"{self.settings.shards} (LEANQ_SHARDS)"
-            )
-        if not (rid.isascii() and rid.isprintable()):
-            raise InvalidRequestError(f"{rid!r} has characters that no request id may have")
-        return rid
-
-    def _check(self, code: str, options: Check) -> Submission:
-        _only(Check.__optional_keys__, options)
-        timeout_s = options.get("timeout_s", 60.0)
-        request = Request(
-            op="check",
-            code=code,
-            timeout_s=timeout_s,
-            wall_s=wire.wall_for(timeout_s),
-            memory_mb=options.get("memory_mb", 4096),
-            allow_axioms=tuple(sorted(set(options.get("allow_axioms", ())))),
-            audit=options.get("audit", True),
-            replay=options.get("replay", False),
-        )
-        return self._submission(request, options.get("env", DEFAULT_LANE), options)
-
-    def _echo(self, payload: bytes, delay_s: float, placing: Placing) -> Submission:
-        _only(Placing.__optional_keys__, placing)
-        request = Request(op="echo", payload=payload, delay_s=delay_s)
-        return self._submission(request, ECHO_LANE, placing)
-
-    def _submission(self, request: Request, lane: str, placing: Placing) -> Submission:
-        priority = placing.get("priority", 1)
-        if priority not in range(wire.LEVELS):
-            raise InvalidRequestError(f"priority is {priority}; 0 is most urgent, 2 least")
-        deadline_s = placing.get("deadline_s")
-        if deadline_s is not None and not 0 < deadline_s <= 1e9:
-            raise InvalidRequestError(f"deadline is {deadline_s:g} s; it must be above 0")
-        rid = placing.get("rid")
-        return Submission(
-            rid=new_rid(self.settings.shards) if rid is None else self._rid(rid),
-            lane=check_name("environment", lane),
-            tenant=check_name("tenant", placing.get("tenant", self.tenant)),
-            level=int(priority),
-            deadline_ms=0 if deadline_s is None else max(1, int(deadline_s * 1000)),
-            longest_run_ms=int(request.longest_run_s * 1000),
-            body=wire.pack_request(request),
-        )
+        return Switch(dispatchers, Finder(queues, self._patience_s))
 
 
 class AsyncLeanQClient(_Client):
@@ -171,19 +84,34 @@ class AsyncLeanQClient(_Client):
 
     async def check(self, code: str, **options: Unpack[Check]) -> Reply:
         """Lean's verdict on ``code``; arguments and errors as :meth:`LeanQClient.check`."""
-        submission = self._check(code, options)
-        return await self._reply(submission.rid, submission)
+        return await self._reply(self._calls.check(code, options))
+
+    async def step(self, state: str, tactic: str, **options: Unpack[Check]) -> Reply:
+        """What becomes of ``state`` by ``tactic``; as :meth:`LeanQClient.step`."""
+        return await self._reply(self._calls.step(state, tactic, options))
+
+    async def export(self, state: str, **options: Unpack[InEnvironment]) -> bytes:
+        """Bytes that mean the same state anywhere; as :meth:`LeanQClient.export`."""
+        return await self._reply(self._calls.export(state, options))
+
+    async def import_(self, exported: bytes, **options: Unpack[InEnvironment]) -> str:
+        """The state that was exported; as :meth:`LeanQClient.import_`."""
+        return await self._reply(self._calls.import_(exported, options))
 
     async def echo(self, payload: bytes, delay_s: float = 0.0, **placing: Unpack[Placing]) -> bytes:
         """The same bytes, from a worker with the echo driver, after ``delay_s`` seconds."""
-        submission = self._echo(payload, delay_s, placing)
-        return _payload(await self._reply(submission.rid, submission))
+        return await self._reply(self._calls.echo(payload, delay_s, placing))
 
     async def attach(self, rid: str) -> Reply:
         """The reply to a request submitted before; raises LostError where none is known."""
-        return await self._reply(self._rid(rid), None)
+        rid = self._calls.rid(rid)
+        return await self._end(rid, lambda engine, done: engine.attach(rid, done))
 
-    async def _reply(self, rid: str, submission: Submission | None) -> Reply:
+    async def _reply(self, call: Call[_T]) -> _T:
+        rid = call.submission.rid
+        return call.read(await self._end(rid, lambda engine, done: engine.send(call, done)))
+
+    async def _end(self, rid: str, begin: Callable[[Switch, Done], None]) -> Reply:
         engine = self._engine
         if engine is None:
             raise ClosedError("the client is not open; enter it with 'async with'")
@@ -197,10 +125,7 @@ class AsyncLeanQClient(_Client):
             else:
                 future.set_result(end)
 
-        if submission is None:
-            engine.attach(rid, done)
-        else:
-            engine.send(submission, done)
+        begin(engine, done)
         try:
             return await future
         except asyncio.CancelledError:
@@ -208,19 +133,11 @@ class AsyncLeanQClient(_Client):
             raise
 
 
-class LeanQFuture(Future[Reply]):
-    """A ``concurrent.futures.Future`` of a reply; ``rid`` names the request in the queue.
+class LeanQFuture(Future[_T]):
+    """A ``concurrent.futures.Future``; ``rid`` names the request in the queue.
 
     ``cancel()`` also withdraws the request, and stops it where it already runs.
     """
-
-    def __init__(self, rid: str) -> None:
-        super().__init__()
-        self.rid = rid
-
-
-class EchoFuture(Future[bytes]):
-    """A future of an echo's payload; ``rid`` names the request in the queue."""
 
     def __init__(self, rid: str) -> None:
         super().__init__()
@@ -272,40 +189,72 @@ class LeanQClient(_Client):
         if engine and engine.usable():
             engine.stop(withdraw)
 
-    def check(self, code: str, **options: Unpack[Check]) -> LeanQFuture:
+    def check(self, code: str, **options: Unpack[Check]) -> LeanQFuture[Reply]:
         """Lean's verdict on ``code``, as a future of a :class:`Reply`.
+
+        Each ``sorry`` of code that is incomplete comes back with its goal and a state.
 
         Args:
             code: Lean source, header included.
-            options: the fields of :class:`Check` and :class:`Placing`.
+            options: the fields of :class:`Check`, :class:`InEnvironment` and :class:`Placing`.
 
         Raises:
             UsageError: a malformed argument; nothing is sent. The future itself may end with
                 QueueFullError, UnknownEnvironmentError, RequestError, UnavailableError or
                 ClosedError.
         """
-        submission = self._check(code, options)
-        future = LeanQFuture(submission.rid)
-        self._running().start(future, submission.rid, submission, _whole)
-        return future
+        return self._start(self._calls.check(code, options))
 
-    def echo(self, payload: bytes, delay_s: float = 0.0, **placing: Unpack[Placing]) -> EchoFuture:
+    def step(self, state: str, tactic: str, **options: Unpack[Check]) -> LeanQFuture[Reply]:
+        """What becomes of ``state`` by ``tactic``, as a future of a :class:`Reply`.
+
+        Its verdict is ``accepted`` when nothing is left to prove, ``incomplete`` with the next
+        state and its goals, ``rejected`` with Lean's messages, whose places are in the tactic.
+        Only this state's hole is judged: other ``sorry``\\ s of its source stay as they are.
+
+        Args:
+            state: a state's id, from a reply.
+            tactic: one or several tactics, as they would stand after ``by``.
+            options: as of :meth:`check`.
+
+        Raises:
+            UsageError: as of :meth:`check`. The future may also end with UnknownStateError.
+        """
+        return self._start(self._calls.step(state, tactic, options))
+
+    def export(self, state: str, **options: Unpack[InEnvironment]) -> LeanQFuture[bytes]:
+        """Bytes that mean the same state wherever there is the same environment."""
+        return self._start(self._calls.export(state, options))
+
+    def import_(self, exported: bytes, **options: Unpack[InEnvironment]) -> LeanQFuture[str]:
+        """The state that was exported, now known to this queue.
+
+        Raises:
+            RecipeError: the bytes are damaged, or something else.
+        """
+        return self._start(self._calls.import_(exported, options))
+
+    def echo(
+        self, payload: bytes, delay_s: float = 0.0, **placing: Unpack[Placing]
+    ) -> LeanQFuture[bytes]:
         """The same bytes, from a worker with the echo driver, after ``delay_s`` seconds."""
-        submission = self._echo(payload, delay_s, placing)
-        future = EchoFuture(submission.rid)
-        self._running().start(future, submission.rid, submission, _payload)
-        return future
+        return self._start(self._calls.echo(payload, delay_s, placing))
 
-    def attach(self, rids: Iterable[str]) -> list[LeanQFuture]:
+    def attach(self, rids: Iterable[str]) -> list[LeanQFuture[Reply]]:
         """Futures for requests submitted before, perhaps by a client that died.
 
         One for which the server knows neither request nor reply ends with LostError.
         """
-        futures = [LeanQFuture(self._rid(rid)) for rid in rids]
+        futures: list[LeanQFuture[Reply]] = [LeanQFuture(self._calls.rid(rid)) for rid in rids]
         engine = self._running()
         for future in futures:
             engine.start(future, future.rid, None, _whole)
         return futures
+
+    def _start(self, call: Call[_T]) -> LeanQFuture[_T]:
+        future: LeanQFuture[_T] = LeanQFuture(call.submission.rid)
+        self._running().start(future, future.rid, call, call.read)
+        return future
 
     def _running(self) -> Engine:
         engine = self._engine
@@ -331,17 +280,5 @@ def _renew_locks() -> None:
 os.register_at_fork(after_in_child=_renew_locks)
 
 
-def _only(known: frozenset[str], options: Mapping[str, object]) -> None:
-    """What Python does by itself for a function without ``**options``."""
-    if unknown := sorted(options.keys() - known):
-        raise TypeError(f"unexpected option {unknown[0]!r}; there are {', '.join(sorted(known))}")
-
-
 def _whole(reply: Reply) -> Reply:
     return reply
-
-
-def _payload(reply: Reply) -> bytes:
-    if reply.payload is None:
-        raise RequestError(f"the echo ended with the verdict {reply.verdict}")
-    return reply.payload

@@ -9,8 +9,10 @@
 | ``LEANQ_REPLY_TTL_S`` | seconds for which a reply can be collected | 3600 |
 | ``LEANQ_MAX_ATTEMPTS`` | workers that a request may take down before it is poisoned | 3 |
 | ``LEANQ_MAX_WAITING`` | requests that may wait per environment and tenant | 1000000 |
+| ``LEANQ_REMEMBER_S`` | seconds for which Lean's verdicts answer identical requests; 0: never | 0 |
 | ``LEANQ_STATE_TTL_S`` | seconds after which a state that nobody used is collected | 604800 |
 | ``LEANQ_SNAPSHOT_MB`` | memory in Redis for snapshots of states, all shards together | 1024 |
+| ``LEANQ_CACHE_MB`` | disk for snapshots on each worker's machine | 4096 |
 
 A URL may name several hosts, ``redis://HOST:PORT,HOST:PORT``: nodes of one cluster, or a master and
 the replicas that may follow it.
@@ -45,8 +47,10 @@ class Settings:
     reply_ttl_s: float = 3600.0
     max_attempts: int = 3
     max_waiting: int = 1_000_000
+    remember_s: float = 0.0
     state_ttl_s: float = 604_800.0
     snapshot_mb: int = 1024
+    cache_mb: int = 4096
 
     def __post_init__(self) -> None:
         check_url(self.url)
@@ -58,8 +62,10 @@ class Settings:
             ("LEANQ_REPLY_TTL_S", self.reply_ttl_s, 1),
             ("LEANQ_MAX_ATTEMPTS", self.max_attempts, 1),
             ("LEANQ_MAX_WAITING", self.max_waiting, 1),
+            ("LEANQ_REMEMBER_S", self.remember_s, 0),
             ("LEANQ_STATE_TTL_S", self.state_ttl_s, 1),
             ("LEANQ_SNAPSHOT_MB", self.snapshot_mb, 0),
+            ("LEANQ_CACHE_MB", self.cache_mb, 0),
         ):
             if not least <= value <= _MOST:
                 raise UsageError(f"{what} is {value}; it must lie between {least} and {_MOST}")
@@ -79,8 +85,10 @@ class Settings:
             reply_ttl_s=_number(environ, "LEANQ_REPLY_TTL_S", cls.reply_ttl_s),
             max_attempts=_number(environ, "LEANQ_MAX_ATTEMPTS", cls.max_attempts),
             max_waiting=_number(environ, "LEANQ_MAX_WAITING", cls.max_waiting),
+            remember_s=_number(environ, "LEANQ_REMEMBER_S", cls.remember_s),
             state_ttl_s=_number(environ, "LEANQ_STATE_TTL_S", cls.state_ttl_s),
             snapshot_mb=_number(environ, "LEANQ_SNAPSHOT_MB", cls.snapshot_mb),
+            cache_mb=_number(environ, "LEANQ_CACHE_MB", cls.cache_mb),
         )
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from .calls import Call
 from .errors import ClosedError, LeanQError
 from .switch import Switch
-from .transitions import Submission
 from .wire import Reply
 
 _T = TypeVar("_T")
@@ -53,10 +53,10 @@ class Engine:
         self,
         future: Future[_T],
         rid: str,
-        submission: Submission | None,
+        call: Call[_T] | None,
         read: Callable[[Reply], _T],
     ) -> None:
-        """Submits, or attaches to ``rid`` where there is no submission; ends ``future`` with
+        """Sends the call, or attaches to ``rid`` where there is none; ends ``future`` with
         what ``read`` makes of the reply. Cancelling the future withdraws the request.
 
         Raises:
@@ -77,10 +77,10 @@ class Engine:
                 future.set_result(result)
 
         def send() -> None:
-            if submission is None:
+            if call is None:
                 self._switch.attach(rid, done)
             else:
-                self._switch.send(submission, done)
+                self._switch.send(call, done)
 
         def withdraw() -> None:
             if self._switch.cancel(rid, done):

@@ -6,6 +6,8 @@
     ├── UsageError                the caller's input is wrong; nothing was sent
     │   ├── InvalidRequestError       a field is malformed, empty or out of range
     │   ├── TooLargeError             the request is larger than the queue takes
+    │   ├── RecipeError               bytes that are no exported state, or a damaged one
+    │   ├── UnknownStateError         no such state here, or of an environment that nobody offers
     │   └── UnknownEnvironmentError   no worker has ever offered the environment
     ├── QueueError                the queue could not take or answer the request
     │   ├── UnavailableError          no Redis at the URL, or it refuses to serve
@@ -41,6 +43,14 @@ class InvalidRequestError(UsageError):
 
 class TooLargeError(UsageError):
     """The request is larger than the queue takes."""
+
+
+class RecipeError(UsageError):
+    """Bytes that mean no state: damaged, or something else."""
+
+
+class UnknownStateError(UsageError):
+    """No such state is known here, or it is of an environment that nobody offers."""
 
 
 class UnknownEnvironmentError(UsageError):

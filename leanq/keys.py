@@ -17,6 +17,10 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:info`` | hash | worker → what it says of itself | join | leave, reap |
 | ``:lanes`` | hash | environment → its fingerprint and version | join | never |
 | ``:isolating:LANE`` | string | who empties itself for a suspect | claim | time-to-live |
+| ``:run:LANE:DIGEST`` | string | the rid that identical ones attach to | claim | with its run |
+| ``:with:RID`` | sorted set | its followers: rid → submitted, ms | submit, claim | with its run |
+| ``:verdict:FINGERPRINT:DIGEST`` | string | a remembered reply | settle | time-to-live |
+| ``:prints`` | hash | environment → its fingerprint now | join | never |
 | ``:inbox:CLIENT`` | stream | rid, reply, rid, reply … | whoever ends a request | time-to-live |
 | ``:pinning`` | hash | environment → who watches over promises | submit, claim | never |
 | ``:warm:LANE:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim | time-to-live |
@@ -28,13 +32,21 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:stats`` | hash | counters, and ``waiting:LANE`` | every script | never |
 | ``:dead`` | sorted set | dead letters: rid → time of death, ms | reap, renew | dead drop, retry |
 | ``:deadreq:RID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
+| ``:states:XXX`` | hash | records of states whose ids begin so | state_… scripts | collected |
+| ``:collect`` | hash | how far the collection of states is | state_collect | never |
+| ``:snaps`` | hash | snapshot → last use, bytes, chunks | snapshot_… scripts | when empty |
+| ``:snap:KEY`` | string | a snapshot's manifest | snapshot_keep | time-to-live |
+| ``:chunk:HASH`` | string | a piece of a snapshot | the worker that made it | time-to-live |
 
-Fields of ``:req:RID``: ``st`` (queued or leased), ``l`` lane, ``t`` tenant, ``p`` level,
-``c`` the client whose inbox is told, ``n`` attempts, ``at`` submitted (ms), ``exp`` deadline
-in the queue (ms, 0 for none), ``run`` longest run (ms); while leased also ``tok``, the lease
-token, and ``w``, the worker. Of one that names affinities also ``a``, their names; ``to``, the
-worker that it is promised to; and ``by``, of any, when a warmer one first went before it (ms). A
-request in flight carries no time-to-live, so no eviction policy that spares such keys can lose it.
+Fields of ``:req:RID``: ``st`` (queued, leased or attached), ``l`` lane, ``t`` tenant, ``p`` level,
+``c`` the client whose inbox is told ("" after it withdrew what runs on for others), ``n`` attempts,
+``at`` submitted (ms), ``exp`` deadline in the queue (ms, 0 for none), ``run`` longest run (ms),
+``d`` digest, where the run may be shared; while leased or attached also ``w``, the worker; while
+leased ``tok``, the lease token, and ``solo``, where it runs alone and may be shared; while attached
+``on``, the rid that it follows. Of one that names affinities also ``a``, their names; while queued
+``to``, the worker that it is promised to; and ``by``, of any, when a warmer one first went before
+it (ms). A request in flight carries no time-to-live, so no eviction policy that spares such keys
+can lose it.
 """
 
 from __future__ import annotations
@@ -93,9 +105,13 @@ class Keys:
         return f"{self.tag}:deadreq:{rid}"
 
 
-def new_rid(shards: int) -> str:
-    """A rid that nobody else will ever make: any of the shards, then 96 random bits."""
-    return f"{secrets.randbelow(shards)}-{secrets.token_urlsafe(12)}"
+def new_rid(shards: int, digest: bytes = b"") -> str:
+    """A rid that nobody else will ever make: a shard, then 96 random bits.
+
+    Any shard will do, but requests with the same ``digest`` have to meet in one.
+    """
+    shard = int.from_bytes(digest) % shards if digest else secrets.randbelow(shards)
+    return f"{shard}-{secrets.token_urlsafe(12)}"
 
 
 def retry_rid(rid: str) -> str:

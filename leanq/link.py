@@ -113,6 +113,10 @@ class Link:
                 try:
                     async with asyncio.timeout(_COMMAND_TIMEOUT_S + block_s):
                         return await work(await self._connect())
+                except asyncio.CancelledError:
+                    # The client library may not have got its connection back, and it has but one.
+                    await self._disconnect()
+                    raise
                 except redis_errors.MovedError as error:
                     self._place.move(error.host, error.port)
                 except redis_errors.OutOfMemoryError:

@@ -1,4 +1,5 @@
-"""One machine: an embedded server, a worker beside it, and the ``leanq up`` that others find.
+"""One machine: a pool without a queue, or an embedded server, a worker beside it, and the
+``leanq up`` that others find.
 
 The server listens on a Unix socket in a private folder, asks for a password that stands on
 no command line, keeps nothing on disk, and dies with the process that started it, however
@@ -27,7 +28,10 @@ from typing import Self
 
 from .config import Settings
 from .errors import UnavailableError
+from .pool import Pool
 from .worker import Worker
+
+__all__ = ["EmbeddedServer", "Pool", "UpFile", "embedded_settings", "find_server", "running"]
 
 _START_DEADLINE_S = 10.0
 _LOOK_S = 0.002

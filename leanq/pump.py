@@ -66,11 +66,16 @@ class Pump:
         self._look_at_s = math.inf
         # Whether the server may think otherwise of what is held here.
         self._doubt = False
+        # What the fleet was told of the lanes.
+        self._told: dict[str, Mapping[str, object]] = {}
 
     async def join(self) -> None:
         """Enters the fleet; raises UnavailableError."""
-        lanes = {lane: wire.pack_info(d.about) for lane, d in self._drivers.items()}
-        await self._queue.join(self._worker, wire.pack_info(self._info), lanes)
+        about = self._about
+        lanes = {lane: wire.pack_info(said) for lane, said in about.items()}
+        prints = {lane: str(said.get("fingerprint", "")) for lane, said in about.items()}
+        await self._queue.join(self._worker, wire.pack_info(self._info), lanes, prints)
+        self._told = about
 
     def wake(self) -> None:
         """There is room, or nothing is to be claimed any more."""
@@ -103,6 +108,10 @@ class Pump:
     def _something_ended(self) -> None:
         self._hungry = True
         self._wake.set()
+
+    @property
+    def _about(self) -> dict[str, Mapping[str, object]]:
+        return {lane: driver.about for lane, driver in self._drivers.items()}
 
     @property
     def _share(self) -> int:
@@ -190,7 +199,8 @@ class Pump:
 
     async def _renew(self) -> None:
         renewed = await self._queue.renew(self._worker)
-        if not renewed.known:
+        # An environment can have changed, and what is remembered of it counts no more.
+        if not renewed.known or self._about != self._told:
             await self.join()
         for rid in renewed.overrun:
             log.warning("%s ran longer than it may and was taken away", rid)

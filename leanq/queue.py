@@ -91,10 +91,11 @@ class Queue:
         Raises:
             QueueFullError: the server is out of memory; nothing of the batch was taken.
         """
-        args: list[Any] = [client, self.settings.max_waiting]
+        remember = self._ttl_ms if self.settings.remember_s > 0 else 0
+        args: list[Any] = [client, self.settings.max_waiting, remember]
         for item in batch:
             args += (item.rid, item.lane, item.tenant, item.level, item.deadline_ms)
-            args += (item.longest_run_ms, item.body, " ".join(item.affinity))
+            args += (item.longest_run_ms, item.body, item.digest, " ".join(item.affinity))
         answers = await self.run("submit", args)
         return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
 
@@ -114,9 +115,11 @@ class Queue:
         for each call: it begins every lease token given out.
         """
         args: list[Any] = [worker, self._lease_ms, self._ttl_ms, nonce, want, busy]
-        args.append(len(settlements))
+        remember_ms = int(self.settings.remember_s * 1000)
+        args += (self.settings.max_attempts, remember_ms, len(settlements))
         for item in settlements:
-            args += (item.rid, item.token, item.outcome, item.reply, int(item.warm))
+            args += (item.rid, item.token, item.outcome, item.reply)
+            args += (item.fingerprint, int(item.warm))
         acks, jobs, held, hold, again_ms = await self.run("claim", [*args, *lanes])
         accepted = tuple(a == 1 for a in acks)
         return Claimed(accepted, _jobs(jobs), held, hold == 1, again_ms / 1000)
@@ -164,14 +167,25 @@ class Queue:
 
         Attaches ``client`` to what is in flight, and expires what missed its deadline.
         """
-        answers = await self.run("lookup", [client, self._ttl_ms, *rids])
+        answers = await self.run(
+            "lookup", [client, self._ttl_ms, self.settings.max_attempts, *rids]
+        )
         return [a > 0 if isinstance(a, int) else a for a in answers]
 
-    async def join(self, worker: str, info: bytes, lanes: Mapping[str, bytes]) -> None:
-        """Enters the fleet; ``info`` and the lanes' values are for people to read."""
+    async def join(
+        self,
+        worker: str,
+        info: bytes,
+        lanes: Mapping[str, bytes],
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> None:
+        """Enters the fleet; ``info`` and the lanes' values are for people to read.
+
+        ``fingerprints`` say which verdicts may be remembered for a lane's requests from now on.
+        """
         args: list[Any] = [worker, self._lease_ms, info]
         for lane, about in lanes.items():
-            args += (lane, about)
+            args += (lane, about, (fingerprints or {}).get(lane, ""))
         await self.run("join", args)
 
     async def status(self) -> Status:
@@ -205,10 +219,9 @@ class Queue:
             return None
         kept = {_text(name): value for name, value in fields.items()}
         lane, tenant, client, worker = (_text(kept[name]) for name in ("l", "t", "c", "w"))
+        level, run_ms, body = int(kept["p"]), int(kept["run"]), kept["body"]
         affinity = tuple(_text(kept.get("a", b"")).split())
-        submission = Submission(
-            rid, lane, tenant, int(kept["p"]), 0, int(kept["run"]), kept["body"], affinity
-        )
+        submission = Submission(rid, lane, tenant, level, 0, run_ms, body, affinity=affinity)
         return DeadLetter(submission, client, int(kept["n"]), worker, died_ms / 1000)
 
     async def drop_dead(self, rid: str) -> bool:
@@ -292,6 +305,11 @@ class Queue:
         names: Any = await self._commands.call(lambda c: c.hkeys(f"{self._tag}:lanes"))
         return sorted(_text(name) for name in names)
 
+    async def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of each environment, as the last worker to join has it."""
+        prints: Any = await self._commands.call(lambda c: c.hgetall(f"{self._tag}:prints"))
+        return {_text(lane): _text(fingerprint) for lane, fingerprint in _pairs(prints)}
+
     async def ping(self) -> Mapping[str, Any]:
         """What the server says of itself (INFO); raises UnavailableError."""
         return cast("Mapping[str, Any]", await self._commands.call(lambda c: c.info()))
@@ -339,10 +357,11 @@ def backoff_s(rng: random.Random, base_s: float = 0.05, most_s: float = 5.0) -> 
 
 @cache
 def script_text(name: str) -> str:
-    """The script as it is sent: its first line (the flags), the library, and its own text."""
+    """The script as it is sent: its first line (the flags), what all share, and its own text."""
     folder = resources.files("leanq") / "lua"
     flags, _, text = (folder / f"{name}.lua").read_text().partition("\n")
-    return f"{flags}\n{(folder / 'library.lua').read_text()}\n{text}"
+    shared = [(folder / f"{part}.lua").read_text() for part in ("library", "sharing")]
+    return "\n".join((flags, *shared, text))
 
 
 _SUBMITTED: dict[int, Submitted] = {

@@ -55,14 +55,17 @@ class Sandbox:
 
     scratch: Path
     """A private folder, the only place that a program may write to. ``close`` removes it."""
+    inbox: Path | None
+    """A private folder that a program may read and not write to. ``close`` removes it."""
     isolation: tuple[str, ...]
     """The walls that this machine allows, such as ``("user-ns", "pid-ns", ..., "landlock-7")``."""
     alive: bool
     """False once the warden has died or the sandbox was closed: open another."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, inbox: Path | None) -> None:
         """Use :meth:`open`."""
         self.scratch = scratch
+        self.inbox = inbox
         self.isolation = ()
         self.alive = True
         self._loop = asyncio.get_running_loop()
@@ -92,6 +95,7 @@ class Sandbox:
         nice: int = 0,
         namespaces: bool = True,
         scratch_root: Path | None = None,
+        inbox_root: Path | None = None,
     ) -> Sandbox:
         """Start a warden, in some 100 ms.
 
@@ -99,7 +103,7 @@ class Sandbox:
         own, links resolved; each must exist. ``hidden`` are folders that are covered where there
         is a mount namespace, and only if they exist by now. ``namespaces=False`` stands for a
         machine that refuses them. The scratch folder is made in ``scratch_root``, or where
-        temporary files go.
+        temporary files go; with an ``inbox_root``, which must exist, there is an inbox in it.
         """
         if sys.platform != "linux":
             raise SandboxError("the sandbox needs Linux")
@@ -111,19 +115,20 @@ class Sandbox:
         for path in readable:
             if not path.exists():
                 raise SandboxError(f"{path} does not exist, and programs need it")
+        folders: list[Path] = []
         try:
-            scratch = Path(tempfile.mkdtemp(prefix="leanq-", dir=root))
+            places = [root, *([inbox_root] if inbox_root else [])]
+            folders.extend(Path(tempfile.mkdtemp(prefix="leanq-", dir=place)) for place in places)
+            sandbox = cls(folders[0], folders[1] if inbox_root else None)
         except OSError as error:
-            raise SandboxError(f"no scratch folder: {error}") from error
-        try:
-            sandbox = cls(scratch)
-        except OSError as error:
-            scratch.rmdir()
-            raise SandboxError(f"no warden: {error}") from error
+            for folder in folders:
+                folder.rmdir()
+            raise SandboxError(f"no scratch folder or no warden: {error}") from error
         try:
             hello = {
-                "scratch": str(scratch),
-                "readable": [str(path.resolve()) for path in readable],
+                "scratch": str(folders[0]),
+                "folders": [str(folder) for folder in folders],
+                "readable": [str(path.resolve()) for path in (*readable, *folders[1:])],
                 "hidden": [str(path.resolve()) for path in hidden],
                 "nice": nice,
                 "namespaces": namespaces,
@@ -174,8 +179,9 @@ class Sandbox:
             raise
 
     def clear(self) -> None:
-        """Empty the scratch folder. No program may be running."""
-        empty(str(self.scratch))
+        """Empty its folders. No program may be running."""
+        for folder in self._folders:
+            empty(str(folder))
 
     async def close(self) -> None:
         """End what runs, the warden, and the scratch folder."""
@@ -189,9 +195,14 @@ class Sandbox:
         finally:
             self._warden.kill()
             self._warden.wait()
-        if self.scratch.exists():  # the warden was killed before it could
-            self.clear()
-            self.scratch.rmdir()
+        for folder in self._folders:
+            if folder.exists():  # the warden was killed before it could
+                empty(str(folder))
+                folder.rmdir()
+
+    @property
+    def _folders(self) -> list[Path]:
+        return [self.scratch, *([self.inbox] if self.inbox else [])]
 
     async def _launch(
         self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, limits: Limits, *, tail: bool

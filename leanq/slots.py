@@ -269,5 +269,8 @@ class Slots:
             wall_s=reply.wall_s or time.monotonic() - started_s,
         )
         outcome = reply.verdict or ("error" if reply.error else "echo")
+        # What the infrastructure says of a request may be otherwise the next time.
+        lasts = reply.verdict in wire.LEAN_VERDICTS and reply.error is None
+        fingerprint = (reply.fingerprint or "") if lasts else ""
         data = wire.pack_reply(job.token, reply)
-        return Settlement(job.rid, job.token, outcome, data, reply.warm)
+        return Settlement(job.rid, job.token, outcome, data, fingerprint, reply.warm)

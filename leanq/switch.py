@@ -3,18 +3,72 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
+from .calls import Call, Whereabouts, whereabouts
 from .dispatch import Dispatcher, Done
+from .errors import ClosedError, LeanQError, UnavailableError, UnknownStateError
 from .keys import shard_of
-from .transitions import Submission
+from .queue import Queue, backoff_s
+from .recipes import read_recipe
+from .states import RedisStates
+
+
+class Finder:
+    """Finds where states can be stepped, over the connections of the client's dispatchers."""
+
+    def __init__(self, queues: Sequence[Queue], patience_s: float) -> None:
+        self._queues = queues
+        self._states = RedisStates(queues)
+        self._patience_s = patience_s
+
+    async def find(self, state: str) -> Whereabouts:
+        """Where ``state`` can be stepped.
+
+        Raises:
+            UnknownStateError: nobody knows it, or it is of an environment that nobody offers.
+            UnavailableError: no server answered for ``patience_s``.
+        """
+        give_up_s = time.monotonic() + self._patience_s
+        for pause_s in backoff_s(random.Random()):
+            try:
+                return await self._find(state)
+            except UnavailableError:
+                if time.monotonic() > give_up_s:
+                    raise
+                await asyncio.sleep(pause_s)
+        raise AssertionError
+
+    async def _find(self, state: str) -> Whereabouts:
+        records = await self._states.recall(state)
+        if records is None:
+            raise UnknownStateError(
+                f"the state {state} is not known here, or no longer; check its source again, or "
+                "import it"
+            )
+        recipe = read_recipe(state, records)
+        fingerprint = recipe.source.fingerprint
+        for lane, known in (await self._queues[0].fingerprints()).items():
+            if known == fingerprint:
+                return whereabouts(recipe, lane)
+        raise UnknownStateError(
+            f"the state {state} is of an environment with the fingerprint {fingerprint[:12]}, "
+            "which no worker offers"
+        )
 
 
 class Switch:
     """All shards of the queue, with the methods of a :class:`Dispatcher`."""
 
-    def __init__(self, dispatchers: Sequence[Dispatcher]) -> None:
+    def __init__(self, dispatchers: Sequence[Dispatcher], finder: Finder) -> None:
         self._each = dispatchers
+        self._finder = finder
+        # Calls whose state is being found, by rid.
+        self._finding: dict[str, tuple[Done, asyncio.Task[None]]] = {}
 
     async def open(self) -> None:
         """Raises UnavailableError when one of the shards' servers does not answer."""
@@ -25,14 +79,45 @@ class Switch:
             await asyncio.gather(*(d.close(withdraw=False) for d in opened))
             raise faults[0]
 
-    def send(self, submission: Submission, done: Done) -> None:
-        self._each[shard_of(submission.rid)].send(submission, done)
+    def send(self, call: Call[Any], done: Done) -> None:
+        """Submits, once it is known where."""
+        submission = call.submission
+        if call.state:
+            task = asyncio.get_running_loop().create_task(self._find(call, done))
+            self._finding[submission.rid] = (done, task)
+        else:
+            self._each[shard_of(submission.rid)].send(submission, done)
 
     def attach(self, rid: str, done: Done) -> None:
         self._each[shard_of(rid)].attach(rid, done)
 
     def cancel(self, rid: str, done: Done) -> bool:
+        found = self._finding.get(rid)
+        if found and found[0] is done:
+            del self._finding[rid]
+            found[1].cancel()
+            return True
         return self._each[shard_of(rid)].cancel(rid, done)
 
     async def close(self, *, withdraw: bool) -> None:
+        tasks = [task for _, task in self._finding.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(d.close(withdraw=withdraw) for d in self._each))
+
+    async def _find(self, call: Call[Any], done: Done) -> None:
+        submission = call.submission
+        try:
+            where = await self._finder.find(call.state)
+        except LeanQError as error:
+            if self._finding.pop(submission.rid, None):
+                done(error)
+            return
+        except asyncio.CancelledError:
+            if self._finding.pop(submission.rid, None):
+                done(ClosedError("the client was closed before the request ended"))
+            raise
+        if self._finding.pop(submission.rid, None):
+            found = replace(submission, lane=where.lane)
+            self._each[shard_of(submission.rid)].send(found, done)

@@ -12,8 +12,9 @@ from typing import Literal
 class Submission:
     """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
 
-    ``affinity``: up to two names of what makes a worker fast at it, the strongest first; each up to
-    32 letters, digits, ``_`` and ``-``.
+    While one of several with the same ``digest`` runs in their lane, the others wait for its
+    reply; ``""`` shares with nobody. ``affinity``: up to two names of what makes a worker fast at
+    it, the strongest first; each up to 32 letters, digits, ``_`` and ``-``.
     """
 
     rid: str
@@ -23,12 +24,13 @@ class Submission:
     deadline_ms: int
     longest_run_ms: int
     body: bytes
+    digest: str = ""
     affinity: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """The request waits."""
+    """The request waits in its line, or for an identical one that runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The end of a request, as the holder of ``token`` tells it. ``warm``: its worker would be fast
-    now at others with the same affinities."""
+    """The end of a request, as the holder of ``token`` tells it. ``fingerprint`` is that of the
+    environment where the reply holds on any machine, and so may be remembered; else ``""``.
+    ``warm``: its worker would be fast now at others with the same affinities."""
 
     rid: str
     token: str
     outcome: str
     reply: bytes
+    fingerprint: str = ""
     warm: bool = False
 
 

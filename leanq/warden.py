@@ -3,7 +3,7 @@
 It is two processes, so that either can go first::
 
     worker ── socket ──┐
-      └─ outer         │   waits for inner; then ends what is left, removes the scratch folder
+      └─ outer         │   waits for inner; then ends what is left, removes its folders
            └─ inner ◄──┘   pid 1 of its own namespace where the machine allows it
                 └─ program, one at a time, and whatever it starts
 
@@ -18,7 +18,7 @@ Without Landlock's signal scope (ABI 6), such a program can also kill its warden
 ``leanq.sandbox`` starts this file with an isolated Python, without the rest of the package, and
 documents what is measured. Messages are JSON, one per packet::
 
-    worker → inner   {"scratch", "readable", "hidden", "nice", "namespaces"}   once
+    worker → inner   {"scratch", "folders", "readable", "hidden", "nice", "namespaces"}   once
                      {"start": {"argv", "env", "cwd", "cpu_s", "wall_s", "memory_bytes"}}
                          with the program's standard input, output and error as descriptors
                      {"renew": {"cpu_s", "wall_s", "memory_bytes"}}
@@ -367,6 +367,7 @@ def main() -> None:
         if os.waitstatus_to_exitcode(status) != _REFUSED:
             break
     _end_all({})
-    with contextlib.suppress(OSError):  # the worker removes it too
-        empty(hello["scratch"])
-        os.rmdir(hello["scratch"])
+    for folder in hello["folders"]:
+        with contextlib.suppress(OSError):  # the worker removes it too
+            empty(folder)
+            os.rmdir(folder)

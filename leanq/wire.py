@@ -10,6 +10,7 @@ two releases can run side by side.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
@@ -23,7 +24,7 @@ VERSION = 1
 MAX_REPLY_BYTES = 32 << 20
 MAX_TIMEOUT_S = 86_400.0
 
-Operation = Literal["check", "echo"]
+Operation = Literal["check", "step", "export", "import", "echo"]
 Verdict = Literal[
     "accepted",
     "incomplete",
@@ -44,6 +45,11 @@ LEAN_VERDICTS = frozenset({"accepted", "incomplete", "rejected", "exhausted"})
 LEVELS = 3
 """Priorities run from 0, the most urgent, to ``LEVELS - 1``."""
 
+# A check compiles, perhaps once more under names of ours, asks for axioms, and looks at the holes;
+# a step tries, perhaps once more without a snapshot, and looks at holes or ends as a check.
+_LEAN_RUNS: Mapping[Operation, int] = {"check": 7, "step": 9}
+_STATE = re.compile(r"[0-9a-f]{64}")
+
 _T = TypeVar("_T")
 
 
@@ -54,7 +60,9 @@ class Request:
     Attributes:
         op: the operation.
         code: Lean source (check).
-        payload: bytes that come back (echo).
+        state: the state's id (step, export).
+        tactic: what is tried on its goals (step).
+        payload: bytes that come back (echo), or an exported state (import).
         delay_s: how long the echo takes, in seconds.
         timeout_s: budget of CPU time, in seconds, of Lean with all its descendants.
         wall_s: budget of wall time, in seconds; the backstop for a Lean that waits.
@@ -66,6 +74,8 @@ class Request:
 
     op: Operation
     code: str = ""
+    state: str = ""
+    tactic: str = ""
     payload: bytes = b""
     delay_s: float = 0.0
     timeout_s: float = 60.0
@@ -82,14 +92,17 @@ class Request:
         _within("delay", self.delay_s, 0, MAX_TIMEOUT_S, "seconds")
         if self.op == "check" and not self.code.strip():
             raise InvalidRequestError("there is no Lean code to check: the text is empty")
-        if "\0" in self.code:
+        if self.op == "step" and not self.tactic.strip():
+            raise InvalidRequestError("there is no tactic to run: the text is empty")
+        if self.op in ("step", "export") and not _STATE.fullmatch(self.state):
+            raise InvalidRequestError(f"{self.state!r:.80} is no state: 64 hexadecimal digits")
+        if "\0" in self.code or "\0" in self.tactic:
             raise InvalidRequestError("the text contains a NUL character, so it is no Lean code")
 
     @property
     def longest_run_s(self) -> float:
         """After how many seconds a worker that still runs the request must be stuck."""
-        # Compiling, compiling once more under names of ours, and asking for axioms.
-        return self.delay_s + 3 * self.wall_s + 60 if self.op == "check" else self.delay_s + 60
+        return self.delay_s + _LEAN_RUNS.get(self.op, 0) * self.wall_s + 60
 
 
 def wall_for(timeout_s: float) -> float:
@@ -128,7 +141,10 @@ class Reply:
         verdict: Lean's answer or the infrastructure's; ``None`` for an echo.
         axioms: all axioms that the new constants rest on; ``None`` where not audited.
         fingerprint: the environment in which Lean answered; ``None`` if Lean did not.
-        payload: what an echo brought back.
+        state: the next state of a step, ``None`` once nothing is left to prove; or the state that
+            was imported.
+        goals: the open goals of the next state, as Lean prints them.
+        payload: what an echo brought back, or an exported state.
         error: why no worker could carry the request out; the client raises it.
         attempts: how many workers have taken the request up, this one included.
         queued_s, cpu_s, wall_s, audit_s: seconds in the queue, of CPU in Lean, on the
@@ -142,6 +158,8 @@ class Reply:
     sorries: tuple[Sorry, ...] = ()
     axioms: tuple[str, ...] | None = None
     fingerprint: str | None = None
+    state: str | None = None
+    goals: tuple[str, ...] = ()
     payload: bytes | None = None
     error: str | None = None
     rid: str = field(default="", compare=False)
@@ -189,6 +207,8 @@ def unpack_request(data: bytes) -> Request:
         return Request(
             op=body["op"],
             code=_get(body, "code", str, ""),
+            state=_get(body, "state", str, ""),
+            tactic=_get(body, "tactic", str, ""),
             payload=_get(body, "payload", bytes, b""),
             delay_s=_number(body, "delay_s", 0.0),
             timeout_s=_number(body, "timeout_s", 60.0),
@@ -232,6 +252,8 @@ def unpack_reply(rid: str, data: bytes) -> Reply:
         sorries=_each(_get(body, "sorries", list, []), _sorry),
         axioms=None if axioms is None else _each(_get(body, "axioms", list, []), _text),
         fingerprint=_optional(body, "fingerprint", str),
+        state=_optional(body, "state", str),
+        goals=_each(_get(body, "goals", list, []), _text),
         payload=_optional(body, "payload", bytes),
         error=_optional(body, "error", str),
         rid=rid,
@@ -276,6 +298,7 @@ def _cut_short(reply: Reply, size_bytes: int) -> Reply:
         reply,
         messages=(note, *messages),
         sorries=tuple(sorries),
+        goals=tuple(goal[:2000] for goal in reply.goals[:1000]),
         axioms=reply.axioms and tuple(name[:2000] for name in reply.axioms[:1000]),
         error=reply.error and reply.error[:2000],
     )

@@ -17,9 +17,11 @@ from collections.abc import Sequence
 
 from .config import Settings
 from .drivers import Driver
+from .errors import UnavailableError
 from .pump import Pump
 from .queue import Queue
 from .slots import Room
+from .states import RedisStates
 
 log = logging.getLogger("leanq.worker")
 
@@ -52,9 +54,10 @@ class Worker:
             "started": time.time(),
             "lanes": list(self._drivers),
         }
-        self._pumps = [
-            Pump(self.id, queue, self._drivers, self._room, info) for queue in Queue.each(settings)
-        ]
+        queues = Queue.each(settings)
+        self._pumps = [Pump(self.id, queue, self._drivers, self._room, info) for queue in queues]
+        self._states = RedisStates(queues)
+        self._collect_every_s = settings.lease_s / 3
         # When to give up what still runs, and the timeout that does so.
         self._stop_at_s: float | None = None
         self._limit: asyncio.Timeout | None = None
@@ -66,7 +69,7 @@ class Worker:
                 at_end.push_async_callback(pump.close)
             for driver in self._drivers.values():
                 at_end.push_async_callback(driver.close)
-                await driver.open()
+                await driver.open(self._states)
             await asyncio.gather(*(pump.join() for pump in self._pumps))
             at_end.push_async_callback(self._leave)
             self.joined.set()
@@ -93,12 +96,23 @@ class Worker:
         self._wake_pumps()
 
     async def _pump(self) -> None:
+        collector = asyncio.create_task(self._collect())
         try:
             async with asyncio.TaskGroup() as group:
                 for pump in self._pumps:
                     group.create_task(pump.run())
         except ExceptionGroup as faults:
             raise faults.exceptions[0] from None
+        finally:
+            collector.cancel()
+            await asyncio.gather(collector, return_exceptions=True)
+
+    async def _collect(self) -> None:
+        """Does its share of removing the states that nobody uses any more."""
+        while True:
+            with contextlib.suppress(UnavailableError):
+                await self._states.collect()
+            await asyncio.sleep(self._collect_every_s)
 
     async def _leave(self) -> None:
         await asyncio.gather(*(pump.leave() for pump in self._pumps))

@@ -102,9 +102,22 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         kinds = {key.split("}:", 1)[1].partition(":")[0] for key in keys}
         if keys:
             connection.delete(*keys)
-    # Replies, inboxes and holds on a lane end by themselves; counters and lanes stay for good.
-    lasting = {"reply", "inbox", "isolating", "warm", "stats", "lanes", "pinning", "bell"}
-    leftover = kinds - lasting - {"dead", "deadreq"}
+    # Replies, inboxes, remembered verdicts, holds on a lane and who is warm end by themselves,
+    # states and snapshots are collected; counters and lanes stay for good.
+    ending = {
+        "reply",
+        "inbox",
+        "verdict",
+        "isolating",
+        "warm",
+        "collect",
+        "states",
+        "snap",
+        "snaps",
+        "chunk",
+    }
+    lasting = {"stats", "lanes", "prints", "pinning", "bell", "dead", "deadreq"}
+    leftover = kinds - ending - lasting
     assert not leftover, f"left in Redis: {sorted(leftover)}"
 
 

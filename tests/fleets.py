@@ -21,12 +21,14 @@ from typing import Any
 
 import redis
 
+from leanq.calls import Call
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
 from leanq.drivers.echo import EchoDriver
 from leanq.errors import UnavailableError, WorkerError
 from leanq.local import find_server
 from leanq.queue import Queue
+from leanq.states import States
 from leanq.transitions import Status, Submission, WorkerRow
 from leanq.wire import Reply, Request, pack_request
 from leanq.worker import Worker
@@ -53,7 +55,7 @@ class Recorder(EchoDriver):
         self.stopped: list[bytes] = []
         self.most = 0
 
-    async def open(self) -> None:
+    async def open(self, _states: States) -> None:
         self._loop = asyncio.get_running_loop()
         self._gate = asyncio.Event()
 
@@ -233,8 +235,8 @@ async def ask(
 ) -> Reply:
     """The whole reply to an echo, in any lane."""
     request = Request(op="echo", payload=payload, delay_s=delay_s)
-    submission = client._submission(request, lane, {})
-    return await client._reply(submission.rid, submission)
+    submission = client._calls._submission(request, lane, {})
+    return await client._reply(Call(submission, lambda reply: reply))
 
 
 def look(settings: Settings) -> Status:

@@ -16,14 +16,23 @@ from leanq.transitions import Returning, Submission
 
 @dataclass
 class Flying:
-    """A request in flight; ``token`` and ``worker`` say who has it while it is leased."""
+    """A request in flight; ``token`` and ``worker`` say who has it while it is leased, and
+    ``leader`` whom it follows while it is attached. ``client`` is empty once it has its verdict
+    and runs on for its followers."""
 
     sub: Submission
     client: str
+    submitted: int
     deadline: float
     attempts: int = 0
     token: str | None = None
     worker: str = ""
+    leader: str = ""
+    solo: bool = False
+
+    @property
+    def status(self) -> str:
+        return "attached" if self.leader else "queued" if self.token is None else "leased"
 
 
 class Model:
@@ -33,6 +42,16 @@ class Model:
         self.flying: dict[str, Flying] = {}
         self.verdicts: dict[str, str] = {}
         self.winners: dict[str, str] = {}
+        self.remembered: set[str] = set()
+        self.coalesced = 0
+        # Who leads each lane's runs of a digest, who follows whom, what each lane's environment
+        # is, and the tokens of the verdicts that are remembered of each.
+        self.runs: dict[tuple[str, str], str] = {}
+        self.followers: defaultdict[str, list[str]] = defaultdict(list)
+        self.prints: dict[str, str] = {}
+        self.memory: dict[tuple[str, str], str] = {}
+        # Lists in which the last claim met a request that needed no run of its own.
+        self.passed: set[tuple[str, int, str]] = set()
         self.told: defaultdict[str, set[str]] = defaultdict(set)
         self.rings: defaultdict[tuple[str, int], dict[str, list[str]]] = defaultdict(dict)
         self.suspects: defaultdict[str, list[str]] = defaultdict(list)
@@ -43,13 +62,15 @@ class Model:
         self.isolating: dict[str, str] = {}
         self.turns: Counter[str] = Counter()
         self.heard = self.truce = 0
-        # What the last claim took that stood in no line.
+        # Whom a request is promised to that stands in no line, and which such the last claim took.
+        self.to: dict[str, str] = {}
         self.redeemed: set[str] = set()
 
-    def join(self, worker: str, lanes: Iterable[str]) -> None:
+    def join(self, worker: str, lanes: Iterable[str], fingerprint: str) -> None:
         self.leases[worker] = self.now + self.lease_ms
         self.fleet.add(worker)
         self.lanes |= set(lanes)
+        self.prints |= dict.fromkeys(lanes, fingerprint) if fingerprint else {}
 
     def submit(self, client: str, sub: Submission) -> str:
         ring = self.rings[sub.lane, sub.level]
@@ -60,39 +81,60 @@ class Model:
             return "attached"
         if self.lanes and sub.lane not in self.lanes:
             return "unknown"
-        if len(ring.get(sub.tenant, ())) >= self.max_waiting:
+        known = (self.prints.get(sub.lane, ""), sub.digest)
+        if sub.digest and known in self.memory:
+            self.verdicts[sub.rid], self.winners[sub.rid] = "accepted", self.memory[known]
+            self.remembered.add(sub.rid)
+            return "reply"
+        full = len(ring.get(sub.tenant, ())) >= self.max_waiting
+        if full and (sub.lane, sub.digest) not in self.runs:
             return "full"
         deadline = self.now + sub.deadline_ms if sub.deadline_ms else float("inf")
-        self.flying[sub.rid] = Flying(sub, client, deadline)
-        self._enter(sub)
+        self.flying[sub.rid] = Flying(sub, client, self.now, deadline)
+        if not self._follows(sub.rid):
+            self._enter(sub)
         return "queued"
 
     def submitted(self) -> None:
         """The batch is over."""
 
-    def settle(self, worker: str, rid: str, token: str, warm: bool) -> bool:
-        if rid in self.flying and self.flying[rid].token == token:
-            del self.work[worker][rid]
-            self.winners[rid] = token
-            self._end(rid, "accepted")
-        return self.winners.get(rid) == token
+    def settle(self, worker: str, rid: str, token: str, fingerprint: str, warm: bool) -> bool:
+        item = self.flying.get(rid)
+        if not item or item.token != token:
+            return self.winners.get(rid) == token
+        followers = self._disband(rid)
+        if item.sub.digest and fingerprint:
+            self.memory[fingerprint, item.sub.digest] = token
+        for end in (rid, *followers):
+            if end != rid and self.flying[end].deadline < self.now:
+                self._end(end, "expired")
+                continue
+            self.coalesced += end != rid
+            if self.flying[end].client:
+                self.winners[end] = token
+                self._end(end, "accepted")
+            else:
+                del self.flying[end]
+        return True
 
     def claim(
         self, worker: str, lanes: Sequence[str], want: int, busy: int
     ) -> tuple[list[str], bool, bool]:
         """The rids, whether the one runs alone, and whether the worker is to empty itself."""
         self.leases[worker] = self.now + self.lease_ms
+        self.passed.clear()
         for lane in lanes if want else ():
-            suspects = self.suspects[lane]
-            while suspects and not self._waits(suspects[0]):
-                suspects.pop(0)
-            if suspects and busy == 0:
+            suspect = self._first_suspect(lane)
+            if suspect and busy == 0:
                 if self.isolating.get(lane) == worker:
                     del self.isolating[lane]
-                return [suspects.pop(0)], True, False
-            if suspects and self.isolating.setdefault(lane, worker) == worker:
+                self.suspects[lane].pop(0)
+                self._take(suspect, solo=True)
+                self._first_suspect(lane)
+                return [suspect], True, False
+            if suspect and self.isolating.setdefault(lane, worker) == worker:
                 return [], False, True
-        return self._draw(worker, lanes, want), False, False
+        return self._fill(worker, lanes, want), False, False
 
     def lease(self, worker: str, rid: str, token: str) -> None:
         """What a claim does with each of its rids."""
@@ -113,14 +155,27 @@ class Model:
 
     def cancel(self, rid: str) -> bool:
         item = self.flying.get(rid)
-        if item and item.token:
-            del self.work[item.worker][rid]
-        return bool(item) and self._end(rid, "cancelled")
+        if not item or not item.client:
+            return False
+        if item.status == "leased" and self.followers.get(rid):
+            self._tell(rid, "cancelled")
+            item.client = ""
+            return True
+        if item.leader:
+            self._detach(rid)
+        elif item.status == "leased":
+            self._disband(rid)
+        self._end(rid, "cancelled")
+        return True
 
     def lookup(self, client: str, rid: str) -> str:
-        if item := self.flying.get(rid):
+        item = self.flying.get(rid)
+        if item and item.client:
             item.client = client
-            if item.token or self._waits(rid):
+            if item.leader and item.deadline < self.now:
+                self._detach(rid)
+                self._end(rid, "expired")
+            elif item.status != "queued" or self._waits(rid):
                 return "in flight"
         return "reply" if rid in self.verdicts else "unknown"
 
@@ -160,34 +215,87 @@ class Model:
     def _enter(self, sub: Submission) -> None:
         self.rings[sub.lane, sub.level].setdefault(sub.tenant, []).append(sub.rid)
 
-    def _draw(self, worker: str, lanes: Sequence[str], want: int) -> list[str]:
+    def _fill(self, worker: str, lanes: Sequence[str], want: int) -> list[str]:
         rids: list[str] = []
         for lane in lanes:
-            while len(rids) < want and (rid := self._pick(worker, lane)):
-                rids.append(rid)
+            while len(rids) < want and (drawn := self._draw_turn(worker, lane, want - len(rids))):
+                rids += drawn
         return rids
 
-    def _pick(self, worker: str, lane: str) -> str | None:
+    def _draw_turn(self, worker: str, lane: str, want: int) -> list[str]:
         """Seven picks of eight to the most urgent level, the eighth goes round the levels."""
-        turn = self.turns[lane]
-        first = turn // 8 % 3 if turn % 8 == 7 else 0
-        for level in (first, 0, 1, 2):
-            ring = self.rings[lane, level]
-            while ring:
-                tenant = next(iter(ring))
+        turn, place = divmod(self.turns[lane], 8)
+        first, most = (turn % 3, 1) if place == 7 else (0, min(want, 7 - place))
+        rids: list[str] = []
+        for level in sorted(range(3), key=lambda level: (level != first, level)):
+            rids += self._draw(worker, lane, level, most - len(rids))
+        self.turns[lane] += len(rids)
+        return rids
+
+    def _draw(self, worker: str, lane: str, level: int, want: int) -> list[str]:
+        """Tenants give in turn, and several each where they are few."""
+        ring = self.rings[lane, level]
+        rids: list[str] = []
+        while ring and len(rids) < want:
+            tenants = list(ring)[: want - len(rids)]
+            each = (want - len(rids)) // len(tenants)
+            for tenant in tenants:
                 line = ring.pop(tenant)
-                rid = self._choose(worker, lane, line)
+                rids += self._serve(worker, lane, line, each)
                 if line:
                     ring[tenant] = line
-                if rid:
-                    self.turns[lane] += 1
-                    return rid
-        return None
+        return rids
 
-    def _choose(self, worker: str, lane: str, line: list[str]) -> str | None:
-        """Takes the next one out of a tenant's line; None where it waits no more."""
-        rid = line.pop(0)
-        return rid if self._waits(rid) else None
+    def _serve(self, worker: str, lane: str, line: list[str], most: int) -> list[str]:
+        """Takes the next ones out of a tenant's line; those that are to run."""
+        rids = line[:most]
+        del line[:most]
+        return [rid for rid in rids if self._take(rid)]
+
+    def _take(self, rid: str, solo: bool = False) -> bool:
+        """Whether a request that waits is to run; it is leased, and has no token yet."""
+        if not self._waits(rid) or self._follows(rid, suspect=solo):
+            return False
+        item = self.flying[rid]
+        item.token, item.solo = "", solo and bool(item.sub.digest)
+        if item.sub.digest:
+            self.runs[item.sub.lane, item.sub.digest] = rid
+        return True
+
+    def _first_suspect(self, lane: str) -> str | None:
+        suspects = self.suspects[lane]
+        while suspects and (
+            not self._waits(suspects[0]) or self._follows(suspects[0], suspect=True)
+        ):
+            suspects.pop(0)
+        return suspects[0] if suspects else None
+
+    def _follows(self, rid: str, suspect: bool = False) -> bool:
+        """Attaches a request to one that runs; suspects only to one that runs alone."""
+        item = self.flying[rid]
+        leader = self.runs.get((item.sub.lane, item.sub.digest))
+        if leader is None or (suspect and not self.flying[leader].solo):
+            return False
+        item.leader, item.attempts = leader, item.attempts + 1
+        by_age = [(self.flying[each].submitted, each) for each in (*self.followers[leader], rid)]
+        self.followers[leader] = [each for _, each in sorted(by_age)]
+        self.passed.add((item.sub.lane, item.sub.level, item.sub.tenant))
+        return True
+
+    def _disband(self, rid: str) -> list[str]:
+        """Takes a request from its worker; returns who followed it."""
+        item = self.flying[rid]
+        del self.work[item.worker][rid]
+        if self.runs.get((item.sub.lane, item.sub.digest)) == rid:
+            del self.runs[item.sub.lane, item.sub.digest]
+        return self.followers.pop(rid, [])
+
+    def _detach(self, rid: str) -> None:
+        leader = self.flying[rid].leader
+        self.followers[leader].remove(rid)
+        if not self.followers[leader] and not self.flying[leader].client:
+            self._disband(leader)
+            del self.flying[leader]
 
     def _waits(self, rid: str) -> bool:
         if rid in self.flying and self.flying[rid].deadline < self.now:
@@ -195,13 +303,22 @@ class Model:
         return rid in self.flying
 
     def _requeue(self, rid: str, charge: bool, defer: bool = False) -> str:
+        followers = self._disband(rid)
+        how = self._put_back(rid, charge, defer)
+        for follower in followers:
+            self._put_back(follower, charge, defer)
+        return how
+
+    def _put_back(self, rid: str, charge: bool, defer: bool) -> str:
         item = self.flying[rid]
-        del self.work[item.worker][rid]
+        if not item.client:
+            del self.flying[rid]
+            return "lost"
         item.attempts -= not charge
         if item.attempts >= self.max_attempts:
             self._end(rid, "poisoned")
             return "poisoned"
-        item.token = None
+        item.token, item.leader, item.solo = None, "", False
         if 0 < item.attempts == self.max_attempts - 1:
             suspects = self.suspects[item.sub.lane]
             suspects.insert(len(suspects) if defer else 0, rid)
@@ -217,11 +334,14 @@ class Model:
             new = {sub.tenant: [sub.rid]}
             self.rings[sub.lane, sub.level] = {**ring, **new} if defer else {**new, **ring}
 
-    def _end(self, rid: str, verdict: str) -> bool:
-        self.told[self.flying.pop(rid).client].add(rid)
+    def _end(self, rid: str, verdict: str) -> None:
+        self._tell(rid, verdict)
+        del self.flying[rid]
+
+    def _tell(self, rid: str, verdict: str) -> None:
+        self.told[self.flying[rid].client].add(rid)
         assert rid not in self.verdicts
         self.verdicts[rid] = verdict
-        return True
 
 
 class Fairness:
@@ -245,6 +365,7 @@ class Fairness:
 
     def check(self, rids: list[str], stale: set[tuple[str, int, str]]) -> None:
         """Takes a claim's rids in; ``stale`` are the stale lists before it."""
+        stale = stale | self.model.passed
         subs = [self.model.flying[rid].sub for rid in rids]
         served = Counter((sub.lane, sub.level, sub.tenant) for sub in subs)
         tenants = sorted({item.sub.tenant for item in self.model.flying.values()})

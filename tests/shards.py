@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -52,22 +52,34 @@ class Dump:
     inbox: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     deadreq: set[str] = field(default_factory=set)
+    run: dict[str, str] = field(default_factory=dict)
+    followers: dict[str, list[str]] = field(default_factory=dict)
+    verdict: dict[str, bytes] = field(default_factory=dict)
 
-    def check(self) -> None:
-        """What holds between any two calls, whatever they were, until replies are collected."""
+    def check(self, remembered: Collection[str] = ()) -> None:
+        """What holds between any two calls, whatever they were, until replies are collected.
+        Those ``remembered`` were answered as they were submitted."""
         waiting, suspects = self.lists["wait"], self.lists["suspects"]
         promised = self.lists["promise"]
         listed = Counter(chain(*waiting.values(), *suspects.values(), *promised.values()))
         leased = Counter(chain(*self.work.values()))
+        attached = Counter(chain(*self.followers.values()))
         for rid, fields in self.req.items():
-            queued = fields["st"] == "queued"
-            assert (listed[rid], leased[rid]) == ((1, 0) if queued else (0, 1)), rid
-            assert queued or rid in self.work[fields["w"]]
+            status = fields["st"]
+            places = {"queued": (1, 0, 0), "leased": (0, 1, 0), "attached": (0, 0, 1)}
+            assert (listed[rid], leased[rid], attached[rid]) == places[status], rid
+            assert status != "leased" or rid in self.work[fields["w"]]
+            assert status != "attached" or rid in self.followers[fields["on"]]
             assert ("to" in fields) == (rid in chain(*promised.values())), rid
             assert "to" not in fields or rid in promised[fields["to"]], rid
-        assert set(leased) <= set(self.req)
-        # What ended leaves at most its rid in a list.
-        assert not set(self.req) & set(self.reply)
+        assert set(leased) | set(attached) <= set(self.req)
+        for leader in self.followers:
+            assert self.req[leader]["st"] == "leased"
+        for name, leader in self.run.items():
+            assert (self.req[leader]["st"], self.req[leader]["d"]) == ("leased", name.split(":")[1])
+        # What ended leaves at most its rid in a list, and runs on only for others.
+        ghosts = {rid for rid, fields in self.req.items() if not fields["c"]}
+        assert set(self.req) & set(self.reply) == ghosts <= set(self.followers)
         assert set(listed) <= set(self.req) | set(self.reply)
         assert self.bodies == set(self.req)
         assert self.dead == self.deadreq
@@ -81,7 +93,8 @@ class Dump:
             queued_there = [r for r in self.req.values() if (r["l"], r["st"]) == (lane, "queued")]
             assert kind != "waiting" or int(count) == len(queued_there)
         # For each reply one client was told, once.
-        assert sorted(chain(*self.inbox.values())) == sorted(self.reply.items())
+        told = {rid: data for rid, data in self.reply.items() if rid not in remembered}
+        assert sorted(chain(*self.inbox.values())) == sorted(told.items())
 
 
 def dump(server: redis.Redis, tag: str) -> Dump:
@@ -89,11 +102,11 @@ def dump(server: redis.Redis, tag: str) -> Dump:
     pipe = server.pipeline(transaction=False)
     for name in names:
         match name[len(tag) + 1 :].partition(":")[0]:
-            case "req" | "stats" | "info" | "lanes" | "deadreq" | "pinning" | "vacant":
+            case "req" | "deadreq" | "stats" | "info" | "lanes" | "prints" | "pinning" | "vacant":
                 pipe.hgetall(name)
             case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
                 pipe.lrange(name, 0, -1)
-            case "work" | "workers" | "dead" | "warm" | "promises":
+            case "work" | "workers" | "dead" | "with" | "warm" | "promises":
                 pipe.zrange(name, 0, -1, withscores=True)
             case "inbox":
                 pipe.xrange(name)
@@ -105,7 +118,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
         match kind:
             case "req":
                 found.req[rest] = _texts(value)
-            case "stats" | "info" | "lanes" | "pinning" | "vacant":
+            case "stats" | "info" | "lanes" | "prints" | "pinning" | "vacant":
                 found.hashes[kind] = _texts(value)
             case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
                 found.lists[kind][rest] = [item.decode() for item in value]
@@ -124,6 +137,12 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.dead = {rid.decode() for rid, _ in value}
             case "reply":
                 found.reply[rest] = value
+            case "verdict":
+                found.verdict[rest] = value
+            case "run":
+                found.run[rest] = value.decode()
+            case "with":
+                found.followers[rest] = [rid.decode() for rid, _ in value]
             case "body":
                 found.bodies.add(rest)
             case "deadreq":
@@ -147,7 +166,7 @@ def submission(rid: str, **fields: Any) -> Submission:
 
 def settlement(job: Job, verdict: Verdict = "accepted", *, warm: bool = False) -> Settlement:
     reply = pack_reply(job.token, Reply(verdict, attempts=job.attempts))
-    return Settlement(job.rid, job.token, verdict, reply, warm)
+    return Settlement(job.rid, job.token, verdict, reply, warm=warm)
 
 
 class Shard:

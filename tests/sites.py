@@ -14,6 +14,7 @@ from terminals import SAMPLES
 
 from leanq.drivers.environment import Environment
 from leanq.drivers.lean import LeanDriver
+from leanq.states import MemoryStates
 from leanq.wire import Reply, Request
 
 # A program in Lean's place that takes the candidate's text for a script.
@@ -53,7 +54,7 @@ class Site:
     async def open(self, opener: Callable[[], Environment], slots: int = 1) -> LeanDriver:
         driver = LeanDriver(opener, slots=slots)
         self._stack.push_async_callback(driver.close)
-        await driver.open()
+        await driver.open(MemoryStates())
         return driver
 
     async def check(self, code: str, **options: Any) -> Reply:

@@ -14,9 +14,13 @@ from fleets import Recorder, echo_body, own_server, submission, working
 
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
+from leanq.errors import UnavailableError
 from leanq.local import find_server
 from leanq.queue import Queue, look
 from leanq.reaper import reap
+from leanq.recipes import Hole, Recipe, Source
+from leanq.states import Packed, RedisStates
+from leanq.switch import Finder
 from leanq.transitions import Settlement
 from leanq.wire import Reply, pack_reply
 
@@ -83,6 +87,55 @@ async def test_promises_stay_within_the_roles(socket: Path) -> None:
         await queue.close()
 
 
+async def test_states_and_snapshots(socket: Path) -> None:
+    """A client reads recipes, which are what their ids say; workers alone write snapshots."""
+    client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
+    states = RedisStates([worker])
+    recipe = Recipe(Source("f", "x := sorry", (Hole(5, "term"),)), 0)
+    await states.keep(dict(recipe.records()))
+    await worker.join("w", b"", {"core": b""}, {"core": "f"})
+    found = await Finder([client], patience_s=5.0).find(recipe.id)
+    assert found.lane == "core"
+    assert await states.keep_snapshot("key", Packed(b"manifest", (b"chunk",)))
+    assert await states.find_snapshot("key") == Packed(b"manifest", (b"chunk",))
+    with pytest.raises(UnavailableError, match=r"(?i)permission"):
+        await RedisStates([client]).keep_snapshot("other", Packed(b"manifest", (b"chunk",)))
+    await states.drop_snapshot("key")
+    await states.collect()
+    await worker.release("w", [], leave=True)
+    for queue in (client, worker):
+        await queue.close()
+
+
+async def test_identical_requests_are_shared_and_remembered(socket: Path) -> None:
+    client = Queue(replace(as_role(socket, "client"), remember_s=60.0))
+    worker = Queue(replace(client.settings, url=as_role(socket, "worker").url))
+    bodies = {f"0-{name}": echo_body(b"") for name in ("leader", "follower", "lost", "last")}
+    batch = [replace(submission(rid, body), digest="same") for rid, body in bodies.items()]
+    await worker.join("w", b"", {"echo": b""}, {"echo": "print"})
+    await client.submit("c", batch[:1])
+    (job,) = (await worker.claim("w", ["echo"], 1, busy=0, nonce="n:")).jobs
+    await client.submit("c", batch[1:])
+    with redis.Redis.from_url(as_role(socket, "worker").url) as connection:
+        connection.zrem(f"{worker.keys.tag}:with:0-leader", "0-lost")
+    assert await client.lookup("c", ["0-follower", "0-lost"]) == [True, True]
+    assert await client.cancel(["0-leader", "0-lost", "0-last"]) == [True] * 3
+    reply = pack_reply(job.token, Reply("accepted"))
+    done = Settlement(job.rid, job.token, "accepted", reply, "print")
+    await worker.claim("w", ["echo"], 1, busy=0, nonce="m:", settlements=[done])
+    assert await client.lookup("c", ["0-follower"]) == [reply]
+    assert await client.submit("c", [replace(batch[0], rid="0-later")]) == [reply]
+    # The last follower of what was withdrawn.
+    others = [replace(item, rid=f"{item.rid}2", digest="other") for item in batch[:2]]
+    await client.submit("c", others[:1])
+    assert (await worker.claim("w", ["echo"], 1, busy=0, nonce="o:")).jobs
+    await client.submit("c", others[1:])
+    assert await client.cancel([item.rid for item in others]) == [True, True]
+    await worker.release("w", [], leave=True)
+    for queue in (client, worker):
+        await queue.close()
+
+
 async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
     worker = replace(as_role(socket, "worker"), lease_s=0.5, max_attempts=1)
     client, operator = Queue(as_role(socket, "client")), Queue(as_role(socket, "operator"))
@@ -116,6 +169,8 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
         ("client", "ZADD {leanq:0}:workers 1 x"),
         ("client", "ZADD {leanq:0}:warm:default:x 1 x"),
         ("client", "GET another"),
+        ("client", "SET {leanq:0}:snap:x y"),
+        ("client", "GET {leanq:0}:chunk:x"),
         ("client", "KEYS *"),
         ("client", "FLUSHALL"),
         ("client", "CONFIG GET *"),

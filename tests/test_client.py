@@ -25,7 +25,7 @@ from fleets import (
 )
 
 from leanq import dispatch
-from leanq.client import AsyncLeanQClient, EchoFuture, LeanQClient, LeanQFuture
+from leanq.client import AsyncLeanQClient, LeanQClient, LeanQFuture
 from leanq.config import Settings
 from leanq.errors import (
     ClosedError,
@@ -224,7 +224,7 @@ def test_many_threads_share_a_client(settings: Settings) -> None:
 
 def test_a_request_that_races_with_close_ends_too(settings: Settings) -> None:
     lean = LeanQClient(settings)
-    futures: list[EchoFuture] = []
+    futures: list[LeanQFuture[bytes]] = []
 
     def user() -> None:
         while True:
@@ -246,7 +246,7 @@ def test_a_request_that_races_with_close_ends_too(settings: Settings) -> None:
 
 
 def test_a_callback_may_submit_but_not_close(settings: Settings) -> None:
-    more: list[EchoFuture] = []
+    more: list[LeanQFuture[bytes]] = []
     errors: list[BaseException] = []
 
     def called(_: object) -> None:

@@ -25,7 +25,7 @@ from fleets import (
 )
 
 from leanq import dispatch
-from leanq.client import EchoFuture, LeanQClient
+from leanq.client import LeanQClient, LeanQFuture
 from leanq.config import Settings
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownEnvironmentError
 from leanq.queue import Queue
@@ -78,7 +78,7 @@ def reached(items: Sized, count: int) -> bool:
     return len(items) >= count
 
 
-def results(futures: list[EchoFuture]) -> list[bytes]:
+def results(futures: list[LeanQFuture[bytes]]) -> list[bytes]:
     assert not wait(futures, DEADLINE_S).not_done
     return [future.result() for future in futures]
 
@@ -142,7 +142,7 @@ def asked_again(lean: LeanQClient, rid: str) -> bool:
 def test_cut_connections_lose_nothing_and_repeat_nothing(settings: Settings) -> None:
     driver = Recorder()
     with LeanQClient(settings) as lean, serving(settings, driver, slots=4):
-        futures: list[EchoFuture] = []
+        futures: list[LeanQFuture[bytes]] = []
         for cut in range(1, 6):
             futures += [lean.echo(b"%d" % n, delay_s=0.001) for n in range(len(futures), 100 * cut)]
             until(partial(reached, driver.started, 100 * cut - 60))

@@ -20,8 +20,9 @@ from leanq.config import Settings
 from leanq.drivers.environment import Environment
 from leanq.drivers.toolchain import ask
 from leanq.queue import Queue
+from leanq.transitions import Settlement
 
-SIMPLE = ["dead", "doctor", "reap", "status", "submit", "up", "worker"]
+SIMPLE = ["dead", "doctor", "reap", "state", "status", "step", "submit", "up", "worker"]
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -172,6 +173,22 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     await queue.cancel([f"0-{n}" for n in range(5)])
     await queue.claim("w1", ["echo"], 5, busy=0, nonce="m:")
     await queue.release("w1", [], leave=True)
+
+
+async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue: Queue) -> None:
+    queue.settings = replace(queue.settings, remember_s=60.0)
+    await queue.join("w", wire.pack_info({}), {"echo": wire.pack_info({})}, {"echo": "print"})
+    batch = [replace(submission(f"0-{n}", echo_body(b"x")), digest="same") for n in range(6)]
+    await queue.submit("client", batch[:4])
+    (job,) = (await queue.claim("w", ["echo"], 4, busy=0, nonce="n:")).jobs
+    done = Settlement(job.rid, job.token, "echo", wire.pack_reply(job.token, wire.Reply()), "print")
+    await queue.claim("w", [], 0, busy=0, nonce="m:", settlements=[done])
+    await queue.submit("client", batch[4:])
+    await queue.release("w", [], leave=True)
+    (record,) = (await asyncio.to_thread(place.run, "status", "--json")).lines
+    assert (record["coalesced"], record["remembered"]) == (3, 2)
+    shown = (await asyncio.to_thread(place.run, "status")).out
+    assert "saved     3 by an identical request's run, 2 by a remembered verdict\n" in shown
 
 
 def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Settings) -> None:

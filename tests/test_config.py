@@ -104,10 +104,11 @@ def test_settings_come_from_the_environment() -> None:
         "LEANQ_REPLY_TTL_S": "60",
         "LEANQ_MAX_ATTEMPTS": "5",
         "LEANQ_MAX_WAITING": "10",
+        "LEANQ_REMEMBER_S": "1.5",
         "PATH": "/bin",
     }
     assert Settings.load("redis://host", environ) == Settings(
-        "redis://host", "other", 3, 2.5, 60, 5, 10
+        "redis://host", "other", 3, 2.5, 60, 5, 10, 1.5
     )
     assert Settings.load("redis://host", {}) == Settings("redis://host")
 

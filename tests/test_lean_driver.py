@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from conftest import CI, eventually
 from sandboxes import marked, needs
 from sites import Site, check, sample
 
+from leanq.drivers import check as check_module
 from leanq.drivers import lean as lean_module
+from leanq.drivers import program as program_module
 from leanq.drivers.environment import Environment, open_environment
 from leanq.drivers.toolchain import ask
 from leanq.errors import SandboxError, ToolchainError
@@ -122,8 +125,8 @@ async def test_what_takes_long_with_large_input_holds_nobody_up(
 ) -> None:
     seen: list[str] = []
 
-    def watched(name: str) -> Callable[..., Any]:
-        real = getattr(lean_module, name)
+    def watched(module: ModuleType, name: str) -> Callable[..., Any]:
+        real = getattr(module, name)
 
         def call(*args: Any) -> Any:
             seen.append(name)
@@ -132,9 +135,13 @@ async def test_what_takes_long_with_large_input_holds_nobody_up(
 
         return call
 
-    for name in ("Printed", "name_examples", "read_module"):
-        monkeypatch.setattr(lean_module, name, watched(name))
-    monkeypatch.setattr(lean_module, "_PRINTED_AT_ONCE_BYTES", 0)
+    for module, name in (
+        (program_module, "Printed"),
+        (check_module, "name_examples"),
+        (check_module, "read_module"),
+    ):
+        monkeypatch.setattr(module, name, watched(module, name))
+    monkeypatch.setattr(program_module, "_PRINTED_AT_ONCE_BYTES", 0)
     assert (await site.check(sample("and_swap"))).verdict == "accepted"
     assert seen == ["Printed", "name_examples", "read_module"]
 
@@ -224,7 +231,7 @@ async def test_two_checks_at_once_do_not_meet(site: Site, tmp_path: Path) -> Non
 
 async def test_a_dead_warden_costs_one_request(site: Site, tmp_path: Path) -> None:
     driver = await site.driver()
-    (sandbox,) = driver._idle
+    (sandbox,) = driver._opened.lean._idle
     task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
     await eventually(lambda: bool(marked(site.marker)))
     sandbox._warden.kill()
@@ -325,7 +332,7 @@ async def test_an_environment_that_went_away_is_the_workers_trouble(
 
 
 async def test_a_lean_that_does_not_run_in_the_sandbox_is_the_workers_trouble(site: Site) -> None:
-    needs((await site.driver())._idle[0], landlock=1)
+    needs((await site.driver())._opened.lean._idle[0], landlock=1)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         wrapper, hidden = Path(folder, "wrapper"), Path(folder, "hidden")
         wrapper.write_text(f". {hidden}")

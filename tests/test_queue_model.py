@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
@@ -25,6 +25,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from queue_check import check_bells, compare
 from queue_model import Fairness, Model
 from shards import dump, with_test_clock
 
@@ -42,7 +43,7 @@ from leanq.transitions import (
     Submission,
     UnknownLane,
 )
-from leanq.wire import Reply, pack_reply, unpack_reply
+from leanq.wire import Reply, pack_reply
 
 _T = TypeVar("_T")
 
@@ -72,7 +73,9 @@ submissions = st.builds(
     deadline_ms=st.sampled_from((0, 0, 5_000, 30_000)),
     longest_run_ms=st.sampled_from((8_000, 100_000)),
     body=st.just(b"body"),
+    digest=st.sampled_from(("", "p", "q")),
 )
+fingerprints = st.sampled_from(("", "f", "g"))
 
 
 def pick(known: Sequence[_T], back: Sequence[int]) -> list[_T]:
@@ -132,23 +135,31 @@ class QueueMachine(RuleBasedStateMachine):
         assert [NAMES.get(type(answer), "reply") for answer in answers] == expected
         for item, answer in zip(batch, answers, strict=True):
             if isinstance(answer, bytes):
-                assert answer == self.replies[item.rid]
+                verdict = self.found.verdict.get(
+                    f"{self.model.prints.get(item.lane)}:{item.digest}"
+                )
+                assert answer == self.replies.get(item.rid, verdict)
 
     @rule(number=workers, lanes=st.permutations(LANES))
     def work(self, number: int, lanes: list[str]) -> None:
         """Settles all that it can and claims much."""
-        self.claim(number, lanes, 12, list(range(1, 13)))
+        self.claim(number, lanes, 12, list(range(1, 13)), "")
 
-    @rule(number=workers, lanes=lanes, want=st.integers(0, 9), settled=some)
-    def claim(self, number: int, lanes: list[str], want: int, settled: list[int]) -> None:
+    @rule(number=workers, lanes=lanes, want=st.integers(0, 9), settled=some, print_=fingerprints)
+    def claim(
+        self, number: int, lanes: list[str], want: int, settled: list[int], print_: str
+    ) -> None:
         worker = self.workers[number]
         call = next(self.calls)
         leases = pick(self.leases[worker], settled)
         # The same token may come again, and then with other words.
         reply = Reply("accepted", cpu_s=call)
         warm = call % 4 > 0
-        done = [Settlement(r, t, "accepted", pack_reply(t, reply), warm) for r, t in leases]
-        accepted = tuple(self.model.settle(worker, *lease, warm) for lease in leases)
+        done = [
+            Settlement(rid, token, "accepted", pack_reply(token, reply), print_, warm)
+            for rid, token in leases
+        ]
+        accepted = tuple(self.model.settle(worker, *lease, print_, warm) for lease in leases)
         busy = len(self.model.work[worker])
         stale = self.fairness.stale_lists()
         rids, alone, hold = self.model.claim(worker, lanes, want, busy)
@@ -255,10 +266,12 @@ class QueueMachine(RuleBasedStateMachine):
             assert (job.token, job.attempts) == (item.token, item.attempts)
             assert job.alone == (job.attempts == MAX_ATTEMPTS)
 
-    @rule(number=workers, lanes=st.lists(st.sampled_from(LANES), unique=True))
-    def join(self, number: int, lanes: list[str]) -> None:
-        self.model.join(self.workers[number], lanes)
-        self.call(self.queue.join(self.workers[number], b"info", dict.fromkeys(lanes, b"about")))
+    @rule(number=workers, lanes=st.lists(st.sampled_from(LANES), unique=True), print_=fingerprints)
+    def join(self, number: int, lanes: list[str], print_: str) -> None:
+        worker = self.workers[number]
+        self.model.join(worker, lanes, print_)
+        about, prints = dict.fromkeys(lanes, b"about"), dict.fromkeys(lanes, print_)
+        self.call(self.queue.join(worker, b"info", about, prints))
 
     @rule(number=workers)
     def kill(self, number: int) -> None:
@@ -285,7 +298,7 @@ class QueueMachine(RuleBasedStateMachine):
         """Who empties itself for a suspect asks again, or is not heard of any more."""
         for lane, worker in list(self.model.isolating.items()):
             if ask and worker in self.workers:
-                self.claim(self.workers.index(worker), lanes, 5, [])
+                self.claim(self.workers.index(worker), lanes, 5, [], "")
             elif not ask:
                 self.server.delete(f"{self.tag}:isolating:{lane}")
                 del self.model.isolating[lane]
@@ -294,63 +307,15 @@ class QueueMachine(RuleBasedStateMachine):
     def everything_is_in_its_place(self) -> None:
         self.sound = False
         self.found = dump(self.server, self.tag)
-        self.found.check()
+        self.found.check(self.model.remembered)
         assert self.found.reply == {**self.found.reply, **self.replies}, "a reply has changed"
         self.replies = self.found.reply
         self.server_is_as_the_model_says()
         self.sound = True
 
     def server_is_as_the_model_says(self) -> None:
-        found, model = self.found, self.model
-        flying = {
-            rid: {
-                **model.route(item),
-                "l": item.sub.lane,
-                "t": item.sub.tenant,
-                "p": str(item.sub.level),
-                "c": item.client,
-                "n": str(item.attempts),
-                "st": "leased" if item.token else "queued",
-                **({"tok": item.token, "w": item.worker} if item.token else {}),
-            }
-            for rid, item in model.flying.items()
-        }
-        for fields in found.req.values():
-            for name in ("at", "exp", "run"):
-                del fields[name]
-        assert found.req == flying
-        replies = {rid: unpack_reply(rid, data) for rid, data in found.reply.items()}
-        assert {rid: reply.verdict for rid, reply in replies.items()} == model.verdicts
-        for rid, token in model.winners.items():
-            assert found.reply[rid].startswith(pack_reply(token, Reply())[: 2 + len(token)])
-        rings = {f"{lane}:{level}": ring for (lane, level), ring in model.rings.items() if ring}
-        assert found.lists["ring"] == {place: list(ring) for place, ring in rings.items()}
-        assert found.lists["wait"] == {
-            f"{place}:{tenant}": rids
-            for place, ring in rings.items()
-            for tenant, rids in ring.items()
-        }
-        assert found.lists["suspects"] == {k: v for k, v in model.suspects.items() if v}
-        assert found.work == {worker: work for worker, work in model.work.items() if work}
-        assert (found.workers, found.isolating) == (model.leases, model.isolating)
-        assert set(found.hashes.get("info", ())) == model.fleet
-        assert {c: {rid for rid, _ in pairs} for c, pairs in found.inbox.items()} == model.told
-        poisoned = {rid for rid, verdict in model.verdicts.items() if verdict == "poisoned"}
-        assert found.dead == found.deadreq == poisoned
-        stats = found.hashes.get("stats", {})
-        counts = Counter(model.verdicts.values())
-        assert counts == {k[8:]: int(n) for k, n in stats.items() if k.startswith("verdict:")}
-        self.check_bells()
-
-    def check_bells(self) -> None:
-        """Where work waits, somebody is or will be woken."""
-        model = self.model
-        for lane in (*LANES, "x"):
-            live = [w for w in model.flying.values() if not w.token and w.sub.lane == lane]
-            tokens = len(self.found.lists["bell"].get(lane, ()))
-            assert tokens <= 16
-            in_time = {w.sub.rid for w in live if w.deadline >= model.now}
-            assert tokens or in_time <= set(model.suspects[lane]) or lane in self.woken
+        compare(self.found, self.model)
+        check_bells(self.found, self.model, self.woken)
 
     def teardown(self) -> None:
         try:
@@ -370,7 +335,7 @@ class QueueMachine(RuleBasedStateMachine):
         while self.anyone_late():
             self.reap()
         for _ in range(100):
-            self.claim(0, [*LANES, "x"], 8, list(range(1, 9)))
+            self.claim(0, [*LANES, "x"], 8, list(range(1, 9)), "")
             if not self.model.flying:
                 break
         self.everything_is_in_its_place()
@@ -387,6 +352,7 @@ def test_scripts_do_what_the_model_says(
         lease_s=LEASE_MS / 1000,
         max_attempts=MAX_ATTEMPTS,
         max_waiting=MAX_WAITING,
+        remember_s=3600.0,
     )
     QueueMachine.loop = asyncio.new_event_loop()
     QueueMachine.server = redis.Redis.from_url(server.url)

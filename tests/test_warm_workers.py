@@ -14,6 +14,7 @@ from conftest import eventually
 from fleets import Recorder, counter, counts, new_nonce, worker_processes, working
 
 from leanq import pump as pump_module
+from leanq.calls import Call
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
 from leanq.queue import Queue
@@ -62,16 +63,17 @@ async def pinned(
     lean: AsyncLeanQClient, payload: bytes, *affinity: str, delay_s: float = 0.0
 ) -> Reply:
     """The reply to an echo that names affinities."""
-    plain = lean._submission(Request(op="echo", payload=payload, delay_s=delay_s), "echo", {})
-    item = replace(plain, affinity=affinity)
-    return await lean._reply(item.rid, item)
+    request = Request(op="echo", payload=payload, delay_s=delay_s)
+    item = replace(lean._calls._submission(request, "echo", {}), affinity=affinity)
+    return await lean._reply(Call(item, lambda reply: reply))
 
 
 async def dead_but_warm(queue: Queue, *affinity: str, vacant: int = 1) -> None:
     """Makes the fleet believe in an idle worker that is warm, and never comes."""
     claimed = await queue.claim("dead", ["echo"], 1, busy=0, nonce=new_nonce())
     (job,) = claimed.jobs
-    done = Settlement(job.rid, job.token, "echo", pack_reply(job.token, Reply(payload=b"")), True)
+    reply = pack_reply(job.token, Reply(payload=b""))
+    done = Settlement(job.rid, job.token, "echo", reply, warm=True)
     nonce = new_nonce()
     await queue.claim("dead", ["echo"], vacant, busy=0, nonce=nonce, settlements=[done])
 

@@ -27,6 +27,7 @@ from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
 from leanq.errors import RequestError, ToolchainError, WorkerError
 from leanq.queue import Queue
+from leanq.states import States
 from leanq.transitions import Queued
 from leanq.wire import Reply, Request
 from leanq.worker import Worker
@@ -239,7 +240,7 @@ async def test_what_a_newer_release_asks_is_left_to_newer_workers(
 
 async def test_a_driver_that_cannot_open_ends_the_worker(settings: Settings, queue: Queue) -> None:
     class Broken(Recorder):
-        async def open(self) -> None:
+        async def open(self, _states: States) -> None:
             raise ToolchainError("no Lean at all")
 
     class Closing(Recorder):

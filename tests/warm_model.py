@@ -22,12 +22,17 @@ class WarmModel(Model):
         self.promises: dict[str, list[str]] = {}
         self.tills: dict[str, int] = {}
         self.guards: dict[str, tuple[int, str]] = {}
-        # By rid: whom it is promised to, and when a warmer one first went before it.
-        self.to: dict[str, str] = {}
-        self.passed: dict[str, int] = {}
+        # By rid, when a warmer one first went before it.
+        self.bypassed: dict[str, int] = {}
         self.counts = Counter[str]()
         self.again_ms = 0
         self._promisees: defaultdict[str, set[str]] = defaultdict(set)
+
+    def submit(self, client: str, sub: Submission) -> str:
+        answer = super().submit(client, sub)
+        if answer == "queued" and sub.affinity:
+            self.guards.setdefault(sub.lane, (0, ""))
+        return answer
 
     def _enter(self, sub: Submission) -> None:
         worker = self._warm_worker(sub)
@@ -41,8 +46,6 @@ class WarmModel(Model):
         self._promisees[sub.lane].add(worker)
 
     def _warm_worker(self, sub: Submission) -> str | None:
-        if sub.affinity:
-            self.guards.setdefault(sub.lane, (0, ""))
         if self.suspects[sub.lane] or any(self.rings[sub.lane, level] for level in range(3)):
             return None
         for name in sub.affinity:
@@ -60,7 +63,7 @@ class WarmModel(Model):
                 self.guards[lane] = (self.now + STEAL_MS, "")
         self._promisees.clear()
 
-    def settle(self, worker: str, rid: str, token: str, warm: bool) -> bool:
+    def settle(self, worker: str, rid: str, token: str, fingerprint: str, warm: bool) -> bool:
         item = self.flying.get(rid)
         if item and item.token == token and warm:
             for name in item.sub.affinity:
@@ -68,12 +71,13 @@ class WarmModel(Model):
                 seen[worker] = self.now
                 if len(seen) > MOST_WARM:
                     del seen[min(seen, key=lambda worker: (seen[worker], worker))]
-        return super().settle(worker, rid, token, warm)
+        return super().settle(worker, rid, token, fingerprint, warm)
 
     def claim(
         self, worker: str, lanes: Sequence[str], want: int, busy: int
     ) -> tuple[list[str], bool, bool]:
         self.again_ms = 0
+        self.redeemed.clear()
         pinned = [lane for lane in lanes if lane in self.guards]
         if pinned:
             late = sorted((till, name) for name, till in self.tills.items() if till <= self.now)
@@ -81,7 +85,6 @@ class WarmModel(Model):
                 if other != worker:
                     self.counts["steals"] += self._recall(other)
         rids, alone, hold = super().claim(worker, lanes, want, busy)
-        self.redeemed = {rid for rid in rids if self.to.pop(rid, None)}
         for rid in rids:
             sub = self.flying[rid].sub
             if sub.affinity:
@@ -101,19 +104,27 @@ class WarmModel(Model):
             self._recall(worker)
         super().leave(worker)
 
-    def _draw(self, worker: str, lanes: Sequence[str], want: int) -> list[str]:
+    def _fill(self, worker: str, lanes: Sequence[str], want: int) -> list[str]:
         rids: list[str] = []
         if any(lane in self.guards for lane in lanes):
             line = self.promises.get(worker, [])
             while line and len(rids) < want:
                 rid = line.pop(0)
-                if self._waits(rid) and self.to.get(rid) == worker:
+                if self.to.pop(rid, None) == worker and self._take(rid):
                     rids.append(rid)
-        return rids + super()._draw(worker, lanes, want - len(rids))
+        self.redeemed.update(rids)
+        return rids + super()._fill(worker, lanes, want - len(rids))
+
+    def _serve(self, worker: str, lane: str, line: list[str], most: int) -> list[str]:
+        if lane not in self.guards:
+            return super()._serve(worker, lane, line, most)
+        rids: list[str] = []
+        while len(rids) < most and (rid := self._choose(worker, lane, line)):
+            if self._take(rid):
+                rids.append(rid)
+        return rids
 
     def _choose(self, worker: str, lane: str, line: list[str]) -> str | None:
-        if lane not in self.guards:
-            return super()._choose(worker, lane, line)
         best, best_rank = None, COLD + 1
         for place in range(WINDOW):
             while place < len(line) and not self._waits(line[place]):
@@ -123,12 +134,12 @@ class WarmModel(Model):
             rank = self._rank(worker, self.flying[line[place]].sub)
             if rank < best_rank:
                 best, best_rank = place, rank
-            if best_rank == 1 or self.now - self.passed.get(line[place], self.now) >= PASS_MS:
+            if best_rank == 1 or self.now - self.bypassed.get(line[place], self.now) >= PASS_MS:
                 break
         if best is None:
             return None
         for rid in line[:best]:
-            self.passed.setdefault(rid, self.now)
+            self.bypassed.setdefault(rid, self.now)
         return line.pop(best)
 
     def _rank(self, worker: str, sub: Submission) -> int:
@@ -159,15 +170,15 @@ class WarmModel(Model):
             self.guards[lane] = (0, "")
         return 0
 
-    def _end(self, rid: str, verdict: str) -> bool:
+    def _end(self, rid: str, verdict: str) -> None:
         self.to.pop(rid, None)
-        return super()._end(rid, verdict)
+        super()._end(rid, verdict)
 
     def route(self, item: Flying) -> dict[str, str]:
         rid = item.sub.rid
         fields = {
             "a": " ".join(item.sub.affinity),
             "to": self.to.get(rid, ""),
-            "by": str(self.passed.get(rid, "")),
+            "by": str(self.bypassed.get(rid, "")),
         }
         return {name: text for name, text in fields.items() if text}

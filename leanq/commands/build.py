@@ -8,13 +8,14 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..client import DEFAULT_LANE
+from ..calls import DEFAULT_LANE
 from ..config import Settings, check_name
 from ..drivers import Driver
 from ..drivers.echo import EchoDriver
-from ..drivers.environment import open_environment
+from ..drivers.environment import cache_folder, open_environment
 from ..drivers.lean import LeanDriver
 from ..errors import UsageError
+from ..snapshot_cache import SnapshotCache
 from ..worker import Worker
 
 
@@ -44,11 +45,13 @@ def make_worker(
     if driver == "echo":
         drivers.append(EchoDriver())
     else:
+        # Shared by all environments and by all workers of the machine.
+        cache = SnapshotCache(cache_folder(None, os.environ) / "snapshots", settings.cache_mb << 20)
         named = _named(environments) or {DEFAULT_LANE: _project_here()}
         for name, path in named.items():
             opener = partial(open_environment, name, path, lean=lean)
             hidden = _server_folder(settings)
-            drivers.append(LeanDriver(opener, slots=slots, hidden=hidden, nice=nice))
+            drivers.append(LeanDriver(opener, slots=slots, cache=cache, hidden=hidden, nice=nice))
     return Worker(settings, drivers, slots=slots, grace_s=grace_s)
 
 

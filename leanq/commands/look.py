@@ -22,6 +22,7 @@ from ..errors import LeanQError, WireError
 from ..local import EmbeddedServer, UpFile, embedded_settings, find_server
 from ..queue import Queue, look
 from ..sandbox import Sandbox
+from ..states import MemoryStates
 from ..transitions import Status
 from ..wire import Request
 from .fleet import queue_settings
@@ -47,6 +48,8 @@ def _record(settings: Settings, found: Status) -> dict[str, Any]:
         "dead": found.dead,
         "submitted": counters.get("submitted", 0),
         "settled": counters.get("settled", 0),
+        "coalesced": counters.get("coalesced", 0),
+        "remembered": counters.get("remembered", 0),
         "reaped": counters.get("reaped", 0),
         "released": counters.get("released", 0),
         "fenced": counters.get("fenced", 0),
@@ -88,6 +91,11 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
     yield f"running   {record['running']}"
     counts = ", ".join(f"{name} {count}" for name, count in record["verdicts"].items())
     yield f"ended     {counts or 'nothing yet'}"
+    if record["coalesced"] or record["remembered"]:
+        yield (
+            f"saved     {record['coalesced']} by an identical request's run, "
+            f"{record['remembered']} by a remembered verdict"
+        )
     yield (
         f"trouble   {record['reaped']} reaped, {record['released']} released, "
         f"{record['fenced']} late results, {record['dead']} dead letters"
@@ -216,7 +224,7 @@ async def _check(environment: Environment) -> Finding:
     prelude = "prelude\n" if environment.toolchain.source == "wheel" else ""
     code = f"{prelude}theorem leanq_doctor (p : Prop) (h : p) : p := h\n"
     try:
-        await driver.open()
+        await driver.open(MemoryStates())
         reply = await driver.run(Request(op="check", code=code))
     except LeanQError as error:
         return Finding("check", False, str(error))

@@ -15,7 +15,8 @@ from typing import Any, TextIO
 
 import click
 
-from ..client import AsyncLeanQClient, Check
+from ..calls import Check
+from ..client import AsyncLeanQClient
 from ..config import MAX_REQUEST_BYTES, Settings
 from ..errors import InvalidRequestError, LeanQError, RequestError, TooLargeError, UsageError
 from ..local import EmbeddedServer, UpFile, embedded_settings, running
@@ -210,7 +211,7 @@ def _record(ended: Ended) -> dict[str, Any]:
         return {"file": ended.file, "verdict": None, "error": str(ended.error)}
     record = {"file": ended.file, **asdict(ended.reply)}
     # What belongs to other operations, or to the worker alone, is no part of a check's line.
-    for name in ("payload", "error", "warm"):
+    for name in ("payload", "error", "state", "goals", "warm"):
         del record[name]
     return record
 

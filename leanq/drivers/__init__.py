@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from ..states import States
 from ..wire import Reply, Request
 
 
@@ -25,8 +26,11 @@ class Driver(Protocol):
     @property
     def about(self) -> Mapping[str, object]: ...
 
-    async def open(self) -> None:
-        """Makes ready to answer; raises WorkerError where it never will."""
+    async def open(self, states: States) -> None:
+        """Makes ready to answer; raises WorkerError where it never will.
+
+        ``states`` is where states are kept, for this driver and all others of the queue.
+        """
 
     async def run(self, request: Request) -> Reply:
         """Lean's verdict, or the infrastructure's, or why the request makes no sense here.

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
+from ..states import States
 from ..wire import Reply, Request
 
 
@@ -21,7 +22,7 @@ class EchoDriver:
     def about(self) -> Mapping[str, object]:
         return {"driver": "echo"}
 
-    async def open(self) -> None:
+    async def open(self, _states: States) -> None:
         pass
 
     async def run(self, request: Request) -> Reply:

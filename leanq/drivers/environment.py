@@ -155,7 +155,7 @@ def open_environment(
     project = folder if folder is not None and is_lake_project(folder) else None
     if folder is not None and project is None:
         search_path = (folder,)
-    cache = _cache_folder(cache, environ)
+    cache = cache_folder(cache, environ)
     if toolchain.source == "wheel":
         search_path = (*search_path, _core(toolchain, cache, environ))
     axioms = STANDARD_AXIOMS | (CORE_AXIOMS if toolchain.source == "wheel" else frozenset())
@@ -367,7 +367,8 @@ def _checked_folder(name: str, path: Path) -> Path:
     return folder
 
 
-def _cache_folder(cache: Path | None, environ: Mapping[str, str]) -> Path:
+def cache_folder(cache: Path | None, environ: Mapping[str, str]) -> Path:
+    """The folder for what is worth keeping between starts: ``cache``, LEANQ_CACHE, the user's."""
     if cache is None and (named := environ.get("LEANQ_CACHE")):
         cache = Path(named)
     if cache is not None:

@@ -49,7 +49,7 @@ class Printed:
         for message, kind in filter(None, map(_parse, _lines(stdout))):
             self.sorry = self.sorry or _is_sorry(message, kind)
             if message.severity == "error":
-                budget = _BUDGET.search(message.text) is not None
+                budget = is_budget(message)
                 self.exhausted = self.exhausted or budget
                 self.failed = self.failed or not budget
             if len(messages) < _MAX_MESSAGES:
@@ -82,6 +82,11 @@ def judge(printed: Printed, end: Exit, stderr: bytes, *, compiled: bool) -> Verd
     if not compiled:
         return "crashed"
     return "incomplete" if printed.sorry else "accepted"
+
+
+def is_budget(message: Message) -> bool:
+    """Whether an error says that a deterministic budget ran out."""
+    return _BUDGET.search(message.text) is not None
 
 
 def last_words(end: Exit, stderr: bytes) -> Message:

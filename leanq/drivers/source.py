@@ -1,9 +1,9 @@
 """As much of Lean's surface syntax as the audit needs.
 
-Two questions are answered here without Lean: where does the import header of a file end, and
-where do its ``example`` commands stand. Comments, literals and identifiers are read exactly as
-Lean's tokenizer reads them, its oddities included. What a file's own macros make of the tokens
-is unknown to it: a command that a macro hides is not found.
+Answered here without Lean: where the import header of a file ends, and where its words stand that
+are neither in a comment nor in a string, such as ``example`` and ``sorry``. Comments, literals and
+identifiers are read exactly as Lean's tokenizer reads them, its oddities included. What a file's
+own macros make of the tokens is unknown to it: a command that a macro hides is not found.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 # The characters of `Lean.isIdFirst` and `Lean.isIdRest`. λ, Π and Σ are tokens and no letters.
 _FIRST = (
@@ -167,7 +168,18 @@ def _skip_comment_body(code: str, offset: int) -> int:
     return len(code)
 
 
-def _example_offsets(code: str) -> Iterator[int]:
+class Token(NamedTuple):
+    """What stands from ``start`` to ``end``, in characters; of a string or comment, its opening."""
+
+    text: str
+    start: int
+    end: int
+
+
+def tokens(code: str) -> Iterator[Token]:
+    """The tokens of ``code``; a string or doc comment is one, and reaches to the end of the text
+    where it does not end before. Of a string that interpolates, each piece of it is a token, and
+    so are those between them."""
     offset = 0
     previous = ""
     open_braces: list[int] = []  # for each interpolation `{…}` around us, its own open braces
@@ -182,8 +194,6 @@ def _example_offsets(code: str) -> Iterator[int]:
                 resume_string = True
             case "string":
                 offset = _end(_STRING_REST, code, offset)
-            case "ident" if token == "example":
-                yield match.start()
             case "other" if open_braces and token == "{":
                 open_braces[-1] += 1
             case "other" if open_braces and token == "}":
@@ -196,7 +206,14 @@ def _example_offsets(code: str) -> Iterator[int]:
             offset = _end(_INTERPOLATED_REST, code, offset)
             if code[offset - 1] == "{":
                 open_braces.append(0)
+            # The braces of an interpolation belong to the string.
+            token = '"'
+        yield Token(token, match.start(), offset)
         previous = token
+
+
+def _example_offsets(code: str) -> Iterator[int]:
+    return (token.start for token in tokens(code) if token.text == "example")
 
 
 def _end(pattern: re.Pattern[str], code: str, offset: int) -> int:

@@ -78,6 +78,12 @@ class Toolchain:
         return Path(self.command[-1])
 
     @property
+    def can_snapshot(self) -> bool:
+        """Whether it knows the flags ``--incr-…``, which came with 4.32."""
+        numbers = re.match(r"4\.(\d+)", self.version)
+        return numbers is not None and int(numbers[1]) >= 32
+
+    @property
     def library(self) -> Path | None:
         """The folder of the compiled standard library, where there is one."""
         return self.prefix / "lib" / "lean" if self.prefix else None

@@ -6,13 +6,16 @@
 --   the worker was promised, and of a tenant's next ones those that it is warm for.
 -- ARGV: worker, lease (ms), time-to-live of replies (ms), nonce of this call, n wanted,
 --   n in flight besides those settled here (other than 0 keeps suspects away),
---   count of results, (rid, token, outcome, reply, 1 where the worker is warm for it now) per result,
+--   most attempts, how long verdicts are remembered (ms), count of results,
+--   (rid, token, outcome, reply, fingerprint or '', 1 where the worker is warm for it now) per result,
 --   then the lanes.
 -- Returns {per result 1 or 0 (fenced), per request {rid, token, attempts, queued (ms), body, alone, lane},
 --   size of the processing list, 1 where this worker should empty itself for a suspect,
 --   after how many ms it should claim again, to watch over others' promises (0: it need not)}.
 local worker, lease, ttl, nonce = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local want, busy, results = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local want, busy, max_attempts = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local remember, results = tonumber(ARGV[8]), tonumber(ARGV[9])
+local first_lane = 10 + 6 * results
 -- The workers that are remembered as warm for one thing, and for how long after the last settled
 -- it: longer than anybody keeps a process for work that does not come.
 local MOST_WARM, WARM_MS = 16, 180000
@@ -36,16 +39,31 @@ local function note_warm(rid)
 end
 
 local acks, done = {}, {}
-for i = 8, 7 + 5 * results, 5 do
+for i = 10, first_lane - 1, 6 do
   local rid, token, outcome, reply = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local r = call('HMGET', P .. ':req:' .. rid, 'tok', 'c')
+  local r = call('HMGET', P .. ':req:' .. rid, 'tok', 'c', 'l', 'd')
   local ok = 1
   if r[1] == token then
-    if ARGV[i + 4] == '1' then note_warm(rid) end
-    finish(rid, r[2], reply, ttl, told)
+    if ARGV[i + 5] == '1' then note_warm(rid) end
+    local ended = 1
+    if r[2] == '' then
+      -- Its own client withdrew it before.
+      forget_request(rid)
+      ended = 0
+    else
+      finish(rid, r[2], reply, ttl, told)
+    end
     done[#done + 1] = rid
+    if r[4] then
+      if remember > 0 and ARGV[i + 4] ~= '' then
+        call('SET', P .. ':verdict:' .. ARGV[i + 4] .. ':' .. r[4], reply, 'PX', remember)
+      end
+      local shared = share(rid, r[3], r[4], reply, max_attempts, now, ttl, told)
+      count('coalesced', shared)
+      ended = ended + shared
+    end
     count('settled', 1)
-    count('verdict:' .. outcome, 1)
+    count('verdict:' .. outcome, ended)
   else
     -- 0x93 opens an array of three, 0xa0 + n a text of n bytes: the token is in the reply's head.
     local head = '\147' .. string.char(160 + #token) .. token
@@ -63,7 +81,7 @@ end
 -- What was withdrawn is popped as well, so that one call takes bounded time.
 local MOST_POPS = 1000
 local jobs, leases, bodies = {}, {}, {}
-local pops, first_lane = 0, 8 + 5 * results
+local pops = 0
 
 -- Per lane in which some requests name affinities, who watches over promises there and until when.
 local pinning = {}
@@ -76,12 +94,23 @@ local pinned = next(pinning) ~= nil
 -- The fields of a request that waits in this lane; nothing for one that expires hereby, or that
 -- was withdrawn: its rid stays in the list, since LREM is slow on long ones.
 local function waiting(rid, lane)
-  local r = call('HMGET', P .. ':req:' .. rid, 'st', 'l', 'n', 'at', 'exp', 'run', 'c', 'a', 'by')
+  local r = call('HMGET', P .. ':req:' .. rid, 'st', 'l', 'n', 'at', 'exp', 'run', 'c', 'd', 'a', 'by')
   if r[1] ~= 'queued' or r[2] ~= lane then return nil end
   local deadline = tonumber(r[5])
   if deadline == 0 or now <= deadline then return r end
   expire(rid, lane, r[7], tonumber(r[3]), tonumber(r[4]), now, ttl, told)
   return nil
+end
+
+-- Whether a request that waits needs no run of its own, since an identical one runs.
+local function follow(rid, lane, r, suspect)
+  if not r[8] then return false end
+  local leader, its_worker = attach(rid, lane, r[8], r[4], suspect)
+  if not leader then return false end
+  call('HSET', P .. ':req:' .. rid, 'st', 'attached', 'on', leader, 'w', its_worker,
+    'n', tonumber(r[3]) + 1)
+  count('waiting:' .. lane, -1)
+  return true
 end
 
 local warmth = {}
@@ -97,13 +126,18 @@ local function warm_for(lane, affinities)
   return nil
 end
 
+-- Whether the request is now this worker's.
 local function take(rid, lane, alone)
   local r = waiting(rid, lane)
-  if not r then return false end
+  if not r or follow(rid, lane, r, alone) then return false end
+  if r[8] then
+    call('SET', run_key(lane, r[8]), rid)
+    if alone then call('HSET', P .. ':req:' .. rid, 'solo', 1) end
+  end
   local n = tonumber(r[3]) + 1
   local token = nonce .. #jobs
   call('HSET', P .. ':req:' .. rid, 'st', 'leased', 'tok', token, 'w', worker, 'n', n)
-  if r[8] then count(warm_for(lane, r[8]) and 'warm_hits' or 'warm_misses', 1) end
+  if r[9] then count(warm_for(lane, r[9]) and 'warm_hits' or 'warm_misses', 1) end
   leases[#leases + 1] = now + tonumber(r[6])
   leases[#leases + 1] = rid
   bodies[#bodies + 1] = P .. ':body:' .. rid
@@ -126,8 +160,8 @@ local function choose(wait, lane, n)
         local r = waiting(rid, lane)
         -- One that was withdrawn and sent again stands there twice.
         if r and not line[rid] then
-          local rank = r[8] and warm_for(lane, r[8]) or COLD
-          line[i], line[rid] = {rid = rid, rank = rank, passed = tonumber(r[9])}, true
+          local rank = r[9] and warm_for(lane, r[9]) or COLD
+          line[i], line[rid] = {rid = rid, rank = rank, passed = tonumber(r[10])}, true
         else
           call('LREM', wait, 1, rid)
         end
@@ -147,8 +181,7 @@ local function choose(wait, lane, n)
     local rid = table.remove(line, best).rid
     -- It stands near the front, where LREM is fast.
     call('LREM', wait, 1, rid)
-    take(rid, lane, false)
-    got = got + 1
+    if take(rid, lane, false) then got = got + 1 end
   end
   return got
 end
@@ -199,11 +232,13 @@ local function claim(lane, n)
   return n
 end
 
--- The first suspect of a lane that still waits.
+-- The first suspect of a lane that still waits for a run of its own.
 local function suspect(lane)
   local suspects = P .. ':suspects:' .. lane
   local rid = call('LINDEX', suspects, 0)
-  while rid and not waiting(rid, lane) do
+  while rid do
+    local r = waiting(rid, lane)
+    if r and not follow(rid, lane, r, true) then break end
     call('LPOP', suspects)
     rid = call('LINDEX', suspects, 0)
   end
@@ -227,9 +262,9 @@ local function redeem()
     if not rid then break end
     local key = P .. ':req:' .. rid
     local r = call('HMGET', key, 'to', 'l')
-    if r[1] == worker and take(rid, r[2], false) then
+    if r[1] == worker then
       call('HDEL', key, 'to')
-      got, want = got + 1, want - 1
+      if take(rid, r[2], false) then got, want = got + 1, want - 1 end
     end
   end
   return got
@@ -265,6 +300,8 @@ for i = first_lane, #ARGV do
     local holder = call('GET', isolating)
     if busy == 0 then
       take(call('LPOP', P .. ':suspects:' .. lane), lane, true)
+      -- Its like follow it at once, or each of them would empty a worker.
+      suspect(lane)
       if holder == worker then call('DEL', isolating) end
       want = 0
     elseif not holder or holder == worker then
@@ -309,6 +346,8 @@ if #jobs > 0 or pops >= MOST_POPS or hold == 1 then
   end
 end
 tell(told, ttl)
-for name, n in pairs(counts) do call('HINCRBY', stats, name, n) end
+for name, n in pairs(counts) do
+  if n ~= 0 then call('HINCRBY', stats, name, n) end
+end
 call('ZADD', P .. ':workers', now + lease, worker)
 return {acks, jobs, call('ZCARD', work), hold, again}

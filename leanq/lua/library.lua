@@ -1,4 +1,4 @@
--- Shared by all scripts: each is sent as this text followed by its own.
+-- Shared by all scripts: each is sent as this text followed by sharing.lua and its own.
 -- KEYS[1] is the shard's tag, {PREFIX:SHARD}; every key is built from it and so lies in its slot.
 local P = KEYS[1]
 local LEVELS = 3
@@ -34,16 +34,25 @@ local function tell(told, ttl_ms)
   end
 end
 
--- Ends a request: the reply under its own key, the request gone, its client told.
-local function finish(rid, client, reply, ttl_ms, told)
+-- The reply under its own key, and its client told.
+local function answer(rid, client, reply, ttl_ms, told)
   call('SET', P .. ':reply:' .. rid, reply, 'PX', ttl_ms)
-  call('UNLINK', P .. ':req:' .. rid, P .. ':body:' .. rid)
   local fields = told[client]
   if not fields then fields = {}; told[client] = fields end
   fields[#fields + 1] = rid
   fields[#fields + 1] = #reply <= INLINE_BYTES and reply or ''
   -- Lua's unpack ends near 8,000 values.
   if #fields >= 4000 then tell({[client] = fields}, ttl_ms); told[client] = nil end
+end
+
+local function forget_request(rid)
+  call('UNLINK', P .. ':req:' .. rid, P .. ':body:' .. rid)
+end
+
+-- Ends a request.
+local function finish(rid, client, reply, ttl_ms, told)
+  forget_request(rid)
+  answer(rid, client, reply, ttl_ms, told)
 end
 
 -- The reply that a script itself gives, in the wire format of version 1.
@@ -56,15 +65,20 @@ local function is_suspect(attempts, max_attempts)
   return attempts > 0 and attempts == max_attempts - 1
 end
 
--- Puts a request whose lease ended back to the front, or makes it a dead letter.
+-- Puts one request that was leased or attached back to the front, or makes it a dead letter.
 -- charge: whether the attempt counts. defer: to the end of its line instead.
--- Returns 'queued', 'poisoned' or 'lost'.
-local function requeue(rid, charge, max_attempts, now, ttl_ms, told, defer)
+-- Returns 'queued', 'poisoned' or 'lost', its lane and its digest.
+local function put_back(rid, charge, max_attempts, now, ttl_ms, told, defer)
   local key = P .. ':req:' .. rid
-  local r = call('HMGET', key, 'l', 'p', 't', 'n', 'c')
+  local r = call('HMGET', key, 'l', 'p', 't', 'n', 'c', 'd')
   local lane, n = r[1], tonumber(r[4])
   -- Somebody deleted it, perhaps the server to make room; its client will send it again.
   if not lane then return 'lost' end
+  if r[5] == '' then
+    -- It has its reply, and ran for its followers alone.
+    forget_request(rid)
+    return 'lost', lane, r[6]
+  end
   if not charge then n = n - 1 end
   if n >= max_attempts then
     call('COPY', key, P .. ':deadreq:' .. rid, 'REPLACE')
@@ -77,10 +91,10 @@ local function requeue(rid, charge, max_attempts, now, ttl_ms, told, defer)
     end
     finish(rid, r[5], verdict_reply('poisoned', n, 0), ttl_ms, told)
     call('HINCRBY', P .. ':stats', 'verdict:poisoned', 1)
-    return 'poisoned'
+    return 'poisoned', lane, r[6]
   end
   call('HSET', key, 'st', 'queued', 'n', n)
-  call('HDEL', key, 'tok', 'w')
+  call('HDEL', key, 'tok', 'w', 'on', 'solo')
   call('HINCRBY', P .. ':stats', 'waiting:' .. lane, 1)
   local push = defer and 'RPUSH' or 'LPUSH'
   if is_suspect(n, max_attempts) then
@@ -89,14 +103,14 @@ local function requeue(rid, charge, max_attempts, now, ttl_ms, told, defer)
     call(push, P .. ':ring:' .. lane .. ':' .. r[2], r[3])
   end
   ring_bell(lane, 1)
-  return 'queued'
+  return 'queued', lane, r[6]
 end
 
--- Ends a queued request that missed its deadline.
-local function expire(rid, lane, client, attempts, submitted, now, ttl_ms, told)
+-- Ends a request that missed its deadline, in its line or attached to another.
+local function expire(rid, lane, client, attempts, submitted, now, ttl_ms, told, attached)
   finish(rid, client, verdict_reply('expired', attempts, now - submitted), ttl_ms, told)
   call('HINCRBY', P .. ':stats', 'verdict:expired', 1)
-  call('HINCRBY', P .. ':stats', 'waiting:' .. lane, -1)
+  if not attached then call('HINCRBY', P .. ':stats', 'waiting:' .. lane, -1) end
 end
 
 -- When leases may be judged again. While nobody is heard for half a lease (the server was away, or

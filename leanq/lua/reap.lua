@@ -1,5 +1,6 @@
 #!lua flags=allow-oom
--- reap: takes the work of one worker whose lease lapsed, at most 100 requests a call.
+-- reap: takes the work of one worker whose lease lapsed, at most 100 requests a call, or fewer
+-- where they have many followers.
 -- ARGV: most attempts, time-to-live of replies (ms), lease (ms)
 -- Returns {requests put back, requests poisoned, 1 where there may be more to reap,
 --   time until leases are judged again (ms)}.
@@ -15,6 +16,7 @@ for _, rid in ipairs(call('ZRANGE', work, 0, 99)) do
   call('ZREM', work, rid)
   local how = requeue(rid, true, most, now, ttl, told)
   ends[how] = ends[how] + 1
+  if disbanded >= FOLLOWERS then break end
 end
 if call('EXISTS', work) == 0 then forget_worker(worker) end
 local reaped = ends.queued + ends.poisoned

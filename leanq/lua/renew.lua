@@ -10,7 +10,9 @@ call('ZADD', P .. ':workers', now + ARGV[2], worker)
 local told = {}
 local judged = now >= truce(now, tonumber(ARGV[2]))
 local overrun = judged and call('ZRANGEBYSCORE', work, '-inf', now, 'LIMIT', 0, 100) or {}
-for _, rid in ipairs(overrun) do
+for i, rid in ipairs(overrun) do
+  -- The rest is taken with the next renewal.
+  if disbanded >= FOLLOWERS then overrun = {unpack(overrun, 1, i - 1)} break end
   call('ZREM', work, rid)
   requeue(rid, true, tonumber(ARGV[3]), now, ttl, told)
 end

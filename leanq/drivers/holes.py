@@ -1,0 +1,305 @@
+"""Sources with holes: where they are, and the text with which Lean tries a tactic in one.
+
+A hole is a ``sorry``. What is tried in it is written into a block in its place, ``(by {…})`` for a
+term and ``{…}`` for a tactic: Lean's own syntax in any environment, in which the tactics stand at
+the margin, whatever the lines around them, and which ends at its brace alone. Lean says of such a
+block what is left to prove in it, as it prints any goal::
+
+    theorem t (p q : Prop) (hp : p) (hq : q) : And p q := (by {
+    constructor
+    ;
+    exact hp
+    })
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from ..errors import InvalidRequestError
+from ..recipes import Form, Hole, Recipe, Tactic
+from ..wire import Message
+from .source import split_header, tokens
+
+_SORRY = "sorry"
+_UNSOLVED = "unsolved goals\n"
+_END_MARK = "leanqEndOfTactic"
+# What can end a tactic, so that a word on the next line begins another.
+_ENDS = (")", "]", "}", "⟩", '"', "'", "_")
+_BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
+# Code that rests on it compiles, as with sorryAx.
+_STAND_IN = '@[extern "lean_sorry", never_extract] axiom {}.{{u}} (α : Sort u) : α\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A tactic as it is kept, and where that lay in what was given (from 0).
+
+    ``text`` begins at the margin, without blanks and comments around it, so that what differs in
+    these alone is one tactic.
+    """
+
+    text: str
+    line: int
+    column: int
+
+    def message(self, message: Message) -> Message:
+        """A message about ``text``, as one about what was given."""
+        end_line, end_column = message.end_line, message.end_column
+        return replace(
+            message,
+            line=message.line + self.line,
+            column=message.column + self.column,
+            end_line=None if end_line is None else end_line + self.line,
+            end_column=None if end_column is None else end_column + self.column,
+        )
+
+
+def find_holes(text: str) -> tuple[Hole, ...]:
+    """Every ``sorry`` of a text, with the form that its surroundings suggest."""
+    holes: list[Hole] = []
+    before = 0
+    for token in tokens(text):
+        if token.text == _SORRY:
+            head = text[:before]
+            begins_line = "\n" in text[before : token.start]
+            follows_end = head[-1:].isalnum() or head.endswith(_ENDS)
+            is_tactic = head.endswith(_BEFORE_TACTICS) or (begins_line and follows_end)
+            holes.append(Hole(token.start, "tactic" if is_tactic else "term"))
+        before = token.end
+    return tuple(holes)
+
+
+def read_tactic(given: str) -> Given:
+    """A tactic as it is kept; raises InvalidRequestError where there is none."""
+    found = list(tokens(given))
+    # A separator at its end would meet our own.
+    while found and found[-1].text == ";":
+        found.pop()
+    if not found:
+        raise InvalidRequestError("there is no tactic to run: the text is empty")
+    start, end = found[0].start, found[-1].end
+    column = start - (given.rfind("\n", 0, start) + 1)
+
+    def shifted(line: re.Match[str]) -> str:
+        # The lines within a string stay as they are.
+        if any(token.start < line.start() < token.end for token in found):
+            return line[0]
+        return "\n" + line[0][1 + column :]
+
+    margin = re.compile(r"\n *")
+    moved = (shifted(line) for line in margin.finditer(given, start, end))
+    text = margin.sub(lambda _: next(moved), given[start:end])
+    return Given(text, given.count("\n", 0, start), column)
+
+
+def misfit(tactic: str) -> Message | None:
+    """Why a tactic could change something outside of its hole, if it could.
+
+    All that Lean's parser needs to leave the block is its brace. What else is wrong with a tactic
+    Lean says itself.
+    """
+    depth = 0
+    found = list(tokens(f"{tactic}\n{_END_MARK}"))
+    for token in found:
+        depth += (token.text == "{") - (token.text == "}")
+        if depth < 0:
+            return _at(tactic, token.start, "this } closes nothing in the tactic, which must stay")
+    if found[-1].text != _END_MARK:
+        return _at(
+            tactic,
+            found[-1].start,
+            "a comment or string does not end in the tactic, which must stay",
+        )
+    if depth:
+        return _at(tactic, len(tactic), "a { is not closed in the tactic, which must stay")
+    return None
+
+
+def _at(text: str, offset: int, why: str) -> Message:
+    line_start = text.rfind("\n", 0, offset) + 1
+    line = text.count("\n", 0, offset) + 1
+    return Message("error", line, offset - line_start, f"leanq: {why} in its hole")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Of a text, from ``start`` to before ``end``, in characters."""
+
+    start: int
+    end: int
+
+    def __contains__(self, offset: int) -> bool:
+        return self.start <= offset < self.end
+
+    def touches(self, other: Span) -> bool:
+        """Whether they overlap or lie side by side."""
+        return self.start <= other.end and other.start <= self.end
+
+
+class Draft:
+    """A text for Lean, written piece by piece, and where its blocks lie.
+
+    Attributes:
+        trial: where the tactic on trial stands.
+        block: the block around it.
+        probes: the empty blocks, by the number of their hole.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._length = 0
+        self._line_starts: list[int] | None = None
+        self.trial = self.block = Span(0, 0)
+        self.probes: dict[int, Span] = {}
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    def add(self, text: str) -> Span:
+        """Appends; where it then stands."""
+        self._pieces.append(text)
+        self._length += len(text)
+        return Span(self._length - len(text), self._length)
+
+    def fill(self, text: str, holes: Sequence[Hole], fill: Callable[[int, Hole], object]) -> Span:
+        """Appends ``text``, where ``fill`` appends what stands in each hole's place."""
+        start, done = self._length, 0
+        for number, hole in enumerate(holes):
+            self.add(text[done : hole.offset])
+            fill(number, hole)
+            done = hole.offset + len(_SORRY)
+        self.add(text[done:])
+        return Span(start, self._length)
+
+    def add_block(self, form: Form, content: Callable[[], object]) -> Span:
+        """Appends a block in which ``content`` appends the tactics."""
+        start = self._length
+        self.add("(by {" if form == "term" else "{")
+        content()
+        self.add("})" if form == "term" else "}")
+        return Span(start, self._length)
+
+    def place(self, message: Message) -> Span:
+        """What a message of Lean's about the text is about."""
+        start = self._offset(message.line, message.column)
+        if message.end_line is None or message.end_column is None:
+            return Span(start, start)
+        return Span(start, self._offset(message.end_line, message.end_column))
+
+    def is_trial(self, message: Message) -> bool:
+        """Whether it is about the tactic on trial."""
+        return self.trial.start <= self.place(message).start <= self.trial.end
+
+    def is_left(self, message: Message) -> bool:
+        """Whether it says what is left to prove in the block around the tactic on trial."""
+        inside = self.place(message).start in self.block
+        return inside and not self.is_trial(message) and message.text.startswith(_UNSOLVED)
+
+    def of_trial(self, message: Message) -> Message:
+        """A message about the tactic on trial, with its place in it: from line 1, column 0."""
+        up = self.text.count("\n", 0, self.trial.start)
+        end_line = None if message.end_line is None else message.end_line - up
+        return replace(message, line=message.line - up, end_line=end_line)
+
+    def goals(self, messages: Sequence[Message]) -> dict[int, str]:
+        """What Lean says is left to prove in the empty blocks, by number; one that is run several
+        times has several goals."""
+        found: dict[int, list[str]] = {}
+        for message in messages:
+            if message.severity == "error" and message.text.startswith(_UNSOLVED):
+                start = self.place(message).start
+                for number, span in self.probes.items():
+                    if start in span:
+                        found.setdefault(number, []).extend(read_goals(message))
+        return {number: "\n\n".join(goals) for number, goals in found.items()}
+
+    def is_misread(self, number: int, messages: Sequence[Message]) -> bool:
+        """Whether Lean says that an empty block cannot stand where it does."""
+        span = self.probes[number]
+        return any(m.severity == "error" and span.touches(self.place(m)) for m in messages)
+
+    def _offset(self, line: int, column: int) -> int:
+        if self._line_starts is None:
+            lines = self.text.split("\n")
+            self._line_starts = [0, *accumulate(len(line) + 1 for line in lines)]
+        return self._line_starts[min(max(line, 1), len(self._line_starts)) - 1] + column
+
+
+def read_goals(message: Message) -> tuple[str, ...]:
+    """The goals of one message that some are unsolved."""
+    return tuple(message.text.removeprefix(_UNSOLVED).split("\n\n"))
+
+
+def draft_probe(code: str, holes: Sequence[Hole], forms: Mapping[int, Form]) -> Draft:
+    """A source with an empty block in each of the holes that ``forms`` names."""
+    draft = Draft()
+    draft.fill(code, holes, lambda number, hole: _probe(draft, number, forms))
+    return draft
+
+
+def draft_trial(
+    recipe: Recipe, tactic: Tactic, probes: Mapping[int, Form] | None = None, stand_in: str = ""
+) -> Draft:
+    """The source of a state with a tactic in its hole, after those that led there.
+
+    Args:
+        probes: the forms of those of the tactic's own holes that get an empty block.
+        stand_in: the name of an axiom of ours that takes the place of all other holes, so that an
+            audit can tell them from what the tactic itself leaves out.
+    """
+    levels: list[list[Tactic]] = [[]]
+    for each in recipe.tactics:
+        levels[-1].append(each)
+        if each.opened is not None:
+            levels.append([])
+    levels[-1].append(tactic)
+    draft = Draft()
+
+    def other(hole: Hole) -> None:
+        if not stand_in or hole.form == "unknown":
+            draft.add(_SORRY)
+        else:
+            draft.add(f"({stand_in} _)" if hole.form == "term" else f"exact ({stand_in} _)")
+
+    def write(level: int) -> None:
+        for count, each in enumerate(levels[level]):
+            draft.add("\n;\n" if count else "\n")
+            if each is tactic:
+                draft.trial = draft.fill(
+                    each.text, each.holes, lambda number, _: _probe(draft, number, probes or {})
+                )
+            else:
+                fill_holes(each.text, each.holes, each.opened, level + 1)
+        draft.add("\n")
+
+    def fill_holes(text: str, holes: Sequence[Hole], opened: int | None, level: int) -> None:
+        def fill(number: int, hole: Hole) -> None:
+            if number != opened:
+                other(hole)
+                return
+            block = draft.add_block(hole.form, lambda: write(level))
+            if level == len(levels) - 1:
+                draft.block = block
+
+        draft.fill(text, holes, fill)
+
+    code, holes = recipe.source.code, recipe.source.holes
+    if stand_in:
+        end = split_header(code).end_offset
+        draft.add(code[:end] + ("\n" if end else "") + _STAND_IN.format(stand_in))
+        code = code[end:]
+        holes = tuple(replace(hole, offset=hole.offset - end) for hole in holes)
+    fill_holes(code, holes, recipe.opened, 0)
+    return draft
+
+
+def _probe(draft: Draft, number: int, forms: Mapping[int, Form]) -> None:
+    if number in forms:
+        draft.probes[number] = draft.add_block(forms[number], lambda: None)
+    else:
+        draft.add(_SORRY)

@@ -1,0 +1,203 @@
+"""Snapshots of what texts begin with, so that Lean need not elaborate it again.
+
+There are two kinds, named by the hash of their text: of an import header, which serves every text
+that begins with it, and of a whole source, which serves every trial in one of its holes, since Lean
+takes up its work where two texts begin to differ. The former is made by imports alone and may serve
+anything. The latter was made by a candidate's code, so what rests on it decides nothing but where a
+search goes on: whatever closes a proof is compiled without it.
+
+Snapshots are made beside the requests, when the costs say so. No request waits for one, and none
+fails by one: what cannot be loaded is dropped, and Lean runs without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+from ..costs import Costs
+from ..errors import LeanQError
+from ..recipes import snapshot_key, text_hash
+from ..sandbox import Limits, Sandbox
+from ..snapshot_cache import Tally
+from ..snapshots import LocalSnapshot, Snapshots
+from ..states import States
+from ..wire import Request
+from .program import Lean, Run, limits_of
+from .source import split_header
+
+log = logging.getLogger("leanq.worker")
+
+_SAVED = "prefix.snapshot"
+# Saving takes several times as long as elaborating, and what it saves was within a budget.
+_SAVE_CPU_FACTOR, _SAVE_EXTRA_S = 20.0, 120.0
+
+_HEADERS_REMEMBERED = 256
+_IMPORTS_SEEN = 3
+
+
+@dataclass(slots=True)
+class _Imports:
+    """Runs that imported one header: how many, and the CPU time of the shortest."""
+
+    count: int = 0
+    least_s: float = math.inf
+
+
+class Prefixes:
+    """The snapshots of one environment.
+
+    Attributes:
+        counts: how texts were run: ``warm`` (the snapshot was on this machine's disk), ``cold`` (it
+            came from the queue's server), ``replayed`` (without one), ``failed`` (Lean could not
+            load it, and the text was replayed).
+    """
+
+    def __init__(self, lean: Lean, snapshots: Snapshots | None, costs: Costs) -> None:
+        self._lean = lean
+        able = lean.environment.toolchain.can_snapshot
+        self._snapshots = snapshots if able else None
+        self._costs = costs
+        self._fingerprint = lean.environment.fingerprint
+        self._saving: asyncio.Task[None] | None = None
+        self._imports: dict[str, _Imports] = {}
+        self.counts: Counter[str] = Counter()
+
+    def header_key(self, code: str) -> str:
+        """Names the snapshot of the text's header, and whoever has it."""
+        return snapshot_key(self._fingerprint, text_hash(split_header(code).text))
+
+    @property
+    def tally(self) -> Tally:
+        """What became of this machine's snapshots."""
+        return self._snapshots.tally if self._snapshots else Tally()
+
+    def holds(self, key: str) -> bool:
+        """Whether this machine has the snapshot on its disk."""
+        return self._snapshots is not None and self._snapshots.holds(key)
+
+    async def header(self, code: str, states: States) -> LocalSnapshot | None:
+        """The snapshot of the text's header, where there is one and importing takes longer."""
+        key = self.header_key(code)
+        seen = self._imports.get(key)
+        if seen is None or not self._costs.worth_loading(seen.least_s):
+            return None
+        return await self._load(key, states)
+
+    def imported(self, code: str, cpu_s: float, states: States) -> None:
+        """Takes note of a run that imported the text's header itself."""
+        key = self.header_key(code)
+        seen = self._imports.setdefault(key, _Imports())
+        seen.count += 1
+        seen.least_s = min(seen.least_s, cpu_s)
+        if len(self._imports) > _HEADERS_REMEMBERED:
+            del self._imports[next(iter(self._imports))]
+        # What takes least has done hardly more than import.
+        if seen.count >= _IMPORTS_SEEN:
+            self._consider(key, split_header(code).text + "\n", seen.least_s, states, header=True)
+
+    async def run(
+        self, sandbox: Sandbox, source: str, code: str, request: Request, states: States
+    ) -> Run:
+        """Runs ``code``, which differs from ``source`` in its holes alone, and compiles nothing.
+
+        With the source's snapshot if there is one. The reply does not depend on it.
+        """
+        key = snapshot_key(self._fingerprint, text_hash(source))
+        warm = self.holds(key)
+        loaded = await self._load(key, states)
+        if loaded:
+            run = await self._run(sandbox, code, request, loaded)
+            verdict, _ = run.judged()
+            # What went wrong may be the snapshot's fault, and then the budgets were not kept by
+            # what they were meant for.
+            if verdict not in ("crashed", "memory") and _spoke(run):
+                self.counts["warm" if warm else "cold"] += 1
+                self._costs.loaded(run.done.exit.wall_s)
+                return run
+            self.counts["failed"] += 1
+        header = await self.header(code, states)
+        run = await self._run(sandbox, code, request, header)
+        if loaded and run.judged()[0] not in ("crashed", "memory"):
+            await self._drop(key, states)
+        self.counts["replayed"] += 1
+        cpu_s = run.done.exit.cpu_s
+        self._costs.replayed(key, cpu_s)
+        self._consider(key, source, cpu_s, states, header=False)
+        if header is None:
+            self.imported(code, cpu_s, states)
+        return run
+
+    def _consider(
+        self, key: str, text: str, replay_s: float, states: States, *, header: bool
+    ) -> None:
+        """Begins to make a snapshot that is worth it, unless another is being made: each takes a
+        core and more memory than a request."""
+        if self._snapshots is None or self._saving or self._snapshots.holds(key):
+            return
+        if self._costs.worth_saving(key, replay_s):
+            self._saving = asyncio.create_task(self._save(key, text, replay_s, states, header))
+            self._saving.add_done_callback(self._saved)
+
+    def _saved(self, task: asyncio.Task[None]) -> None:
+        self._saving = None
+        if not task.cancelled() and (fault := task.exception()):
+            log.error("a snapshot was not made", exc_info=fault)
+
+    async def close(self) -> None:
+        """Gives up what is being made."""
+        if self._saving:
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
+
+    async def _run(
+        self, sandbox: Sandbox, code: str, request: Request, load: LocalSnapshot | None
+    ) -> Run:
+        # An error a hole: the first hundred must not hide the others.
+        options = ("-Dweak.maxErrors=1000000",)
+        limits = limits_of(request)
+        return await self._lean.run(
+            sandbox, code, limits, options=options, load=load, compile_=False
+        )
+
+    async def _load(self, key: str, states: States) -> LocalSnapshot | None:
+        if self._snapshots is None:
+            return None
+        return await self._snapshots.fetch(key, states)
+
+    async def _drop(self, key: str, states: States) -> None:
+        if self._snapshots is not None:
+            await self._snapshots.damaged(key, states)
+
+    async def _save(
+        self, key: str, text: str, replay_s: float, states: States, header: bool
+    ) -> None:
+        assert self._snapshots is not None
+        cpu_s = _SAVE_CPU_FACTOR * replay_s + _SAVE_EXTRA_S
+        limits = Limits(cpu_s=cpu_s, wall_s=5 * cpu_s, memory_bytes=16 << 30)
+        flag = "--incr-header-save" if header else "--incr-save"
+        started = time.monotonic()
+        try:
+            async with self._lean.sandbox() as sandbox:
+                await self._lean.run(
+                    sandbox, text, limits, options=[f"{flag}={_SAVED}"], compile_=False
+                )
+                file = sandbox.scratch / _SAVED
+                if not file.is_file():
+                    return
+                size_bytes = file.stat().st_size
+                self._costs.saved(size_bytes, time.monotonic() - started, replay_s)
+                await self._snapshots.keep(key, file, states)
+        except LeanQError as error:
+            log.warning("a snapshot was not kept: %s", error)
+
+
+def _spoke(run: Run) -> bool:
+    """Whether Lean came as far as the text: what it cannot load ends it without a message."""
+    return (
+        run.done.exit.code == 0 or bool(run.printed.messages) or run.done.exit.stopped is not None
+    )

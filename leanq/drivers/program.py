@@ -1,0 +1,189 @@
+"""The program ``lean`` in one environment: its sandboxes, and one run of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import SandboxError, ToolchainError
+from ..sandbox import Finished, Limits, Sandbox
+from ..snapshots import LocalSnapshot
+from ..wire import Message, Request, Verdict
+from .environment import Environment
+from .messages import Printed, judge, last_words
+
+# The module under which every candidate is compiled; no library calls its own so.
+MODULE = "LeanqSubmission"
+# As much can be read in the time that another thread takes to start.
+_PRINTED_AT_ONCE_BYTES = 20_000
+# Asking for axioms only imports and prints, but a library may be large and a disk cold.
+_ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of Lean on a text. ``compiled``: whether it wrote its result."""
+
+    done: Finished
+    printed: Printed
+    compiled: bool
+
+    def judged(self) -> tuple[Verdict, tuple[Message, ...]]:
+        """The verdict before any audit, and the messages that go with it."""
+        end, stderr = self.done.exit, self.done.stderr
+        verdict = judge(self.printed, end, stderr, compiled=self.compiled)
+        if verdict in ("crashed", "memory"):
+            return verdict, (*self.printed.messages, last_words(end, stderr))
+        return verdict, self.printed.messages
+
+
+class Lean:
+    """Lean in one environment, with at most ``slots`` idle sandboxes.
+
+    Args:
+        hidden: folders that a candidate must not see, where the machine can hide them.
+        nice: niceness of the Lean processes.
+        inbox_root: a folder on the disk of the snapshots that are to be loaded, if any are.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        slots: int,
+        hidden: Sequence[Path] = (),
+        nice: int = 0,
+        inbox_root: Path | None = None,
+    ) -> None:
+        self.environment = environment
+        self._slots = slots
+        self._hidden = tuple(hidden)
+        self._nice = nice
+        self._inbox_root = inbox_root
+        self._idle: list[Sandbox] = []
+        self._closed = False
+
+    async def open(self) -> None:
+        """Raises WorkerError where Lean cannot run in a sandbox."""
+        opened = await asyncio.gather(*(self._new_sandbox() for _ in range(self._slots)))
+        self._idle.extend(opened)
+        # The wheel's Lean is known to. Any other could be a wrapper around files that are out of
+        # sight there, and would seem to crash on each candidate.
+        if self.environment.toolchain.source != "wheel":
+            await self._try_lean(opened[0])
+
+    async def close(self) -> None:
+        """Ends the idle sandboxes now, and the others when they are given back."""
+        self._closed = True
+        await asyncio.gather(*(sandbox.close() for sandbox in self._idle))
+        self._idle.clear()
+
+    @contextlib.asynccontextmanager
+    async def sandbox(self) -> AsyncIterator[Sandbox]:
+        """A sandbox with an empty scratch folder."""
+        sandbox = self._idle.pop() if self._idle else await self._new_sandbox()
+        try:
+            yield sandbox
+        finally:
+            # What was opened for other files must not serve the changed environment.
+            if sandbox.alive and not self._closed:
+                sandbox.clear()
+                self._idle.append(sandbox)
+            else:
+                await sandbox.close()
+
+    async def run(
+        self,
+        sandbox: Sandbox,
+        code: str,
+        limits: Limits,
+        *,
+        options: Sequence[str] = (),
+        load: LocalSnapshot | None = None,
+        compile_: bool = True,
+    ) -> Run:
+        """One run on a text. Its result, if it is to be compiled, is the sandbox's :func:`olean`.
+
+        ``load``: a snapshot of a text that begins alike.
+        """
+        sandbox.clear()
+        (sandbox.scratch / f"{MODULE}.lean").write_bytes(code.encode())
+        args = [*options, "--json"]
+        if compile_:
+            args += ["-o", f"{MODULE}.olean"]
+        if load and sandbox.inbox:
+            # Without it, for want of room on the disk, Lean does the same, only slower.
+            with contextlib.suppress(OSError):
+                exposed = await asyncio.to_thread(load.expose, sandbox.inbox, "snapshot")
+                args.append(f"--incr-load={exposed}")
+        done = await self.lean(sandbox, [*args, f"{MODULE}.lean"], limits)
+        if len(done.stdout) < _PRINTED_AT_ONCE_BYTES:
+            printed = Printed(done.stdout)
+        else:
+            printed = await asyncio.to_thread(Printed, done.stdout)
+        return Run(done, printed, not compile_ or olean(sandbox).is_file())
+
+    async def lean(self, sandbox: Sandbox, args: Sequence[str], limits: Limits) -> Finished:
+        """Lean with these arguments, in the sandbox's scratch folder."""
+        environment = self.environment
+        return await sandbox.run(
+            [*environment.toolchain.command, *environment.options, *args],
+            env=self.variables(sandbox),
+            cwd=sandbox.scratch,
+            limits=limits,
+        )
+
+    async def ask(self, source: str) -> str:
+        """What Lean prints about a source of ours, which imports the environment alone.
+
+        SandboxError: it says nothing.
+        """
+        async with self.sandbox() as sandbox:
+            file = sandbox.scratch / f"{MODULE}.lean"
+            file.write_bytes(source.encode())
+            done = await self.lean(sandbox, ["--json", file.name], _ASK_LIMITS)
+        if done.exit.code not in (0, 1):
+            raise SandboxError(f"Lean could not be asked for axioms: {done.exit}")
+        return done.stdout.decode(errors="replace")
+
+    def variables(self, sandbox: Sandbox) -> dict[str, str]:
+        """The environment variables of a program in the sandbox."""
+        scratch = str(sandbox.scratch)
+        return {**self.environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+
+    async def _new_sandbox(self) -> Sandbox:
+        return await Sandbox.open(
+            readable=self.environment.readable(),
+            hidden=self._hidden,
+            nice=self._nice,
+            inbox_root=self._inbox_root,
+        )
+
+    async def _try_lean(self, sandbox: Sandbox) -> None:
+        """Raises ToolchainError where Lean does not run in the sandbox."""
+        done = await self.lean(sandbox, ["--version"], _ASK_LIMITS)
+        if done.exit.code != 0:
+            said = (done.stderr or done.stdout).decode(errors="replace").strip()
+            raise ToolchainError(
+                f"{self.environment.toolchain} does not run in the sandbox, where it can read its "
+                "own prefix, the libraries and the system's folders"
+                f"{': ' + said.splitlines()[-1] if said else ''}; name the program itself with "
+                "--lean or LEANQ_LEAN, not a wrapper"
+            )
+
+
+def olean(sandbox: Sandbox) -> Path:
+    """Where a run leaves its compiled result."""
+    return sandbox.scratch / f"{MODULE}.olean"
+
+
+def limits_of(request: Request, factor: float = 1.0) -> Limits:
+    """A request's budgets; the times of them ``factor`` times."""
+    return Limits(
+        cpu_s=factor * request.timeout_s,
+        wall_s=factor * request.wall_s,
+        memory_bytes=request.memory_mb << 20,
+    )

@@ -1,0 +1,118 @@
+"""The options that several commands share, as decorators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def queue(command: _F) -> _F:
+    """Which queue, and what for."""
+    url = click.option(
+        "--url",
+        envvar="LEANQ_URL",
+        metavar="URL",
+        help="The Redis of the queue: redis://, rediss:// or unix:// [default: $LEANQ_URL].",
+    )
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
+    return url(as_json(command))
+
+
+def worker(command: _F) -> _F:
+    """What a worker is made of."""
+    for option in reversed(
+        (
+            click.option(
+                "--slots",
+                type=click.IntRange(1, 4096),
+                help="Lean processes at a time [default: the CPUs].",
+            ),
+            click.option(
+                "--driver",
+                type=click.Choice(["lean", "echo"]),
+                default="lean",
+                show_default=True,
+                help="What answers requests.",
+            ),
+            click.option(
+                "--env",
+                "environments",
+                multiple=True,
+                metavar="NAME=PATH",
+                help="Offer a Lake project or a folder of .olean files under this name.",
+            ),
+            click.option("--lean", metavar="PATH", help="The lean program."),
+            click.option(
+                "--grace",
+                "grace_s",
+                type=click.FloatRange(0, 3600),
+                default=10.0,
+                show_default=True,
+                help="Seconds between SIGTERM and the end; unfinished work is given back.",
+            ),
+            click.option(
+                "--nice",
+                type=click.IntRange(0, 19),
+                default=0,
+                show_default=True,
+                help="Niceness of the Lean processes.",
+            ),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def lean(command: _F) -> _F:
+    """How Lean is asked."""
+    for option in reversed(
+        (
+            click.option(
+                "--tenant",
+                metavar="NAME",
+                default="default",
+                show_default=True,
+                help="Who shares fairly.",
+            ),
+            click.option(
+                "--priority",
+                type=click.IntRange(0, 2),
+                default=1,
+                show_default=True,
+                help="Urgency: 0 is most urgent.",
+            ),
+            click.option(
+                "--timeout",
+                "timeout_s",
+                type=float,
+                default=60.0,
+                show_default=True,
+                help="Budget in CPU seconds, of Lean with all its descendants.",
+            ),
+            click.option(
+                "--memory",
+                "memory_mb",
+                type=int,
+                default=4096,
+                show_default=True,
+                help="Budget in MB of resident memory.",
+            ),
+            click.option(
+                "--allow-axiom",
+                "allow_axioms",
+                multiple=True,
+                metavar="NAME",
+                help="Allow an axiom beside the environment's own.",
+            ),
+            click.option(
+                "--audit/--no-audit", default=True, help="Audit what Lean accepts [default: yes]."
+            ),
+            click.option("--replay", is_flag=True, help="Replay what Lean accepts in the kernel."),
+        )
+    ):
+        command = option(command)
+    return command

@@ -1,0 +1,324 @@
+"""Where states and their snapshots are kept: in Redis, or in this process alone.
+
+A **state** is an open goal, and its id 64 hex digits. What is kept of it is its recipe, as a
+*record*: ``R`` and a payload for a root, ``S``, the 32 bytes of the parent's id and a payload for
+what a tactic made of its parent. A search tree costs its edges, about 130 bytes each in Redis.
+
+Records carry no time-to-live, since losing one would lose all states behind it and an eviction
+policy may take what has one. They are collected when nobody used them for
+``Settings.state_ttl_s``. Recalling a state uses its ancestors too, and keeping it uses its parent,
+so that no parent goes before its children.
+
+A **snapshot** only saves time. It may be evicted, expire or be dropped at any moment, and is found
+whole or not at all. It travels as chunks under the hash of their content, and is entered into
+``:snaps`` before they come. What these accounts say is what counts against the budget; what the
+server evicted meanwhile is taken out of them whenever room is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from .errors import QueueFullError
+from .queue import Queue
+
+CHUNK_BYTES = 4 << 20
+"""The largest chunk of a snapshot: far below any server's limit, and soon over the wire."""
+
+MOST_DEPTH = 10_000
+"""The most records from a state to its root. No proof has as many; what has is damaged."""
+
+_BUCKETS = 4096
+_HOUR_S = 3600
+# Per call of a script, none of which may keep the server from others for long.
+_KEPT_AT_ONCE = 1000
+_LOOKED_AT_AT_ONCE = 256
+# Making room looks at every snapshot.
+_MOST_SNAPSHOTS = 4096
+# How long a snapshot's chunks may be on their way before others may take its place.
+_COMING_MS = 600_000
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A snapshot as it travels: compressed, in chunks of at most CHUNK_BYTES.
+
+    What ``manifest`` means is the affair of whoever packed it.
+    """
+
+    manifest: bytes
+    chunks: tuple[bytes, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.manifest) + sum(map(len, self.chunks))
+
+
+class States(Protocol):
+    """Where states and snapshots are kept.
+
+    ``counts`` counts snapshots that were ``found``, ``missing``, ``damaged`` and ``refused``, and
+    under ``broken`` the states whose records lead to no root.
+    """
+
+    counts: Counter[str]
+
+    @property
+    def most_snapshot_bytes(self) -> int:
+        """The largest snapshot that has a chance to be kept, packed; 0 where none are."""
+
+    async def keep(self, records: Mapping[str, bytes]) -> None:
+        """Stores records by the ids of their states, which may be there already.
+
+        Raises:
+            QueueFullError: the server is out of memory. Some may have been kept.
+        """
+
+    async def recall(self, state: str) -> list[bytes] | None:
+        """The state's record, its parent's, and so on up to the root; None if any is unknown."""
+
+    async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
+        """Whether the snapshot can now be found, be it this one or one that was there before.
+
+        False where it does not fit, the memory is full, or another worker is just bringing it.
+        """
+
+    async def find_snapshot(self, key: str) -> Packed | None:
+        """The snapshot, its chunks compared with their hashes; what is damaged is dropped."""
+
+    async def drop_snapshot(self, key: str) -> None:
+        """Removes a snapshot, which was found to be damaged."""
+
+    async def collect(self) -> int:
+        """Does a small piece of the work of removing unused states; how many were removed.
+
+        To be called often, by many. A round over everything is followed by an hour's rest.
+        """
+
+
+def parent_of(record: bytes) -> bytes | None:
+    """The 32 bytes of the parent's id, None for a root. Raises ValueError where it is neither."""
+    if record[:1] == b"R":
+        return None
+    if record[:1] == b"S" and len(record) > 32:
+        return record[1:33]
+    raise ValueError(f"no record of a state: {record[:40]!r}")
+
+
+class RedisStates:
+    """States in the shards of a queue, over its connections; see :class:`States`.
+
+    Every method raises UnavailableError where a server cannot be reached. All but ``collect`` can
+    simply be called again, and that too.
+    """
+
+    def __init__(self, queues: Sequence[Queue]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._queues = queues
+        settings = queues[0].settings
+        # States are used by the hour; the one that has begun is not over.
+        self._ttl_hours = math.ceil(settings.state_ttl_s / _HOUR_S)
+        self._ttl_ms = int(settings.state_ttl_s * 1000)
+        self._budget_bytes = (settings.snapshot_mb << 20) // len(queues)
+
+    @property
+    def most_snapshot_bytes(self) -> int:
+        # One that is larger would drive out most of the others.
+        return self._budget_bytes // 4
+
+    async def keep(self, records: Mapping[str, bytes]) -> None:
+        # Without a record: parents, which are only used.
+        entries = {bytes.fromhex(state): record for state, record in records.items()}
+        for parent in list(map(parent_of, entries.values())):
+            if parent is not None:
+                entries.setdefault(parent, b"")
+        shards: dict[Queue, list[bytes | str]] = {}
+        for state, record in entries.items():
+            args = shards.setdefault(self._home(state), [])
+            args += (state.hex()[:3], state[1:], record)
+        step = 3 * _KEPT_AT_ONCE
+        for queue, args in shards.items():
+            for start in range(0, len(args), step):
+                await queue.run("state_keep", args[start : start + step])
+
+    async def recall(self, state: str) -> list[bytes] | None:
+        records: list[bytes] = []
+        at: bytes | None = bytes.fromhex(state)
+        while at is not None:
+            left = MOST_DEPTH - len(records)
+            args = [at, len(self._queues), left]
+            found = await self._home(at).run("state_recall", args) if left else []
+            records += found
+            try:
+                at = parent_of(records[-1]) if found else None
+            except ValueError:
+                found = []
+            if not found:
+                self.counts["broken"] += bool(records)
+                return None
+        return records
+
+    async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
+        queue = self._keeper(key)
+        size = snapshot.size_bytes
+        kept = False
+        if size <= self.most_snapshot_bytes:
+            try:
+                kept = await self._bring(queue, key, snapshot)
+            except QueueFullError:
+                await self.drop_snapshot(key)
+        self.counts["refused"] += not kept
+        return kept
+
+    async def _bring(self, queue: Queue, key: str, snapshot: Packed) -> bool:
+        if await queue.run("snapshot_find", [key, self._ttl_ms]):
+            return True
+        hashes = [await asyncio.to_thread(_hash, chunk) for chunk in snapshot.chunks]
+        missing = await self._make_room(queue, key, snapshot.size_bytes, hashes)
+        if missing is None:
+            return False
+        for place in missing:
+            # One at a time, since others wait for the connection.
+            await _put_chunk(queue, hashes[place - 1], snapshot.chunks[place - 1])
+        args = [key, snapshot.manifest, self._ttl_ms, *hashes]
+        return bool(await queue.run("snapshot_keep", args))
+
+    async def find_snapshot(self, key: str) -> Packed | None:
+        queue = self._keeper(key)
+        answer = await queue.run("snapshot_find", [key, self._ttl_ms])
+        fault = "missing"
+        if answer:
+            manifest, *hashes = answer
+            chunks: list[bytes] = []
+            for digest in map(bytes.decode, hashes):
+                chunk = await _get_chunk(queue, digest)
+                if chunk is None:
+                    break
+                if await asyncio.to_thread(_hash, chunk) != digest:
+                    fault = "damaged"
+                    break
+                chunks.append(chunk)
+            else:
+                self.counts["found"] += 1
+                return Packed(manifest, tuple(chunks))
+        self.counts[fault] += 1
+        if answer is not None:
+            await self.drop_snapshot(key)
+        return None
+
+    async def drop_snapshot(self, key: str) -> None:
+        await self._make_room(self._keeper(key), key, 0, [])
+
+    async def collect(self) -> int:
+        return sum(await asyncio.gather(*map(self._collect, self._queues)))
+
+    async def _collect(self, queue: Queue) -> int:
+        args = [self._ttl_hours, _BUCKETS, _LOOKED_AT_AT_ONCE]
+        removed, ended = await queue.run("state_collect", args)
+        if ended:
+            # Accounts of snapshots that expired, too.
+            await self._make_room(queue, "", 0, [])
+        return int(removed)
+
+    async def _make_room(
+        self, queue: Queue, key: str, size: int, hashes: Sequence[str]
+    ) -> list[int] | None:
+        args = [key, size, self._budget_bytes, _MOST_SNAPSHOTS, _COMING_MS, *hashes]
+        missing: list[int] | None = await queue.run("snapshot_room", args)
+        return missing
+
+    def _home(self, state: bytes) -> Queue:
+        return self._queues[int.from_bytes(state[:4], "big") % len(self._queues)]
+
+    def _keeper(self, key: str) -> Queue:
+        return self._home(hashlib.blake2b(key.encode(), digest_size=4).digest())
+
+
+class MemoryStates:
+    """States in this process, for one that has no Redis; see :class:`States`.
+
+    It keeps no snapshots, since whoever comes back to them has them on its disk.
+    """
+
+    most_snapshot_bytes = 0
+
+    def __init__(
+        self, state_ttl_s: float = 604_800.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self._ttl_s = state_ttl_s
+        self._clock = clock
+        # Least recently used first, with the time of use.
+        self._records: dict[bytes, tuple[float, bytes]] = {}
+
+    async def keep(self, records: Mapping[str, bytes]) -> None:
+        for state, record in records.items():
+            parent = parent_of(record)
+            self._use(bytes.fromhex(state), record)
+            if parent in self._records:
+                self._use(parent, self._records[parent][1])
+
+    async def recall(self, state: str) -> list[bytes] | None:
+        records: list[bytes] = []
+        at: bytes | None = bytes.fromhex(state)
+        while at is not None:
+            if at not in self._records or len(records) == MOST_DEPTH:
+                self.counts["broken"] += bool(records)
+                return None
+            record = self._records[at][1]
+            self._use(at, record)
+            records.append(record)
+            at = parent_of(record)
+        return records
+
+    async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
+        self.counts["refused"] += 1
+        return False
+
+    async def find_snapshot(self, key: str) -> Packed | None:
+        self.counts["missing"] += 1
+        return None
+
+    async def drop_snapshot(self, key: str) -> None:
+        pass
+
+    async def collect(self) -> int:
+        oldest = self._clock() - self._ttl_s
+        unused: list[bytes] = []
+        for state, (used, _) in self._records.items():
+            if used >= oldest or len(unused) == _LOOKED_AT_AT_ONCE:
+                break
+            unused.append(state)
+        for state in unused:
+            del self._records[state]
+        return len(unused)
+
+    def _use(self, state: bytes, record: bytes) -> None:
+        self._records.pop(state, None)
+        self._records[state] = (self._clock(), record)
+
+
+async def _put_chunk(queue: Queue, digest: str, chunk: bytes) -> None:
+    name = _chunk(queue, digest)
+    await queue.call(lambda client: client.set(name, chunk, px=_COMING_MS))
+
+
+async def _get_chunk(queue: Queue, digest: str) -> bytes | None:
+    name = _chunk(queue, digest)
+    chunk: Any = await queue.call(lambda client: client.get(name))
+    return cast("bytes | None", chunk)
+
+
+def _chunk(queue: Queue, digest: str) -> str:
+    return f"{queue.keys.tag}:chunk:{digest}"
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=32).hexdigest()

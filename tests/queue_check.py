@@ -1,0 +1,77 @@
+"""That the server holds exactly what the model says."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection
+
+from queue_model import Flying, Model
+from shards import Dump
+
+from leanq.wire import Reply, pack_reply, unpack_reply
+
+
+def _fields(item: Flying, model: Model) -> dict[str, str]:
+    leased = item.status == "leased"
+    run = model.flying[item.leader] if item.leader else item
+    return {
+        **model.route(item),
+        "l": item.sub.lane,
+        "t": item.sub.tenant,
+        "p": str(item.sub.level),
+        "c": item.client,
+        "n": str(item.attempts),
+        "st": item.status,
+        **({"d": item.sub.digest} if item.sub.digest else {}),
+        **({"tok": item.token or ""} if leased else {}),
+        **({"w": run.worker} if item.status != "queued" else {}),
+        **({"solo": "1"} if item.solo else {}),
+        **({"on": item.leader} if item.leader else {}),
+    }
+
+
+def _is_by(token: str, reply: bytes) -> bool:
+    return reply.startswith(pack_reply(token, Reply())[: 2 + len(token)])
+
+
+def compare(found: Dump, model: Model) -> None:
+    for fields in found.req.values():
+        for name in ("at", "exp", "run"):
+            del fields[name]
+    assert found.req == {rid: _fields(item, model) for rid, item in model.flying.items()}
+    assert found.run == {":".join(place): leader for place, leader in model.runs.items()}
+    assert found.followers == {rid: rids for rid, rids in model.followers.items() if rids}
+    replies = {rid: unpack_reply(rid, data) for rid, data in found.reply.items()}
+    assert {rid: reply.verdict for rid, reply in replies.items()} == model.verdicts
+    assert all(_is_by(token, found.reply[rid]) for rid, token in model.winners.items())
+    memory = {":".join(key): token for key, token in model.memory.items()}
+    assert found.verdict.keys() == memory.keys()
+    assert all(_is_by(memory[key], found.verdict[key]) for key in memory)
+    assert found.hashes.get("prints", {}) == model.prints
+    rings = {f"{lane}:{level}": ring for (lane, level), ring in model.rings.items() if ring}
+    assert found.lists["ring"] == {place: list(ring) for place, ring in rings.items()}
+    assert found.lists["wait"] == {
+        f"{place}:{tenant}": rids for place, ring in rings.items() for tenant, rids in ring.items()
+    }
+    assert found.lists["suspects"] == {k: v for k, v in model.suspects.items() if v}
+    assert found.work == {worker: work for worker, work in model.work.items() if work}
+    assert (found.workers, found.isolating) == (model.leases, model.isolating)
+    assert set(found.hashes.get("info", ())) == model.fleet
+    assert {c: {rid for rid, _ in pairs} for c, pairs in found.inbox.items()} == model.told
+    poisoned = {rid for rid, verdict in model.verdicts.items() if verdict == "poisoned"}
+    assert found.dead == found.deadreq == poisoned
+    stats = defaultdict(int, {k: int(n) for k, n in found.hashes.get("stats", {}).items()})
+    ended = [model.verdicts[rid] for rid in model.verdicts.keys() - model.remembered]
+    assert Counter(ended) == {k[8:]: n for k, n in stats.items() if k.startswith("verdict:")}
+    saved = (model.coalesced, len(model.remembered))
+    assert (stats["coalesced"], stats["remembered"]) == saved
+
+
+def check_bells(found: Dump, model: Model, woken: Collection[str]) -> None:
+    """Where work waits, somebody is or will be woken."""
+    for lane in model.lanes | {item.sub.lane for item in model.flying.values()}:
+        queued = [w for w in model.flying.values() if w.status == "queued" and w.sub.lane == lane]
+        tokens = len(found.lists["bell"].get(lane, ()))
+        assert tokens <= 16
+        in_time = {w.sub.rid for w in queued if w.deadline >= model.now} - model.to.keys()
+        assert tokens or in_time <= set(model.suspects[lane]) or lane in woken
