@@ -1,0 +1,189 @@
+"""What a step costs on a state behind a long source: with its snapshot on disk, with the snapshot
+in Redis, and replayed. And what makes snapshots small. See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import zstandard
+
+from leanq.config import Settings
+from leanq.costs import Costs
+from leanq.drivers.environment import Environment, open_environment
+from leanq.drivers.lean import LeanDriver
+from leanq.local import EmbeddedServer, embedded_settings
+from leanq.queue import every_shard
+from leanq.recipes import snapshot_key, text_hash
+from leanq.snapshot_cache import SnapshotCache
+from leanq.states import RedisStates
+from leanq.wire import Reply, Request
+
+_Times = defaultdict[tuple[str, str], list[float]]
+_OPEN, _CLOSE = "constructor", "exact And.intro hp (And.intro hq hp)"
+
+
+class _Always(Costs):
+    def worth_saving(self, key: str, replay_s: float) -> bool:
+        return True
+
+
+def source(definitions: int) -> str:
+    """A theorem behind so many definitions."""
+    lines = (f"def d{n} (p q : Prop) : Prop := And p (And q p)\n" for n in range(definitions))
+    theorem = "theorem t (p q : Prop) (hp : p) (hq : q) : And p (And q p) :=\n  sorry\n"
+    return f"prelude\nimport Core\n{''.join(lines)}{theorem}"
+
+
+async def _step(driver: LeanDriver, state: str, tactic: str, verdict: str) -> Reply:
+    reply = await driver.run(Request("step", state=state, tactic=tactic, timeout_s=600.0))
+    assert reply.verdict == verdict, reply
+    return reply
+
+
+class Bench:
+    """Steps on one state, with a machine's cache in ``folder``."""
+
+    def __init__(
+        self, settings: Settings, environment: Environment, folder: Path, definitions: int
+    ) -> None:
+        self._settings = settings
+        self._cache = SnapshotCache(folder, 8 << 30)
+        self._quick = LeanDriver(lambda: environment, slots=1, cache=self._cache, costs=_Always())
+        self._plain = LeanDriver(lambda: environment, slots=1)
+        self._definitions = definitions
+
+    async def steps(self, rounds: int) -> tuple[bytes, list[bytes]]:
+        """Prints the times of steps; the snapshot's bytes, and those of small ones."""
+        async with every_shard(self._settings) as queues:
+            states = RedisStates(queues)
+            try:
+                for driver in (self._quick, self._plain):
+                    await driver.open(states)
+                state, key = await self._begin(source(self._definitions))
+                tally = self._cache.tally
+                packed = tally.packed_bytes / tally.ship_bytes
+                print(f"snapshot: {tally.ship_bytes / 1e6:.0f} MB, of which {packed:.1%} shipped")
+                times: _Times = defaultdict(list)
+                for number in range(rounds):
+                    await self._round(times, state, key, backwards=number % 2 == 1)
+                assert tally.damaged == 0
+                show(times)
+                small = [await self._begin(source(number)) for number in range(0, 60, 5)]
+                return self._read(key), [self._read(each) for _, each in small]
+            finally:
+                for driver in (self._quick, self._plain):
+                    await driver.close()
+
+    async def _begin(self, code: str) -> tuple[str, str]:
+        """The state of a source, and the key of its snapshot once that is shipped."""
+        shipped = self._cache.tally.shipped
+        reply = await self._quick.run(Request("check", code=code, timeout_s=600.0))
+        state = reply.sorries[0].state
+        assert state is not None
+        started = time.perf_counter()
+        while self._cache.tally.shipped == shipped:
+            assert time.perf_counter() - started < 600, "no snapshot was shipped"
+            await asyncio.sleep(0.1)
+        print(f"saved and shipped {time.perf_counter() - started:.1f} s after the check")
+        return state, snapshot_key(reply.fingerprint or "", text_hash(code))
+
+    async def _round(self, times: _Times, state: str, key: str, *, backwards: bool) -> None:
+        ways = [("warm", self._quick), ("cold", self._quick), ("replayed", self._plain)]
+        for name, driver in reversed(ways) if backwards else ways:
+            for tactic, verdict in ((_OPEN, "incomplete"), (_CLOSE, "accepted")):
+                if name == "warm":
+                    # Whatever was measured before, the snapshot lies on the disk now.
+                    await _step(self._quick, state, _OPEN, "incomplete")
+                if name == "cold":
+                    self._cache.drop(key)
+                reply = await _step(driver, state, tactic, verdict)
+                if tactic == _OPEN:
+                    times[name, "goals left"].append(reply.wall_s)
+                else:
+                    times[name, "closing, in all"].append(reply.wall_s)
+                    times[name, "closing, before its check"].append(reply.wall_s - reply.audit_s)
+
+    def _read(self, key: str) -> bytes:
+        found = self._cache.find(key)
+        assert found
+        return found[0].read_bytes()
+
+
+def show(times: _Times) -> None:
+    """Prints the medians, and the ratios to the replayed step of the same round."""
+    print("\n| step | way | median | to the replayed one | lowest – highest |")
+    print("| --- | --- | --- | --- | --- |")
+    for (way, step), found in sorted(times.items(), key=lambda item: item[0][::-1]):
+        ratios = [one / other for one, other in zip(found, times["replayed", step], strict=True)]
+        print(
+            f"| {step} | {way} | {statistics.median(found):.2f} s | "
+            f"{statistics.median(ratios):.3f} | {min(ratios):.3f} – {max(ratios):.3f} |"
+        )
+
+
+def sizes(raw: bytes, others: list[bytes]) -> None:
+    """Prints what makes a snapshot how small, and in which time.
+
+    Args:
+        others: snapshots of headers and small sources, to train a dictionary on.
+    """
+    blocks = [each[at : at + 4096] for each in others for at in range(0, len(each), 4096)]
+    dictionary = zstandard.train_dictionary(112_640, blocks)
+    print("\n| way | of raw | to compress | to restore |\n| --- | --- | --- | --- |")
+    for level in (1, 3, 6, 9):
+        _size(f"level {level}", raw, level)
+    _size("level 3, a dictionary trained on small ones", raw, 3, dictionary=dictionary)
+    _size("level 3, bytes of words apart", raw, 3, transposed=True)
+    _size("level 9, bytes of words apart", raw, 9, transposed=True)
+
+
+def _size(
+    name: str,
+    raw: bytes,
+    level: int,
+    *,
+    transposed: bool = False,
+    dictionary: zstandard.ZstdCompressionDict | None = None,
+) -> None:
+    started = time.perf_counter()
+    text = b"".join(raw[place::8] for place in range(8)) if transposed else raw
+    packed = zstandard.ZstdCompressor(level=level, dict_data=dictionary).compress(text)
+    packed_s = time.perf_counter() - started
+    started = time.perf_counter()
+    text = zstandard.ZstdDecompressor(dict_data=dictionary).decompress(packed)
+    if transposed:
+        words = bytearray(len(raw))
+        start = 0
+        for place in range(8):
+            count = len(range(place, len(raw), 8))
+            words[place::8] = text[start : start + count]
+            start += count
+        text = bytes(words)
+    restored_s = time.perf_counter() - started
+    assert text == raw
+    print(f"| {name} | {len(packed) / len(raw):.1%} | {packed_s:.2f} s | {restored_s:.2f} s |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--definitions", type=int, default=3000, help="before the theorem")
+    parser.add_argument("--rounds", type=int, default=5, help="how often every step is taken")
+    options = parser.parse_args()
+    environment = open_environment("default", None)
+    with EmbeddedServer() as server, tempfile.TemporaryDirectory() as folder:
+        settings = embedded_settings(server, os.environ)
+        bench = Bench(settings, environment, Path(folder), options.definitions)
+        raw, others = asyncio.run(bench.steps(options.rounds))
+        sizes(raw, others)
+
+
+if __name__ == "__main__":
+    main()
