@@ -173,6 +173,7 @@ class Pool:
             reply = await driver.run(unpack_request(submission.body))
         finally:
             self._gate.leave()
+            await self._states.collect()
         if reply.error is not None:
             raise RequestError(reply.error)
         return replace(reply, rid=submission.rid, worker=self._name, attempts=1, queued_s=queued_s)

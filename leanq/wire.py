@@ -39,6 +39,10 @@ Verdict = Literal[
 ]
 Severity = Literal["information", "warning", "error"]
 
+Way = Literal["warm", "cold", "replayed", "failed"]
+"""How Lean came by what a text with holes begins with: by a snapshot from the disk, by one
+from the server, by elaborating it, or by this because the snapshot could not be used."""
+
 LEAN_VERDICTS = frozenset({"accepted", "incomplete", "rejected", "exhausted"})
 """Verdicts that Lean gives: the same on any machine, and the only ones that may be remembered."""
 

@@ -57,7 +57,7 @@ class Worker:
         queues = Queue.each(settings)
         self._pumps = [Pump(self.id, queue, self._drivers, self._room, info) for queue in queues]
         self._states = RedisStates(queues)
-        self._collect_every_s = settings.lease_s / 3
+        self._collect_every_s = settings.lease_s
         # When to give up what still runs, and the timeout that does so.
         self._stop_at_s: float | None = None
         self._limit: asyncio.Timeout | None = None

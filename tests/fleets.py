@@ -28,7 +28,7 @@ from leanq.drivers.echo import EchoDriver
 from leanq.errors import UnavailableError, WorkerError
 from leanq.local import find_server
 from leanq.queue import Queue
-from leanq.states import States
+from leanq.states import RedisStates, States
 from leanq.transitions import Status, Submission, WorkerRow
 from leanq.wire import Reply, Request, pack_request
 from leanq.worker import Worker
@@ -150,6 +150,7 @@ async def working(
     worker = Worker(settings, drivers or [EchoDriver()], slots=slots)
     if wire:
         worker._pumps[0]._queue = wire
+        worker._states = RedisStates([wire])
     task = asyncio.create_task(worker.run())
     joined = asyncio.create_task(worker.joined.wait())
     try:

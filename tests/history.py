@@ -41,7 +41,7 @@ from leanq.dispatch import Dispatcher
 from leanq.errors import QueueError, WireError
 from leanq.link import Link, Place
 from leanq.queue import Queue
-from leanq.switch import Switch
+from leanq.switch import Finder, Switch
 from leanq.transitions import Attached, Queued, Submission, Submitted
 from leanq.wire import Reply, unpack_reply
 
@@ -81,7 +81,8 @@ class WritingClient(LeanQClient):
     def _switch(self) -> Switch:
         queue = _WritingQueue(self.settings, self.journal)
         patience_s, when_full = self._patience_s, self._when_full
-        return Switch([Dispatcher(queue, when_full=when_full, patience_s=patience_s)])
+        dispatcher = Dispatcher(queue, when_full=when_full, patience_s=patience_s)
+        return Switch([dispatcher], Finder([queue], patience_s))
 
     def ask(self, requests: Sequence[tuple[str, bytes, float]]) -> list[Future[bytes]]:
         """Echoes of (rid, payload, delay in seconds)."""

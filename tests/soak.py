@@ -256,7 +256,7 @@ def _look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Co
             replies[name] = key
         if kind in ("reply", "inbox", "isolating"):
             left[f"{kind} for ever"] += ttl_ms == -1
-        elif kind not in ("stats", "lanes", "bell"):
+        elif kind not in ("stats", "lanes", "prints", "bell", "collect"):
             left[key.decode()] += 1
     if replies:
         values: Any = connection.mget(list(replies.values()))

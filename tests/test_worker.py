@@ -157,6 +157,8 @@ async def test_an_idle_worker_asks_little(settings: Settings) -> None:
     async with working(short_lease(settings), wire=wire):
         await eventually(lambda: wire.calls["renew"] >= 6)
         # A sign of life and a look at the queue, three times per lease; the blocking wait apart.
+        # And a look at the states, which it shares with all others, once a lease.
+        assert wire.calls.pop("state_collect") <= 3
         assert sum(wire.calls.values()) <= 2 * wire.calls["renew"] + 4
 
 

@@ -15,7 +15,7 @@ import click
 
 from ..calls import Check, InEnvironment
 from ..client import LeanQClient
-from ..errors import InvalidRequestError
+from ..errors import InvalidRequestError, RequestError
 from ..recipes import Recipe, unpack_export
 from ..wire import LEAN_VERDICTS, Reply
 from .fleet import queue_settings
@@ -87,7 +87,11 @@ def import_(file: str, url: str | None, as_json: bool, options: InEnvironment) -
 
 def _ask(url: str | None, call: Callable[[LeanQClient], Future[_T]]) -> _T:
     with LeanQClient(queue_settings(url), patience_s=_PATIENCE_S) as client:
-        return call(client).result()
+        try:
+            return call(client).result()
+        except RequestError as error:
+            # No worker can carry it out as it is, as with bad input that is seen here.
+            raise InvalidRequestError(str(error)) from None
 
 
 def _place(recipe: Recipe) -> tuple[int, int]:

@@ -203,6 +203,9 @@ def _print_plain(ended: Ended, out: TextIO) -> None:
         head, *more = m.text.splitlines() or [""]
         lines.append(f"  {ended.file}:{m.line}:{m.column}: {m.severity}: {head}")
         lines += [f"    {line}" for line in more]
+    for s in reply.sorries:
+        lines.append(f"  {ended.file}:{s.line}:{s.column}: state {s.state or 'unknown'}")
+        lines += [f"    {line}" for line in (s.goal or "").splitlines()]
     click.echo("\n".join(lines), file=out)
 
 

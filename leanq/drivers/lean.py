@@ -112,10 +112,11 @@ class LeanDriver:
 
     async def _check(self, request: Request) -> Reply:
         opened = self._opened
-        header = await opened.prefixes.header(request.code, self._states)
-        reply = await check(opened.lean, opened.auditor, request, request.code, load=header)
-        if header is None:
-            opened.prefixes.imported(request.code, reply.cpu_s, self._states)
+        reply = await opened.prefixes.with_header(
+            request.code,
+            lambda header: check(opened.lean, opened.auditor, request, request.code, load=header),
+            self._states,
+        )
         if reply.verdict != "incomplete":
             return reply
         try:

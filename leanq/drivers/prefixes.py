@@ -17,7 +17,8 @@ import logging
 import math
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
 from ..costs import Costs
 from ..errors import LeanQError
@@ -26,7 +27,7 @@ from ..sandbox import Limits, Sandbox
 from ..snapshot_cache import Tally
 from ..snapshots import LocalSnapshot, Snapshots
 from ..states import States
-from ..wire import Request
+from ..wire import Reply, Request, Way
 from .program import Lean, Run, limits_of
 from .source import split_header
 
@@ -36,6 +37,8 @@ _SAVED = "prefix.snapshot"
 # Saving takes several times as long as elaborating, and what it saves was within a budget.
 _SAVE_CPU_FACTOR, _SAVE_EXTRA_S = 20.0, 120.0
 
+# A snapshot that Lean cannot load, and a candidate that kills it, look alike.
+_DOUBTFUL = ("crashed", "memory")
 _HEADERS_REMEMBERED = 256
 _IMPORTS_SEEN = 3
 
@@ -52,9 +55,7 @@ class Prefixes:
     """The snapshots of one environment.
 
     Attributes:
-        counts: how texts were run: ``warm`` (the snapshot was on this machine's disk), ``cold`` (it
-            came from the queue's server), ``replayed`` (without one), ``failed`` (Lean could not
-            load it, and the text was replayed).
+        counts: how texts with holes were run.
     """
 
     def __init__(self, lean: Lean, snapshots: Snapshots | None, costs: Costs) -> None:
@@ -65,7 +66,7 @@ class Prefixes:
         self._fingerprint = lean.environment.fingerprint
         self._saving: asyncio.Task[None] | None = None
         self._imports: dict[str, _Imports] = {}
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[Way] = Counter()
 
     def header_key(self, code: str) -> str:
         """Names the snapshot of the text's header, and whoever has it."""
@@ -80,7 +81,62 @@ class Prefixes:
         """Whether this machine has the snapshot on its disk."""
         return self._snapshots is not None and self._snapshots.holds(key)
 
-    async def header(self, code: str, states: States) -> LocalSnapshot | None:
+    async def with_header(
+        self,
+        code: str,
+        work: Callable[[LocalSnapshot | None], Awaitable[Reply]],
+        states: States,
+    ) -> Reply:
+        """What ``work`` makes of the snapshot of the text's header, or without."""
+        header = await self._header(code, states)
+        reply = await work(header)
+        if header is None:
+            self._imported(code, reply.cpu_s, states)
+        elif reply.verdict in _DOUBTFUL:
+            reply = await work(None)
+            if reply.verdict not in _DOUBTFUL:
+                await self._drop(self.header_key(code), states)
+        return reply
+
+    async def run(
+        self, sandbox: Sandbox, source: str, code: str, request: Request, states: States
+    ) -> Run:
+        """Runs ``code``, which differs from ``source`` in its holes alone, and compiles nothing.
+
+        With the source's snapshot if there is one. What Lean says does not depend on it.
+        """
+        key = snapshot_key(self._fingerprint, text_hash(source))
+        warm, damaged = self.holds(key), self.tally.damaged
+        snapshot = await self._load(key, states)
+        if snapshot:
+            run = await self._run(sandbox, code, request, snapshot)
+            if run.judged()[0] not in _DOUBTFUL:
+                self._costs.loaded(run.done.exit.wall_s)
+                return self._counted(run, "warm" if warm else "cold")
+        run = await self._replay(sandbox, code, request, states)
+        self._costs.replayed(key, run.done.exit.cpu_s)
+        self._consider(key, source, run.done.exit.cpu_s, states, header=False)
+        if snapshot and run.judged()[0] not in _DOUBTFUL:
+            await self._drop(key, states)
+        failed = snapshot is not None or self.tally.damaged > damaged
+        return self._counted(run, "failed" if failed else "replayed")
+
+    async def _replay(self, sandbox: Sandbox, code: str, request: Request, states: States) -> Run:
+        header = await self._header(code, states)
+        run = await self._run(sandbox, code, request, header)
+        if header is None:
+            self._imported(code, run.done.exit.cpu_s, states)
+        elif run.judged()[0] in _DOUBTFUL:
+            run = await self._run(sandbox, code, request, None)
+            if run.judged()[0] not in _DOUBTFUL:
+                await self._drop(self.header_key(code), states)
+        return run
+
+    def _counted(self, run: Run, way: Way) -> Run:
+        self.counts[way] += 1
+        return replace(run, way=way)
+
+    async def _header(self, code: str, states: States) -> LocalSnapshot | None:
         """The snapshot of the text's header, where there is one and importing takes longer."""
         key = self.header_key(code)
         seen = self._imports.get(key)
@@ -88,7 +144,7 @@ class Prefixes:
             return None
         return await self._load(key, states)
 
-    def imported(self, code: str, cpu_s: float, states: States) -> None:
+    def _imported(self, code: str, cpu_s: float, states: States) -> None:
         """Takes note of a run that imported the text's header itself."""
         key = self.header_key(code)
         seen = self._imports.setdefault(key, _Imports())
@@ -99,38 +155,6 @@ class Prefixes:
         # What takes least has done hardly more than import.
         if seen.count >= _IMPORTS_SEEN:
             self._consider(key, split_header(code).text + "\n", seen.least_s, states, header=True)
-
-    async def run(
-        self, sandbox: Sandbox, source: str, code: str, request: Request, states: States
-    ) -> Run:
-        """Runs ``code``, which differs from ``source`` in its holes alone, and compiles nothing.
-
-        With the source's snapshot if there is one. The reply does not depend on it.
-        """
-        key = snapshot_key(self._fingerprint, text_hash(source))
-        warm = self.holds(key)
-        loaded = await self._load(key, states)
-        if loaded:
-            run = await self._run(sandbox, code, request, loaded)
-            verdict, _ = run.judged()
-            # What went wrong may be the snapshot's fault, and then the budgets were not kept by
-            # what they were meant for.
-            if verdict not in ("crashed", "memory") and _spoke(run):
-                self.counts["warm" if warm else "cold"] += 1
-                self._costs.loaded(run.done.exit.wall_s)
-                return run
-            self.counts["failed"] += 1
-        header = await self.header(code, states)
-        run = await self._run(sandbox, code, request, header)
-        if loaded and run.judged()[0] not in ("crashed", "memory"):
-            await self._drop(key, states)
-        self.counts["replayed"] += 1
-        cpu_s = run.done.exit.cpu_s
-        self._costs.replayed(key, cpu_s)
-        self._consider(key, source, cpu_s, states, header=False)
-        if header is None:
-            self.imported(code, cpu_s, states)
-        return run
 
     def _consider(
         self, key: str, text: str, replay_s: float, states: States, *, header: bool
@@ -194,10 +218,3 @@ class Prefixes:
                 await self._snapshots.keep(key, file, states)
         except LeanQError as error:
             log.warning("a snapshot was not kept: %s", error)
-
-
-def _spoke(run: Run) -> bool:
-    """Whether Lean came as far as the text: what it cannot load ends it without a message."""
-    return (
-        run.done.exit.code == 0 or bool(run.printed.messages) or run.done.exit.stopped is not None
-    )

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import SandboxError, ToolchainError
 from ..sandbox import Finished, Limits, Sandbox
 from ..snapshots import LocalSnapshot
-from ..wire import Message, Request, Verdict
+from ..wire import Message, Request, Verdict, Way
 from .environment import Environment
 from .messages import Printed, judge, last_words
 
@@ -25,11 +25,15 @@ _ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of Lean on a text. ``compiled``: whether it wrote its result."""
+    """One run of Lean on a text.
+
+    ``compiled``: whether it wrote its result. ``way``: how it came by what the text begins with.
+    """
 
     done: Finished
     printed: Printed
     compiled: bool
+    way: Way = "replayed"
 
     def judged(self) -> tuple[Verdict, tuple[Message, ...]]:
         """The verdict before any audit, and the messages that go with it."""
