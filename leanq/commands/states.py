@@ -101,8 +101,8 @@ def _place(recipe: Recipe) -> tuple[int, int]:
 
 def _record(reply: Reply) -> dict[str, Any]:
     record = asdict(reply)
-    # What belongs to other operations is no part of a step's line.
-    for name in ("payload", "error"):
+    # What belongs to other operations, or to the worker alone, is no part of a step's line.
+    for name in ("payload", "error", "warm"):
         del record[name]
     return record
 

@@ -1,0 +1,128 @@
+"""What warm routing brings: proof trees over four machines, with it and without, in turns."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from states import source
+
+from leanq.calls import Calls
+from leanq.client import AsyncLeanQClient
+from leanq.config import Settings
+from leanq.local import EmbeddedServer, embedded_settings
+from leanq.queue import look
+from leanq.transitions import Submission
+
+_LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
+_WORKERS = 4
+# Eight a state, as a model would propose them; the first leads on.
+_TACTICS = [
+    *("refine And.intro hp ?_", "constructor", "constructor\nskip", "refine And.intro ?_ ?_"),
+    *("apply And.intro", "exact hq", "exact nonsense", "intro x"),
+]
+
+
+class _Anywhere(Calls):
+    """Calls that say nothing of who is warm for them."""
+
+    def _submission(self, *arguments: Any, **named: Any) -> Submission:
+        return replace(super()._submission(*arguments, **named), affinity=())
+
+
+@contextlib.contextmanager
+def fleet(settings: Settings, folder: Path) -> Iterator[None]:
+    """Workers of one slot, each with a disk of its own."""
+    workers = []
+    try:
+        for number in range(_WORKERS):
+            environ = os.environ | {
+                "LEANQ_URL": settings.url,
+                "LEANQ_PREFIX": settings.prefix,
+                "LEANQ_CACHE": str(folder / f"{number}"),
+            }
+            command = [*_LEANQ, "worker", "--slots", "1"]
+            workers.append(subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL))
+        yield
+    finally:
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.wait()
+
+
+async def search(lean: AsyncLeanQClient, number: int, definitions: int, depth: int) -> None:
+    """One tree: every tactic on a state, then on the state that the first leads to."""
+    prefix, _, _ = source(definitions).rpartition("theorem")
+    goal = "And p (" * depth + "And p q" + ")" * depth
+    code = f"{prefix}theorem t{number} (p q : Prop) (hp : p) (hq : q) : {goal} := sorry\n"
+    state = (await lean.check(code)).sorries[0].state
+    for _ in range(depth):
+        assert state
+        replies = await asyncio.gather(*(lean.step(state, tactic) for tactic in _TACTICS))
+        assert replies[0].verdict == "incomplete"
+        state = replies[0].state
+
+
+async def measure(settings: Settings, options: argparse.Namespace, calls: type[Calls]) -> float:
+    """Steps per second; prints how they were served."""
+    while len((await look(settings)).workers) < _WORKERS:  # noqa: ASYNC110 - nothing tells of it
+        await asyncio.sleep(0.2)
+    async with AsyncLeanQClient(settings) as lean:
+        lean._calls = calls(settings, "bench")
+        started = time.perf_counter()
+        trees = asyncio.Semaphore(options.at_once)
+
+        async def one(number: int) -> None:
+            async with trees:
+                await search(lean, number, options.definitions, options.depth)
+
+        await asyncio.gather(*(one(number) for number in range(options.trees)))
+        seconds = time.perf_counter() - started
+    counters = Counter((await look(settings)).counters)
+    ways = {name: counters[f"way:{name}"] for name in ("warm", "cold", "replayed", "failed")}
+    shares = ", ".join(f"{name} {count / sum(ways.values()):.0%}" for name, count in ways.items())
+    hits, misses = counters["warm_hits"], counters["warm_misses"]
+    steps = options.trees * options.depth * len(_TACTICS)
+    name = "anywhere" if calls is _Anywhere else "warm first"
+    print(
+        f"{name}: {steps / seconds:.1f} steps/s, {shares}; "
+        f"routed to a warm worker {hits} of {hits + misses}, {counters['steals']} stolen"
+    )
+    return steps / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trees", type=int, default=50)
+    parser.add_argument("--at-once", type=int, default=4, help="trees that are searched at a time")
+    parser.add_argument("--depth", type=int, default=3, help="states of a tree that are expanded")
+    parser.add_argument("--definitions", type=int, default=300, help="before each theorem")
+    parser.add_argument("--rounds", type=int, default=2)
+    options = parser.parse_args()
+    ratios = []
+    for number in range(options.rounds):
+        rates = {}
+        for calls in (Calls, _Anywhere) if number % 2 else (_Anywhere, Calls):
+            with EmbeddedServer() as server, tempfile.TemporaryDirectory() as folder:
+                settings = embedded_settings(server, os.environ)
+                with fleet(settings, Path(folder)):
+                    rates[calls] = asyncio.run(measure(settings, options, calls))
+        ratios.append(rates[Calls] / rates[_Anywhere])
+    print(f"throughput, warm first to anywhere: {statistics.median(ratios):.2f} of {ratios}")
+
+
+if __name__ == "__main__":
+    main()
