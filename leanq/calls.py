@@ -222,6 +222,7 @@ class Calls:
             deadline_ms=0 if deadline_s is None else max(1, int(deadline_s * 1000)),
             longest_run_ms=int(request.longest_run_s * 1000),
             body=body,
+            affinity=warmth,
             digest=base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
         )
 

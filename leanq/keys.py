@@ -35,6 +35,7 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:states:XXX`` | hash | records of states whose ids begin so | state_… scripts | collected |
 | ``:collect`` | hash | how far the collection of states is | state_collect | never |
 | ``:snaps`` | hash | snapshot → last use, bytes, chunks | snapshot_… scripts | when empty |
+| ``:making:KEY`` | string | that somebody makes a snapshot | the worker that does | time-to-live |
 | ``:snap:KEY`` | string | a snapshot's manifest | snapshot_keep | time-to-live |
 | ``:chunk:HASH`` | string | a piece of a snapshot | the worker that made it | time-to-live |
 

@@ -119,7 +119,7 @@ class Queue:
         args += (self.settings.max_attempts, remember_ms, len(settlements))
         for item in settlements:
             args += (item.rid, item.token, item.outcome, item.reply)
-            args += (item.fingerprint, int(item.warm))
+            args += (item.fingerprint, int(item.warm), item.way)
         acks, jobs, held, hold, again_ms = await self.run("claim", [*args, *lanes])
         accepted = tuple(a == 1 for a in acks)
         return Claimed(accepted, _jobs(jobs), held, hold == 1, again_ms / 1000)

@@ -273,4 +273,6 @@ class Slots:
         lasts = reply.verdict in wire.LEAN_VERDICTS and reply.error is None
         fingerprint = (reply.fingerprint or "") if lasts else ""
         data = wire.pack_reply(job.token, reply)
-        return Settlement(job.rid, job.token, outcome, data, fingerprint, reply.warm)
+        return Settlement(
+            job.rid, job.token, outcome, data, fingerprint, reply.warm, reply.way or ""
+        )

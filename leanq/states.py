@@ -42,7 +42,8 @@ _KEPT_AT_ONCE = 1000
 _LOOKED_AT_AT_ONCE = 256
 # Making room looks at every snapshot.
 _MOST_SNAPSHOTS = 4096
-# How long a snapshot's chunks may be on their way before others may take its place.
+# How long a snapshot may be in the making, and then its chunks on their way, before others may take
+# its place.
 _COMING_MS = 600_000
 
 
@@ -92,6 +93,9 @@ class States(Protocol):
 
     async def find_snapshot(self, key: str) -> Packed | None:
         """The snapshot, its chunks compared with their hashes; what is damaged is dropped."""
+
+    async def begin_snapshot(self, key: str) -> bool:
+        """Whether the caller should make a snapshot; False while another is about it."""
 
     async def drop_snapshot(self, key: str) -> None:
         """Removes a snapshot, which was found to be damaged."""
@@ -213,6 +217,12 @@ class RedisStates:
             await self.drop_snapshot(key)
         return None
 
+    async def begin_snapshot(self, key: str) -> bool:
+        queue = self._keeper(key)
+        name = f"{queue.keys.tag}:making:{key}"
+        taken = await queue.call(lambda client: client.set(name, "1", nx=True, px=_COMING_MS))
+        return bool(taken)
+
     async def drop_snapshot(self, key: str) -> None:
         await self._make_room(self._keeper(key), key, 0, [])
 
@@ -285,6 +295,9 @@ class MemoryStates:
     async def find_snapshot(self, key: str) -> Packed | None:
         self.counts["missing"] += 1
         return None
+
+    async def begin_snapshot(self, key: str) -> bool:
+        return True
 
     async def drop_snapshot(self, key: str) -> None:
         pass

@@ -140,6 +140,7 @@ class Reply:
             worker, and of the audit alone (part of ``wall_s``).
         warm: a driver's word to its own worker, which is not sent: others with the same affinities
             would be fast here now.
+        way: the same of how Lean came by what a step's text begins with.
     """
 
     verdict: Verdict | None = None
@@ -159,6 +160,7 @@ class Reply:
     wall_s: float = field(default=0.0, compare=False)
     audit_s: float = field(default=0.0, compare=False)
     warm: bool = field(default=False, compare=False)
+    way: Way | None = field(default=None, compare=False)
 
 
 def _within(what: str, value: float, least: float, most: float, unit: str) -> None:

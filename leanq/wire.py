@@ -166,7 +166,7 @@ def unpack_info(data: bytes) -> dict[str, Any]:
 
 def _packed_reply(token: str, reply: Reply) -> bytes:
     body = _changed(reply, keep=())
-    for name in ("rid", "warm"):
+    for name in ("rid", "warm", "way"):
         body.pop(name, None)
     if reply.messages:
         body["messages"] = [dataclasses.astuple(m) for m in reply.messages]

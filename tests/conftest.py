@@ -104,18 +104,8 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
             connection.delete(*keys)
     # Replies, inboxes, remembered verdicts, holds on a lane and who is warm end by themselves,
     # states and snapshots are collected; counters and lanes stay for good.
-    ending = {
-        "reply",
-        "inbox",
-        "verdict",
-        "isolating",
-        "warm",
-        "collect",
-        "states",
-        "snap",
-        "snaps",
-        "chunk",
-    }
+    ending = {"reply", "inbox", "verdict", "isolating", "warm", "collect", "states"}
+    ending |= {"snap", "snaps", "chunk", "making"}
     lasting = {"stats", "lanes", "prints", "pinning", "bell", "dead", "deadreq"}
     leftover = kinds - ending - lasting
     assert not leftover, f"left in Redis: {sorted(leftover)}"

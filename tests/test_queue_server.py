@@ -222,6 +222,8 @@ async def live_a_full_life(shard: Shard) -> None:
     await queue.status()
     states = RedisStates([queue])
     await states.keep({"0" * 64: b"Rsource"})
+    assert await states.begin_snapshot("key")
+    assert not await states.begin_snapshot("key")
     assert await states.keep_snapshot("key", Packed(b"manifest", (b"chunk",)))
     await states.collect()
     await queue.read_inbox("c", "0-0", 1)

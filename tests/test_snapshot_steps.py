@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -244,6 +245,34 @@ def start_worker(settings: Settings, folder: Path) -> subprocess.Popen[bytes]:
     environ |= {"LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix, "LEANQ_LEASE_S": "2"}
     environ |= {"LEANQ_CACHE": str(folder), "PYTHONPATH": f"{here}:{here.parent}"}
     return subprocess.Popen([sys.executable, str(here / "eager.py")], env=environ)
+
+
+def test_steps_go_to_whoever_is_warm(core: Environment, settings: Settings, tmp_path: Path) -> None:
+    settings = replace(settings, lease_s=2.0)
+    workers = [start_worker(settings, tmp_path / name) for name in "ab"]
+    try:
+        with LeanQClient(settings) as lean:
+            (sorry,) = lean.check(CODE).result(60).sorries
+            assert sorry.state
+            until(lambda: len(look(settings).workers) == 2)
+            state, served = sorry.state, Counter[str]()
+
+            def hit() -> bool:
+                reply = lean.step(state, "constructor", tenant="a").result(60)
+                served[reply.worker] += 1
+                return look(settings).counters.get("warm_hits", 0) >= 5
+
+            until(hit)
+            counters = look(settings).counters
+            assert counters["way:warm"] >= 5
+            ways = {name for name in counters if name.startswith("way:")}
+            assert ways <= {"way:warm", "way:cold", "way:replayed"}
+            # The idle other one was passed over.
+            assert max(served.values()) >= 5
+    finally:
+        for worker in workers:
+            worker.send_signal(signal.SIGTERM)
+            worker.wait()
 
 
 def test_a_state_outlives_its_worker(core: Environment, settings: Settings, tmp_path: Path) -> None:

@@ -53,6 +53,11 @@ def _record(settings: Settings, found: Status) -> dict[str, Any]:
         "reaped": counters.get("reaped", 0),
         "released": counters.get("released", 0),
         "fenced": counters.get("fenced", 0),
+        "prefixes": {
+            name.partition(":")[2]: n
+            for name, n in sorted(counters.items())
+            if name.startswith("way:")
+        },
         "warm_hits": counters.get("warm_hits", 0),
         "warm_misses": counters.get("warm_misses", 0),
         "steals": counters.get("steals", 0),
@@ -101,6 +106,9 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
         f"{record['fenced']} late results, {record['dead']} dead letters"
         f"{' (leanq dead list)' if record['dead'] else ''}"
     )
+    if record["prefixes"]:
+        ways = ", ".join(f"{name} {count}" for name, count in record["prefixes"].items())
+        yield f"prefixes  {ways}"
     if record["warm_hits"] or record["warm_misses"]:
         yield (
             f"warm      {record['warm_hits']} hits, {record['warm_misses']} misses, "

@@ -102,7 +102,7 @@ def _place(recipe: Recipe) -> tuple[int, int]:
 def _record(reply: Reply) -> dict[str, Any]:
     record = asdict(reply)
     # What belongs to other operations, or to the worker alone, is no part of a step's line.
-    for name in ("payload", "error", "warm"):
+    for name in ("payload", "error", "warm", "way"):
         del record[name]
     return record
 

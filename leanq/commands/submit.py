@@ -214,7 +214,7 @@ def _record(ended: Ended) -> dict[str, Any]:
         return {"file": ended.file, "verdict": None, "error": str(ended.error)}
     record = {"file": ended.file, **asdict(ended.reply)}
     # What belongs to other operations, or to the worker alone, is no part of a check's line.
-    for name in ("payload", "error", "state", "goals", "warm"):
+    for name in ("payload", "error", "state", "goals", "warm", "way"):
         del record[name]
     return record
 

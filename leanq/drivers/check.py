@@ -69,41 +69,29 @@ async def check(
 
     ``load``: a snapshot of the text's header, which none but imports have made.
     """
-    if request.replay and lean.environment.toolchain.replay_command is None:
-        version = lean.environment.toolchain.version
-        return Reply(error=f"Lean {version} here has no leanchecker to replay with")
-    compilation = _Compilation(lean, request, code, load)
+    compilation = Compilation(lean, request, code, load)
     async with lean.sandbox() as sandbox:
-        reply = await compilation.compile(sandbox)
-    module = compilation.module
-    if module is None:
-        return reply
-    started = time.monotonic()
-    try:
-        found = await auditor.findings(module, compilation.header, request.allow_axioms)
-    except AuditError as error:
-        return _unaudited(reply, error)
-    return replace(_after_audit(reply, found), audit_s=reply.audit_s + time.monotonic() - started)
+        run = await lean.run(sandbox, code, limits_of(request), load=load)
+        reply = await compilation.judge(sandbox, run)
+    return await compilation.audit(auditor, reply)
 
 
-class _Compilation:
-    """One candidate on its way: compiled, and read for the audit.
+class Compilation:
+    """One candidate on its way: compiled, judged, and audited where that is due."""
 
-    ``module`` is what the audit looks at, and None where no audit is due.
-    """
-
-    def __init__(self, lean: Lean, request: Request, code: str, load: LocalSnapshot | None) -> None:
-        self.header = split_header(code)
-        self.module: Module | None = None
+    def __init__(
+        self, lean: Lean, request: Request, code: str, load: LocalSnapshot | None = None
+    ) -> None:
+        self._header = split_header(code)
+        self._module: Module | None = None
         self._lean = lean
         self._request = request
         self._code = code
         self._load = load
 
-    async def compile(self, sandbox: Sandbox) -> Reply:
-        """Lean's verdict; where it accepts, ``module`` is what the audit has to look at."""
+    async def judge(self, sandbox: Sandbox, run: Run) -> Reply:
+        """Lean's verdict by a run that compiled the code in this sandbox."""
         request = self._request
-        run = await self._lean.run(sandbox, self._code, limits_of(request), load=self._load)
         verdict, messages = run.judged()
         reply = Reply(
             verdict=verdict,
@@ -119,6 +107,19 @@ class _Compilation:
         if request.audit and reply.verdict == "accepted":
             reply = await self._read(sandbox, reply)
         return replace(reply, audit_s=time.monotonic() - started)
+
+    async def audit(self, auditor: Auditor, reply: Reply) -> Reply:
+        """The last word on what :meth:`judge` has said."""
+        if self._module is None:
+            return reply
+        started = time.monotonic()
+        try:
+            allowed = self._request.allow_axioms
+            found = await auditor.findings(self._module, self._header, allowed)
+        except AuditError as error:
+            return _unaudited(reply, error)
+        spent_s = reply.audit_s + time.monotonic() - started
+        return replace(_after_audit(reply, found), audit_s=spent_s)
 
     async def _read(self, sandbox: Sandbox, reply: Reply) -> Reply:
         """Reads the compiled result, with every example under a name of ours."""
@@ -140,7 +141,7 @@ class _Compilation:
                 why = next(m.text for m in messages if m.severity == "error")
                 return _unaudited(reply, AuditError(f"its examples, given names: {why}"))
         try:
-            self.module = await asyncio.to_thread(read_module, olean(sandbox))
+            self._module = await asyncio.to_thread(read_module, olean(sandbox))
         except AuditError as error:
             return _unaudited(reply, error)
         return reply

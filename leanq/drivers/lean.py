@@ -103,6 +103,9 @@ class LeanDriver:
         }.get(request.op)
         if answer is None:
             return Reply(error=f"the lean driver cannot {request.op}")
+        toolchain = self._opened.lean.environment.toolchain
+        if request.replay and toolchain.replay_command is None:
+            return Reply(error=f"Lean {toolchain.version} here has no leanchecker to replay with")
         started = time.monotonic()
         try:
             reply = await answer(request)
@@ -117,6 +120,7 @@ class LeanDriver:
             lambda header: check(opened.lean, opened.auditor, request, request.code, load=header),
             self._states,
         )
+        reply = replace(reply, warm=opened.prefixes.holds(opened.prefixes.header_key(request.code)))
         if reply.verdict != "incomplete":
             return reply
         try:

@@ -99,21 +99,31 @@ class Prefixes:
         return reply
 
     async def run(
-        self, sandbox: Sandbox, source: str, code: str, request: Request, states: States
+        self,
+        sandbox: Sandbox,
+        source: str,
+        code: str,
+        request: Request,
+        states: States,
+        *,
+        compile_: bool = False,
     ) -> Run:
-        """Runs ``code``, which differs from ``source`` in its holes alone, and compiles nothing.
+        """Runs ``code``, which differs from ``source`` in its holes alone.
 
         With the source's snapshot if there is one. What Lean says does not depend on it.
+
+        Args:
+            compile_: whether to compile the code, if it has to be elaborated from the start.
         """
         key = snapshot_key(self._fingerprint, text_hash(source))
         warm, damaged = self.holds(key), self.tally.damaged
         snapshot = await self._load(key, states)
         if snapshot:
-            run = await self._run(sandbox, code, request, snapshot)
+            run = await self._run(sandbox, code, request, snapshot, False)
             if run.judged()[0] not in _DOUBTFUL:
                 self._costs.loaded(run.done.exit.wall_s)
                 return self._counted(run, "warm" if warm else "cold")
-        run = await self._replay(sandbox, code, request, states)
+        run = await self._replay(sandbox, code, request, states, compile_)
         self._costs.replayed(key, run.done.exit.cpu_s)
         self._consider(key, source, run.done.exit.cpu_s, states, header=False)
         if snapshot and run.judged()[0] not in _DOUBTFUL:
@@ -121,13 +131,15 @@ class Prefixes:
         failed = snapshot is not None or self.tally.damaged > damaged
         return self._counted(run, "failed" if failed else "replayed")
 
-    async def _replay(self, sandbox: Sandbox, code: str, request: Request, states: States) -> Run:
+    async def _replay(
+        self, sandbox: Sandbox, code: str, request: Request, states: States, compile_: bool
+    ) -> Run:
         header = await self._header(code, states)
-        run = await self._run(sandbox, code, request, header)
+        run = await self._run(sandbox, code, request, header, compile_)
         if header is None:
             self._imported(code, run.done.exit.cpu_s, states)
         elif run.judged()[0] in _DOUBTFUL:
-            run = await self._run(sandbox, code, request, None)
+            run = await self._run(sandbox, code, request, None, compile_)
             if run.judged()[0] not in _DOUBTFUL:
                 await self._drop(self.header_key(code), states)
         return run
@@ -179,13 +191,21 @@ class Prefixes:
             await asyncio.gather(self._saving, return_exceptions=True)
 
     async def _run(
-        self, sandbox: Sandbox, code: str, request: Request, load: LocalSnapshot | None
+        self,
+        sandbox: Sandbox,
+        code: str,
+        request: Request,
+        load: LocalSnapshot | None,
+        compile_: bool,
     ) -> Run:
-        # An error a hole: the first hundred must not hide the others.
-        options = ("-Dweak.maxErrors=1000000",)
-        limits = limits_of(request)
         return await self._lean.run(
-            sandbox, code, limits, options=options, load=load, compile_=False
+            sandbox,
+            code,
+            limits_of(request),
+            # An error a hole: the first hundred must not hide the others.
+            options=("-Dweak.maxErrors=1000000",),
+            load=load,
+            compile_=compile_,
         )
 
     async def _load(self, key: str, states: States) -> LocalSnapshot | None:
@@ -206,6 +226,9 @@ class Prefixes:
         flag = "--incr-header-save" if header else "--incr-save"
         started = time.monotonic()
         try:
+            # Steps on one state often come together, to several machines.
+            if not await states.begin_snapshot(key):
+                return
             async with self._lean.sandbox() as sandbox:
                 await self._lean.run(
                     sandbox, text, limits, options=[f"{flag}={_SAVED}"], compile_=False

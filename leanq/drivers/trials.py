@@ -16,7 +16,7 @@ from ..recipes import Form, Hole, Recipe, Source, Tactic, read_recipe
 from ..sandbox import Sandbox
 from ..states import States
 from ..wire import LEAN_VERDICTS, Message, Reply, Request, Sorry, Verdict
-from .check import Auditor, check
+from .check import Auditor, Compilation, check
 from .holes import (
     Draft,
     Given,
@@ -90,7 +90,8 @@ class Trials:
             return Reply("rejected", (message,), fingerprint=fingerprint)
         step = _Step(self, recipe, given, request, states)
         reply = await step.run()
-        return replace(reply, fingerprint=fingerprint)
+        warm = self._prefixes.holds(recipe.snapshot_key)
+        return replace(reply, fingerprint=fingerprint, warm=warm)
 
 
 class _Step:
@@ -108,23 +109,34 @@ class _Step:
         self._tactic = Tactic(given.text, find_holes(given.text))
 
     async def run(self) -> Reply:
+        draft = draft_trial(self._recipe, self._tactic)
+        # What closes a proof without any other hole can be checked as it was tried.
+        is_whole = not (self._tactic.holes or self._others())
         async with self._lean.sandbox() as sandbox:
-            draft = draft_trial(self._recipe, self._tactic)
-            run = await self._try(sandbox, draft)
+            run = await self._try(sandbox, draft, compile_=is_whole)
             verdict, messages = run.judged()
             left = [m for m in messages if draft.is_left(m)]
             verdict = _verdict(verdict, [m for m in messages if m not in left])
-            reply = Reply(verdict, self._of_tactic(draft, messages), cpu_s=run.done.exit.cpu_s)
+            cpu_s = run.done.exit.cpu_s
+            reply = Reply(verdict, self._of_tactic(draft, messages), cpu_s=cpu_s, way=run.way)
             if verdict not in ("accepted", "incomplete"):
                 return reply
             goals = tuple(goal for message in left for goal in read_goals(message))
             if goals or self._tactic.holes:
                 return await self._go_on(sandbox, replace(reply, verdict="incomplete"), goals)
+            if is_whole and run.way in ("replayed", "failed"):
+                started = time.monotonic()
+                compilation = Compilation(self._lean, self._request, draft.text)
+                checked = await compilation.judge(sandbox, run)
+                checked = await compilation.audit(self._auditor, checked)
+                return self._closed(reply, draft, checked, time.monotonic() - started)
         return await self._close(reply)
 
-    async def _try(self, sandbox: Sandbox, draft: Draft) -> Run:
+    async def _try(self, sandbox: Sandbox, draft: Draft, *, compile_: bool = False) -> Run:
         code = self._recipe.source.code
-        return await self._prefixes.run(sandbox, code, draft.text, self._request, self._states)
+        return await self._prefixes.run(
+            sandbox, code, draft.text, self._request, self._states, compile_=compile_
+        )
 
     async def _go_on(self, sandbox: Sandbox, reply: Reply, goals: tuple[str, ...]) -> Reply:
         """The next state: the goals that are left, else the first hole of the tactic itself."""
@@ -162,19 +174,20 @@ class _Step:
         allowed = (*self._request.allow_axioms, *([stand_in] if stand_in else []))
         request = replace(self._request, allow_axioms=allowed)
         checked = await check(self._lean, self._auditor, request, draft.text)
+        checked = replace(checked, cpu_s=reply.cpu_s + checked.cpu_s)
+        return self._closed(reply, draft, checked, time.monotonic() - started, stand_in)
+
+    def _closed(
+        self, reply: Reply, draft: Draft, checked: Reply, check_s: float, stand_in: str = ""
+    ) -> Reply:
+        """What the check of the whole text says of the step."""
         axioms = checked.axioms and tuple(
             sorted({"sorryAx" if name == stand_in else name for name in checked.axioms})
         )
         messages = self._of_tactic(draft, checked.messages)
         if checked.verdict == "incomplete" and not messages:
             messages = (Message("warning", 1, 0, "leanq: the proof rests on sorryAx"),)
-        return replace(
-            checked,
-            messages=messages,
-            axioms=axioms,
-            cpu_s=reply.cpu_s + checked.cpu_s,
-            audit_s=time.monotonic() - started,
-        )
+        return replace(checked, messages=messages, axioms=axioms, audit_s=check_s, way=reply.way)
 
     def _others(self) -> bool:
         """Whether the text has holes beside the one in which the proof was closed."""

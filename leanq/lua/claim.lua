@@ -7,15 +7,15 @@
 -- ARGV: worker, lease (ms), time-to-live of replies (ms), nonce of this call, n wanted,
 --   n in flight besides those settled here (other than 0 keeps suspects away),
 --   most attempts, how long verdicts are remembered (ms), count of results,
---   (rid, token, outcome, reply, fingerprint or '', 1 where the worker is warm for it now) per result,
---   then the lanes.
+--   (rid, token, outcome, reply, fingerprint or '', 1 where the worker is warm for it now, the way
+--   in which Lean came by its prefix or '') per result, then the lanes.
 -- Returns {per result 1 or 0 (fenced), per request {rid, token, attempts, queued (ms), body, alone, lane},
 --   size of the processing list, 1 where this worker should empty itself for a suspect,
 --   after how many ms it should claim again, to watch over others' promises (0: it need not)}.
 local worker, lease, ttl, nonce = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local want, busy, max_attempts = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local remember, results = tonumber(ARGV[8]), tonumber(ARGV[9])
-local first_lane = 10 + 6 * results
+local first_lane = 10 + 7 * results
 -- The workers that are remembered as warm for one thing, and for how long after the last settled
 -- it: longer than anybody keeps a process for work that does not come.
 local MOST_WARM, WARM_MS = 16, 180000
@@ -39,7 +39,7 @@ local function note_warm(rid)
 end
 
 local acks, done = {}, {}
-for i = 10, first_lane - 1, 6 do
+for i = 10, first_lane - 1, 7 do
   local rid, token, outcome, reply = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local r = call('HMGET', P .. ':req:' .. rid, 'tok', 'c', 'l', 'd')
   local ok = 1
@@ -64,6 +64,7 @@ for i = 10, first_lane - 1, 6 do
     end
     count('settled', 1)
     count('verdict:' .. outcome, ended)
+    if ARGV[i + 6] ~= '' then count('way:' .. ARGV[i + 6], 1) end
   else
     -- 0x93 opens an array of three, 0xa0 + n a text of n bytes: the token is in the reply's head.
     local head = '\147' .. string.char(160 + #token) .. token
