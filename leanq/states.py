@@ -42,8 +42,9 @@ _KEPT_AT_ONCE = 1000
 _LOOKED_AT_AT_ONCE = 256
 # Making room looks at every snapshot.
 _MOST_SNAPSHOTS = 4096
-# How long a snapshot may be in the making, and then its chunks on their way, before others may take
-# its place.
+# How long a snapshot may be in the making before somebody else may make it.
+_MAKING_MS = 120_000
+# How long its chunks may be on their way before others may take its place.
 _COMING_MS = 600_000
 
 
@@ -220,7 +221,7 @@ class RedisStates:
     async def begin_snapshot(self, key: str) -> bool:
         queue = self._keeper(key)
         name = f"{queue.keys.tag}:making:{key}"
-        taken = await queue.call(lambda client: client.set(name, "1", nx=True, px=_COMING_MS))
+        taken = await queue.call(lambda client: client.set(name, "1", nx=True, px=_MAKING_MS))
         return bool(taken)
 
     async def drop_snapshot(self, key: str) -> None:

@@ -138,8 +138,8 @@ class Reply:
         attempts: how many workers have taken the request up, this one included.
         queued_s, cpu_s, wall_s, audit_s: seconds in the queue, of CPU in Lean, on the
             worker, and of the audit alone (part of ``wall_s``).
-        warm: a driver's word to its own worker, which is not sent: others with the same affinities
-            would be fast here now.
+        warm: a driver's word to its own worker, which is not sent: others with the same first
+            affinity would be fast here now.
         way: the same of how Lean came by what a step's text begins with.
     """
 

@@ -213,10 +213,11 @@ class Shard:
     async def warm(self, worker: str, *affinity: str, vacant: int = 1, lane: str = "a") -> None:
         """Makes the worker warm, and leaves it idle with so many slots."""
         # Behind another, so that it is promised to nobody who is warm already.
-        rids = [f"{place} {worker} {' '.join(affinity)}" for place in ("first", "second")]
+        rids = [f"{name} {worker}" for name in ("first", *affinity)]
         await self.submit(rids[0], lane=lane)
-        await self.submit(rids[1], lane=lane, affinity=affinity)
-        jobs = (await self.claim(worker, 2, lanes=[lane])).jobs
+        for rid, name in zip(rids[1:], affinity, strict=True):
+            await self.submit(rid, lane=lane, affinity=(name,))
+        jobs = (await self.claim(worker, len(rids), lanes=[lane])).jobs
         assert [job.rid for job in jobs] == rids
         ended = [settlement(job, warm=True) for job in jobs]
         await self.claim(worker, vacant, lanes=[lane], settle=ended)

@@ -66,7 +66,7 @@ class WarmModel(Model):
     def settle(self, worker: str, rid: str, token: str, fingerprint: str, warm: bool) -> bool:
         item = self.flying.get(rid)
         if item and item.token == token and warm:
-            for name in item.sub.affinity:
+            for name in item.sub.affinity[:1]:
                 seen = self.warm[f"{item.sub.lane}:{name}"]
                 seen[worker] = self.now
                 if len(seen) > MOST_WARM:

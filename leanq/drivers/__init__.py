@@ -34,7 +34,7 @@ class Driver(Protocol):
 
     async def run(self, request: Request) -> Reply:
         """Lean's verdict, or the infrastructure's, or why the request makes no sense here.
-        ``warm`` in it: what it left running would make others with the same affinities fast.
+        ``warm`` in it: what it left running would make others with the same first affinity fast.
 
         Cancelling it stops whatever it started before the cancellation is complete.
 

@@ -27,10 +27,12 @@ local work, stats = P .. ':work:' .. worker, P .. ':stats'
 local told, counts = {}, {}
 local function count(name, n) counts[name] = (counts[name] or 0) + n end
 
--- Notes that the worker is warm for what the request names, while it is still there to be asked.
+-- Notes that the worker is warm for the strongest of the request's affinities, while it is still
+-- there to be asked. The weaker ones say who else would do, and others are warm for them.
 local function note_warm(rid)
   local r = call('HMGET', P .. ':req:' .. rid, 'l', 'a')
-  for name in string.gmatch(r[2] or '', '%S+') do
+  local name = string.match(r[2] or '', '%S+')
+  if name then
     local warm = P .. ':warm:' .. r[1] .. ':' .. name
     call('ZADD', warm, now, worker)
     call('ZREMRANGEBYRANK', warm, 0, -1 - MOST_WARM)
