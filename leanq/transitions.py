@@ -71,8 +71,8 @@ class Job:
 class Settlement:
     """The end of a request, as the holder of ``token`` tells it. ``fingerprint`` is that of the
     environment where the reply holds on any machine, and so may be remembered; else ``""``.
-    ``warm``: its worker would be fast now at others with the same first affinity. ``way``: what is to
-    be counted of how Lean came by its prefix."""
+    ``warm``: its worker would be fast now at others with the same first affinity. ``way``: what
+    is to be counted of how Lean came by its prefix."""
 
     rid: str
     token: str

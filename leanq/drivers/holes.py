@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
 from ..errors import InvalidRequestError
@@ -26,7 +27,6 @@ from .source import split_header, tokens
 
 _SORRY = "sorry"
 _UNSOLVED = "unsolved goals\n"
-_END_MARK = "leanqEndOfTactic"
 # What can end a tactic, so that a word on the next line begins another.
 _ENDS = (")", "]", "}", "⟩", '"', "'", "_")
 _BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
@@ -64,10 +64,10 @@ def find_holes(text: str) -> tuple[Hole, ...]:
     before = 0
     for token in tokens(text):
         if token.text == _SORRY:
-            head = text[:before]
-            begins_line = "\n" in text[before : token.start]
-            follows_end = head[-1:].isalnum() or head.endswith(_ENDS)
-            is_tactic = head.endswith(_BEFORE_TACTICS) or (begins_line and follows_end)
+            begins_line = text.find("\n", before, token.start) >= 0
+            last = text[max(0, before - 1) : before]
+            follows_end = last.isalnum() or last in _ENDS
+            is_tactic = text.endswith(_BEFORE_TACTICS, 0, before) or (begins_line and follows_end)
             holes.append(Hole(token.start, "tactic" if is_tactic else "term"))
         before = token.end
     return tuple(holes)
@@ -84,9 +84,11 @@ def read_tactic(given: str) -> Given:
     start, end = found[0].start, found[-1].end
     column = start - (given.rfind("\n", 0, start) + 1)
 
+    # The lines within a string stay as they are.
+    strings = [token for token in found if given.find("\n", token.start, token.end) >= 0]
+
     def shifted(line: re.Match[str]) -> str:
-        # The lines within a string stay as they are.
-        if any(token.start < line.start() < token.end for token in found):
+        if any(token.start < line.start() < token.end for token in strings):
             return line[0]
         return "\n" + line[0][1 + column :]
 
@@ -103,12 +105,12 @@ def misfit(tactic: str) -> Message | None:
     Lean says itself.
     """
     depth = 0
-    found = list(tokens(f"{tactic}\n{_END_MARK}"))
+    found = list(tokens(f"{tactic}\n;"))
     for token in found:
         depth += (token.text == "{") - (token.text == "}")
         if depth < 0:
             return _at(tactic, token.start, "this } closes nothing in the tactic, which must stay")
-    if found[-1].text != _END_MARK:
+    if found[-1].start < len(tactic):
         return _at(
             tactic,
             found[-1].start,
@@ -152,13 +154,21 @@ class Draft:
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._length = 0
-        self._line_starts: list[int] | None = None
         self.trial = self.block = Span(0, 0)
         self.probes: dict[int, Span] = {}
 
-    @property
+    @cached_property
     def text(self) -> str:
+        """All that was written; nothing is appended any more."""
         return "".join(self._pieces)
+
+    @cached_property
+    def _line_starts(self) -> list[int]:
+        return [0, *accumulate(len(line) + 1 for line in self.text.split("\n"))]
+
+    @cached_property
+    def _lines_before_trial(self) -> int:
+        return self.text.count("\n", 0, self.trial.start)
 
     def add(self, text: str) -> Span:
         """Appends; where it then stands."""
@@ -202,7 +212,7 @@ class Draft:
 
     def of_trial(self, message: Message) -> Message:
         """A message about the tactic on trial, with its place in it: from line 1, column 0."""
-        up = self.text.count("\n", 0, self.trial.start)
+        up = self._lines_before_trial
         end_line = None if message.end_line is None else message.end_line - up
         return replace(message, line=message.line - up, end_line=end_line)
 
@@ -224,9 +234,6 @@ class Draft:
         return any(m.severity == "error" and span.touches(self.place(m)) for m in messages)
 
     def _offset(self, line: int, column: int) -> int:
-        if self._line_starts is None:
-            lines = self.text.split("\n")
-            self._line_starts = [0, *accumulate(len(line) + 1 for line in lines)]
         return self._line_starts[min(max(line, 1), len(self._line_starts)) - 1] + column
 
 

@@ -7,6 +7,7 @@ hole goes: then the whole text is checked as any other, without a snapshot, audi
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -60,7 +61,8 @@ class Trials:
             QueueFullError: there is no room to keep the states.
         """
         code = request.code
-        if not (holes := find_holes(code)):
+        holes = await asyncio.to_thread(find_holes, code)
+        if not holes:
             return ()
         async with self._lean.sandbox() as sandbox:
 
@@ -85,8 +87,8 @@ class Trials:
         fingerprint = self._lean.environment.fingerprint
         if recipe.source.fingerprint != fingerprint:
             return Reply(error=other_environment(recipe, self._lean.environment.name, fingerprint))
-        given = read_tactic(request.tactic)
-        if message := misfit(request.tactic):
+        given = await asyncio.to_thread(read_tactic, request.tactic)
+        if message := await asyncio.to_thread(misfit, request.tactic):
             return Reply("rejected", (message,), fingerprint=fingerprint)
         step = _Step(self, recipe, given, request, states)
         reply = await step.run()
@@ -264,9 +266,11 @@ async def _keep_sorries(
     if kept:
         await states.keep(kept)
     sorries: list[Sorry] = []
+    line, counted = 1, 0
     for number, hole in enumerate(seen.holes):
+        line += text.count("\n", counted, hole.offset)
+        counted = hole.offset
         line_start = text.rfind("\n", 0, hole.offset) + 1
-        line = text.count("\n", 0, hole.offset) + 1
         goal = seen.goals.get(number)
         sorries.append(Sorry(line, hole.offset - line_start, goal, ids.get(number)))
     return tuple(sorries)
