@@ -50,16 +50,19 @@ class WarmMachine(QueueMachine):
         names=names,
         count=st.integers(1, 5),
         digest=st.sampled_from(("", "p")),
+        print_=st.sampled_from(("", "", "f")),
         ms=st.sampled_from((0, 99, 100)),
     )
-    def promise(self, number: int, names: list[str], count: int, digest: str, ms: int) -> None:
+    def promise(
+        self, number: int, names: list[str], count: int, digest: str, print_: str, ms: int
+    ) -> None:
         """Whoever has ended everything is idle and warm, and is promised more, perhaps in vain."""
         plain = Submission("new", "a", "s", 1, 0, 100_000, b"body", digest)
         for new in (1, count):
             self.submit_pinned("c", new * [(plain, names)], [])
             if new == 1:
                 for _ in range(4):
-                    self.claim(number, ["a", "b"], 12, list(range(1, 40)), "")
+                    self.claim(number, ["a", "b"], 12, list(range(1, 40)), print_)
         self.advance(ms)
 
     @rule(
@@ -109,6 +112,7 @@ def test_scripts_do_what_the_model_says_of_warm_workers(
         max_attempts=MAX_ATTEMPTS,
         # More than a claim looks at.
         max_waiting=24,
+        remember_s=3600.0,
     )
     WarmMachine.loop = asyncio.new_event_loop()
     WarmMachine.server = redis.Redis.from_url(server.url)
