@@ -22,7 +22,13 @@ from .drivers import Driver
 from .drivers.echo import EchoDriver
 from .drivers.environment import cache_folder, open_environment
 from .drivers.lean import LeanDriver
-from .errors import ClosedError, RequestError, UnknownEnvironmentError, UnknownStateError
+from .errors import (
+    ClosedError,
+    RequestError,
+    UnknownEnvironmentError,
+    UnknownStateError,
+    UsageError,
+)
 from .recipes import read_recipe
 from .snapshot_cache import SnapshotCache
 from .states import MemoryStates
@@ -58,7 +64,9 @@ class Pool:
     ) -> None:
         # Only what bounds the disk's share is of meaning without a queue.
         settings = Settings.load("unix:///-", os.environ)
-        slots = slots or len(os.sched_getaffinity(0))
+        slots = len(os.sched_getaffinity(0)) if slots is None else slots
+        if slots < 1:
+            raise UsageError(f"a pool of {slots} slots runs nothing; give at least 1")
         cache = SnapshotCache(cache_folder(None, os.environ) / "snapshots", settings.cache_mb << 20)
 
         def driver(name: str, path: Path | None) -> Driver:
@@ -77,6 +85,8 @@ class Pool:
         self._name = f"pool-{os.getpid()}-{secrets.token_hex(4)}"
         self._gate = _Gate(slots)
         self._tasks: set[asyncio.Task[None]] = set()
+        # What is asked while the pool closes is either ended by that or refused.
+        self._lock = threading.Lock()
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -96,9 +106,16 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Ends what runs and the pool's thread; futures that are left end with ClosedError."""
-        if not self._closed:
-            self._closed = True
+        """Ends what runs and the pool's thread; futures that are left end with ClosedError.
+
+        Raises:
+            UsageError: called by a callback of one of its own futures.
+        """
+        if threading.current_thread() is self._thread:
+            raise UsageError("a pool cannot be closed in a callback of its own futures")
+        with self._lock:
+            closed, self._closed = self._closed, True
+        if not closed:
             self._wait_for(self._close())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -127,10 +144,11 @@ class Pool:
         return self._start(self._calls.echo(payload, delay_s, placing))
 
     def _start(self, call: Call[_T]) -> LeanQFuture[_T]:
-        if self._closed:
-            raise ClosedError("the pool is closed")
         future: LeanQFuture[_T] = LeanQFuture(call.submission.rid)
-        self._loop.call_soon_threadsafe(self._spawn, call, future)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the pool is closed")
+            self._loop.call_soon_threadsafe(self._spawn, call, future)
         return future
 
     def _spawn(self, call: Call[_T], future: LeanQFuture[_T]) -> None:
@@ -139,7 +157,7 @@ class Pool:
         task.add_done_callback(self._tasks.discard)
 
         def withdraw(_: Future[_T]) -> None:
-            if future.cancelled():
+            if future.cancelled() and not self._closed:
                 self._loop.call_soon_threadsafe(task.cancel)
 
         future.add_done_callback(withdraw)
@@ -233,7 +251,7 @@ class _Gate:
         self._call()
 
     def _call(self) -> None:
-        while self._free and self._waiting:
+        while self._free > 0 and self._waiting:
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():
                 self._free -= 1

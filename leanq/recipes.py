@@ -20,8 +20,8 @@ and nobody can pass off one recipe for another.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import msgpack
@@ -36,7 +36,11 @@ Form = Literal["term", "tactic", "unknown"]
 MAX_STEPS = 10_000
 """The longest chain of tactics."""
 
+MAX_LEVELS = 50
+"""How often a hole of a tactic may lie in a hole of a tactic."""
+
 _VERSION = 1
+_MOST_EXPORTED_BYTES = 4 * MAX_REQUEST_BYTES
 _FORMS: tuple[Form, ...] = get_args(Form)
 _MAGIC = b"leanq-state-1\n"
 
@@ -90,9 +94,13 @@ class Recipe:
         record = self.source.record()
         chain = [(record_id(record), record)]
         for difference in differences:
-            record = b"S" + bytes.fromhex(chain[-1][0]) + _pack(difference)
-            chain.append((record_id(record), record))
+            chain.append(_child(chain[-1][0], difference))
         return chain
+
+    @property
+    def levels(self) -> int:
+        """In how many holes of tactics, one in another, the open one lies."""
+        return sum(tactic.opened is not None for tactic in self.tactics)
 
     @property
     def id(self) -> str:
@@ -103,6 +111,22 @@ class Recipe:
 def record_id(record: bytes) -> str:
     """The id that a record has by its content."""
     return hashlib.blake2b(record, digest_size=32).hexdigest()
+
+
+def open_holes(source: Source, numbers: Iterable[int]) -> dict[int, tuple[str, bytes]]:
+    """The id and the record of the state in each of these holes; not the source's own."""
+    parent = record_id(source.record())
+    return {number: _child(parent, number) for number in numbers}
+
+
+def open_inner_holes(
+    recipe: Recipe, tactic: Tactic, numbers: Iterable[int]
+) -> dict[int, tuple[str, bytes]]:
+    """The id and the record of the state in each of these holes of a tactic that was tried."""
+    parent = recipe.id
+    return {
+        number: _child(parent, _difference(replace(tactic, opened=number))) for number in numbers
+    }
 
 
 def text_hash(text: str) -> bytes:
@@ -136,7 +160,10 @@ def read_recipe(state: str, records: Sequence[bytes]) -> Recipe:
     if not differences:
         raise RecipeError(f"{state} is the id of a source, not of a state")
     opened, *tactics = reversed(differences)
-    return Recipe(source, _number(opened, source.holes), tuple(map(_read_tactic, tactics)))
+    recipe = Recipe(source, _number(opened, source.holes), tuple(map(_read_tactic, tactics)))
+    if recipe.levels > MAX_LEVELS:
+        raise RecipeError(f"a recipe with more than {MAX_LEVELS} holes one in another")
+    return recipe
 
 
 def pack_export(recipe: Recipe) -> bytes:
@@ -158,15 +185,24 @@ def unpack_export(blob: bytes) -> Recipe:
     if hashlib.blake2b(body, digest_size=32).digest() != checksum:
         raise RecipeError("the exported state is damaged: its checksum is wrong")
     try:
-        data = zstandard.decompress(body, max_output_size=4 * MAX_REQUEST_BYTES)
+        # As a stream, since a frame's own word on its size can be anything.
+        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body)
+        data = reader.read(_MOST_EXPORTED_BYTES + 1)
     except zstandard.ZstdError:
         raise RecipeError("the exported state is damaged: it cannot be decompressed") from None
+    if len(data) > _MOST_EXPORTED_BYTES:
+        raise RecipeError(f"the exported state has more than {_MOST_EXPORTED_BYTES} bytes")
     match _unpack(data):
         case [str(state), list(records)] if all(isinstance(each, bytes) for each in records):
             if len(records) > MAX_STEPS:
                 raise RecipeError(f"the exported state has more than {MAX_STEPS} steps")
             return read_recipe(state, records)
     raise RecipeError("the exported state is damaged: it holds no recipe")
+
+
+def _child(parent: str, difference: object) -> tuple[str, bytes]:
+    record = b"S" + bytes.fromhex(parent) + _pack(difference)
+    return record_id(record), record
 
 
 def _difference(tactic: Tactic) -> object:

@@ -67,8 +67,8 @@ class Switch:
     def __init__(self, dispatchers: Sequence[Dispatcher], finder: Finder) -> None:
         self._each = dispatchers
         self._finder = finder
-        # Calls whose state is being found, by rid.
-        self._finding: dict[str, tuple[Done, asyncio.Task[None]]] = {}
+        # Calls whose state is being found.
+        self._finding: dict[tuple[str, Done], asyncio.Task[None]] = {}
 
     async def open(self) -> None:
         """Raises UnavailableError when one of the shards' servers does not answer."""
@@ -84,7 +84,7 @@ class Switch:
         submission = call.submission
         if call.state:
             task = asyncio.get_running_loop().create_task(self._find(call, done))
-            self._finding[submission.rid] = (done, task)
+            self._finding[submission.rid, done] = task
         else:
             self._each[shard_of(submission.rid)].send(submission, done)
 
@@ -92,32 +92,30 @@ class Switch:
         self._each[shard_of(rid)].attach(rid, done)
 
     def cancel(self, rid: str, done: Done) -> bool:
-        found = self._finding.get(rid)
-        if found and found[0] is done:
-            del self._finding[rid]
-            found[1].cancel()
+        if task := self._finding.pop((rid, done), None):
+            task.cancel()
             return True
         return self._each[shard_of(rid)].cancel(rid, done)
 
     async def close(self, *, withdraw: bool) -> None:
-        tasks = [task for _, task in self._finding.values()]
-        for task in tasks:
+        finding, self._finding = self._finding, {}
+        for (_, done), task in finding.items():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            done(ClosedError("the client was closed before the request ended"))
+        await asyncio.gather(*finding.values(), return_exceptions=True)
         await asyncio.gather(*(d.close(withdraw=withdraw) for d in self._each))
 
     async def _find(self, call: Call[Any], done: Done) -> None:
         submission = call.submission
+        end: LeanQError | None = None
         try:
             where = await self._finder.find(call.state)
         except LeanQError as error:
-            if self._finding.pop(submission.rid, None):
-                done(error)
+            end = error
+        if self._finding.pop((submission.rid, done), None) is None:
             return
-        except asyncio.CancelledError:
-            if self._finding.pop(submission.rid, None):
-                done(ClosedError("the client was closed before the request ended"))
-            raise
-        if self._finding.pop(submission.rid, None):
-            found = replace(submission, lane=where.lane)
+        if end:
+            done(end)
+        else:
+            found = replace(submission, lane=where.lane, affinity=where.warmth)
             self._each[shard_of(submission.rid)].send(found, done)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanq.drivers.holes import draft_probe, draft_trial, find_holes, misfit, read_tactic
+from leanq.drivers.holes import (
+    draft_probe,
+    draft_trial,
+    find_holes,
+    is_genuine,
+    misfit,
+    read_tactic,
+)
 from leanq.errors import InvalidRequestError
 from leanq.recipes import Hole, Recipe, Source, Tactic
 from leanq.wire import Message
@@ -40,24 +49,35 @@ def test_holes_are_found_with_a_first_guess(text: str, forms: list[str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("given_", "text", "line", "column"),
+    ("given_", "text", "line", "moved"),
     [
-        ("exact h", "exact h", 0, 0),
-        ("\n\n  exact h  \n", "exact h", 2, 2),
-        ("exact h ; ;\n", "exact h", 0, 0),
-        ("-- first\n  exact h -- last", "exact h", 1, 2),
-        ("  constructor\n  · exact a\n      b\n", "constructor\n· exact a\n    b", 0, 2),
-        ("  a\n b", "a\nb", 0, 2),
-        ('  exact "x\n    y"\n  b', 'exact "x\n    y"\nb', 0, 2),
-        ("/- c -/ a\n        b", "a\nb", 0, 8),
+        ("exact h", "exact h", 0, (0,)),
+        ("\n\n  exact h  \n", "exact h", 2, (2,)),
+        ("exact h ; ;\n", "exact h", 0, (0,)),
+        ("-- first\n  exact h -- last", "exact h", 1, (2,)),
+        ("  constructor\n  · exact a\n      b\n", "constructor\n· exact a\n    b", 0, (2, 2, 2)),
+        ("  a\n b", "a\nb", 0, (2, 1)),
+        ('  exact "x\n    y"\n  b', 'exact "x\n    y"\nb', 0, (2, 0, 2)),
+        ("/- c -/ a\n    b", "a\nb", 0, (8, 4)),
     ],
 )
 def test_what_differs_in_blanks_is_one_tactic(
-    given_: str, text: str, line: int, column: int
+    given_: str, text: str, line: int, moved: tuple[int, ...]
 ) -> None:
     read = read_tactic(given_)
-    assert (read.text, read.line, read.column) == (text, line, column)
+    assert (read.text, read.line, read.moved) == (text, line, moved)
     assert read_tactic(text).text == text
+
+
+@given(st.text(' ab\n"', max_size=30))
+def test_places_lead_back_to_what_was_given(text: str) -> None:
+    with contextlib.suppress(InvalidRequestError):
+        read = read_tactic(text)
+        lines = text.split("\n")
+        for number, line in enumerate(read.text.split("\n"), 1):
+            for column, sign in enumerate(line):
+                row, place = read.place(number, column)
+                assert lines[row - 1][place] == sign
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "-- only a comment", "/- c -/", ";", " ; ;"])
@@ -129,7 +149,9 @@ def test_tactics_stand_at_the_margin_in_the_order_in_which_they_worked() -> None
         "theorem u : b := sorry"
     )
     assert draft.text[draft.trial.start : draft.trial.end] == "exact c"
-    assert draft.text[draft.block.start : draft.block.end].startswith("(by {\nconstructor")
+    assert draft.text[draft.blocks[-1].start : draft.blocks[-1].end].startswith(
+        "(by {\nconstructor"
+    )
 
 
 def test_a_hole_of_a_tactic_is_a_hole_in_a_hole() -> None:
@@ -159,7 +181,7 @@ def test_a_message_belongs_to_the_tactic_exactly_where_it_is_in_it(
                 told = draft.of_trial(message)
                 assert trial.text.split("\n")[told.line - 1] == line
             assert not (inside and draft.is_left(message))
-    end = draft.text[: draft.block.end].count("\n")
+    end = draft.text[: draft.blocks[-1].end].count("\n")
     assert draft.is_left(Message("error", end + 1, 0, "unsolved goals\n⊢ a"))
     assert not draft.is_left(Message("error", 1, 0, "unsolved goals\n⊢ a"))
 
@@ -184,3 +206,18 @@ def test_holes_of_unknown_form_stay_as_they_are() -> None:
     holes = (Hole(18, "term"), Hole(25, "unknown"))
     draft = draft_trial(Recipe(Source("f", code, holes), 0), Tactic("h"), stand_in="_a")
     assert draft.text.endswith("theorem t : a := ⟨(by {\nh\n}), sorry⟩")
+
+
+@pytest.mark.parametrize(
+    ("tactic", "genuine"),
+    [
+        (Tactic("exact h"), True),
+        (Tactic("exact sorry", (Hole(6, "term"),), 0), True),
+        (Tactic("exact sorry\n})\ntheorem u : True := (by {\nskip", (Hole(6, "term"),)), False),
+        (Tactic("  exact h"), False),
+        (Tactic("exact sorryAx", (Hole(6, "term"),)), False),
+        (Tactic("exact sorry"), False),
+    ],
+)
+def test_recipes_to_which_no_steps_lead(tactic: Tactic, genuine: bool) -> None:
+    assert is_genuine(Recipe(Source("f", CODE, HOLES), 0, (tactic,))) == genuine

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,6 +136,17 @@ def test_impossible_recipes_are_refused(holes: tuple[Hole, ...], opened: int, sa
         read_recipe(recipe.id, back(recipe))
     with pytest.raises(RecipeError, match=said):
         unpack_export(pack_export(recipe))
+
+
+def test_an_export_that_grows_without_bounds_is_refused() -> None:
+    for body in (
+        zstandard.compress(bytes(80 << 20)),
+        # A frame that claims 64 GiB.
+        bytes.fromhex("28b52ffde0") + (64 << 30).to_bytes(8, "little") + b"\1\0\0",
+    ):
+        checksum = hashlib.blake2b(body, digest_size=32).digest()
+        with pytest.raises(RecipeError):
+            unpack_export(b"leanq-state-1\n" + checksum + body)
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"leanq-state-1\n", b"leanq-state-2\n" + bytes(60)])

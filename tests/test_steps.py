@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from sites import Site, sample
 
+from leanq.drivers.holes import find_holes
 from leanq.drivers.lean import LeanDriver
+from leanq.recipes import MAX_LEVELS, Hole, Recipe, Source, Tactic, pack_export
 from leanq.wire import Reply, Request, Sorry
 
 HEAD = "prelude\nimport Core\n"
@@ -221,6 +223,10 @@ async def test_a_tactic_with_a_hole_and_a_goal_left(lean: Lean) -> None:
     assert (reply.verdict, reply.goals) == ("incomplete", (f"case right\n{CONTEXT}And q p",))
     assert [sorry.goal for sorry in reply.sorries] == [f"{CONTEXT}p"]
     assert reply.sorries[0].state != reply.state
+    # Whichever comes first, the other stays open.
+    hole = await lean.step(reply.sorries[0].state, "exact hp")
+    assert (hole.verdict, hole.axioms) == ("accepted", ("sorryAx",))
+    assert (await lean.step(reply.sorries[0].state, "exact hq")).verdict == "rejected"
     rest = await lean.step(reply.state, "exact And.intro hq hp")
     assert (rest.verdict, rest.axioms) == ("accepted", ("sorryAx",))
 
@@ -232,7 +238,9 @@ async def test_a_hidden_sorry_closes_nothing(lean: Lean, tactic: str) -> None:
     state = (await lean.open(THEOREM)).state
     reply = await lean.step(state, tactic)
     assert (reply.verdict, reply.state, reply.goals) == ("incomplete", None, ())
-    assert [message.text for message in reply.messages] == ["leanq: the proof rests on sorryAx"]
+    assert [message.text for message in reply.messages] == [
+        "leanq: the proof, or what stands before it, rests on sorryAx"
+    ]
     # Nor where other holes are open, from which it must be told.
     two = f"{HEAD}theorem t (p q : Prop) : And p q := And.intro sorry sorry\n"
     for sorry in (await lean.check(two)).sorries:
@@ -300,6 +308,37 @@ async def test_export_and_import(site: Site) -> None:
     assert (await there.walk(state, "exact hp", "exact And.intro hq hp")).verdict == "accepted"
     # Its ancestors came with it.
     assert (await there.step(start.state, "constructor")).state == state
+
+
+async def test_places_in_a_tactic_are_those_that_were_given(lean: Lean) -> None:
+    state = (await lean.open(THEOREM)).state
+    for tactic, line, column in (
+        ("/- abcdefg -/ constructor\nexact bad", 2, 6),
+        ("    constructor\n  exact bad", 2, 8),
+        ("\n  constructor\n    ; exact bad", 3, 12),
+    ):
+        (message,) = (await lean.step(state, tactic)).messages
+        assert (message.line, message.column) == (line, column), tactic
+    cut = (await lean.step(state, "constructor\nexact hp\nexact")).messages
+    assert all(message.end_line is None or message.end_line <= 3 for message in cut)
+
+
+async def test_holes_in_holes_come_to_an_end(lean: Lean) -> None:
+    source = Source(
+        lean.driver._opened.lean.environment.fingerprint,
+        f"{HEAD}theorem t (p : Prop) (h : p) : p := sorry\n",
+        find_holes(f"{HEAD}theorem t (p : Prop) (h : p) : p := sorry\n"),
+    )
+    inner = Tactic("exact id sorry", (Hole(9, "term"),), 0)
+    deep = Recipe(source, 0, (inner,) * MAX_LEVELS)
+    reply = await lean.driver.run(Request("import", payload=pack_export(deep)))
+    assert reply.state == deep.id
+    last = await lean.step(deep.id, "exact id sorry")
+    assert (last.verdict, last.state) == ("incomplete", None)
+    assert (await lean.step(deep.id, "exact h")).verdict == "accepted"
+    deeper = replace(deep, tactics=(inner,) * (MAX_LEVELS + 1))
+    refused = await lean.driver.run(Request("import", payload=pack_export(deeper)))
+    assert refused.error is not None
 
 
 async def test_what_cannot_be_imported(site: Site) -> None:

@@ -53,10 +53,10 @@ def show(state: str, url: str | None, as_json: bool, options: InEnvironment) -> 
     click.echo(f"state        {state}")
     click.echo(f"environment  {recipe.source.fingerprint}")
     click.echo(f"hole         line {line}, column {column} of")
-    for number, text in enumerate(recipe.source.code.splitlines()[:line], 1):
+    for number, text in enumerate(recipe.source.code.split("\n")[:line], 1):
         click.echo(f"  {number:5} {text}")
     for tactic in tactics:
-        first, *more = tactic.splitlines()
+        first, *more = tactic.split("\n")
         click.echo("\n".join((f"tactic       {first}", *(f"             {each}" for each in more))))
 
 

@@ -15,6 +15,7 @@ block what is left to prove in it, as it prints any goal::
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,26 +37,29 @@ _STAND_IN = '@[extern "lean_sorry", never_extract] axiom {}.{{u}} (α : Sort u) 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A tactic as it is kept, and where that lay in what was given (from 0).
+    """A tactic: as it is kept, and where that lay in what was given.
 
     ``text`` begins at the margin, without blanks and comments around it, so that what differs in
-    these alone is one tactic.
+    these alone is one tactic. ``line`` counts the lines that were left out before it, ``moved`` has
+    for each line of it by how many columns it was moved to the left.
     """
 
     text: str
     line: int
-    column: int
+    moved: tuple[int, ...]
+
+    def place(self, line: int, column: int) -> tuple[int, int]:
+        """A place in ``text`` (lines from 1), as one in what was given."""
+        moved = self.moved[line - 1] if 1 <= line <= len(self.moved) else 0
+        return line + self.line, column + moved
 
     def message(self, message: Message) -> Message:
         """A message about ``text``, as one about what was given."""
-        end_line, end_column = message.end_line, message.end_column
-        return replace(
-            message,
-            line=message.line + self.line,
-            column=message.column + self.column,
-            end_line=None if end_line is None else end_line + self.line,
-            end_column=None if end_column is None else end_column + self.column,
-        )
+        line, column = self.place(message.line, message.column)
+        end: tuple[int | None, int | None] = (None, None)
+        if message.end_line is not None and message.end_column is not None:
+            end = self.place(message.end_line, message.end_column)
+        return replace(message, line=line, column=column, end_line=end[0], end_column=end[1])
 
 
 def find_holes(text: str) -> tuple[Hole, ...]:
@@ -87,15 +91,16 @@ def read_tactic(given: str) -> Given:
     # The lines within a string stay as they are.
     strings = [token for token in found if given.find("\n", token.start, token.end) >= 0]
 
-    def shifted(line: re.Match[str]) -> str:
-        if any(token.start < line.start() < token.end for token in strings):
-            return line[0]
-        return "\n" + line[0][1 + column :]
-
-    margin = re.compile(r"\n *")
-    moved = (shifted(line) for line in margin.finditer(given, start, end))
-    text = margin.sub(lambda _: next(moved), given[start:end])
-    return Given(text, given.count("\n", 0, start), column)
+    moved = [column]
+    pieces: list[str] = []
+    done = start
+    for blanks in re.compile(r"\n *").finditer(given, start, end):
+        fixed = any(token.start < blanks.start() < token.end for token in strings)
+        moved.append(0 if fixed else min(column, len(blanks[0]) - 1))
+        pieces.append(given[done : blanks.start() + 1])
+        done = blanks.start() + 1 + moved[-1]
+    text = "".join([*pieces, given[done:end]])
+    return Given(text, given.count("\n", 0, start), tuple(moved))
 
 
 def misfit(tactic: str) -> Message | None:
@@ -119,6 +124,19 @@ def misfit(tactic: str) -> Message | None:
     if depth:
         return _at(tactic, len(tactic), "a { is not closed in the tactic, which must stay")
     return None
+
+
+def is_genuine(recipe: Recipe) -> bool:
+    """Whether steps could have led to a recipe, as far as its texts tell."""
+    for tactic in recipe.tactics:
+        if misfit(tactic.text) or read_tactic(tactic.text).text != tactic.text:
+            return False
+    texts = [(recipe.source.code, recipe.source.holes)]
+    texts += [(tactic.text, tactic.holes) for tactic in recipe.tactics]
+    return all(
+        [hole.offset for hole in find_holes(text)] == [hole.offset for hole in holes]
+        for text, holes in texts
+    )
 
 
 def _at(text: str, offset: int, why: str) -> Message:
@@ -147,14 +165,15 @@ class Draft:
 
     Attributes:
         trial: where the tactic on trial stands.
-        block: the block around it.
+        blocks: the block around it, and before that those around this block.
         probes: the empty blocks, by the number of their hole.
     """
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._length = 0
-        self.trial = self.block = Span(0, 0)
+        self.trial = Span(0, 0)
+        self.blocks: list[Span] = []
         self.probes: dict[int, Span] = {}
 
     @cached_property
@@ -207,25 +226,49 @@ class Draft:
 
     def is_left(self, message: Message) -> bool:
         """Whether it says what is left to prove in the block around the tactic on trial."""
-        inside = self.place(message).start in self.block
-        return inside and not self.is_trial(message) and message.text.startswith(_UNSOLVED)
+        return self._level(message) == len(self.blocks) - 1
+
+    def left_outside(self, messages: Sequence[Message]) -> list[int]:
+        """How many goals are left in each of the blocks around that of the tactic on trial."""
+        left = [0] * (len(self.blocks) - 1)
+        for message in messages:
+            level = self._level(message)
+            if level is not None and level < len(left):
+                left[level] += len(read_goals(message))
+        return left
+
+    def is_left_outside(self, message: Message) -> bool:
+        """Whether it says what is left in one of the blocks around that of the tactic on trial."""
+        level = self._level(message)
+        return level is not None and level < len(self.blocks) - 1
+
+    def _level(self, message: Message) -> int | None:
+        """The innermost block at whose own end goals are left, if it says so."""
+        if not message.text.startswith(_UNSOLVED) or self.is_trial(message):
+            return None
+        start = self.place(message).start
+        inside = [level for level, block in enumerate(self.blocks) if start in block]
+        return inside[-1] if inside else None
 
     def of_trial(self, message: Message) -> Message:
         """A message about the tactic on trial, with its place in it: from line 1, column 0."""
         up = self._lines_before_trial
-        end_line = None if message.end_line is None else message.end_line - up
-        return replace(message, line=message.line - up, end_line=end_line)
+        if message.end_line is None or self.place(message).end > self.trial.end:
+            return replace(message, line=message.line - up, end_line=None, end_column=None)
+        return replace(message, line=message.line - up, end_line=message.end_line - up)
 
     def goals(self, messages: Sequence[Message]) -> dict[int, str]:
         """What Lean says is left to prove in the empty blocks, by number; one that is run several
         times has several goals."""
         found: dict[int, list[str]] = {}
+        numbers = sorted(self.probes, key=lambda number: self.probes[number].start)
+        starts = [self.probes[number].start for number in numbers]
         for message in messages:
             if message.severity == "error" and message.text.startswith(_UNSOLVED):
                 start = self.place(message).start
-                for number, span in self.probes.items():
-                    if start in span:
-                        found.setdefault(number, []).extend(read_goals(message))
+                at = bisect_right(starts, start) - 1
+                if at >= 0 and start in self.probes[numbers[at]]:
+                    found.setdefault(numbers[at], []).extend(read_goals(message))
         return {number: "\n\n".join(goals) for number, goals in found.items()}
 
     def is_misread(self, number: int, messages: Sequence[Message]) -> bool:
@@ -250,7 +293,11 @@ def draft_probe(code: str, holes: Sequence[Hole], forms: Mapping[int, Form]) -> 
 
 
 def draft_trial(
-    recipe: Recipe, tactic: Tactic, probes: Mapping[int, Form] | None = None, stand_in: str = ""
+    recipe: Recipe,
+    tactic: Tactic,
+    probes: Mapping[int, Form] | None = None,
+    stand_in: str = "",
+    outside: Sequence[int] = (),
 ) -> Draft:
     """The source of a state with a tactic in its hole, after those that led there.
 
@@ -258,6 +305,7 @@ def draft_trial(
         probes: the forms of those of the tactic's own holes that get an empty block.
         stand_in: the name of an axiom of ours that takes the place of all other holes, so that an
             audit can tell them from what the tactic itself leaves out.
+        outside: how many goals it also ends in each of the blocks around, outermost first.
     """
     levels: list[list[Tactic]] = [[]]
     for each in recipe.tactics:
@@ -282,6 +330,8 @@ def draft_trial(
                 )
             else:
                 fill_holes(each.text, each.holes, each.opened, level + 1)
+        if level < len(outside):
+            draft.add(f"\n;\nexact ({stand_in} _)" * outside[level])
         draft.add("\n")
 
     def fill_holes(text: str, holes: Sequence[Hole], opened: int | None, level: int) -> None:
@@ -289,9 +339,7 @@ def draft_trial(
             if number != opened:
                 other(hole)
                 return
-            block = draft.add_block(hole.form, lambda: write(level))
-            if level == len(levels) - 1:
-                draft.block = block
+            draft.blocks.insert(0, draft.add_block(hole.form, lambda: write(level)))
 
         draft.fill(text, holes, fill)
 

@@ -21,6 +21,7 @@ from ..states import MemoryStates, States
 from ..wire import Message, Reply, Request
 from .check import Auditor, check
 from .environment import Environment
+from .holes import is_genuine
 from .prefixes import Prefixes
 from .program import Lean
 from .trials import Trials, other_environment
@@ -142,7 +143,9 @@ class LeanDriver:
 
     async def _import(self, request: Request) -> Reply:
         environment = self._opened.lean.environment
-        recipe = unpack_export(request.payload)
+        recipe = await asyncio.to_thread(unpack_export, request.payload)
+        if not await asyncio.to_thread(is_genuine, recipe):
+            raise RecipeError("the exported state is of a recipe to which no steps lead")
         if recipe.source.fingerprint != environment.fingerprint:
             raise RecipeError(other_environment(recipe, environment.name, environment.fingerprint))
         records = recipe.records()

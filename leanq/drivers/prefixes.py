@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -34,7 +33,8 @@ from .source import split_header
 log = logging.getLogger("leanq.worker")
 
 _SAVED = "prefix.snapshot"
-# Saving takes several times as long as elaborating, and what it saves was within a budget.
+# Costs are compared in CPU time, which a busy machine does not stretch. Saving takes several times
+# as long as elaborating, and what it saves was within a budget.
 _SAVE_CPU_FACTOR, _SAVE_EXTRA_S = 20.0, 120.0
 
 # A snapshot that Lean cannot load, and a candidate that kills it, look alike.
@@ -121,7 +121,7 @@ class Prefixes:
         if snapshot:
             run = await self._run(sandbox, code, request, snapshot, False)
             if run.judged()[0] not in _DOUBTFUL:
-                self._costs.loaded(run.done.exit.wall_s)
+                self._costs.loaded(run.done.exit.cpu_s)
                 return self._counted(run, "warm" if warm else "cold")
         run = await self._replay(sandbox, code, request, states, compile_)
         self._costs.replayed(key, run.done.exit.cpu_s)
@@ -224,20 +224,19 @@ class Prefixes:
         cpu_s = _SAVE_CPU_FACTOR * replay_s + _SAVE_EXTRA_S
         limits = Limits(cpu_s=cpu_s, wall_s=5 * cpu_s, memory_bytes=16 << 30)
         flag = "--incr-header-save" if header else "--incr-save"
-        started = time.monotonic()
         try:
             # Steps on one state often come together, to several machines.
             if not await states.begin_snapshot(key):
                 return
             async with self._lean.sandbox() as sandbox:
-                await self._lean.run(
+                run = await self._lean.run(
                     sandbox, text, limits, options=[f"{flag}={_SAVED}"], compile_=False
                 )
                 file = sandbox.scratch / _SAVED
                 if not file.is_file():
                     return
                 size_bytes = file.stat().st_size
-                self._costs.saved(size_bytes, time.monotonic() - started, replay_s)
+                self._costs.saved(size_bytes, run.done.exit.cpu_s, replay_s)
                 await self._snapshots.keep(key, file, states)
         except LeanQError as error:
             log.warning("a snapshot was not kept: %s", error)

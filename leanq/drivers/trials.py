@@ -2,7 +2,8 @@
 
 Lean is given the text with the tactics in the hole (see :mod:`leanq.drivers.holes`), all from the
 start, and says what is left. A tactic that leaves nothing has closed the proof as far as this
-hole goes: then the whole text is checked as any other, without a snapshot, audit and all.
+hole goes: then the whole text is checked as any other, audit and all, from the start: what a
+candidate's own code has made has no part in it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,18 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..recipes import Form, Hole, Recipe, Source, Tactic, read_recipe
+from ..recipes import (
+    MAX_LEVELS,
+    Form,
+    Hole,
+    Recipe,
+    Source,
+    Tactic,
+    open_holes,
+    open_inner_holes,
+    read_recipe,
+    record_id,
+)
 from ..sandbox import Sandbox
 from ..states import States
 from ..wire import LEAN_VERDICTS, Message, Reply, Request, Sorry, Verdict
@@ -71,8 +83,10 @@ class Trials:
 
             seen = await _look(holes, run, lambda forms: draft_probe(code, holes, forms))
         source = Source(self._lean.environment.fingerprint, code, seen.holes)
-        recipes = {number: Recipe(source, number) for number in seen.goals}
-        return await _keep_sorries(code, seen, recipes, states)
+        opened = await asyncio.to_thread(open_holes, source, seen.goals)
+        record = source.record()
+        await states.keep({record_id(record): record, **dict(opened.values())})
+        return _sorries(code, seen, opened)
 
     async def step(self, request: Request, states: States) -> Reply:
         """What becomes of a state by a tactic.
@@ -90,7 +104,8 @@ class Trials:
         given = await asyncio.to_thread(read_tactic, request.tactic)
         if message := await asyncio.to_thread(misfit, request.tactic):
             return Reply("rejected", (message,), fingerprint=fingerprint)
-        step = _Step(self, recipe, given, request, states)
+        tactic = Tactic(given.text, await asyncio.to_thread(find_holes, given.text))
+        step = _Step(self, recipe, given, tactic, request, states)
         reply = await step.run()
         warm = self._prefixes.holds(recipe.snapshot_key)
         return replace(reply, fingerprint=fingerprint, warm=warm)
@@ -100,7 +115,13 @@ class _Step:
     """One tactic on one state."""
 
     def __init__(
-        self, trials: Trials, recipe: Recipe, given: Given, request: Request, states: States
+        self,
+        trials: Trials,
+        recipe: Recipe,
+        given: Given,
+        tactic: Tactic,
+        request: Request,
+        states: States,
     ) -> None:
         self._lean, self._prefixes = trials._lean, trials._prefixes
         self._auditor = trials._auditor
@@ -108,7 +129,7 @@ class _Step:
         self._given = given
         self._request = request
         self._states = states
-        self._tactic = Tactic(given.text, find_holes(given.text))
+        self._tactic = tactic
 
     async def run(self) -> Reply:
         draft = draft_trial(self._recipe, self._tactic)
@@ -118,7 +139,9 @@ class _Step:
             run = await self._try(sandbox, draft, compile_=is_whole)
             verdict, messages = run.judged()
             left = [m for m in messages if draft.is_left(m)]
-            verdict = _verdict(verdict, [m for m in messages if m not in left])
+            counted = [m for m in messages if not (draft.is_left(m) or draft.is_left_outside(m))]
+            verdict = _verdict(verdict, counted)
+            outside = draft.left_outside(messages)
             cpu_s = run.done.exit.cpu_s
             reply = Reply(verdict, self._of_tactic(draft, messages), cpu_s=cpu_s, way=run.way)
             if verdict not in ("accepted", "incomplete"):
@@ -126,13 +149,13 @@ class _Step:
             goals = tuple(goal for message in left for goal in read_goals(message))
             if goals or self._tactic.holes:
                 return await self._go_on(sandbox, replace(reply, verdict="incomplete"), goals)
-            if is_whole and run.way in ("replayed", "failed"):
+            if is_whole and not any(outside) and run.way in ("replayed", "failed"):
                 started = time.monotonic()
                 compilation = Compilation(self._lean, self._request, draft.text)
                 checked = await compilation.judge(sandbox, run)
                 checked = await compilation.audit(self._auditor, checked)
                 return self._closed(reply, draft, checked, time.monotonic() - started)
-        return await self._close(reply)
+        return await self._close(reply, outside)
 
     async def _try(self, sandbox: Sandbox, draft: Draft, *, compile_: bool = False) -> Run:
         code = self._recipe.source.code
@@ -153,11 +176,11 @@ class _Step:
                 tactic.holes, run, lambda forms: draft_trial(recipe, tactic, probes=forms)
             )
             tactic = Tactic(tactic.text, seen.holes)
-            recipes = {
-                number: replace(recipe, tactics=(*recipe.tactics, replace(tactic, opened=number)))
-                for number in seen.goals
-            }
-            sorries = await _keep_sorries(tactic.text, seen, recipes, self._states)
+            # Deeper ones would be no recipe that others read.
+            numbers = seen.goals if recipe.levels < MAX_LEVELS else ()
+            opened = await asyncio.to_thread(open_inner_holes, recipe, tactic, numbers)
+            await self._states.keep(dict(opened.values()))
+            sorries = _sorries(tactic.text, seen, opened)
         if goals:
             following = replace(recipe, tactics=(*recipe.tactics, tactic))
             state, record = following.records()[-1]
@@ -167,12 +190,13 @@ class _Step:
         goals = () if first.goal is None else (first.goal,)
         return replace(reply, state=first.state, goals=goals, sorries=self._placed(sorries))
 
-    async def _close(self, reply: Reply) -> Reply:
+    async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
         """Nothing is left: the whole text has to stand a check."""
         started = time.monotonic()
         # A name that no library search offers, and that no tactic can have known.
-        stand_in = f"_leanq_{secrets.token_hex(8)}" if self._others() else ""
-        draft = draft_trial(self._recipe, self._tactic, stand_in=stand_in)
+        others = self._others() or any(outside)
+        stand_in = f"_leanq_{secrets.token_hex(8)}" if others else ""
+        draft = draft_trial(self._recipe, self._tactic, stand_in=stand_in, outside=outside)
         allowed = (*self._request.allow_axioms, *([stand_in] if stand_in else []))
         request = replace(self._request, allow_axioms=allowed)
         checked = await check(self._lean, self._auditor, request, draft.text)
@@ -188,7 +212,8 @@ class _Step:
         )
         messages = self._of_tactic(draft, checked.messages)
         if checked.verdict == "incomplete" and not messages:
-            messages = (Message("warning", 1, 0, "leanq: the proof rests on sorryAx"),)
+            why = "leanq: the proof, or what stands before it, rests on sorryAx"
+            messages = (Message("warning", 1, 0, why),)
         return replace(checked, messages=messages, axioms=axioms, audit_s=check_s, way=reply.way)
 
     def _others(self) -> bool:
@@ -204,7 +229,9 @@ class _Step:
         elsewhere = [
             replace(message, line=1, column=0, end_line=None, end_column=None)
             for message in messages
-            if not (draft.is_trial(message) or draft.is_left(message))
+            if not (
+                draft.is_trial(message) or draft.is_left(message) or draft.is_left_outside(message)
+            )
             and (message.severity == "error" or message.text.startswith("leanq: "))
         ]
         if any(message.severity == "error" for message in told):
@@ -212,9 +239,10 @@ class _Step:
         return (*told, *elsewhere)
 
     def _placed(self, sorries: Sequence[Sorry]) -> tuple[Sorry, ...]:
-        down, right = self._given.line, self._given.column
+        places = (self._given.place(sorry.line, sorry.column) for sorry in sorries)
         return tuple(
-            replace(sorry, line=sorry.line + down, column=sorry.column + right) for sorry in sorries
+            replace(sorry, line=line, column=column)
+            for sorry, (line, column) in zip(sorries, places, strict=True)
         )
 
 
@@ -254,25 +282,16 @@ async def _look(
     return _Seen(tuple(known), goals)
 
 
-async def _keep_sorries(
-    text: str, seen: _Seen, recipes: Mapping[int, Recipe], states: States
-) -> tuple[Sorry, ...]:
-    kept: dict[str, bytes] = {}
-    ids: dict[int, str] = {}
-    for number, recipe in recipes.items():
-        records = recipe.records()
-        kept.update(records)
-        ids[number] = records[-1][0]
-    if kept:
-        await states.keep(kept)
+def _sorries(text: str, seen: _Seen, opened: Mapping[int, tuple[str, bytes]]) -> tuple[Sorry, ...]:
+    """The holes of a text with their places, goals and states."""
     sorries: list[Sorry] = []
     line, counted = 1, 0
     for number, hole in enumerate(seen.holes):
         line += text.count("\n", counted, hole.offset)
         counted = hole.offset
-        line_start = text.rfind("\n", 0, hole.offset) + 1
-        goal = seen.goals.get(number)
-        sorries.append(Sorry(line, hole.offset - line_start, goal, ids.get(number)))
+        column = hole.offset - (text.rfind("\n", 0, hole.offset) + 1)
+        state, _ = opened.get(number, (None, b""))
+        sorries.append(Sorry(line, column, seen.goals.get(number), state))
     return tuple(sorries)
 
 
