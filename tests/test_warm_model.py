@@ -63,6 +63,8 @@ class WarmMachine(QueueMachine):
             if new == 1:
                 for _ in range(4):
                     self.claim(number, ["a", "b"], 12, list(range(1, 40)), print_)
+                # What is remembered now is known to the next submission.
+                self.everything_is_in_its_place()
         self.advance(ms)
 
     @rule(
