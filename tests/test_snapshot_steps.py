@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis
 from conftest import eventually
 from eager import eager_driver
 from fleets import look, until
@@ -247,6 +248,11 @@ def start_worker(settings: Settings, folder: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, str(here / "eager.py")], env=environ)
 
 
+def snapshot_keys(settings: Settings, kind: str) -> list[bytes]:
+    with redis.Redis.from_url(settings.url) as server:
+        return list(server.scan_iter(f"{{{settings.prefix}:*}}:{kind}:*", count=10_000))
+
+
 def test_steps_go_to_whoever_is_warm(core: Environment, settings: Settings, tmp_path: Path) -> None:
     settings = replace(settings, lease_s=2.0)
     workers = [start_worker(settings, tmp_path / name) for name in "ab"]
@@ -284,6 +290,10 @@ def test_a_state_outlives_its_worker(core: Environment, settings: Settings, tmp_
             (sorry,) = lean.check(CODE).result(60).sorries
             assert sorry.state
             first = lean.step(sorry.state, "constructor").result(60)
+            until(lambda: bool(snapshot_keys(settings, "snap")))
+            with redis.Redis.from_url(settings.url) as server:
+                for key in snapshot_keys(settings, "chunk"):
+                    server.set(key, b"damaged")
             workers[0].send_signal(signal.SIGKILL)
             workers[0].wait()
             waiting = lean.step(sorry.state, "constructor")
@@ -291,6 +301,11 @@ def test_a_state_outlives_its_worker(core: Environment, settings: Settings, tmp_
             second = waiting.result(60)
             assert first == second
             assert first.worker != second.worker
+            assert look(settings).counters["way:failed"] == 1
+            with redis.Redis.from_url(settings.url) as server:
+                for kind in ("snap", "snaps", "chunk"):
+                    server.delete(*snapshot_keys(settings, kind), f"{settings.prefix}:none")
+            assert lean.step(sorry.state, "constructor").result(60) == first
             assert second.state
             last = lean.step(second.state, "exact hp\nexact And.intro hq hp").result(60)
             assert last.verdict == "accepted"

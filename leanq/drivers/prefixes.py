@@ -116,7 +116,7 @@ class Prefixes:
             compile_: whether to compile the code, if it has to be elaborated from the start.
         """
         key = snapshot_key(self._fingerprint, text_hash(source))
-        warm, damaged = self.holds(key), self.tally.damaged
+        warm, damaged = self.holds(key), self._damaged(states)
         snapshot = await self._load(key, states)
         if snapshot:
             run = await self._run(sandbox, code, request, snapshot, False)
@@ -128,7 +128,7 @@ class Prefixes:
         self._consider(key, source, run.done.exit.cpu_s, states, header=False)
         if snapshot and run.judged()[0] not in _DOUBTFUL:
             await self._drop(key, states)
-        failed = snapshot is not None or self.tally.damaged > damaged
+        failed = snapshot is not None or self._damaged(states) > damaged
         return self._counted(run, "failed" if failed else "replayed")
 
     async def _replay(
@@ -143,6 +143,9 @@ class Prefixes:
             if run.judged()[0] not in _DOUBTFUL:
                 await self._drop(self.header_key(code), states)
         return run
+
+    def _damaged(self, states: States) -> int:
+        return self.tally.damaged + states.counts["damaged"]
 
     def _counted(self, run: Run, way: Way) -> Run:
         self.counts[way] += 1
