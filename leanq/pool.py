@@ -20,8 +20,8 @@ from .client import LeanQFuture
 from .config import Settings
 from .drivers import Driver
 from .drivers.echo import EchoDriver
-from .drivers.environment import cache_folder, open_environment
-from .drivers.lean import LeanDriver
+from .drivers.environment import open_environment
+from .drivers.lean import LeanDriver, machine_cache
 from .errors import (
     ClosedError,
     RequestError,
@@ -30,7 +30,6 @@ from .errors import (
     UsageError,
 )
 from .recipes import read_recipe
-from .snapshot_cache import SnapshotCache
 from .states import MemoryStates
 from .wire import Reply, unpack_request
 
@@ -67,7 +66,7 @@ class Pool:
         slots = len(os.sched_getaffinity(0)) if slots is None else slots
         if slots < 1:
             raise UsageError(f"a pool of {slots} slots runs nothing; give at least 1")
-        cache = SnapshotCache(cache_folder(None, os.environ) / "snapshots", settings.cache_mb << 20)
+        cache = machine_cache(settings)
 
         def driver(name: str, path: Path | None) -> Driver:
             return LeanDriver(

@@ -20,8 +20,8 @@ and nobody can pass off one recipe for another.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import msgpack
@@ -90,11 +90,11 @@ class Recipe:
 
     def records(self) -> list[tuple[str, bytes]]:
         """The ids and records from the source's to the state's own."""
-        differences = [self.opened, *map(_difference, self.tactics)]
         record = self.source.record()
         chain = [(record_id(record), record)]
+        differences: list[int | Tactic] = [self.opened, *self.tactics]
         for difference in differences:
-            chain.append(_child(chain[-1][0], difference))
+            chain.append(record_after(chain[-1][0], difference))
         return chain
 
     @property
@@ -113,20 +113,12 @@ def record_id(record: bytes) -> str:
     return hashlib.blake2b(record, digest_size=32).hexdigest()
 
 
-def open_holes(source: Source, numbers: Iterable[int]) -> dict[int, tuple[str, bytes]]:
-    """The id and the record of the state in each of these holes; not the source's own."""
-    parent = record_id(source.record())
-    return {number: _child(parent, number) for number in numbers}
-
-
-def open_inner_holes(
-    recipe: Recipe, tactic: Tactic, numbers: Iterable[int]
-) -> dict[int, tuple[str, bytes]]:
-    """The id and the record of the state in each of these holes of a tactic that was tried."""
-    parent = recipe.id
-    return {
-        number: _child(parent, _difference(replace(tactic, opened=number))) for number in numbers
-    }
+def record_after(parent: str, difference: int | Tactic) -> tuple[str, bytes]:
+    """The id and the record of what follows on the record ``parent``: on a source by the number of
+    its hole that is opened, on a state by a tactic."""
+    plain = difference if isinstance(difference, int) else _difference(difference)
+    record = b"S" + bytes.fromhex(parent) + _pack(plain)
+    return record_id(record), record
 
 
 def text_hash(text: str) -> bytes:
@@ -168,8 +160,9 @@ def read_recipe(state: str, records: Sequence[bytes]) -> Recipe:
 
 def pack_export(recipe: Recipe) -> bytes:
     """Bytes that mean the same state wherever there is the same environment."""
-    records = [record for _, record in reversed(recipe.records())]
-    body = zstandard.compress(_pack([recipe.id, records]))
+    chain = recipe.records()
+    records = [record for _, record in reversed(chain)]
+    body = zstandard.compress(_pack([chain[-1][0], records]))
     return _MAGIC + hashlib.blake2b(body, digest_size=32).digest() + body
 
 
@@ -198,11 +191,6 @@ def unpack_export(blob: bytes) -> Recipe:
                 raise RecipeError(f"the exported state has more than {MAX_STEPS} steps")
             return read_recipe(state, records)
     raise RecipeError("the exported state is damaged: it holds no recipe")
-
-
-def _child(parent: str, difference: object) -> tuple[str, bytes]:
-    record = b"S" + bytes.fromhex(parent) + _pack(difference)
-    return record_id(record), record
 
 
 def _difference(tactic: Tactic) -> object:

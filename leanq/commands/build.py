@@ -12,10 +12,9 @@ from ..calls import DEFAULT_LANE
 from ..config import Settings, check_name
 from ..drivers import Driver
 from ..drivers.echo import EchoDriver
-from ..drivers.environment import cache_folder, open_environment
-from ..drivers.lean import LeanDriver
+from ..drivers.environment import open_environment
+from ..drivers.lean import LeanDriver, machine_cache
 from ..errors import UsageError
-from ..snapshot_cache import SnapshotCache
 from ..worker import Worker
 
 
@@ -45,8 +44,7 @@ def make_worker(
     if driver == "echo":
         drivers.append(EchoDriver())
     else:
-        # Shared by all environments and by all workers of the machine.
-        cache = SnapshotCache(cache_folder(None, os.environ) / "snapshots", settings.cache_mb << 20)
+        cache = machine_cache(settings)
         named = _named(environments) or {DEFAULT_LANE: _project_here()}
         for name, path in named.items():
             opener = partial(open_environment, name, path, lean=lean)

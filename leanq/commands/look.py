@@ -53,19 +53,11 @@ def _record(settings: Settings, found: Status) -> dict[str, Any]:
         "reaped": counters.get("reaped", 0),
         "released": counters.get("released", 0),
         "fenced": counters.get("fenced", 0),
-        "prefixes": {
-            name.partition(":")[2]: n
-            for name, n in sorted(counters.items())
-            if name.startswith("way:")
-        },
+        "prefixes": _counted(counters, "way:"),
         "warm_hits": counters.get("warm_hits", 0),
         "warm_misses": counters.get("warm_misses", 0),
         "steals": counters.get("steals", 0),
-        "verdicts": {
-            name.partition(":")[2]: n
-            for name, n in sorted(counters.items())
-            if name.startswith("verdict:")
-        },
+        "verdicts": _counted(counters, "verdict:"),
         "environments": {lane: _info(about) for lane, about in sorted(found.lanes.items())},
         "workers": [
             {
@@ -76,6 +68,15 @@ def _record(settings: Settings, found: Status) -> dict[str, Any]:
             }
             for row in found.workers
         ],
+    }
+
+
+def _counted(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
+    """The counters whose names begin so, by the rest of their names."""
+    return {
+        name.removeprefix(prefix): n
+        for name, n in sorted(counters.items())
+        if name.startswith(prefix)
     }
 
 

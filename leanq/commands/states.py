@@ -17,9 +17,9 @@ from ..calls import Check, InEnvironment
 from ..client import LeanQClient
 from ..errors import InvalidRequestError, RequestError
 from ..recipes import Recipe, unpack_export
-from ..wire import LEAN_VERDICTS, Reply
+from ..wire import Reply
 from .fleet import queue_settings
-from .submit import read_source
+from .submit import Ended, read_source
 
 _PATIENCE_S = 30.0
 _T = TypeVar("_T")
@@ -35,9 +35,7 @@ def step(state: str, tactic: str, url: str | None, as_json: bool, options: Check
         click.echo(json.dumps(_record(reply)))
     else:
         click.echo("\n".join(_lines(reply)))
-    if reply.verdict not in LEAN_VERDICTS:
-        return 3
-    return 0 if reply.verdict == "accepted" else 1
+    return Ended(state, reply).exit_code
 
 
 def show(state: str, url: str | None, as_json: bool, options: InEnvironment) -> None:

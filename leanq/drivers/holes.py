@@ -226,23 +226,18 @@ class Draft:
 
     def is_left(self, message: Message) -> bool:
         """Whether it says what is left to prove in the block around the tactic on trial."""
-        return self._level(message) == len(self.blocks) - 1
+        return self.level(message) == len(self.blocks) - 1
 
     def left_outside(self, messages: Sequence[Message]) -> list[int]:
         """How many goals are left in each of the blocks around that of the tactic on trial."""
         left = [0] * (len(self.blocks) - 1)
         for message in messages:
-            level = self._level(message)
+            level = self.level(message)
             if level is not None and level < len(left):
                 left[level] += len(read_goals(message))
         return left
 
-    def is_left_outside(self, message: Message) -> bool:
-        """Whether it says what is left in one of the blocks around that of the tactic on trial."""
-        level = self._level(message)
-        return level is not None and level < len(self.blocks) - 1
-
-    def _level(self, message: Message) -> int | None:
+    def level(self, message: Message) -> int | None:
         """The innermost block at whose own end goals are left, if it says so."""
         if not message.text.startswith(_UNSOLVED) or self.is_trial(message):
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from ..config import Settings
 from ..costs import Costs
 from ..errors import QueueFullError, RecipeError, UnavailableError, UsageError
 from ..queue import backoff_s
@@ -20,7 +22,7 @@ from ..snapshots import Snapshots
 from ..states import MemoryStates, States
 from ..wire import Message, Reply, Request
 from .check import Auditor, check
-from .environment import Environment
+from .environment import Environment, cache_folder
 from .holes import is_genuine
 from .prefixes import Prefixes
 from .program import Lean
@@ -40,6 +42,12 @@ class _Opened:
     auditor: Auditor
     prefixes: Prefixes
     trials: Trials
+
+
+def machine_cache(settings: Settings) -> SnapshotCache:
+    """This machine's snapshots, which all its environments and workers share."""
+    folder = cache_folder(None, os.environ) / "snapshots"
+    return SnapshotCache(folder, settings.cache_mb << 20)
 
 
 class LeanDriver:
@@ -121,7 +129,6 @@ class LeanDriver:
             lambda header: check(opened.lean, opened.auditor, request, request.code, load=header),
             self._states,
         )
-        reply = replace(reply, warm=opened.prefixes.holds(opened.prefixes.header_key(request.code)))
         if reply.verdict != "incomplete":
             return reply
         try:

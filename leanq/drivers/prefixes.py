@@ -68,10 +68,6 @@ class Prefixes:
         self._imports: dict[str, _Imports] = {}
         self.counts: Counter[Way] = Counter()
 
-    def header_key(self, code: str) -> str:
-        """Names the snapshot of the text's header, and whoever has it."""
-        return snapshot_key(self._fingerprint, text_hash(split_header(code).text))
-
     @property
     def tally(self) -> Tally:
         """What became of this machine's snapshots."""
@@ -87,16 +83,19 @@ class Prefixes:
         work: Callable[[LocalSnapshot | None], Awaitable[Reply]],
         states: States,
     ) -> Reply:
-        """What ``work`` makes of the snapshot of the text's header, or without."""
-        header = await self._header(code, states)
+        """What ``work`` makes of the snapshot of the text's header, or without; warm where the
+        header's snapshot is on the disk."""
+        text = split_header(code).text
+        key = self._key(text)
+        header = await self._header(key, states)
         reply = await work(header)
         if header is None:
-            self._imported(code, reply.cpu_s, states)
+            self._imported(key, text, reply.cpu_s, states)
         elif reply.verdict in _DOUBTFUL:
             reply = await work(None)
             if reply.verdict not in _DOUBTFUL:
-                await self._drop(self.header_key(code), states)
-        return reply
+                await self._drop(key, states)
+        return replace(reply, warm=self.holds(key))
 
     async def run(
         self,
@@ -115,7 +114,7 @@ class Prefixes:
         Args:
             compile_: whether to compile the code, if it has to be elaborated from the start.
         """
-        key = snapshot_key(self._fingerprint, text_hash(source))
+        key = self._key(source)
         warm, damaged = self.holds(key), self._damaged(states)
         snapshot = await self._load(key, states)
         if snapshot:
@@ -134,14 +133,16 @@ class Prefixes:
     async def _replay(
         self, sandbox: Sandbox, code: str, request: Request, states: States, compile_: bool
     ) -> Run:
-        header = await self._header(code, states)
+        text = split_header(code).text
+        key = self._key(text)
+        header = await self._header(key, states)
         run = await self._run(sandbox, code, request, header, compile_)
         if header is None:
-            self._imported(code, run.done.exit.cpu_s, states)
+            self._imported(key, text, run.done.exit.cpu_s, states)
         elif run.judged()[0] in _DOUBTFUL:
             run = await self._run(sandbox, code, request, None, compile_)
             if run.judged()[0] not in _DOUBTFUL:
-                await self._drop(self.header_key(code), states)
+                await self._drop(key, states)
         return run
 
     def _damaged(self, states: States) -> int:
@@ -151,17 +152,19 @@ class Prefixes:
         self.counts[way] += 1
         return replace(run, way=way)
 
-    async def _header(self, code: str, states: States) -> LocalSnapshot | None:
-        """The snapshot of the text's header, where there is one and importing takes longer."""
-        key = self.header_key(code)
+    def _key(self, text: str) -> str:
+        """Names the snapshot of a header or a source."""
+        return snapshot_key(self._fingerprint, text_hash(text))
+
+    async def _header(self, key: str, states: States) -> LocalSnapshot | None:
+        """The snapshot of a header, where there is one and importing takes longer."""
         seen = self._imports.get(key)
         if seen is None or not self._costs.worth_loading(seen.least_s):
             return None
         return await self._load(key, states)
 
-    def _imported(self, code: str, cpu_s: float, states: States) -> None:
-        """Takes note of a run that imported the text's header itself."""
-        key = self.header_key(code)
+    def _imported(self, key: str, header: str, cpu_s: float, states: States) -> None:
+        """Takes note of a run that imported this header itself."""
         seen = self._imports.setdefault(key, _Imports())
         seen.count += 1
         seen.least_s = min(seen.least_s, cpu_s)
@@ -169,7 +172,7 @@ class Prefixes:
             del self._imports[next(iter(self._imports))]
         # What takes least has done hardly more than import.
         if seen.count >= _IMPORTS_SEEN:
-            self._consider(key, split_header(code).text + "\n", seen.least_s, states, header=True)
+            self._consider(key, header + "\n", seen.least_s, states, header=True)
 
     def _consider(
         self, key: str, text: str, replay_s: float, states: States, *, header: bool

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..recipes import (
@@ -21,9 +21,8 @@ from ..recipes import (
     Recipe,
     Source,
     Tactic,
-    open_holes,
-    open_inner_holes,
     read_recipe,
+    record_after,
     record_id,
 )
 from ..sandbox import Sandbox
@@ -83,9 +82,10 @@ class Trials:
 
             seen = await _look(holes, run, lambda forms: draft_probe(code, holes, forms))
         source = Source(self._lean.environment.fingerprint, code, seen.holes)
-        opened = await asyncio.to_thread(open_holes, source, seen.goals)
         record = source.record()
-        await states.keep({record_id(record): record, **dict(opened.values())})
+        source_id = record_id(record)
+        opened = {number: record_after(source_id, number) for number in seen.goals}
+        await states.keep({source_id: record, **dict(opened.values())})
         return _sorries(code, seen, opened)
 
     async def step(self, request: Request, states: States) -> Reply:
@@ -101,10 +101,9 @@ class Trials:
         fingerprint = self._lean.environment.fingerprint
         if recipe.source.fingerprint != fingerprint:
             return Reply(error=other_environment(recipe, self._lean.environment.name, fingerprint))
-        given = await asyncio.to_thread(read_tactic, request.tactic)
-        if message := await asyncio.to_thread(misfit, request.tactic):
+        given, tactic, message = await asyncio.to_thread(_read, request.tactic)
+        if message:
             return Reply("rejected", (message,), fingerprint=fingerprint)
-        tactic = Tactic(given.text, await asyncio.to_thread(find_holes, given.text))
         step = _Step(self, recipe, given, tactic, request, states)
         reply = await step.run()
         warm = self._prefixes.holds(recipe.snapshot_key)
@@ -139,7 +138,7 @@ class _Step:
             run = await self._try(sandbox, draft, compile_=is_whole)
             verdict, messages = run.judged()
             left = [m for m in messages if draft.is_left(m)]
-            counted = [m for m in messages if not (draft.is_left(m) or draft.is_left_outside(m))]
+            counted = [m for m in messages if draft.level(m) is None]
             verdict = _verdict(verdict, counted)
             outside = draft.left_outside(messages)
             cpu_s = run.done.exit.cpu_s
@@ -178,17 +177,20 @@ class _Step:
             tactic = Tactic(tactic.text, seen.holes)
             # Deeper ones would be no recipe that others read.
             numbers = seen.goals if recipe.levels < MAX_LEVELS else ()
-            opened = await asyncio.to_thread(open_inner_holes, recipe, tactic, numbers)
+            opened = await asyncio.to_thread(self._opened, tactic, numbers)
             await self._states.keep(dict(opened.values()))
             sorries = _sorries(tactic.text, seen, opened)
         if goals:
-            following = replace(recipe, tactics=(*recipe.tactics, tactic))
-            state, record = following.records()[-1]
+            state, record = record_after(self._request.state, tactic)
             await self._states.keep({state: record})
             return replace(reply, state=state, goals=goals, sorries=self._placed(sorries))
         first = next((sorry for sorry in sorries if sorry.state), Sorry(1, 0))
         goals = () if first.goal is None else (first.goal,)
         return replace(reply, state=first.state, goals=goals, sorries=self._placed(sorries))
+
+    def _opened(self, tactic: Tactic, numbers: Iterable[int]) -> dict[int, tuple[str, bytes]]:
+        state = self._request.state
+        return {number: record_after(state, replace(tactic, opened=number)) for number in numbers}
 
     async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
         """Nothing is left: the whole text has to stand a check."""
@@ -229,9 +231,8 @@ class _Step:
         elsewhere = [
             replace(message, line=1, column=0, end_line=None, end_column=None)
             for message in messages
-            if not (
-                draft.is_trial(message) or draft.is_left(message) or draft.is_left_outside(message)
-            )
+            if not draft.is_trial(message)
+            and draft.level(message) is None
             and (message.severity == "error" or message.text.startswith("leanq: "))
         ]
         if any(message.severity == "error" for message in told):
@@ -244,6 +245,12 @@ class _Step:
             replace(sorry, line=line, column=column)
             for sorry, (line, column) in zip(sorries, places, strict=True)
         )
+
+
+def _read(text: str) -> tuple[Given, Tactic, Message | None]:
+    """A tactic, and why it could leave its hole, if it could."""
+    given = read_tactic(text)
+    return given, Tactic(given.text, find_holes(given.text)), misfit(text)
 
 
 def other_environment(recipe: Recipe, name: str, fingerprint: str) -> str:
