@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
+from base64 import urlsafe_b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from hashlib import blake2b
 from typing import Generic, TypedDict, TypeVar
 
 from . import wire
@@ -16,6 +16,7 @@ from .errors import InvalidRequestError, RequestError
 from .keys import new_rid, shard_of
 from .recipes import Recipe, snapshot_key, text_hash, unpack_export
 from .transitions import Submission
+from .values import value
 from .wire import Reply, Request
 
 DEFAULT_LANE = "default"
@@ -72,7 +73,7 @@ class Check(InEnvironment, total=False):
     replay: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Whereabouts:
     """Where a state can be stepped: its environment, and who is warm for it."""
 
@@ -80,7 +81,7 @@ class Whereabouts:
     warmth: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call(Generic[_T]):
     """One request to be sent, and what its reply means to the caller.
 
@@ -213,7 +214,7 @@ class Calls:
         rid = placing.get("rid")
         body = wire.pack_request(request)
         # An echo is for load tests, where each request is to run.
-        digest = b"" if request.op == "echo" else hashlib.blake2b(body, digest_size=16).digest()
+        digest = b"" if request.op == "echo" else blake2b(body, digest_size=16).digest()
         return Submission(
             rid=new_rid(self._settings.shards, digest) if rid is None else self.rid(rid),
             lane="" if lane is None else check_name("environment", lane),
@@ -223,7 +224,7 @@ class Calls:
             longest_run_ms=int(request.longest_run_s * 1000),
             body=body,
             affinity=warmth,
-            digest=base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
+            digest=urlsafe_b64encode(digest).rstrip(b"=").decode() if digest else "",
         )
 
 
@@ -249,8 +250,9 @@ def _budgeted(request: Request, options: Check) -> Request:
 
 def _only(known: frozenset[str], options: Mapping[str, object]) -> None:
     """What Python does by itself for a function without ``**options``."""
-    if unknown := sorted(options.keys() - known):
-        raise TypeError(f"unexpected option {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    if not options.keys() <= known:
+        unknown = min(options.keys() - known)
+        raise TypeError(f"unexpected option {unknown!r}; there are {', '.join(sorted(known))}")
 
 
 def _payload(reply: Reply) -> bytes:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -130,6 +131,7 @@ def without_password(url: str) -> str:
     return re.sub(r"(?s)\A((?:\w+://|(?!\w+://))[^:/@]*):.*@", r"\1:***@", shown)
 
 
+@lru_cache(4096)
 def check_name(what: str, name: str) -> str:
     """``name`` itself if it may stand in a key: an environment, a tenant, a prefix.
 

@@ -37,7 +37,8 @@ from .errors import (
     UnknownEnvironmentError,
     WireError,
 )
-from .queue import Queue, backoff_s, script_text
+from .queue import Queue, backoff_s
+from .scripts import script_text
 from .transitions import Attached, Full, Queued, Submission, Submitted, UnknownLane
 from .wire import Reply
 
@@ -248,19 +249,25 @@ class Dispatcher:
         except UnavailableError:
             self._outbox.extendleft(entry for entry, _ in reversed(batch))
             raise
+        now_s = time.monotonic()
         for (entry, submission), answer in zip(batch, answers, strict=True):
-            self._answered(entry, submission, answer, lanes)
+            self._answered(entry, submission, answer, lanes, now_s)
 
     def _answered(
-        self, entry: _Outstanding, submission: Submission, answer: Submitted, lanes: list[str]
+        self,
+        entry: _Outstanding,
+        submission: Submission,
+        answer: Submitted,
+        lanes: list[str],
+        now_s: float,
     ) -> None:
         match answer:
             case Queued() | Attached():
                 entry.known = True
                 if submission.deadline_ms:
                     # A little later, since the server's clock ticks in milliseconds.
-                    entry.expires_at_s = time.monotonic() + submission.deadline_ms / 1000 + 0.1
-                self._ask_later(entry)
+                    entry.expires_at_s = now_s + submission.deadline_ms / 1000 + 0.1
+                self._ask_later(entry, now_s)
             case Full(retry_after_s):
                 where = f"for tenant {submission.tenant!r} in {submission.lane!r}"
                 self._refused(entry, f"the queue is full {where}", retry_after_s)
@@ -298,8 +305,13 @@ class Dispatcher:
             await self._reading.wait()
             try:
                 reached, pairs = await self._queue.read_inbox(self.client, position, _BLOCK_MS)
+                large: list[tuple[str, int]] = []
                 for rid, data in pairs:
-                    await self._take(rid, data)
+                    if data.isdigit():
+                        large.append((rid, int(data)))
+                    else:
+                        self._end_with_bytes(rid, data)
+                await self._fetch(large)
             except UnavailableError as error:
                 self._note_down(error)
                 await asyncio.sleep(next(pauses))
@@ -309,12 +321,20 @@ class Dispatcher:
             self._note_up()
             pauses = backoff_s(self._rng)
 
-    async def _take(self, rid: str, data: bytes | None) -> None:
-        if not data and rid in self._outstanding:
-            # It was too large for the inbox.
-            (data,) = await self._queue.replies([rid])
-        if data:
-            self._end_with_bytes(rid, data)
+    async def _fetch(self, large: list[tuple[str, int]]) -> None:
+        """Ends the requests whose replies were too large for the inbox, a batch at a time."""
+        batch: list[str] = []
+        size = 0
+        for number, (rid, size_bytes) in enumerate(large, 1):
+            if rid in self._outstanding:
+                batch.append(rid)
+                size += size_bytes
+            if batch and (size >= _BATCH_BYTES or number == len(large)):
+                replies = await self._queue.replies(batch)
+                for fetched, data in zip(batch, replies, strict=True):
+                    if data:
+                        self._end_with_bytes(fetched, data)
+                batch, size = [], 0
 
     # The watchdog
 
@@ -337,12 +357,13 @@ class Dispatcher:
 
     async def _ask_for(self, entries: list[_Outstanding]) -> None:
         answers = await self._queue.lookup(self.client, [entry.rid for entry in entries])
+        now_s = time.monotonic()
         for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, bytes):
                 self._end_with_bytes(entry.rid, answer)
             elif answer:
                 entry.silence_s = min(_LONGEST_SILENCE_S, 2 * entry.silence_s)
-                self._ask_later(entry)
+                self._ask_later(entry, now_s)
             elif entry.submission is None:
                 text = f"the server does not know {entry.rid}: it never did, or its reply has gone"
                 self._end(entry.rid, LostError(text))
@@ -351,10 +372,9 @@ class Dispatcher:
                 self._send_again(entry)
 
     @staticmethod
-    def _ask_later(entry: _Outstanding) -> None:
-        now = time.monotonic()
-        entry.ask_at_s = now + entry.silence_s
-        if now < entry.expires_at_s:
+    def _ask_later(entry: _Outstanding, now_s: float) -> None:
+        entry.ask_at_s = now_s + entry.silence_s
+        if now_s < entry.expires_at_s:
             entry.ask_at_s = min(entry.ask_at_s, entry.expires_at_s)
 
     # The server's health

@@ -6,9 +6,9 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 
 | key after the tag | type | holds | written by | ends |
 | --- | --- | --- | --- | --- |
-| ``:req:RID`` | hash | a request in flight: see below | submit, claim, requeue | at its reply |
-| ``:body:RID`` | string | the packed request | submit | at its reply |
-| ``:reply:RID`` | string | the packed reply | settle, cancel, reap, claim | time-to-live |
+| ``:req:RID`` | string | a request in flight: its record | submit, requeue | at its reply |
+| ``:req:RID`` | string | then its packed reply | settle, cancel, reap, claim | time-to-live |
+| ``:where`` | hash | rid → where it is if not in its line | submit, claim, requeue | at its reply |
 | ``:wait:LANE:LEVEL:TENANT`` | list | rids that wait, next first | submit, requeue | when empty |
 | ``:ring:LANE:LEVEL`` | list | tenants whose wait list is not empty | the same | when empty |
 | ``:suspects:LANE`` | list | rids that must run alone | requeue | when empty |
@@ -17,7 +17,7 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:info`` | hash | worker → what it says of itself | join | leave, reap |
 | ``:lanes`` | hash | environment → its fingerprint and version | join | never |
 | ``:isolating:LANE`` | string | who empties itself for a suspect | claim | time-to-live |
-| ``:run:LANE:DIGEST`` | string | the rid that identical ones attach to | claim | with its run |
+| ``:runs`` | hash | LANE:DIGEST → the rid that identical ones attach to | claim | with its run |
 | ``:with:RID`` | sorted set | its followers: rid → submitted, ms | submit, claim | with its run |
 | ``:verdict:FINGERPRINT:DIGEST`` | string | a remembered reply | settle | time-to-live |
 | ``:prints`` | hash | environment → its fingerprint now | join | never |
@@ -39,19 +39,18 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:snap:KEY`` | string | a snapshot's manifest | snapshot_keep | time-to-live |
 | ``:chunk:HASH`` | string | a piece of a snapshot | the worker that made it | time-to-live |
 
-Fields of ``:req:RID``: ``st`` (queued, leased or attached), ``l`` lane, ``t`` tenant, ``p`` level,
-``c`` the client whose inbox is told ("" after it withdrew what runs on for others), ``n`` attempts,
-``at`` submitted (ms), ``exp`` deadline in the queue (ms, 0 for none), ``run`` longest run (ms),
-``d`` digest, where the run may be shared; while leased or attached also ``w``, the worker; while
-leased ``tok``, the lease token, and ``solo``, where it runs alone and may be shared; while attached
-``on``, the rid that it follows. Of one that names affinities also ``a``, their names; while queued
-``to``, the worker that it is promised to; and ``by``, of any, when a warmer one first went before
-it (ms). A request in flight carries no time-to-live, so no eviction policy that spares such keys
-can lose it.
+A record (``lua/library.lua`` has its layout) begins with the byte 0x01, a reply with 0x93.
+``:where`` tells of a request that it is leased (token, worker, client, lane, whether it runs alone
+and may be shared, digest), attached to another (the leader, its worker), promised (to which
+worker), or that a warmer one first went before it (when, ms); of one that simply waits in its line,
+nothing. A leased request whose client is "" was withdrawn: it runs on for others, and has its
+reply. A request in flight carries no time-to-live, so no eviction policy that spares such keys can
+lose it.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass
 from functools import cached_property
@@ -86,8 +85,9 @@ class Keys:
                 return tag
         raise AssertionError
 
-    def reply(self, rid: str) -> str:
-        return f"{self.tag}:reply:{rid}"
+    def request(self, rid: str) -> str:
+        """Where a request is, and afterwards its reply."""
+        return f"{self.tag}:req:{rid}"
 
     def inbox(self, client: str) -> str:
         return f"{self.tag}:inbox:{client}"
@@ -111,8 +111,30 @@ def new_rid(shards: int, digest: bytes = b"") -> str:
 
     Any shard will do, but requests with the same ``digest`` have to meet in one.
     """
+    try:
+        name = _names.pop()
+    except IndexError:
+        _draw_names()
+        name = _names.pop()
+    if shards == 1:
+        return f"0-{name}"
     shard = int.from_bytes(digest) % shards if digest else secrets.randbelow(shards)
-    return f"{shard}-{secrets.token_urlsafe(12)}"
+    return f"{shard}-{name}"
+
+
+# Random names not yet given away. Asking the system for each would cost more than all else that
+# makes a rid.
+_names: list[str] = []
+_DRAWN = 256
+
+
+def _draw_names() -> None:
+    text = secrets.token_urlsafe(12 * _DRAWN)
+    _names.extend(text[start : start + 16] for start in range(0, len(text), 16))
+
+
+# A forked child must not give away what its parent will.
+os.register_at_fork(after_in_child=_names.clear)
 
 
 def retry_rid(rid: str) -> str:

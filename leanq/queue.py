@@ -22,8 +22,8 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from functools import cache
-from importlib import resources
+from dataclasses import replace
+from itertools import count
 from typing import Any, TypeVar, cast
 
 import redis.asyncio as redis
@@ -31,6 +31,7 @@ import redis.asyncio as redis
 from .config import Settings
 from .keys import Keys
 from .link import RETRY_AFTER_S, Link, Place
+from .scripts import script_text
 from .transitions import (
     Attached,
     Claimed,
@@ -49,10 +50,16 @@ from .transitions import (
     Submitted,
     UnknownLane,
     WorkerRow,
+    is_record,
     merged,
+    read_job,
+    read_record,
 )
 
 _T = TypeVar("_T")
+
+# Each holds what one call settled for the client.
+_INBOX_ENTRIES = 250
 
 
 class Queue:
@@ -94,8 +101,7 @@ class Queue:
         remember = self._ttl_ms if self.settings.remember_s > 0 else 0
         args: list[Any] = [client, self.settings.max_waiting, remember]
         for item in batch:
-            args += (item.rid, item.lane, item.tenant, item.level, item.deadline_ms)
-            args += (item.longest_run_ms, item.body, item.digest, " ".join(item.affinity))
+            args += (item.rid, item.place, item.digest, item.body)
         answers = await self.run("submit", args)
         return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
 
@@ -118,16 +124,22 @@ class Queue:
         remember_ms = int(self.settings.remember_s * 1000)
         args += (self.settings.max_attempts, remember_ms, len(settlements))
         for item in settlements:
-            args += (item.rid, item.token, item.outcome, item.reply)
-            args += (item.fingerprint, int(item.warm), item.way)
-        acks, jobs, held, hold, again_ms = await self.run("claim", [*args, *lanes])
+            args += (item.rid, item.token, item.reply, item.about)
+        acks, jobs, held, hold, again_ms, now_ms = await self.run("claim", [*args, *lanes])
+        tokens = (f"{nonce}{number}" for number in count())
+        rows = zip(jobs[::4], jobs[1::4], jobs[2::4], jobs[3::4], tokens, strict=False)
+        found = tuple(read_job(*row, now_ms) for row in rows)
         accepted = tuple(a == 1 for a in acks)
-        return Claimed(accepted, _jobs(jobs), held, hold == 1, again_ms / 1000)
+        return Claimed(accepted, found, held, hold == 1, again_ms / 1000)
 
     async def adopt(self, worker: str, holds: Collection[str]) -> tuple[tuple[Job, ...], list[str]]:
         """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""
-        jobs, lost = await self.run("adopt", [worker, self.settings.max_attempts, *holds])
-        return _jobs(jobs), [_text(rid) for rid in lost]
+        args = [worker, self.settings.max_attempts, *holds]
+        jobs, lost, now_ms = await self.run("adopt", args)
+        tokens = map(_text, jobs[4::5])
+        rows = zip(jobs[::5], jobs[1::5], jobs[2::5], jobs[3::5], tokens, strict=True)
+        found = tuple(read_job(*row, now_ms) for row in rows)
+        return found, [_text(rid) for rid in lost]
 
     async def renew(self, worker: str) -> Renewed:
         """A sign of life: extends the lease over all that the worker holds."""
@@ -217,12 +229,11 @@ class Queue:
         fields, died_ms = await self._commands.call(read)
         if not fields or died_ms is None:
             return None
-        kept = {_text(name): value for name, value in fields.items()}
-        lane, tenant, client, worker = (_text(kept[name]) for name in ("l", "t", "c", "w"))
-        level, run_ms, body = int(kept["p"]), int(kept["run"]), kept["body"]
-        affinity = tuple(_text(kept.get("a", b"")).split())
-        submission = Submission(rid, lane, tenant, level, 0, run_ms, body, affinity=affinity)
-        return DeadLetter(submission, client, int(kept["n"]), worker, died_ms / 1000)
+        submission, client = read_record(rid, fields[b"record"])
+        # Sent again it runs for itself.
+        submission = replace(submission, digest="")
+        worker = _text(fields[b"w"])
+        return DeadLetter(submission, client, int(fields[b"n"]), worker, died_ms / 1000)
 
     async def drop_dead(self, rid: str) -> bool:
         """Removes a dead letter for good; whether there was one."""
@@ -241,16 +252,16 @@ class Queue:
     ) -> tuple[str, list[tuple[str, bytes]]]:
         """Waits for the client's inbox: the new position and (rid, reply) pairs.
 
-        A reply that is empty was too large for the inbox and waits under its own key. What
-        lies up to ``after`` is dropped; reading again from the same position gives the same
-        entries, so an answer lost on the wire loses nothing.
+        A reply that is a number has that many bytes, too many for the inbox, and waits in its
+        request's place. What lies up to ``after`` is dropped; reading again from the same position
+        gives the same entries, so an answer lost on the wire loses nothing.
         """
         inbox = self.keys.inbox(client)
 
         async def read(client: redis.Redis) -> Any:
             pipe = client.pipeline(transaction=False)
             pipe.xtrim(inbox, minid=_next_id(after), approximate=False)
-            pipe.xread({inbox: after}, count=1000, block=block_ms)
+            pipe.xread({inbox: after}, count=_INBOX_ENTRIES, block=block_ms)
             return (await pipe.execute())[1]
 
         found = await self._blocking.call(read, block_ms / 1000)
@@ -260,7 +271,7 @@ class Queue:
         entries = [entry for batch in streams for entry in _flat(batch)]
         pairs: list[tuple[str, bytes]] = []
         for _, fields in entries:
-            pairs += ((_text(rid), reply) for rid, reply in fields.items())
+            pairs += [(_text(rid), reply) for rid, reply in fields.items()]
         return _text(entries[-1][0]), pairs
 
     async def drop_inbox(self, client: str) -> None:
@@ -269,8 +280,9 @@ class Queue:
 
     async def replies(self, rids: Sequence[str]) -> list[bytes | None]:
         """The replies that exist, in order."""
-        names = [self.keys.reply(rid) for rid in rids]
-        return cast("list[bytes | None]", await self._commands.call(lambda c: c.mget(names)))
+        names = [self.keys.request(rid) for rid in rids]
+        found: Any = await self._commands.call(lambda c: c.mget(names))
+        return [None if data is None or is_record(data) else data for data in found]
 
     async def wait_bell(
         self, worker: str, lanes: Sequence[str], block_s: float
@@ -355,28 +367,12 @@ def backoff_s(rng: random.Random, base_s: float = 0.05, most_s: float = 5.0) -> 
         bound = min(most_s, bound * 2)
 
 
-@cache
-def script_text(name: str) -> str:
-    """The script as it is sent: its first line (the flags), what all share, and its own text."""
-    folder = resources.files("leanq") / "lua"
-    flags, _, text = (folder / f"{name}.lua").read_text().partition("\n")
-    shared = [(folder / f"{part}.lua").read_text() for part in ("library", "sharing")]
-    return "\n".join((flags, *shared, text))
-
-
 _SUBMITTED: dict[int, Submitted] = {
     1: Queued(),
     2: Attached(),
     3: Full(RETRY_AFTER_S),
     4: UnknownLane(),
 }
-
-
-def _jobs(rows: Sequence[Any]) -> tuple[Job, ...]:
-    return tuple(
-        Job(_text(rid), _text(lane), _text(token), n, ms / 1000, body or b"", alone == 1)
-        for rid, token, n, ms, body, alone, lane in rows
-    )
 
 
 def _text(name: bytes) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import time
 from collections import deque
@@ -115,12 +114,13 @@ class Room:
             self.fault = error
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Held:
-    """A request that this worker holds the lease of; ``task`` is None once it is finished."""
+    """A request that this worker holds the lease of, until its end is settled; ``finished``: its
+    driver has ended."""
 
     job: Job
-    task: asyncio.Task[None] | None
+    finished: bool = False
 
 
 class Slots:
@@ -147,7 +147,7 @@ class Slots:
         self._held: dict[str, _Held] = {}
         self._results: dict[str, Settlement] = {}
         # What fills a slot: also what is no longer held, while its driver cleans up.
-        self._running: dict[asyncio.Task[None], Job] = {}
+        self._running: dict[_Held, asyncio.Task[None]] = {}
 
     @property
     def held(self) -> list[Job]:
@@ -162,20 +162,16 @@ class Slots:
     def start(self, job: Job) -> None:
         # It may run here already, for a lease that lapsed before anybody noticed.
         self.drop(job.rid)
-        task = asyncio.create_task(self._work(job))
         self._room.take(alone=job.alone)
-        self._running[task] = job
-        self._held[job.rid] = _Held(job, task)
-        # One that is cancelled before it ran could not do it itself.
-        task.add_done_callback(self._vacate)
+        held = self._held[job.rid] = _Held(job)
+        self._running[held] = asyncio.get_running_loop().create_task(self._work(held))
 
     def drop(self, rid: str) -> None:
         """Stops a request whose lease is gone: withdrawn, overrun or reaped."""
         held = self.forget(rid)
         if held is None:
             return
-        if held.task:
-            held.task.cancel()
+        self._cancel(held)
         self._notify()
 
     def forget(self, rid: str) -> _Held | None:
@@ -196,20 +192,27 @@ class Slots:
 
     def finished_beside(self, batch: list[Settlement]) -> int:
         """How many held requests are finished and not in ``batch``."""
-        return sum(held.task is None for held in self._held.values()) - len(batch)
+        return sum(held.finished for held in self._held.values()) - len(batch)
 
     async def stop(self) -> None:
         """Stops all that runs, and waits until the drivers have cleaned up."""
-        tasks = list(self._running)
-        for task in tasks:
-            task.cancel()
+        tasks = list(self._running.values())
+        for held in list(self._running):
+            self._cancel(held)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _vacate(self, task: asyncio.Task[None]) -> None:
-        if job := self._running.pop(task, None):
-            self._room.give(alone=job.alone)
+    def _cancel(self, held: _Held) -> None:
+        if task := self._running.get(held):
+            task.cancel()
+            # One that is cancelled before it ran could not do it itself.
+            task.add_done_callback(lambda _: self._vacate(held))
 
-    async def _work(self, job: Job) -> None:
+    def _vacate(self, held: _Held) -> None:
+        if self._running.pop(held, None):
+            self._room.give(alone=held.job.alone)
+
+    async def _work(self, held: _Held) -> None:
+        job = held.job
         started_s = time.monotonic()
         try:
             settlement = self._settlement(job, started_s, await self._answer(job))
@@ -217,13 +220,13 @@ class Slots:
             # A newer release understands it. Without a pause it would only be claimed again.
             log.warning("%s is given back: %s", job.rid, error)
             self._room.pause(_PAUSE_AFTER_DEFERRING_S)
-            self._finish(job, "defer")
+            self._finish(held, "defer")
             return
         except WorkerError as error:
             # It goes back one attempt older, in case it is what breaks machines.
             log.error("%s: %s", type(error).__name__, error)
             self._room.fail(error)
-            self._finish(job, "charge")
+            self._finish(held, "charge")
             return
         except Exception as error:
             # A fault of leanq's own would recur on every worker that takes the request up.
@@ -231,21 +234,20 @@ class Slots:
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
             settlement = self._settlement(job, started_s, Reply(error=" ".join(text.split())))
         self._room.succeed()
-        self._finish(job, settlement)
+        self._finish(held, settlement)
 
-    def _finish(self, job: Job, end: Settlement | Returning) -> None:
+    def _finish(self, held: _Held, end: Settlement | Returning) -> None:
         """Keeps the end, or how the request goes back, for the pump; unless it was dropped
         meanwhile and belongs to somebody else by now."""
-        held = self._held.get(job.rid)
-        if held and held.job.token == job.token:
-            held.task = None
+        job = held.job
+        if self._held.get(job.rid) is held:
+            held.finished = True
             if isinstance(end, Settlement):
                 self._results[job.rid] = end
             else:
                 self.returns[end].append((job.rid, job.token))
         # Not only when the task ends, so that the pump can claim with the call that settles.
-        if task := asyncio.current_task():
-            self._vacate(task)
+        self._vacate(held)
         self._notify()
 
     async def _answer(self, job: Job) -> Reply:
@@ -261,18 +263,18 @@ class Slots:
         return await driver.run(request)
 
     def _settlement(self, job: Job, started_s: float, reply: Reply) -> Settlement:
-        reply = dataclasses.replace(
+        outcome = reply.verdict or ("error" if reply.error else "echo")
+        # What the infrastructure says of a request may be otherwise the next time.
+        lasts = reply.verdict in wire.LEAN_VERDICTS and reply.error is None
+        fingerprint = (reply.fingerprint or "") if lasts else ""
+        data = wire.pack_reply(
+            job.token,
             reply,
             worker=self._worker,
             attempts=job.attempts,
             queued_s=job.queued_s,
             wall_s=reply.wall_s or time.monotonic() - started_s,
         )
-        outcome = reply.verdict or ("error" if reply.error else "echo")
-        # What the infrastructure says of a request may be otherwise the next time.
-        lasts = reply.verdict in wire.LEAN_VERDICTS and reply.error is None
-        fingerprint = (reply.fingerprint or "") if lasts else ""
-        data = wire.pack_reply(job.token, reply)
         return Settlement(
             job.rid, job.token, outcome, data, fingerprint, reply.warm, reply.way or ""
         )

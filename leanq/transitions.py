@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
+from .values import value
 
-@dataclass(frozen=True, slots=True)
+# Version, attempts, level; submitted, deadline, longest run (ms); then five texts and the body.
+_RECORD = struct.Struct(">BBBddd")
+_IN_FLIGHT = b"\x01"
+
+
+@value
 class Submission:
     """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
 
@@ -27,25 +35,32 @@ class Submission:
     digest: str = ""
     affinity: tuple[str, ...] = ()
 
+    @property
+    def place(self) -> str:
+        """What it shares with most others of its batch, as the script ``submit`` takes it."""
+        affinities = " ".join(self.affinity)
+        times = f"{self.deadline_ms}\n{self.longest_run_ms}"
+        return f"{self.lane}\n{self.tenant}\n{self.level}\n{times}\n{affinities}"
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class Queued:
     """The request waits in its line, or for an identical one that runs."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Attached:
     """The rid was in flight already; its reply will come to this client."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Full:
     """Too many requests of this tenant wait in this lane."""
 
     retry_after_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UnknownLane:
     """Workers have offered lanes, and never this one."""
 
@@ -54,7 +69,7 @@ Submitted = Queued | Attached | Full | UnknownLane | bytes
 """What became of a submission; bytes are the reply that is there already."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Job:
     """A claimed request. ``alone``: nothing may run beside it on this worker."""
 
@@ -67,7 +82,7 @@ class Job:
     alone: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Settlement:
     """The end of a request, as the holder of ``token`` tells it. ``fingerprint`` is that of the
     environment where the reply holds on any machine, and so may be remembered; else ``""``.
@@ -82,8 +97,13 @@ class Settlement:
     warm: bool = False
     way: str = ""
 
+    @property
+    def about(self) -> str:
+        """What it shares with most others of its batch, as the script ``claim`` takes it."""
+        return f"{self.outcome} {int(self.warm)} {self.way} {self.fingerprint}"
 
-@dataclass(frozen=True, slots=True)
+
+@value
 class Promised:
     """Something waits for this worker alone, until its next claim and not for long."""
 
@@ -93,7 +113,7 @@ Returning = Literal["keep", "charge", "defer"]
 or at no charge to the end of its line, where another worker finds it."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claimed:
     """What a call of :meth:`Queue.claim` brought.
 
@@ -112,7 +132,7 @@ class Claimed:
     again_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Renewed:
     """``lapsed``: some worker is due to be reaped. ``overrun``: rids taken from this one.
     ``known``: False after the server forgot this worker, which should join again."""
@@ -123,7 +143,7 @@ class Renewed:
     known: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reaped:
     """``more``: call again. ``truce_s``: no lease is judged for so long, since nobody could have
     been heard in the meantime."""
@@ -134,7 +154,7 @@ class Reaped:
     truce_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeadLetter:
     """A request that took down too many workers: ``worker`` was the last, ``died_s`` is when,
     in seconds since 1970 by the server's clock. ``submission`` is what would be sent again."""
@@ -146,7 +166,38 @@ class DeadLetter:
     died_s: float
 
 
-@dataclass(frozen=True, slots=True)
+def read_job(rid: bytes, about: bytes, at_ms: int, body: bytes, token: str, now_ms: int) -> Job:
+    """A request as the script ``claim`` gives it out."""
+    attempts, alone, lane = _read_about(about)
+    queued_s = (now_ms - at_ms) / 1000
+    return Job(rid.decode(errors="replace"), lane, token, attempts, queued_s, body, alone)
+
+
+# Most jobs of one call tell the same of themselves.
+@lru_cache(256)
+def _read_about(text: bytes) -> tuple[int, bool, str]:
+    attempts, alone, lane = text.decode(errors="replace").split(" ")
+    return int(attempts), alone == "1", lane
+
+
+def is_record(data: bytes) -> bool:
+    """Whether this is a request in flight, and not the reply that takes its place."""
+    return data.startswith(_IN_FLIGHT)
+
+
+def read_record(rid: str, data: bytes) -> tuple[Submission, str]:
+    """A request and its client, from its record in Redis; ``library.lua`` has the layout.
+
+    Its deadline is left out, since it counted from when it was submitted.
+    """
+    _, _, level, _, _, run_ms = _RECORD.unpack_from(data)
+    *texts, body = data[_RECORD.size :].split(b"\0", 5)
+    lane, tenant, client, affinities, digest = (text.decode(errors="replace") for text in texts)
+    affinity = tuple(affinities.split())
+    return Submission(rid, lane, tenant, level, 0, int(run_ms), body, digest, affinity), client
+
+
+@value
 class WorkerRow:
     worker: str
     lease_s: float
@@ -154,7 +205,7 @@ class WorkerRow:
     info: bytes
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LevelRow:
     lane: str
     level: int
@@ -163,7 +214,7 @@ class LevelRow:
     oldest_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Status:
     """One look at a shard or a whole queue: counters by name, lanes by name, and what waits."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, TypeVar, get_args
 
 import msgpack
@@ -56,6 +57,8 @@ __all__ = [
 VERSION = 1
 MAX_REPLY_BYTES = 32 << 20
 
+_OPERATIONS, _VERDICTS = get_args(Operation), get_args(Verdict)
+
 _T = TypeVar("_T")
 
 
@@ -66,7 +69,7 @@ def pack_request(request: Request) -> bytes:
         TooLargeError: more than ``MAX_REQUEST_BYTES``.
         InvalidRequestError: text with lone surrogates, which has no bytes.
     """
-    body = {"v": VERSION, **_changed(request, keep=("op",))}
+    body = {"v": VERSION, "op": request.op, **_REQUEST.changed(request)}
     try:
         data: bytes = msgpack.packb(body)
     except UnicodeEncodeError as error:
@@ -87,33 +90,23 @@ def unpack_request(data: bytes) -> Request:
     body = _map(_unpack(data, MAX_REQUEST_BYTES))
     if body.get("v") != VERSION:
         raise _other_version("request", body.get("v"))
-    if body.get("op") not in get_args(Operation):
+    if body.get("op") not in _OPERATIONS:
         # Each release knows the operations of those before it.
         raise NewerMessageError(f"a request for the unknown operation {body.get('op')!r:.40}")
     try:
-        return Request(
-            op=body["op"],
-            code=_get(body, "code", str, ""),
-            state=_get(body, "state", str, ""),
-            tactic=_get(body, "tactic", str, ""),
-            payload=_get(body, "payload", bytes, b""),
-            delay_s=_number(body, "delay_s", 0.0),
-            timeout_s=_number(body, "timeout_s", 60.0),
-            wall_s=_number(body, "wall_s", 360.0),
-            memory_mb=_get(body, "memory_mb", int, 4096),
-            allow_axioms=_each(_get(body, "allow_axioms", list, []), _text),
-            audit=_get(body, "audit", bool, True),
-            replay=_get(body, "replay", bool, False),
-        )
+        return Request(body["op"], **_REQUEST.read(body))
     except InvalidRequestError as error:
         raise WireError(str(error)) from None
 
 
-def pack_reply(token: str, reply: Reply) -> bytes:
-    """The reply's bytes. One that is too large keeps its verdict and loses its texts' ends."""
-    data = _packed_reply(token, reply)
+def pack_reply(token: str, reply: Reply, **said: str | float) -> bytes:
+    """The reply's bytes. One that is too large keeps its verdict and loses its texts' ends.
+
+    ``said``: fields that the worker knows better than the reply.
+    """
+    data = _packed_reply(token, reply, said)
     if len(data) > MAX_REPLY_BYTES:
-        data = _packed_reply(token, _cut_short(reply, len(data)))
+        data = _packed_reply(token, _cut_short(reply, len(data)), said)
     return data
 
 
@@ -128,29 +121,7 @@ def unpack_reply(rid: str, data: bytes) -> Reply:
         raise WireError("a reply that is no array of three")
     if parts[1] != VERSION:
         raise _other_version("reply", parts[1])
-    body = _map(parts[2])
-    verdict = body.get("verdict")
-    if verdict is not None and verdict not in get_args(Verdict):
-        raise WireError(f"a reply with the unknown verdict {verdict!r:.40}")
-    axioms = body.get("axioms")
-    return Reply(
-        verdict=verdict,
-        messages=_each(_get(body, "messages", list, []), _message),
-        sorries=_each(_get(body, "sorries", list, []), _sorry),
-        axioms=None if axioms is None else _each(_get(body, "axioms", list, []), _text),
-        fingerprint=_optional(body, "fingerprint", str),
-        state=_optional(body, "state", str),
-        goals=_each(_get(body, "goals", list, []), _text),
-        payload=_optional(body, "payload", bytes),
-        error=_optional(body, "error", str),
-        rid=rid,
-        worker=_get(body, "worker", str, ""),
-        attempts=_get(body, "attempts", int, 0),
-        queued_s=_number(body, "queued_s", 0.0),
-        cpu_s=_number(body, "cpu_s", 0.0),
-        wall_s=_number(body, "wall_s", 0.0),
-        audit_s=_number(body, "audit_s", 0.0),
-    )
+    return Reply(rid=rid, **_REPLY.read(_map(parts[2])))
 
 
 def pack_info(info: Mapping[str, object]) -> bytes:
@@ -164,10 +135,8 @@ def unpack_info(data: bytes) -> dict[str, Any]:
     return _map(_unpack(data, 1 << 16))
 
 
-def _packed_reply(token: str, reply: Reply) -> bytes:
-    body = _changed(reply, keep=())
-    for name in ("rid", "warm", "way"):
-        body.pop(name, None)
+def _packed_reply(token: str, reply: Reply, said: Mapping[str, str | float]) -> bytes:
+    body = {**_REPLY.changed(reply), **said}
     if reply.messages:
         body["messages"] = [dataclasses.astuple(m) for m in reply.messages]
     if reply.sorries:
@@ -189,15 +158,6 @@ def _cut_short(reply: Reply, size_bytes: int) -> Reply:
         axioms=reply.axioms and tuple(name[:2000] for name in reply.axioms[:1000]),
         error=reply.error and reply.error[:2000],
     )
-
-
-def _changed(record: Request | Reply, keep: tuple[str, ...]) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-    for item in dataclasses.fields(record):
-        value = getattr(record, item.name)
-        if item.name in keep or value != item.default:
-            body[item.name] = value
-    return body
 
 
 def _unpack(data: bytes, limit_bytes: int) -> object:
@@ -227,30 +187,30 @@ def _map(value: object) -> dict[str, Any]:
     return value
 
 
-def _get(body: Mapping[str, Any], name: str, kind: type[_T], default: _T) -> _T:
-    value = body.get(name, default)
-    # bool is an int in Python, but never on the wire.
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise WireError(f"the field {name} is no {kind.__name__}")
-    return value
+def _is(kind: type[_T]) -> Callable[[str, object], _T]:
+    def read(name: str, value: object) -> _T:
+        # bool is an int in Python, but never on the wire.
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise WireError(f"the field {name} is no {kind.__name__}")
+        return value
+
+    return read
 
 
-def _optional(body: Mapping[str, Any], name: str, kind: type[_T]) -> _T | None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, kind):
-        raise WireError(f"the field {name} is no {kind.__name__}")
-    return value
+def _optional(kind: type[_T]) -> Callable[[str, object], _T | None]:
+    read = _is(kind)
+    return lambda name, value: None if value is None else read(name, value)
 
 
-def _number(body: Mapping[str, Any], name: str, default: float) -> float:
-    value = body.get(name, default)
+def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise WireError(f"the field {name} is no number")
     return float(value)
 
 
-def _each(values: list[Any], read: Callable[[Any], _T]) -> tuple[_T, ...]:
-    return tuple(read(value) for value in values)
+def _each(read: Callable[[object], _T]) -> Callable[[str, object], tuple[_T, ...]]:
+    whole: Callable[[str, object], list[object]] = _is(list)
+    return lambda name, value: tuple(map(read, whole(name, value)))
 
 
 def _text(value: object) -> str:
@@ -285,3 +245,66 @@ def _at(value: object) -> int:
 
 def _end(value: object) -> int | None:
     return None if value is None else _at(value)
+
+
+class _Shape:
+    """The fields of a record that travel where they differ from their defaults, and how each of
+    them is read. What a peer of another release sends beside them is ignored."""
+
+    def __init__(
+        self, kind: type[Request | Reply], readers: Mapping[str, Callable[[str, Any], Any]]
+    ) -> None:
+        defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+        self._readers = readers
+        self._defaults = tuple((name, defaults[name]) for name in readers)
+        self._values = attrgetter(*readers)
+
+    def changed(self, record: Request | Reply) -> dict[str, Any]:
+        values = zip(self._defaults, self._values(record), strict=True)
+        return {
+            name: value
+            for (name, default), value in values
+            if value is not default and value != default
+        }
+
+    def read(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        readers = self._readers
+        return {name: readers[name](name, body[name]) for name in body if name in readers}
+
+
+def _axioms(name: str, value: object) -> tuple[str, ...] | None:
+    return None if value is None else _each(_text)(name, value)
+
+
+def _verdict(_: str, value: object) -> object:
+    if value is not None and value not in _VERDICTS:
+        raise WireError(f"a reply with the unknown verdict {value!r:.40}")
+    return value
+
+
+_REQUEST = _Shape(
+    Request,
+    {
+        **dict.fromkeys(("code", "state", "tactic"), _is(str)),
+        "payload": _is(bytes),
+        **dict.fromkeys(("delay_s", "timeout_s", "wall_s"), _number),
+        "memory_mb": _is(int),
+        "allow_axioms": _each(_text),
+        **dict.fromkeys(("audit", "replay"), _is(bool)),
+    },
+)
+_REPLY = _Shape(
+    Reply,
+    {
+        "verdict": _verdict,
+        "messages": _each(_message),
+        "sorries": _each(_sorry),
+        "axioms": _axioms,
+        **dict.fromkeys(("fingerprint", "state", "error"), _optional(str)),
+        "goals": _each(_text),
+        "payload": _optional(bytes),
+        "worker": _is(str),
+        "attempts": _is(int),
+        **dict.fromkeys(("queued_s", "cpu_s", "wall_s", "audit_s"), _number),
+    },
+)

@@ -146,7 +146,7 @@ class _WritingQueue(Queue):
         self, client: str, after: str, block_ms: int
     ) -> tuple[str, list[tuple[str, bytes]]]:
         reached, pairs = await super().read_inbox(client, after, block_ms)
-        self._saw((rid, answer) for rid, answer in pairs if answer)
+        self._saw((rid, answer) for rid, answer in pairs if not answer.isdigit())
         return reached, pairs
 
     def _saw(self, pairs: Iterable[tuple[str, bytes]]) -> None:

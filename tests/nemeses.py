@@ -20,6 +20,7 @@ from victims import Clients, Fleet, Pair, Popen, close
 
 from leanq.config import Settings
 from leanq.keys import Keys
+from leanq.transitions import is_record
 
 # How long memory stays full.
 _FULL_S = 2.0
@@ -79,9 +80,17 @@ class Wrecks:
             return False
         pipe = connection.pipeline(transaction=False)
         for rid in rids:
-            pipe.hmget(f"{self._tag}:req:{rid}", "st", "w")
-        elsewhere = (None, b"leased")
-        return all(st in elsewhere and w != worker.encode() for st, w in pipe.execute())
+            pipe.get(f"{self._tag}:req:{rid}")
+            pipe.hget(f"{self._tag}:where", rid)
+        found = iter(pipe.execute())
+        ended_or = (
+            (data is None or not is_record(data), place)
+            for data, place in zip(found, found, strict=True)
+        )
+        return all(
+            ended or ((place or b"").startswith(b"l") and worker.encode() not in place.split(b"\0"))
+            for ended, place in ended_or
+        )
 
     def _connection(self) -> redis.Redis:
         return redis.Redis.from_url(self._settings.url)

@@ -12,7 +12,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from leanq.config import Settings
-from leanq.queue import script_text
+from leanq.scripts import script_text
 
 How = Literal["before", "after", "stall"]
 """Cut before the server sees the call; after it did, before its answer; or let no answer through

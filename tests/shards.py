@@ -15,8 +15,17 @@ import redis
 
 import leanq.queue
 from leanq.config import Settings
-from leanq.queue import Queue, script_text
-from leanq.transitions import Claimed, Job, Settlement, Submission, Submitted
+from leanq.queue import Queue
+from leanq.scripts import script_text
+from leanq.transitions import (
+    Claimed,
+    Job,
+    Settlement,
+    Submission,
+    Submitted,
+    is_record,
+    read_record,
+)
 from leanq.wire import Reply, Verdict, pack_reply, unpack_reply
 
 LEASE_MS = 10_000
@@ -41,7 +50,6 @@ class Dump:
 
     req: dict[str, dict[str, str]] = field(default_factory=dict)
     reply: dict[str, bytes] = field(default_factory=dict)
-    bodies: set[str] = field(default_factory=set)
     lists: defaultdict[str, dict[str, list[str]]] = field(default_factory=lambda: defaultdict(dict))
     hashes: dict[str, dict[str, str]] = field(default_factory=dict)
     work: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -81,7 +89,6 @@ class Dump:
         ghosts = {rid for rid, fields in self.req.items() if not fields["c"]}
         assert set(self.req) & set(self.reply) == ghosts <= set(self.followers)
         assert set(listed) <= set(self.req) | set(self.reply)
-        assert self.bodies == set(self.req)
         assert self.dead == self.deadreq
         # Work whose worker is not in the fleet would never be reaped, nor its promises recalled.
         assert set(self.work) | set(self.hashes.get("vacant", ())) <= set(self.workers)
@@ -102,7 +109,9 @@ def dump(server: redis.Redis, tag: str) -> Dump:
     pipe = server.pipeline(transaction=False)
     for name in names:
         match name[len(tag) + 1 :].partition(":")[0]:
-            case "req" | "deadreq" | "stats" | "info" | "lanes" | "prints" | "pinning" | "vacant":
+            case "deadreq" | "stats" | "info" | "lanes" | "prints" | "pinning" | "vacant":
+                pipe.hgetall(name)
+            case "where" | "runs":
                 pipe.hgetall(name)
             case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
                 pipe.lrange(name, 0, -1)
@@ -112,12 +121,18 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 pipe.xrange(name)
             case _:
                 pipe.get(name)
-    found = Dump()
+    found, places = Dump(), dict[str, str]()
     for name, value in zip(names, pipe.execute(), strict=True):
         kind, _, rest = name[len(tag) + 1 :].partition(":")
         match kind:
+            case "req" if is_record(value):
+                found.req[rest] = _record(rest, value)
             case "req":
-                found.req[rest] = _texts(value)
+                found.reply[rest] = value
+            case "where":
+                places = _texts(value)
+            case "runs":
+                found.run = _texts(value)
             case "stats" | "info" | "lanes" | "prints" | "pinning" | "vacant":
                 found.hashes[kind] = _texts(value)
             case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
@@ -135,27 +150,55 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.inbox[rest] = [(rid.decode(), data) for rid, data in entries]
             case "dead":
                 found.dead = {rid.decode() for rid, _ in value}
-            case "reply":
-                found.reply[rest] = value
             case "verdict":
                 found.verdict[rest] = value
-            case "run":
-                found.run[rest] = value.decode()
             case "with":
                 found.followers[rest] = [rid.decode() for rid, _ in value]
-            case "body":
-                found.bodies.add(rest)
             case "deadreq":
                 found.deadreq.add(rest)
             case "isolating":
                 found.isolating[rest] = value.decode()
             case other:
                 assert other == "clock", f"a key that nobody knows: {name}"
+    for rid, place in places.items():
+        # What was withdrawn and runs on for others has its reply in the place of its record.
+        fields = found.req.setdefault(rid, {"c": ""}) if place[0] == "l" else found.req[rid]
+        _put(fields, place)
     return found
 
 
+def _record(rid: str, data: bytes) -> dict[str, str]:
+    (sub, client), attempts = read_record(rid, data), data[1]
+    fields = {"l": sub.lane, "t": sub.tenant, "p": str(sub.level), "c": client, "n": str(attempts)}
+    route = {"d": sub.digest, "a": " ".join(sub.affinity)}
+    return {**fields, "st": "queued", **{name: text for name, text in route.items() if text}}
+
+
+def _put(fields: dict[str, str], place: str) -> None:
+    """Adds where the request is, and the attempt that this is."""
+    kind, texts = place[0], place[1:].split("\0")
+    match kind:
+        case "l":
+            token, worker, client, lane, solo, digest, _ = texts
+            assert client == fields["c"]
+            fields |= {"st": "leased", "tok": token, "w": worker, "l": lane}
+            fields |= {"d": digest} if digest else {}
+            fields |= {"solo": "1"} if solo else {}
+        case "a":
+            leader, worker, _ = texts
+            fields |= {"st": "attached", "on": leader, "w": worker}
+        case "p":
+            fields["to"] = texts[0]
+        case other:
+            assert other == "q", f"a place that nobody knows: {place!r}"
+            fields["by"] = texts[0]
+    if kind in "la" and "n" in fields:
+        fields["n"] = str(int(fields["n"]) + 1)
+
+
 def _texts(value: dict[bytes, bytes]) -> dict[str, str]:
-    return {k.decode(): v.decode() for k, v in value.items()}
+    # A hash that is to be indexed holds one long value for that, under no name.
+    return {k.decode(): v.decode() for k, v in value.items() if k}
 
 
 def submission(rid: str, **fields: Any) -> Submission:

@@ -252,9 +252,12 @@ def _look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Co
     replies: dict[str, bytes] = {}
     for key, ttl_ms in zip(keys, pipe.execute(), strict=True):
         kind, _, name = key.decode().partition("}:")[2].partition(":")
-        if kind == "reply":
+        if kind in ("where", "runs"):
+            # Indexed for good, by a long value under no name.
+            left[key.decode()] += connection.hkeys(key) != [b""]
+        elif kind == "req" and ttl_ms >= 0:
             replies[name] = key
-        if kind in ("reply", "inbox", "isolating"):
+        elif kind in ("inbox", "isolating"):
             left[f"{kind} for ever"] += ttl_ms == -1
         elif kind not in ("stats", "lanes", "prints", "bell", "collect"):
             left[key.decode()] += 1

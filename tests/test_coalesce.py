@@ -115,13 +115,14 @@ async def test_attaching_costs_a_tenant_no_more_than_being_passed_over(shard: Sh
         await shard.claim(want=1)
         twins = [f"{digest}s1", f"{digest}s2", f"{digest}u1"]
         # Nobody is there to attach to as they are submitted.
-        leader = shard.server.getdel(f"{shard.tag}:run:a:{digest}same")
+        leader = shard.server.hget(f"{shard.tag}:runs", f"a:{digest}same")
+        shard.server.hdel(f"{shard.tag}:runs", f"a:{digest}same")
         await shard.submit(*twins[:2], tenant="s", digest=f"{digest}same")
         await shard.submit(f"{digest}s3", f"{digest}s4", tenant="s")
         await shard.submit(f"{digest}t1", f"{digest}t2", tenant="t")
         await shard.submit(twins[2], tenant="u", digest=f"{digest}same")
         await shard.submit(f"{digest}u2", tenant="u")
-        shard.server.set(f"{shard.tag}:run:a:{digest}same", leader or "")
+        shard.server.hset(f"{shard.tag}:runs", f"a:{digest}same", leader or "")
         if digest == "withdrawn-":
             await shard.queue.cancel(twins)
         taken = [(await shard.job()).rid.removeprefix(digest) for _ in range(5)]
@@ -235,7 +236,7 @@ async def test_the_last_follower_takes_a_withdrawn_leaders_run_along(
 async def test_a_withdrawn_leader_that_is_sent_again_is_its_clients_once_more(shard: Shard) -> None:
     job = await lead(shard, "f")
     await shard.queue.cancel(["leader"])
-    shard.server.delete(shard.queue.keys.reply("leader"))  # as at the end of its time-to-live
+    shard.server.delete(shard.queue.keys.request("leader"))  # as at the end of its time-to-live
     assert await shard.queue.lookup("c", ["leader"]) == [False]
     assert await shard.submit("leader", digest="same", client="d") == [Attached()]
     await shard.settle(job)
@@ -374,12 +375,11 @@ async def test_nobody_waits_for_a_run_that_is_none(shard: Shard, lost: str) -> N
     job = await lead(shard, "f")
     match lost:
         case "the leader":
-            shard.server.delete(f"{shard.tag}:req:leader", f"{shard.tag}:body:leader")
-            shard.server.delete(f"{shard.tag}:work:w")
+            shard.server.delete(f"{shard.tag}:req:leader", f"{shard.tag}:work:w")
+            shard.server.hdel(f"{shard.tag}:where", "leader")
         case "that it is leased":
             # A reaper of an older release puts back the leader alone.
-            shard.server.hdel(f"{shard.tag}:req:leader", "tok", "w")
-            shard.server.hset(f"{shard.tag}:req:leader", "st", "queued")
+            shard.server.hdel(f"{shard.tag}:where", "leader")
             shard.server.delete(f"{shard.tag}:work:w")
             shard.server.rpush(f"{shard.tag}:wait:a:1:t", "leader")
             shard.server.rpush(f"{shard.tag}:ring:a:1", "t")

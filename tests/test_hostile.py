@@ -87,7 +87,7 @@ async def test_replies(settings: Settings, seed: int) -> None:
     async with AsyncLeanQClient(settings) as lean, working(settings, slots=16):
         rids = [new_rid(1) for _ in range(COUNT)]
         for rid in rids:
-            await connection.set(keys.reply(rid), hostile(rng))
+            await connection.set(keys.request(rid), hostile(rng), px=60_000)
         ends = await asyncio.gather(*map(lean.attach, rids), return_exceptions=True)
         assert all(isinstance(end, Reply | RequestError) for end in ends)
         # And where replies are read as they come.

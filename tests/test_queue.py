@@ -146,7 +146,7 @@ async def test_many_settlements_fit_into_one_call(shard: Shard) -> None:
 async def test_request_is_not_run_in_a_lane_that_it_left(shard: Shard) -> None:
     await shard.submit("r", lane="a")
     await shard.queue.cancel(["r"])
-    shard.server.delete(shard.queue.keys.reply("r"))  # as at the end of its time-to-live
+    shard.server.delete(shard.queue.keys.request("r"))  # as at the end of its time-to-live
     await shard.submit("r", lane="b")
     assert (await shard.claim(lanes=["a"])).jobs == ()
     assert (await shard.queue.status()).counters["waiting:b"] == 1
@@ -270,7 +270,7 @@ async def test_overrun_is_taken_away_by_renew(shard: Shard) -> None:
 async def test_reaper_is_not_stopped_by_a_request_that_somebody_deleted(shard: Shard) -> None:
     await shard.submit("r", "q")
     await shard.claim()
-    shard.server.delete(f"{shard.tag}:req:r", f"{shard.tag}:body:r")
+    shard.server.delete(f"{shard.tag}:req:r")
     shard.advance(LEASE_MS)
     assert await shard.queue.reap() == Reaped(1, 0, more=True)
     assert not shard.dump().work
@@ -292,7 +292,7 @@ async def test_cancel(shard: Shard) -> None:
     assert await shard.settle(jobs[1]) == (False,)
     assert (await shard.claim()).jobs == ()
     found = shard.dump()
-    assert (found.req, found.bodies, found.work, found.lists["wait"]) == ({}, set(), {}, {})
+    assert (found.req, found.work, found.lists["wait"]) == ({}, {}, {})
     assert found.hashes["stats"]["waiting:a"] == "0"
 
 

@@ -350,7 +350,7 @@ async def test_what_was_withdrawn_and_sent_again_runs_once(shard: Shard) -> None
     await shard.warm("w", "state", vacant=0)
     await shard.submit("r", "q")
     await shard.queue.cancel(["r"])
-    shard.server.delete(shard.queue.keys.reply("r"))  # as at the end of its time-to-live
+    shard.server.delete(shard.queue.keys.request("r"))  # as at the end of its time-to-live
     await shard.submit("r")
     assert shard.dump().lists["wait"] == {"a:1:t": ["r", "q", "r"]}
     assert sorted(rids(await shard.claim("w", 9))) == ["q", "r"]

@@ -140,7 +140,9 @@ class WarmModel(Model):
             return None
         for rid in line[:best]:
             self.bypassed.setdefault(rid, self.now)
-        return line.pop(best)
+        rid = line.pop(best)
+        self.bypassed.pop(rid, None)
+        return rid
 
     def _rank(self, worker: str, sub: Submission) -> int:
         names = enumerate(sub.affinity, 1)

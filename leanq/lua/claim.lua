@@ -7,84 +7,21 @@
 -- ARGV: worker, lease (ms), time-to-live of replies (ms), nonce of this call, n wanted,
 --   n in flight besides those settled here (other than 0 keeps suspects away),
 --   most attempts, how long verdicts are remembered (ms), count of results,
---   (rid, token, outcome, reply, fingerprint or '', 1 where the worker is warm for it now, the way
---   in which Lean came by its prefix or '') per result, then the lanes.
--- Returns {per result 1 or 0 (fenced), per request {rid, token, attempts, queued (ms), body, alone, lane},
+--   (rid, token, reply, about) per result, then the lanes. About, which most results share:
+--   outcome, 1 where the worker is warm for it now, the way in which Lean came by its prefix or '',
+--   fingerprint or '', with a space between.
+-- Returns {per result 1 or 0 (fenced), per request four values: rid, about, submitted (ms), body,
 --   size of the processing list, 1 where this worker should empty itself for a suspect,
---   after how many ms it should claim again, to watch over others' promises (0: it need not)}.
-local worker, lease, ttl, nonce = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
-local want, busy, max_attempts = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local remember, results = tonumber(ARGV[8]), tonumber(ARGV[9])
-local first_lane = 10 + 7 * results
--- The workers that are remembered as warm for one thing, and for how long after the last settled
--- it: longer than anybody keeps a process for work that does not come.
-local MOST_WARM, WARM_MS = 16, 180000
+--   after how many ms it should claim again, to watch over others' promises (0: it need not), now (ms)}.
+--   About: attempts, 1 where it runs alone, lane. The n-th request has the token NONCEn, from 0.
 -- Warm requests among so many at the front of a tenant's line go first. Nothing is passed over
 -- later than so long after it first was, however many warm ones come up.
 local WINDOW, PASS_MS, COLD = 16, 2000, 3
-local now = now_ms()
-local work, stats = P .. ':work:' .. worker, P .. ':stats'
-local told, counts = {}, {}
-local function count(name, n) counts[name] = (counts[name] or 0) + n end
-
--- Notes that the worker is warm for the strongest of the request's affinities, while it is still
--- there to be asked. The weaker ones say who else would do, and others are warm for them.
-local function note_warm(rid)
-  local r = call('HMGET', P .. ':req:' .. rid, 'l', 'a')
-  local name = string.match(r[2] or '', '%S+')
-  if name then
-    local warm = P .. ':warm:' .. r[1] .. ':' .. name
-    call('ZADD', warm, now, worker)
-    call('ZREMRANGEBYRANK', warm, 0, -1 - MOST_WARM)
-    call('PEXPIRE', warm, WARM_MS)
-  end
-end
-
-local acks, done = {}, {}
-for i = 10, first_lane - 1, 7 do
-  local rid, token, outcome, reply = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local r = call('HMGET', P .. ':req:' .. rid, 'tok', 'c', 'l', 'd')
-  local ok = 1
-  if r[1] == token then
-    if ARGV[i + 5] == '1' then note_warm(rid) end
-    local ended = 1
-    if r[2] == '' then
-      -- Its own client withdrew it before.
-      forget_request(rid)
-      ended = 0
-    else
-      finish(rid, r[2], reply, ttl, told)
-    end
-    done[#done + 1] = rid
-    if r[4] then
-      if remember > 0 and ARGV[i + 4] ~= '' then
-        call('SET', P .. ':verdict:' .. ARGV[i + 4] .. ':' .. r[4], reply, 'PX', remember)
-      end
-      local shared = share(rid, r[3], r[4], reply, max_attempts, now, ttl, told)
-      count('coalesced', shared)
-      ended = ended + shared
-    end
-    count('settled', 1)
-    count('verdict:' .. outcome, ended)
-    if ARGV[i + 6] ~= '' then count('way:' .. ARGV[i + 6], 1) end
-  else
-    -- 0x93 opens an array of three, 0xa0 + n a text of n bytes: the token is in the reply's head.
-    local head = '\147' .. string.char(160 + #token) .. token
-    if call('GETRANGE', P .. ':reply:' .. rid, 0, #head - 1) ~= head then
-      ok = 0
-      count('fenced', 1)
-    end
-  end
-  acks[#acks + 1] = ok
-end
-for i = 1, #done, 1000 do
-  call('ZREM', work, unpack(done, i, math.min(i + 999, #done)))
-end
+local acks = settle_all()
 
 -- What was withdrawn is popped as well, so that one call takes bounded time.
 local MOST_POPS = 1000
-local jobs, leases, bodies = {}, {}, {}
-local pops = 0
+local pops, jobs, leases, taken = 0, {}, {}, {}
 
 -- Per lane in which some requests name affinities, who watches over promises there and until when.
 local pinning = {}
@@ -94,34 +31,45 @@ if first_lane <= #ARGV then
 end
 local pinned = next(pinning) ~= nil
 
--- The fields of a request that waits in this lane; nothing for one that expires hereby, or that
--- was withdrawn: its rid stays in the list, since LREM is slow on long ones.
-local function waiting(rid, lane)
-  local r = call('HMGET', P .. ':req:' .. rid, 'st', 'l', 'n', 'at', 'exp', 'run', 'c', 'd', 'a', 'by')
-  if r[1] ~= 'queued' or r[2] ~= lane then return nil end
-  local deadline = tonumber(r[5])
-  if deadline == 0 or now <= deadline then return r end
-  expire(rid, lane, r[7], tonumber(r[3]), tonumber(r[4]), now, ttl, told)
-  return nil
+-- Those of the requests that wait in this lane. Not what expires hereby, nor what was withdrawn: its
+-- rid stays in the list, since LREM is slow on long ones.
+local function waiting(lane, rids)
+  local names, found = {}, {}
+  for i, rid in ipairs(rids) do names[i] = REQ .. rid end
+  local texts, places = bulk('MGET', nil, names), bulk('HMGET', WHERE, rids)
+  for i, rid in ipairs(rids) do
+    local place = places[i]
+    local passed = place and string.match(place, '^q(.*)')
+    local r = (not place or passed) and not taken[rid] and read_record(texts[i])
+    if not r or r.lane ~= lane then
+      -- Withdrawn, and perhaps sent again since.
+    elseif is_late(r, now) then
+      expire(rid, r, r.n, now, ttl, told)
+      taken[rid] = true
+    else
+      r.rid, r.text, r.passed = rid, texts[i], tonumber(passed)
+      found[#found + 1] = r
+    end
+  end
+  return found
 end
 
 -- Whether a request that waits needs no run of its own, since an identical one runs.
-local function follow(rid, lane, r, suspect)
-  if not r[8] then return false end
-  local leader, its_worker = attach(rid, lane, r[8], r[4], suspect)
-  if not leader then return false end
-  call('HSET', P .. ':req:' .. rid, 'st', 'attached', 'on', leader, 'w', its_worker,
-    'n', tonumber(r[3]) + 1)
-  count('waiting:' .. lane, -1)
+local function follow(r, suspect)
+  if r.digest == '' then return false end
+  local leader = call('HGET', RUNS, run_of(r.lane, r.digest))
+  if not attach(r.rid, leader, r.digest, r.at, suspect) then return false end
+  taken[r.rid] = true
+  count('waiting:' .. r.lane, -1)
   return true
 end
 
 local warmth = {}
 -- How warm the worker is: 1 for the strongest of the affinities, 2 for the next; nil if it is not.
-local function warm_for(lane, affinities)
+local function warm_for(r)
   local rank = 0
-  for name in string.gmatch(affinities, '%S+') do
-    local warm = P .. ':warm:' .. lane .. ':' .. name
+  for name in string.gmatch(r.affinities, '%S+') do
+    local warm = P .. ':warm:' .. r.lane .. ':' .. name
     if warmth[warm] == nil then warmth[warm] = call('ZSCORE', warm, worker) end
     rank = rank + 1
     if warmth[warm] then return rank end
@@ -129,64 +77,72 @@ local function warm_for(lane, affinities)
   return nil
 end
 
--- Whether the request is now this worker's.
-local function take(rid, lane, alone)
-  local r = waiting(rid, lane)
-  if not r or follow(rid, lane, r, alone) then return false end
-  if r[8] then
-    call('SET', run_key(lane, r[8]), rid)
-    if alone then call('HSET', P .. ':req:' .. rid, 'solo', 1) end
+-- Whether the request, which waits, is now this worker's.
+local function take(r, alone)
+  if follow(r, alone) then return false end
+  local rid, number = r.rid, #leases / 2
+  local solo = ''
+  if r.digest ~= '' then
+    call('HSET', RUNS, run_of(r.lane, r.digest), rid)
+    solo = alone and '1' or ''
   end
-  local n = tonumber(r[3]) + 1
-  local token = nonce .. #jobs
-  call('HSET', P .. ':req:' .. rid, 'st', 'leased', 'tok', token, 'w', worker, 'n', n)
-  if r[9] then count(warm_for(lane, r[9]) and 'warm_hits' or 'warm_misses', 1) end
-  leases[#leases + 1] = now + tonumber(r[6])
-  leases[#leases + 1] = rid
-  bodies[#bodies + 1] = P .. ':body:' .. rid
-  jobs[#jobs + 1] = {rid, token, n, now - tonumber(r[4]), false, alone and 1 or 0, lane}
-  count('waiting:' .. lane, -1)
+  pending[rid] = lease(nonce .. number, worker, r.client, r.lane, solo, r.digest)
+  if r.affinities ~= '' then count(warm_for(r) and 'warm_hits' or 'warm_misses', 1) end
+  leases[2 * number + 1], leases[2 * number + 2] = now + r.run, rid
+  local at = 4 * number
+  jobs[at + 1] = rid
+  jobs[at + 2] = r.n + 1 .. (alone and ' 1 ' or ' 0 ') .. r.lane
+  jobs[at + 3] = r.at
+  jobs[at + 4] = string.sub(r.text, r.from)
+  taken[rid] = true
+  count('waiting:' .. r.lane, -1)
   return true
 end
 
 -- Up to n requests of one tenant's line in a lane where some name affinities: the warmest of the
--- next ones, in their order otherwise.
+-- next ones, in their order otherwise. The rest of what was popped goes back to the front.
 local function choose(wait, lane, n)
-  local line, got = {}, 0
+  local line, got, dry = {}, 0, false
   while got < n do
-    local best
-    for i = 1, WINDOW do
-      while not line[i] and pops < MOST_POPS do
-        local rid = call('LINDEX', wait, i - 1)
-        if not rid then break end
-        pops = pops + 1
-        local r = waiting(rid, lane)
+    while #line < WINDOW and not dry and pops < MOST_POPS do
+      local rids = call('LPOP', wait, n - got + WINDOW - 1 - #line) or {}
+      dry = #rids == 0
+      pops = pops + #rids
+      for _, r in ipairs(waiting(lane, rids)) do
         -- One that was withdrawn and sent again stands there twice.
-        if r and not line[rid] then
-          local rank = r[9] and warm_for(lane, r[9]) or COLD
-          line[i], line[rid] = {rid = rid, rank = rank, passed = tonumber(r[10])}, true
-        else
-          call('LREM', wait, 1, rid)
-        end
+        if not line[r.rid] then line[#line + 1], line[r.rid] = r, true end
       end
-      local item = line[i]
-      if not item then break end
-      if not best or item.rank < line[best].rank then best = i end
-      if line[best].rank == 1 or item.passed and now - item.passed >= PASS_MS then break end
+    end
+    local best
+    for i = 1, math.min(WINDOW, #line) do
+      local r = line[i]
+      r.rank = r.rank or (r.affinities ~= '' and warm_for(r) or COLD)
+      if not best or r.rank < line[best].rank then best = i end
+      if line[best].rank == 1 or r.passed and now - r.passed >= PASS_MS then break end
     end
     if not best then break end
     for i = 1, best - 1 do
       if not line[i].passed then
-        call('HSET', P .. ':req:' .. line[i].rid, 'by', now)
+        call('HSET', WHERE, line[i].rid, 'q' .. now)
         line[i].passed = now
       end
     end
-    local rid = table.remove(line, best).rid
-    -- It stands near the front, where LREM is fast.
-    call('LREM', wait, 1, rid)
-    if take(rid, lane, false) then got = got + 1 end
+    if take(table.remove(line, best), false) then got = got + 1 end
   end
+  local rest = {}
+  for i = #line, 1, -1 do rest[#rest + 1] = line[i].rid end
+  bulk('LPUSH', wait, rest)
   return got
+end
+
+-- Which of the lists are not empty; asked for all at once, since mostly all are, or none is.
+local function filled(lists)
+  local full = {}
+  local n = #lists > 0 and call('EXISTS', unpack(lists)) or 0
+  for i, list in ipairs(lists) do
+    full[i] = n == #lists or n > 0 and call('EXISTS', list) == 1
+  end
+  return full
 end
 
 -- Up to n requests of one level; tenants give in turn, and several each where they are few.
@@ -197,19 +153,22 @@ local function draw(lane, level, n)
     local tenants = call('LPOP', ring, n - got)
     if not tenants then break end
     local each = math.floor((n - got) / #tenants)
-    local keep = {}
-    for _, tenant in ipairs(tenants) do
+    local lists, rids, keep = {}, {}, {}
+    for i, tenant in ipairs(tenants) do
       local wait = P .. ':wait:' .. lane .. ':' .. level .. ':' .. tenant
+      lists[i] = wait
       if pinning[lane] then
         got = got + choose(wait, lane, each)
       else
-        local rids = call('LPOP', wait, each)
-        pops = pops + #rids
-        for _, rid in ipairs(rids) do
-          if take(rid, lane, false) then got = got + 1 end
-        end
+        for _, rid in ipairs(call('LPOP', wait, each) or {}) do rids[#rids + 1] = rid end
       end
-      if call('LLEN', wait) > 0 then keep[#keep + 1] = tenant end
+    end
+    pops = pops + #rids
+    for _, r in ipairs(#rids > 0 and waiting(lane, rids) or {}) do
+      if not taken[r.rid] and take(r, false) then got = got + 1 end
+    end
+    for i, full in ipairs(filled(lists)) do
+      if full then keep[#keep + 1] = tenants[i] end
     end
     if #keep > 0 then call('RPUSH', ring, unpack(keep)) end
   end
@@ -218,20 +177,25 @@ end
 
 -- Seven picks of eight go to the most urgent level that has work; the eighth goes round the levels.
 local function claim(lane, n)
-  local turn = tonumber(call('HGET', stats, 'turn:' .. lane) or 0)
-  local started = turn
-  while n > 0 do
+  local turn = tonumber(call('HGET', STATS, 'turn:' .. lane) or 0)
+  local started, levels = turn, {}
+  for level = 0, LEVELS - 1 do
+    if call('EXISTS', P .. ':ring:' .. lane .. ':' .. level) == 1 then levels[#levels + 1] = level end
+  end
+  while n > 0 and #levels > 0 do
     local place = turn % 8
     local first, most = 0, math.min(n, 7 - place)
-    if place == 7 then first, most = math.floor(turn / 8) % LEVELS, 1 end
+    -- Where but one level has work, all picks are its own.
+    if #levels == 1 then first, most = levels[1], n
+    elseif place == 7 then first, most = math.floor(turn / 8) % LEVELS, 1 end
     local got = draw(lane, first, most)
-    for level = 0, LEVELS - 1 do
+    for _, level in ipairs(levels) do
       if got < most and level ~= first then got = got + draw(lane, level, most - got) end
     end
     if got == 0 then break end
     turn, n = turn + got, n - got
   end
-  if turn > started then call('HSET', stats, 'turn:' .. lane, turn) end
+  if turn > started then call('HSET', STATS, 'turn:' .. lane, turn) end
   return n
 end
 
@@ -240,12 +204,12 @@ local function suspect(lane)
   local suspects = P .. ':suspects:' .. lane
   local rid = call('LINDEX', suspects, 0)
   while rid do
-    local r = waiting(rid, lane)
-    if r and not follow(rid, lane, r, true) then break end
+    local r = waiting(lane, {rid})[1]
+    if r and not follow(r, true) then return r end
     call('LPOP', suspects)
     rid = call('LINDEX', suspects, 0)
   end
-  return rid
+  return nil
 end
 
 -- What other workers were promised and did not come for, each to its line's front.
@@ -263,11 +227,11 @@ local function redeem()
   while want > 0 do
     local rid = call('LPOP', P .. ':promise:' .. worker)
     if not rid then break end
-    local key = P .. ':req:' .. rid
-    local r = call('HMGET', key, 'to', 'l')
-    if r[1] == worker then
-      call('HDEL', key, 'to')
-      if take(rid, r[2], false) then got, want = got + 1, want - 1 end
+    if call('HGET', WHERE, rid) == 'p' .. worker then
+      call('HDEL', WHERE, rid)
+      local known = record(rid)
+      local r = known and waiting(known.lane, {rid})[1]
+      if r and take(r, false) then got, want = got + 1, want - 1 end
     end
   end
   return got
@@ -297,19 +261,20 @@ local hold = 0
 -- All lanes' suspects come before any lane's other work, which would never let them be alone.
 for i = first_lane, #ARGV do
   local lane = ARGV[i]
-  local rid = want > 0 and suspect(lane)
-  if rid then
+  local r = want > 0 and suspect(lane)
+  if r then
     local isolating = P .. ':isolating:' .. lane
     local holder = call('GET', isolating)
     if busy == 0 then
-      take(call('LPOP', P .. ':suspects:' .. lane), lane, true)
+      call('LPOP', P .. ':suspects:' .. lane)
+      take(r, true)
       -- Its like follow it at once, or each of them would empty a worker.
       suspect(lane)
       if holder == worker then call('DEL', isolating) end
       want = 0
     elseif not holder or holder == worker then
       -- It ends soon after the worker ceases to ask, and not while it still empties itself.
-      call('SET', isolating, worker, 'PX', 2 * lease)
+      call('SET', isolating, worker, 'PX', 2 * lease_ms)
       hold, want = 1, 0
     end
   end
@@ -332,17 +297,18 @@ if pinned then
   end
 end
 
-if #jobs > 0 then
-  call('ZADD', work, unpack(leases))
-  local values = call('MGET', unpack(bodies))
-  for i, job in ipairs(jobs) do job[5] = values[i] end
-  count('claimed', #jobs)
+if #leases > 0 then
+  local places = {}
+  for rid, place in pairs(pending) do places[#places + 1] = rid; places[#places + 1] = place end
+  bulk('HSET', WHERE, places)
+  bulk('ZADD', work, leases)
+  count('claimed', #leases / 2)
 end
-if #jobs > 0 or pops >= MOST_POPS or hold == 1 then
+if #leases > 0 or pops >= MOST_POPS or hold == 1 then
   -- Whoever leaves work behind wakes the next idle worker.
   for i = first_lane, #ARGV do
     local name = 'waiting:' .. ARGV[i]
-    if tonumber(call('HGET', stats, name) or 0) + (counts[name] or 0) > 0
+    if tonumber(call('HGET', STATS, name) or 0) + (counts[name] or 0) > 0
       and (not pinning[ARGV[i]] or has_line(ARGV[i])) then
       ring_bell(ARGV[i], 1)
     end
@@ -350,7 +316,7 @@ if #jobs > 0 or pops >= MOST_POPS or hold == 1 then
 end
 tell(told, ttl)
 for name, n in pairs(counts) do
-  if n ~= 0 then call('HINCRBY', stats, name, n) end
+  if n ~= 0 then call('HINCRBY', STATS, name, n) end
 end
-call('ZADD', P .. ':workers', now + lease, worker)
-return {acks, jobs, call('ZCARD', work), hold, again}
+call('ZADD', P .. ':workers', now + lease_ms, worker)
+return {acks, jobs, call('ZCARD', work), hold, again, now}

@@ -8,4 +8,7 @@ for i = 4, #ARGV, 3 do
   call('HSET', P .. ':lanes', ARGV[i], ARGV[i + 1])
   if ARGV[i + 2] ~= '' then call('HSET', P .. ':prints', ARGV[i], ARGV[i + 2]) end
 end
+-- Small hashes are searched from end to end. One value too long for that makes Redis index these,
+-- which all requests of a call ask at once.
+for _, key in ipairs({WHERE, RUNS}) do call('HSETNX', key, '', string.rep('.', 65)) end
 return 1

@@ -1,9 +1,11 @@
 -- Shared by all scripts: each is sent as this text followed by sharing.lua and its own.
 -- KEYS[1] is the shard's tag, {PREFIX:SHARD}; every key is built from it and so lies in its slot.
 local P = KEYS[1]
+local REQ, WHERE, STATS = P .. ':req:', P .. ':where', P .. ':stats'
 local LEVELS = 3
--- Replies up to this many bytes travel in the inbox itself; larger ones are fetched by rid.
-local INLINE_BYTES = 65536
+-- Replies up to this many bytes travel in the inbox itself; of larger ones it has the size alone, and
+-- they are fetched by rid, which costs less than a second copy.
+local INLINE_BYTES = 16384
 -- A doorbell never holds more tokens than this; whoever claims and leaves work rings on.
 local BELL_TOKENS = 16
 -- The newest dead letters that are kept for people to look at.
@@ -16,6 +18,64 @@ local call = redis.call
 local function now_ms()
   local t = call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
+end
+
+-- One command for a list of any length, after the key if there is one: Lua's unpack ends near 8,000
+-- values. Returns what a command that answers with a list says of all of it.
+local function bulk(command, key, list)
+  local all
+  for i = 1, #list, 4000 do
+    local last, part = math.min(i + 3999, #list), nil
+    if key then part = call(command, key, unpack(list, i, last))
+    else part = call(command, unpack(list, i, last)) end
+    if not all then all = part
+    else for _, item in ipairs(type(part) == 'table' and part or {}) do all[#all + 1] = item end end
+  end
+  return all or {}
+end
+
+-- A request in flight is one string, its record: the version of this layout, attempts that have
+-- ended, level, submitted (ms), deadline in the queue (ms, 0: none), longest run (ms), lane, tenant,
+-- client, affinities, digest, and the body as the client packed it. Its reply takes its place.
+local LAYOUT, VERSION = '>BBBdddsssss', 1
+local HEAD_BYTES = 1024
+
+-- The record in a text, nil where that is something else. ``from``: where the body begins.
+local function read_record(text)
+  if not text or string.byte(text) ~= VERSION then return nil end
+  local _, n, level, at, deadline, run, lane, tenant, client, affinities, digest, from =
+    struct.unpack(LAYOUT, text)
+  return {n = n, level = level, at = at, deadline = deadline, run = run, lane = lane,
+    tenant = tenant, client = client, affinities = affinities, digest = digest, from = from}
+end
+
+-- The record of a request, without its body.
+local function record(rid)
+  return read_record(call('GETRANGE', REQ .. rid, 0, HEAD_BYTES - 1))
+end
+
+-- :where says of each request in flight that does not simply wait in its line where it is:
+-- l leased: token, worker, client, lane, '1' where it runs alone, digest
+-- a attached: leader, the leader's worker;  p waits, promised: worker
+-- q waits, and a warmer one first went before it: when (ms)
+-- Texts end with a zero byte.
+local function lease(token, worker, client, lane, solo, digest)
+  return table.concat({'l' .. token, worker, client, lane, solo, digest, ''}, '\0')
+end
+
+local function read_lease(place)
+  if not place or string.sub(place, 1, 1) ~= 'l' then return nil end
+  local token, worker, client, lane, solo, digest = struct.unpack('ssssss', place, 2)
+  return {token = token, worker = worker, client = client, lane = lane, solo = solo,
+    digest = digest}
+end
+
+local function attachment(leader, worker) return 'a' .. leader .. '\0' .. worker .. '\0' end
+
+-- The leader that a request is attached to, and its worker; nil where it is not.
+local function read_attachment(place)
+  if not place or string.sub(place, 1, 1) ~= 'a' then return nil end
+  return struct.unpack('ss', place, 2)
 end
 
 local function ring_bell(lane, count)
@@ -34,24 +94,19 @@ local function tell(told, ttl_ms)
   end
 end
 
--- The reply under its own key, and its client told.
+-- The reply in the place of the record, and its client told.
 local function answer(rid, client, reply, ttl_ms, told)
-  call('SET', P .. ':reply:' .. rid, reply, 'PX', ttl_ms)
+  call('SET', REQ .. rid, reply, 'PX', ttl_ms)
   local fields = told[client]
   if not fields then fields = {}; told[client] = fields end
   fields[#fields + 1] = rid
-  fields[#fields + 1] = #reply <= INLINE_BYTES and reply or ''
-  -- Lua's unpack ends near 8,000 values.
+  fields[#fields + 1] = #reply <= INLINE_BYTES and reply or #reply
   if #fields >= 4000 then tell({[client] = fields}, ttl_ms); told[client] = nil end
-end
-
-local function forget_request(rid)
-  call('UNLINK', P .. ':req:' .. rid, P .. ':body:' .. rid)
 end
 
 -- Ends a request.
 local function finish(rid, client, reply, ttl_ms, told)
-  forget_request(rid)
+  call('HDEL', WHERE, rid)
   answer(rid, client, reply, ttl_ms, told)
 end
 
@@ -65,65 +120,80 @@ local function is_suspect(attempts, max_attempts)
   return attempts > 0 and attempts == max_attempts - 1
 end
 
+-- Keeps what took down its workers, for people to look at: the newest of them.
+local function bury(rid, attempts, worker, now)
+  call('HSET', P .. ':deadreq:' .. rid, 'record', call('GET', REQ .. rid), 'n', attempts,
+    'w', worker)
+  call('ZADD', P .. ':dead', now, rid)
+  local surplus = call('ZCARD', P .. ':dead') - DEAD_LETTERS
+  if surplus > 0 then
+    local oldest = call('ZPOPMIN', P .. ':dead', surplus)
+    for i = 1, #oldest, 2 do call('UNLINK', P .. ':deadreq:' .. oldest[i]) end
+  end
+end
+
 -- Puts one request that was leased or attached back to the front, or makes it a dead letter.
 -- charge: whether the attempt counts. defer: to the end of its line instead.
--- Returns 'queued', 'poisoned' or 'lost', its lane and its digest.
+-- Returns 'queued', 'poisoned' or 'lost'.
 local function put_back(rid, charge, max_attempts, now, ttl_ms, told, defer)
-  local key = P .. ':req:' .. rid
-  local r = call('HMGET', key, 'l', 'p', 't', 'n', 'c', 'd')
-  local lane, n = r[1], tonumber(r[4])
-  -- Somebody deleted it, perhaps the server to make room; its client will send it again.
-  if not lane then return 'lost' end
-  if r[5] == '' then
-    -- It has its reply, and ran for its followers alone.
-    forget_request(rid)
-    return 'lost', lane, r[6]
-  end
-  if not charge then n = n - 1 end
+  local place, r = call('HGET', WHERE, rid), record(rid)
+  call('HDEL', WHERE, rid)
+  -- It has its reply, and ran for its followers alone; or somebody deleted it, perhaps the server
+  -- to make room, and its client will send it again.
+  if not r then return 'lost' end
+  local n = r.n + (charge and 1 or 0)
   if n >= max_attempts then
-    call('COPY', key, P .. ':deadreq:' .. rid, 'REPLACE')
-    call('HSET', P .. ':deadreq:' .. rid, 'body', call('GET', P .. ':body:' .. rid) or '')
-    call('ZADD', P .. ':dead', now, rid)
-    local surplus = call('ZCARD', P .. ':dead') - DEAD_LETTERS
-    if surplus > 0 then
-      local oldest = call('ZPOPMIN', P .. ':dead', surplus)
-      for i = 1, #oldest, 2 do call('UNLINK', P .. ':deadreq:' .. oldest[i]) end
-    end
-    finish(rid, r[5], verdict_reply('poisoned', n, 0), ttl_ms, told)
-    call('HINCRBY', P .. ':stats', 'verdict:poisoned', 1)
-    return 'poisoned', lane, r[6]
+    local run = read_lease(place)
+    local _, leaders = read_attachment(place)
+    bury(rid, n, run and run.worker or leaders or '', now)
+    answer(rid, r.client, verdict_reply('poisoned', n, 0), ttl_ms, told)
+    call('HINCRBY', STATS, 'verdict:poisoned', 1)
+    return 'poisoned'
   end
-  call('HSET', key, 'st', 'queued', 'n', n)
-  call('HDEL', key, 'tok', 'w', 'on', 'solo')
-  call('HINCRBY', P .. ':stats', 'waiting:' .. lane, 1)
-  local push = defer and 'RPUSH' or 'LPUSH'
+  if n ~= r.n then call('SETRANGE', REQ .. rid, 1, string.char(n)) end
+  call('HINCRBY', STATS, 'waiting:' .. r.lane, 1)
+  local push, line = defer and 'RPUSH' or 'LPUSH', r.lane .. ':' .. r.level
   if is_suspect(n, max_attempts) then
-    call(push, P .. ':suspects:' .. lane, rid)
-  elseif call(push, P .. ':wait:' .. lane .. ':' .. r[2] .. ':' .. r[3], rid) == 1 then
-    call(push, P .. ':ring:' .. lane .. ':' .. r[2], r[3])
+    call(push, P .. ':suspects:' .. r.lane, rid)
+  elseif call(push, P .. ':wait:' .. line .. ':' .. r.tenant, rid) == 1 then
+    call(push, P .. ':ring:' .. line, r.tenant)
   end
-  ring_bell(lane, 1)
-  return 'queued', lane, r[6]
+  ring_bell(r.lane, 1)
+  return 'queued'
 end
 
 -- Ends a request that missed its deadline, in its line or attached to another.
-local function expire(rid, lane, client, attempts, submitted, now, ttl_ms, told, attached)
-  finish(rid, client, verdict_reply('expired', attempts, now - submitted), ttl_ms, told)
-  call('HINCRBY', P .. ':stats', 'verdict:expired', 1)
-  if not attached then call('HINCRBY', P .. ':stats', 'waiting:' .. lane, -1) end
+local function expire(rid, r, attempts, now, ttl_ms, told, attached)
+  finish(rid, r.client, verdict_reply('expired', attempts, now - r.at), ttl_ms, told)
+  call('HINCRBY', STATS, 'verdict:expired', 1)
+  if not attached then call('HINCRBY', STATS, 'waiting:' .. r.lane, -1) end
+end
+
+local function is_late(r, now) return r.deadline > 0 and now > r.deadline end
+
+-- Makes a client the one who is told of a request's end, its run's included.
+local function hand_over(rid, r, client, place)
+  if r.client == client then return end
+  local text = call('GET', REQ .. rid)
+  call('SET', REQ .. rid, struct.pack(LAYOUT, VERSION, r.n, r.level, r.at, r.deadline, r.run,
+    r.lane, r.tenant, client, r.affinities, r.digest) .. string.sub(text, r.from))
+  local run = read_lease(place)
+  if run then
+    call('HSET', WHERE, rid, lease(run.token, run.worker, client, run.lane, run.solo, run.digest))
+  end
 end
 
 -- When leases may be judged again. While nobody is heard for half a lease (the server was away, or
 -- its clock has jumped) leases lapse through no fault of their workers', so all get another half to
 -- be heard first. Whoever looks at leases is heard.
 local function truce(now, lease_ms)
-  local r = call('HMGET', P .. ':stats', 'heard', 'truce')
+  local r = call('HMGET', STATS, 'heard', 'truce')
   local ends = tonumber(r[2] or 0)
   if now - tonumber(r[1] or now) > lease_ms / 2 then
     ends = now + lease_ms / 2
-    call('HSET', P .. ':stats', 'truce', ends)
+    call('HSET', STATS, 'truce', ends)
   end
-  call('HSET', P .. ':stats', 'heard', now)
+  call('HSET', STATS, 'heard', now)
   return ends
 end
 
@@ -140,15 +210,14 @@ local function recall(worker)
   local rids = call('LRANGE', promise, 0, -1)
   -- From the last to the first, so that the front of the line keeps their order.
   for i = #rids, 1, -1 do
-    local key = P .. ':req:' .. rids[i]
-    local r = call('HMGET', key, 'to', 'l', 'p', 't')
-    if r[1] == worker then
-      call('HDEL', key, 'to')
-      local place = r[2] .. ':' .. r[3]
-      if call('LPUSH', P .. ':wait:' .. place .. ':' .. r[4], rids[i]) == 1 then
-        call('LPUSH', P .. ':ring:' .. place, r[4])
+    local r = call('HGET', WHERE, rids[i]) == 'p' .. worker and record(rids[i])
+    if r then
+      call('HDEL', WHERE, rids[i])
+      local line = r.lane .. ':' .. r.level
+      if call('LPUSH', P .. ':wait:' .. line .. ':' .. r.tenant, rids[i]) == 1 then
+        call('LPUSH', P .. ':ring:' .. line, r.tenant)
       end
-      ring_bell(r[2], 1)
+      ring_bell(r.lane, 1)
       recalled = recalled + 1
     end
   end

@@ -6,27 +6,24 @@ local client, ttl, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local now, told, out = now_ms(), {}, {}
 for i = 4, #ARGV do
   local rid = ARGV[i]
-  local key = P .. ':req:' .. rid
-  local r = call('HMGET', key, 'st', 'exp', 'l', 'n', 'at', 'c', 'on')
-  -- What runs for its followers alone has ended.
-  if r[1] and r[6] ~= '' then
-    if r[6] ~= client then call('HSET', key, 'c', client) end
-    local deadline, leader = tonumber(r[2]), r[7]
-    if r[1] ~= 'leased' and deadline > 0 and now > deadline then
+  local r, answer = record(rid), nil
+  if r then
+    local place = call('HGET', WHERE, rid)
+    local run, leader = read_lease(place), read_attachment(place)
+    hand_over(rid, r, client, place)
+    r.client = client
+    if not run and is_late(r, now) then
       if leader then detach(rid, leader) end
-      expire(rid, r[3], client, tonumber(r[4]), tonumber(r[5]), now, ttl, told, leader)
-      out[#out + 1] = call('GET', P .. ':reply:' .. rid)
-    else
+      expire(rid, r, r.n + (leader and 1 or 0), now, ttl, told, leader)
+    elseif leader and not is_follower(rid, leader) then
       -- Nobody waits for a run that is none, whatever the server has lost.
-      if leader and not is_follower(rid, leader) then
-        call('ZREM', P .. ':with:' .. leader, rid)
-        r[1] = put_back(rid, false, most, now, ttl, told)
-      end
-      out[#out + 1] = r[1] == 'queued' and 1 or 2
+      call('ZREM', P .. ':with:' .. leader, rid)
+      answer = put_back(rid, false, most, now, ttl, told) == 'queued' and 1 or 2
+    else
+      answer = (run or leader) and 2 or 1
     end
-  else
-    out[#out + 1] = call('GET', P .. ':reply:' .. rid) or 0
   end
+  out[#out + 1] = answer or call('GET', REQ .. rid) or 0
 end
 tell(told, ttl)
 return out

@@ -20,6 +20,6 @@ for _, rid in ipairs(call('ZRANGE', work, 0, 99)) do
 end
 if call('EXISTS', work) == 0 then forget_worker(worker) end
 local reaped = ends.queued + ends.poisoned
-if reaped > 0 then call('HINCRBY', P .. ':stats', 'reaped', reaped) end
+if reaped > 0 then call('HINCRBY', STATS, 'reaped', reaped) end
 tell(told, ttl)
 return {ends.queued, ends.poisoned, 1, 0}

@@ -16,7 +16,7 @@ for i, rid in ipairs(overrun) do
   call('ZREM', work, rid)
   requeue(rid, true, tonumber(ARGV[3]), now, ttl, told)
 end
-if #overrun > 0 then call('HINCRBY', P .. ':stats', 'reaped', #overrun) end
+if #overrun > 0 then call('HINCRBY', STATS, 'reaped', #overrun) end
 tell(told, ttl)
 local lapsed = judged and call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1) or {}
 return {call('ZCARD', work), #lapsed, overrun, call('HEXISTS', P .. ':info', worker)}

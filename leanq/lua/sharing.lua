@@ -1,77 +1,81 @@
 -- Identical requests, by their digests: one is leased, the leader, and others are attached to it,
--- its followers. :run:LANE:DIGEST names the leader that takes more, :with:LEADER has its followers
--- by age. A follower counts the attempt and shares its end; deadline and client are its own.
+-- its followers. :runs names the leader that takes more, by LANE:DIGEST, :with:LEADER has its
+-- followers by age. A follower counts the attempt and shares its end; deadline and client are its own.
 -- A leader whose client withdrew it runs on for them: it has its reply and no client ('').
 
+local RUNS = P .. ':runs'
 -- So many follow one leader, since they all end in one call. The next of their kind leads anew.
 local FOLLOWERS = 1000
 -- Copies of one reply for followers take up to so many bytes; the other followers run again.
 local SHARED_BYTES = 16777216
 -- How many followers this call has sent back.
 local disbanded = 0
+-- Leases of this call that are still to be written, by rid.
+local pending = {}
 
-local function run_key(lane, digest) return P .. ':run:' .. lane .. ':' .. digest end
+local function run_of(lane, digest) return lane .. ':' .. digest end
+
+local function place_of(rid) return pending[rid] or call('HGET', WHERE, rid) end
 
 local function is_follower(rid, leader)
-  return call('HGET', P .. ':req:' .. leader, 'st') == 'leased'
-    and call('ZSCORE', P .. ':with:' .. leader, rid)
+  return read_lease(place_of(leader)) and call('ZSCORE', P .. ':with:' .. leader, rid)
 end
 
--- The leader that the request now follows, and its worker; nil where none runs. suspect: it may
--- take down its worker, and so follows only what runs alone: what others run beside proves nothing
--- against it.
-local function attach(rid, lane, digest, submitted, suspect)
-  local leader = call('GET', run_key(lane, digest))
-  if not leader then return nil end
-  local r = call('HMGET', P .. ':req:' .. leader, 'st', 'd', 'solo', 'w')
-  local with = P .. ':with:' .. leader
+-- The rid whose record says what a run is: one that was withdrawn has its reply, and no record, but
+-- its followers asked for the same.
+local function one_like(rid, run)
+  return run.client ~= '' and rid or call('ZRANGE', P .. ':with:' .. rid, 0, 0)[1] or rid
+end
+
+-- Whether the request follows the leader from now on. suspect: it may take down its worker, and so
+-- follows only what runs alone: what others run beside proves nothing against it.
+local function attach(rid, leader, digest, submitted, suspect)
+  local run = leader and read_lease(place_of(leader))
   -- What is no such run was left behind by a server that lost keys, or by an older release.
-  if r[1] ~= 'leased' or r[2] ~= digest or suspect and not r[3] then return nil end
-  if call('ZCARD', with) >= FOLLOWERS then return nil end
+  if not run or run.digest ~= digest or suspect and run.solo == '' then return false end
+  local with = P .. ':with:' .. leader
+  if call('ZCARD', with) >= FOLLOWERS then return false end
   call('ZADD', with, submitted, rid)
-  return leader, r[4]
+  call('HSET', WHERE, rid, attachment(leader, run.worker))
+  return true
 end
 
 local function close_run(leader, lane, digest)
-  local run = run_key(lane, digest)
-  if call('GET', run) == leader then call('UNLINK', run) end
+  local run = run_of(lane, digest)
+  if call('HGET', RUNS, run) == leader then call('HDEL', RUNS, run) end
 end
 
 -- Takes a leased request away from its worker, which is told to stop it.
-local function stop(rid, worker, lane, digest)
-  call('ZREM', P .. ':work:' .. worker, rid)
-  call('RPUSH', P .. ':stop:' .. worker, rid)
-  if digest then close_run(rid, lane, digest) end
+local function stop(rid, run)
+  call('HDEL', WHERE, rid)
+  call('ZREM', P .. ':work:' .. run.worker, rid)
+  call('RPUSH', P .. ':stop:' .. run.worker, rid)
+  if run.digest ~= '' then close_run(rid, run.lane, run.digest) end
 end
 
 -- A follower ends for itself. The last one takes a run with it that nobody else waits for.
 local function detach(rid, leader)
   local with = P .. ':with:' .. leader
   call('ZREM', with, rid)
-  local r = call('HMGET', P .. ':req:' .. leader, 'c', 'w', 'l', 'd')
-  if r[1] == '' and r[2] and call('ZCARD', with) == 0 then
-    stop(leader, r[2], r[3], r[4])
-    forget_request(leader)
-  end
+  local run = read_lease(call('HGET', WHERE, leader))
+  if run and run.client == '' and call('ZCARD', with) == 0 then stop(leader, run) end
 end
 
 -- Ends the followers of a leader with its reply; returns how many.
-local function share(leader, lane, digest, reply, max_attempts, now, ttl_ms, told)
-  close_run(leader, lane, digest)
+local function share(leader, reply, max_attempts, now, ttl_ms, told)
   local with, shared = P .. ':with:' .. leader, 0
   local rids = call('ZRANGE', with, 0, -1)
   if #rids > 0 then call('UNLINK', with) end
   for _, rid in ipairs(rids) do
-    local r = call('HMGET', P .. ':req:' .. rid, 'on', 'exp', 'c', 'n', 'at')
-    local deadline = tonumber(r[2])
-    if r[1] ~= leader then
+    local r = record(rid)
+    if not r or read_attachment(call('HGET', WHERE, rid)) ~= leader then
       -- Somebody deleted it, and its client has sent it again.
-    elseif deadline > 0 and now > deadline then
-      expire(rid, lane, r[3], tonumber(r[4]), tonumber(r[5]), now, ttl_ms, told, true)
+    elseif is_late(r, now) then
+      expire(rid, r, r.n + 1, now, ttl_ms, told, true)
     elseif shared > 0 and (shared + 1) * #reply > SHARED_BYTES then
       put_back(rid, false, max_attempts, now, ttl_ms, told)
     else
-      finish(rid, r[3], reply, ttl_ms, told)
+      finish(rid, r.client, reply, ttl_ms, told)
       shared = shared + 1
     end
   end
@@ -81,12 +85,13 @@ end
 -- What became of a request whose lease ended without a reply, as put_back; its followers fare
 -- likewise. Their order is all the same, since they are.
 local function requeue(rid, charge, max_attempts, now, ttl_ms, told, defer)
-  local how, lane, digest = put_back(rid, charge, max_attempts, now, ttl_ms, told, defer)
-  if digest then
-    close_run(rid, lane, digest)
+  local run = read_lease(call('HGET', WHERE, rid))
+  local how = put_back(rid, charge, max_attempts, now, ttl_ms, told, defer)
+  if run and run.digest ~= '' then
+    close_run(rid, run.lane, run.digest)
     local with = P .. ':with:' .. rid
     for _, follower in ipairs(call('ZRANGE', with, 0, -1)) do
-      if call('HGET', P .. ':req:' .. follower, 'on') == rid then
+      if read_attachment(call('HGET', WHERE, follower)) == rid then
         put_back(follower, charge, max_attempts, now, ttl_ms, told, defer)
       end
       disbanded = disbanded + 1

@@ -11,7 +11,7 @@ for i = 1, #leases, 2 do
   workers[#workers + 1] = {worker, leases[i + 1] - now, call('ZCARD', P .. ':work:' .. worker),
     call('HGET', P .. ':info', worker) or ''}
 end
-local stats = call('HGETALL', P .. ':stats')
+local stats = call('HGETALL', STATS)
 for i = 1, #stats, 2 do
   local lane = string.match(stats[i], '^waiting:(.*)$')
   if lane then
@@ -22,8 +22,8 @@ for i = 1, #stats, 2 do
       for _, tenant in ipairs(tenants) do
         local wait = P .. ':wait:' .. lane .. ':' .. level .. ':' .. tenant
         waiting = waiting + call('LLEN', wait)
-        local at = call('HGET', P .. ':req:' .. call('LINDEX', wait, 0), 'at')
-        if at then oldest = math.min(oldest, tonumber(at)) end
+        local r = record(call('LINDEX', wait, 0))
+        if r then oldest = math.min(oldest, r.at) end
       end
       if #tenants > 0 then
         levels[#levels + 1] = {lane, level, call('LLEN', ring), waiting, now - oldest}

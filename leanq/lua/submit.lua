@@ -3,47 +3,77 @@
 -- Without allow-oom: a full memory refuses the whole call and so becomes back-pressure.
 -- ARGV: client, most that may wait per lane and tenant,
 --       time-to-live of replies (ms) where remembered verdicts count, else 0, then per request
---       rid, lane, tenant, level, deadline in the queue (ms from now, 0: none), longest run (ms),
---       body, digest or '', affinities (the strongest first, between spaces)
+--       rid, place, digest or '', body; a place, which most requests share, is a line each of
+--       lane, tenant, level, deadline in the queue (ms from now, 0: none), longest run (ms),
+--       affinities (the strongest first, between spaces)
 -- Returns per request: 1 queued or attached to one that runs, 2 already in flight (the client is attached to it),
 --       3 the tenant's lane is full, 4 no worker ever offered this lane, or the reply itself.
-local client, most = ARGV[1], tonumber(ARGV[2])
+local client, most, remember = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local now = now_ms()
-local any_lane = call('HLEN', P .. ':lanes') > 0
-local remember = tonumber(ARGV[3])
-local known, room, added, prints = {}, {}, {}, {}
-local out, bodies, batch, batch_key, batch_ring, batch_tenant = {}, {}, {}, nil, nil, nil
-local count, remembered = 0, 0
+local out, lanes, places, lines, seen = {}, {}, {}, {}, {}
+local names, runs, digested, asked = {}, {}, {}, {}
+local records, count, remembered = {}, 0, 0
 
-local function append_batch()
-  if batch_key and call('RPUSH', batch_key, unpack(batch)) == #batch then
-    call('RPUSH', batch_ring, batch_tenant)
+-- What this call knows of a lane.
+local function lane_of(name)
+  local lane = lanes[name]
+  if not lane then
+    lane = {added = 0, promised = 0, pinned = false, open = nil,
+      known = call('HEXISTS', P .. ':lanes', name) == 1 or call('HLEN', P .. ':lanes') == 0,
+      print = remember > 0 and call('HGET', P .. ':prints', name)}
+    lanes[name] = lane
   end
-  batch, batch_key = {}, nil
+  return lane
+end
+
+-- What all requests of a place have in common: where they wait, and how their records begin.
+local function read_place(text)
+  local name, tenant, level, deadline, run, affinities =
+    string.match(text, '^(.-)\n(.-)\n(.-)\n(.-)\n(.-)\n(.*)$')
+  deadline = tonumber(deadline)
+  local ring = P .. ':ring:' .. name .. ':' .. level
+  local key = P .. ':wait:' .. name .. ':' .. level .. ':' .. tenant
+  local line = lines[key]
+  if not line then
+    line = {key = key, ring = ring, tenant = tenant, rids = {}, room = nil}
+    lines[key] = line
+  end
+  -- All but the digest, and the zero byte that ends it.
+  local head = struct.pack(LAYOUT, VERSION, 0, tonumber(level), now,
+    deadline > 0 and now + deadline or 0, tonumber(run), name, tenant, client, affinities, '')
+  local place = {name = name, lane = lane_of(name), line = line, affinities = affinities,
+    head = string.sub(head, 1, -2)}
+  places[text] = place
+  return place
+end
+
+-- How many more fit into a line.
+local function room_in(line)
+  if not line.room then line.room = most - call('LLEN', line.key) end
+  return line.room
 end
 
 -- The reply that an identical request got in the environment as it is now.
 local function remembered_reply(lane, digest)
-  if prints[lane] == nil then prints[lane] = call('HGET', P .. ':prints', lane) end
-  return prints[lane] and call('GET', P .. ':verdict:' .. prints[lane] .. ':' .. digest)
+  return lane.print and call('GET', P .. ':verdict:' .. lane.print .. ':' .. digest)
 end
 
 -- Loose pinning: what a warm and idle worker is promised enters no line.
-local pinned, open, promised, promisees = {}, {}, {}, {}
+local promisees = {}
 
 -- From now on claims of this lane look for what they are warm for, also among what comes back.
-local function pin(lane)
-  if not pinned[lane] then call('HSETNX', P .. ':pinning', lane, '0 ') end
-  pinned[lane] = true
+local function pin(name, lane)
+  if not lane.pinned then call('HSETNX', P .. ':pinning', name, '0 ') end
+  lane.pinned = true
 end
 
 -- The worker to be promised a request: idle, and warm for the strongest affinity possible. None
 -- where something else waits in the lane, which has the first claim to any idle worker.
-local function warm_worker(lane, affinities)
-  if open[lane] == nil then open[lane] = not has_line(lane) end
-  if not open[lane] then return nil end
-  for name in string.gmatch(affinities, '%S+') do
-    local workers = call('ZREVRANGE', P .. ':warm:' .. lane .. ':' .. name, 0, -1)
+local function warm_worker(name, lane, affinities)
+  if lane.open == nil then lane.open = not has_line(name) end
+  if not lane.open then return nil end
+  for affinity in string.gmatch(affinities, '%S+') do
+    local workers = call('ZREVRANGE', P .. ':warm:' .. name .. ':' .. affinity, 0, -1)
     local vacant = #workers > 0 and call('HMGET', P .. ':vacant', unpack(workers))
     for i, worker in ipairs(workers) do
       if tonumber(vacant[i] or 0) > 0
@@ -56,97 +86,120 @@ local function warm_worker(lane, affinities)
 end
 
 local function promise(rid, lane, worker)
-  call('HSET', P .. ':req:' .. rid, 'to', worker)
+  call('HSET', WHERE, rid, 'p' .. worker)
   call('HINCRBY', P .. ':vacant', worker, -1)
   call('ZADD', P .. ':promises', 'NX', now + STEAL_MS, worker)
   -- The claim that takes the first takes all.
   if call('RPUSH', P .. ':promise:' .. worker, rid) == 1 then
     call('RPUSH', P .. ':stop:' .. worker, '+')
   end
-  promised[lane] = (promised[lane] or 0) + 1
+  lane.promised = lane.promised + 1
   promisees[worker] = true
 end
 
 -- Wakes another worker to watch over promises, unless one does so already. Nobody watches over
 -- promises to himself: they would be forgotten if he died.
-local function post_guard(lane)
-  local ends, guard = string.match(call('HGET', P .. ':pinning', lane), '^(%d+) (.*)$')
+local function post_guard(name)
+  local ends, guard = string.match(call('HGET', P .. ':pinning', name), '^(%d+) (.*)$')
   if tonumber(ends) > now and not promisees[guard] then return end
-  call('HSET', P .. ':pinning', lane, now + STEAL_MS .. ' ')
-  if call('ZCARD', P .. ':workers') > 1 then ring_bell(lane, 1) end
+  call('HSET', P .. ':pinning', name, now + STEAL_MS .. ' ')
+  if call('ZCARD', P .. ':workers') > 1 then ring_bell(name, 1) end
 end
 
-for i = 4, #ARGV, 9 do
-  local rid, lane, tenant, level = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
-  local wait = P .. ':wait:' .. lane .. ':' .. level .. ':' .. tenant
-  local key = P .. ':req:' .. rid
-  if known[lane] == nil then
-    known[lane] = not any_lane or call('HEXISTS', P .. ':lanes', lane) == 1
+-- One that is there already: in flight, or ended.
+local function again(rid)
+  local place, r = call('HGET', WHERE, rid), record(rid)
+  if not r then return call('GET', REQ .. rid) end
+  hand_over(rid, r, client, place)
+  return 2
+end
+
+-- One that is new to the server; its record is written when all are decided.
+local function take_in(rid, place, digest, body, leader, held)
+  local name, lane, line = place.name, place.lane, place.line
+  local run = read_lease(held)
+  if run then
+    -- It was withdrawn, its reply has gone, and it runs on for others: now for this client as well.
+    records[#records + 1] = REQ .. rid
+    records[#records + 1] = place.head .. digest .. '\0' .. body
+    call('HSET', WHERE, rid, lease(run.token, run.worker, client, run.lane, run.solo, run.digest))
+    return 2
   end
-  if room[wait] == nil then room[wait] = most - call('LLEN', wait) end
-  local digest, answer = ARGV[i + 7], nil
-  if call('EXISTS', key, P .. ':reply:' .. rid) > 0 then
-    answer = call('GET', P .. ':reply:' .. rid)
-    if not answer then
-      call('HSET', key, 'c', client)
-      answer = 2
-    end
-  elseif not known[lane] then
-    answer = 4
+  if not lane.known then return 4 end
+  local reply = digest ~= '' and remembered_reply(lane, digest)
+  if reply then
+    call('SET', REQ .. rid, reply, 'PX', remember)
+    remembered = remembered + 1
+    return reply
+  end
+  local attached = attach(rid, leader, digest, now)
+  if not attached and room_in(line) <= 0 then return 3 end
+  records[#records + 1] = REQ .. rid
+  records[#records + 1] = place.head .. digest .. '\0' .. body
+  count = count + 1
+  if place.affinities ~= '' then pin(name, lane) end
+  if attached then return 1 end
+  lane.added = lane.added + 1
+  local warm = place.affinities ~= '' and warm_worker(name, lane, place.affinities)
+  if warm then
+    promise(rid, lane, warm)
   else
-    local reply = digest ~= '' and remember > 0 and remembered_reply(lane, digest)
-    local leader, worker
-    if digest ~= '' and not reply then leader, worker = attach(rid, lane, digest, now) end
-    if reply then
-      call('SET', P .. ':reply:' .. rid, reply, 'PX', remember)
-      remembered = remembered + 1
-      answer = reply
-    elseif not leader and room[wait] <= 0 then
-      answer = 3
-    else
-      local deadline = tonumber(ARGV[i + 4])
-      call('HSET', key, 'st', 'queued', 'l', lane, 't', tenant, 'p', level, 'c', client, 'n', 0,
-        'at', now, 'exp', deadline > 0 and now + deadline or 0, 'run', ARGV[i + 5])
-      bodies[#bodies + 1] = P .. ':body:' .. rid
-      bodies[#bodies + 1] = ARGV[i + 6]
-      if digest ~= '' then call('HSET', key, 'd', digest) end
-      local affinities = ARGV[i + 8]
-      if affinities ~= '' then
-        call('HSET', key, 'a', affinities)
-        pin(lane)
-      end
-      if leader then
-        call('HSET', key, 'st', 'attached', 'on', leader, 'w', worker, 'n', 1)
-      else
-        added[lane] = (added[lane] or 0) + 1
-        local warm = affinities ~= '' and warm_worker(lane, affinities)
-        if warm then
-          promise(rid, lane, warm)
-        else
-          if batch_key ~= wait or #batch >= 1000 then append_batch() end
-          batch_key, batch_ring, batch_tenant = wait, P .. ':ring:' .. lane .. ':' .. level, tenant
-          batch[#batch + 1] = rid
-          room[wait] = room[wait] - 1
-          open[lane] = false
-        end
-      end
-      count = count + 1
-      answer = 1
-    end
+    if #line.rids == 0 then lines[#lines + 1] = line end
+    line.rids[#line.rids + 1] = rid
+    line.room = line.room - 1
+    lane.open = false
   end
+  return 1
+end
+
+-- What the server knows of them, all at once. Hardly ever is a rid there already.
+for i = 4, #ARGV, 4 do
+  names[#names + 1] = REQ .. ARGV[i]
+  if ARGV[i + 2] ~= '' then
+    local place = places[ARGV[i + 1]] or read_place(ARGV[i + 1])
+    runs[#runs + 1] = run_of(place.name, ARGV[i + 2])
+    digested[#digested + 1] = ARGV[i]
+    asked[i] = #runs
+  end
+end
+local any = 0
+for i = 1, #names, 4000 do
+  any = any + call('EXISTS', unpack(names, i, math.min(i + 3999, #names)))
+end
+local leaders, helds = bulk('HMGET', RUNS, runs), bulk('HMGET', WHERE, digested)
+
+for i = 4, #ARGV, 4 do
+  local rid, answer = ARGV[i], nil
+  if seen[rid] then
+    answer = seen[rid] == 1 and 2 or seen[rid]
+  elseif any > 0 and call('EXISTS', REQ .. rid) == 1 then
+    answer = again(rid)
+  else
+    local place = places[ARGV[i + 1]] or read_place(ARGV[i + 1])
+    local n = asked[i]
+    answer = take_in(rid, place, ARGV[i + 2], ARGV[i + 3], n and leaders[n], n and helds[n])
+  end
+  seen[rid] = answer
   out[#out + 1] = answer
 end
-append_batch()
-for i = 1, #bodies, 1000 do
-  call('MSET', unpack(bodies, i, math.min(i + 999, #bodies)))
+bulk('MSET', nil, records)
+for _, line in ipairs(lines) do
+  for i = 1, #line.rids, 4000 do
+    local last = math.min(i + 3999, #line.rids)
+    if call('RPUSH', line.key, unpack(line.rids, i, last)) == last - i + 1 then
+      call('RPUSH', line.ring, line.tenant)
+    end
+  end
 end
-if remembered > 0 then call('HINCRBY', P .. ':stats', 'remembered', remembered) end
+if remembered > 0 then call('HINCRBY', STATS, 'remembered', remembered) end
 if count > 0 then
-  call('HINCRBY', P .. ':stats', 'submitted', count)
-  for lane, n in pairs(added) do
-    call('HINCRBY', P .. ':stats', 'waiting:' .. lane, n)
-    ring_bell(lane, n - (promised[lane] or 0))
-    if promised[lane] then post_guard(lane) end
+  call('HINCRBY', STATS, 'submitted', count)
+  for name, lane in pairs(lanes) do
+    if lane.added > 0 then
+      call('HINCRBY', STATS, 'waiting:' .. name, lane.added)
+      ring_bell(name, lane.added - lane.promised)
+    end
+    if lane.promised > 0 then post_guard(name) end
   end
 end
 return out
