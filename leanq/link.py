@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -22,6 +22,7 @@ from redis.backoff import NoBackoff
 
 from .config import each_host, without_password
 from .errors import QueueFullError, UnavailableError, UsageError
+from .scripts import digest_of
 
 _T = TypeVar("_T")
 
@@ -31,6 +32,7 @@ RETRY_AFTER_S = 1.0
 _COMMAND_TIMEOUT_S = 20.0
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_REDIRECTIONS = 5
+_READ_BYTES = 1 << 20
 _UNREACHABLE = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
 
 
@@ -138,6 +140,32 @@ class Link:
                     raise UnavailableError(failed) from None
             raise UnavailableError(f"the cluster of {self._place.name} sends from node to node")
 
+    async def ask(self, *commands: Sequence[Any], block_s: float = 0.0) -> list[Any]:
+        """What the server answers to the commands, which it gets at once: as it is on the wire.
+
+        For what is asked often: the client library's own methods cost three times as much. Raises
+        as :meth:`call`.
+        """
+
+        async def converse(client: redis.Redis) -> list[Any]:
+            return await _converse(client.connection, commands)
+
+        return await self.call(converse, block_s)
+
+    async def run(self, script: str, key: str, args: Sequence[Any]) -> Any:
+        """What a script answers; raises as :meth:`call`."""
+        digest = digest_of(script)
+        evaluate = ("EVALSHA", digest, 1, key, *args)
+
+        async def converse(client: redis.Redis) -> Any:
+            try:
+                return (await _converse(client.connection, [evaluate]))[0]
+            except redis_errors.NoScriptError:
+                load = ("SCRIPT", "LOAD", script)
+                return (await _converse(client.connection, [load, evaluate]))[1]
+
+        return await self.call(converse)
+
     async def close(self) -> None:
         """Closes the connection; a call under way fails."""
         await self._disconnect()
@@ -151,9 +179,10 @@ class Link:
             url = self._place.url
             client = _new_client(url)
             try:
+                await client.initialize()
                 await self._learn_nodes(client)
             except BaseException as error:
-                await client.aclose()
+                await client.aclose(close_connection_pool=True)
                 if not left or not isinstance(error, _UNREACHABLE):
                     raise
                 self._place.ask_another()
@@ -165,7 +194,7 @@ class Link:
     async def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client:
-            await client.aclose()
+            await client.aclose(close_connection_pool=True)
 
     async def _learn_nodes(self, client: Any) -> None:
         # Managed servers that are no clusters refuse CLUSTER, so it is asked only where it is one.
@@ -189,6 +218,7 @@ def _new_client(url: str) -> redis.Redis:
             # Ours is around whole calls: redis-py's can swallow a cancellation before Python 3.12.
             socket_timeout=None,
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
+            socket_read_size=_READ_BYTES,
             # A script whose answer was lost must not be sent again behind our back.
             retry=Retry(NoBackoff(), 0),
             **extra,
@@ -197,7 +227,26 @@ def _new_client(url: str) -> redis.Redis:
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError) as error:
         raise UsageError(f"not a Redis URL: {without_password(url)!r}: {error}") from None
-    return redis.Redis.from_pool(pool)
+    return redis.Redis(connection_pool=pool, single_connection_client=True)
+
+
+async def _converse(connection: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
+    if await connection.can_read():
+        # The server has closed it meanwhile, and nothing was asked on it yet.
+        await connection.disconnect()
+    packed = connection.pack_commands(commands)
+    await connection.send_packed_command(packed, check_health=False)
+    answers: list[Any] = []
+    refused: redis_errors.ResponseError | None = None
+    for _ in commands:
+        try:
+            answers.append(await connection.read_response(disable_decoding=True))
+        except redis_errors.ResponseError as error:
+            # The answers to the others are on their way, and are not the next call's.
+            refused = refused or error
+    if refused:
+        raise refused
+    return answers
 
 
 def _text(error: Exception) -> str:

@@ -180,7 +180,7 @@ class Pump:
                 list(self._drivers),
                 want,
                 busy=busy,
-                nonce=f"{secrets.token_urlsafe(9)}:",
+                token=secrets.token_urlsafe(9),
                 settlements=batch,
             )
         for item, accepted in zip(batch, claimed.accepted, strict=True):
@@ -254,7 +254,7 @@ class Pump:
             await self._until_claimed()
         else:
             # A worker that claims nothing gives up what it was promised, at once.
-            await self._queue.claim(self._worker, list(self._drivers), 0, busy=0, nonce="-")
+            await self._queue.claim(self._worker, list(self._drivers), 0, busy=0, token="-")
 
     async def _look(self) -> bool:
         """Has this worker claim, or an idle one in its stead; whether it is this one."""
@@ -280,7 +280,7 @@ class Pump:
 
     async def _give_all_back(self) -> None:
         while batch := self._slots.next_settlements():
-            await self._queue.claim(self._worker, [], 0, busy=0, nonce="-", settlements=batch)
+            await self._queue.claim(self._worker, [], 0, busy=0, token="-", settlements=batch)
             for item in batch:
                 self._slots.forget(item.rid)
         await self._give_back()

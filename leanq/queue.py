@@ -23,7 +23,6 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
-from itertools import count
 from typing import Any, TypeVar, cast
 
 import redis.asyncio as redis
@@ -80,7 +79,6 @@ class Queue:
         place = Place(settings.url)
         self._commands = Link(place)
         self._blocking = Link(place)
-        self._scripts: dict[str, Any] = {}
 
     @classmethod
     def each(cls, settings: Settings) -> list[Queue]:
@@ -112,23 +110,22 @@ class Queue:
         want: int,
         *,
         busy: int,
-        nonce: str,
+        token: str,
         settlements: Sequence[Settlement] = (),
     ) -> Claimed:
         """Settles what is finished and claims up to ``want`` requests, in one call.
 
-        ``busy`` counts requests in flight beside those settled here. ``nonce`` must be new
-        for each call: it begins every lease token given out.
+        ``busy`` counts requests in flight beside those settled here. ``token`` must be new
+        for each call: it is that of every lease given out.
         """
-        args: list[Any] = [worker, self._lease_ms, self._ttl_ms, nonce, want, busy]
+        args: list[Any] = [worker, self._lease_ms, self._ttl_ms, token, want, busy]
         remember_ms = int(self.settings.remember_s * 1000)
         args += (self.settings.max_attempts, remember_ms, len(settlements))
         for item in settlements:
             args += (item.rid, item.token, item.reply, item.about)
         acks, jobs, held, hold, again_ms, now_ms = await self.run("claim", [*args, *lanes])
-        tokens = (f"{nonce}{number}" for number in count())
-        rows = zip(jobs[::4], jobs[1::4], jobs[2::4], jobs[3::4], tokens, strict=False)
-        found = tuple(read_job(*row, now_ms) for row in rows)
+        rows = zip(jobs[::4], jobs[1::4], jobs[2::4], jobs[3::4], strict=True)
+        found = tuple(read_job(*row, token, now_ms) for row in rows)
         accepted = tuple(a == 1 for a in acks)
         return Claimed(accepted, found, held, hold == 1, again_ms / 1000)
 
@@ -220,31 +217,24 @@ class Queue:
     async def dead_letter(self, rid: str) -> DeadLetter | None:
         """One dead letter, if there is such a one."""
 
-        async def read(client: redis.Redis) -> Any:
-            pipe = client.pipeline(transaction=True)
-            pipe.hgetall(self.keys.dead_letter(rid))
-            pipe.zscore(self.keys.dead, rid)
-            return await pipe.execute()
-
-        fields, died_ms = await self._commands.call(read)
+        letter, place = self.keys.dead_letter(rid), ("ZSCORE", self.keys.dead, rid)
+        *_, (flat, died_ms) = await self._commands.ask(
+            ("MULTI",), ("HGETALL", letter), place, ("EXEC",)
+        )
+        fields = dict(_pairs(flat))
         if not fields or died_ms is None:
             return None
         submission, client = read_record(rid, fields[b"record"])
         # Sent again it runs for itself.
         submission = replace(submission, digest="")
         worker = _text(fields[b"w"])
-        return DeadLetter(submission, client, int(fields[b"n"]), worker, died_ms / 1000)
+        return DeadLetter(submission, client, int(fields[b"n"]), worker, float(died_ms) / 1000)
 
     async def drop_dead(self, rid: str) -> bool:
         """Removes a dead letter for good; whether there was one."""
 
-        async def drop(client: redis.Redis) -> Any:
-            pipe = client.pipeline(transaction=True)
-            pipe.zrem(self.keys.dead, rid)
-            pipe.unlink(self.keys.dead_letter(rid))
-            return await pipe.execute()
-
-        removed, _ = await self._commands.call(drop)
+        gone, letter = ("ZREM", self.keys.dead, rid), ("UNLINK", self.keys.dead_letter(rid))
+        *_, (removed, _) = await self._commands.ask(("MULTI",), gone, letter, ("EXEC",))
         return bool(removed)
 
     async def read_inbox(
@@ -258,20 +248,16 @@ class Queue:
         """
         inbox = self.keys.inbox(client)
 
-        async def read(client: redis.Redis) -> Any:
-            pipe = client.pipeline(transaction=False)
-            pipe.xtrim(inbox, minid=_next_id(after), approximate=False)
-            pipe.xread({inbox: after}, count=_INBOX_ENTRIES, block=block_ms)
-            return (await pipe.execute())[1]
-
-        found = await self._blocking.call(read, block_ms / 1000)
+        trim = ("XTRIM", inbox, "MINID", _next_id(after))
+        read = ("XREAD", "COUNT", _INBOX_ENTRIES, "BLOCK", block_ms, "STREAMS", inbox, after)
+        _, found = await self._blocking.ask(trim, read, block_s=block_ms / 1000)
         if not found:
             return after, []
-        streams = found.values() if isinstance(found, dict) else [found[0][1]]
-        entries = [entry for batch in streams for entry in _flat(batch)]
+        # A map with one stream, or a list with a pair for it, by the protocol's version.
+        (entries,) = found.values() if isinstance(found, dict) else [found[0][1]]
         pairs: list[tuple[str, bytes]] = []
         for _, fields in entries:
-            pairs += [(_text(rid), reply) for rid, reply in fields.items()]
+            pairs += zip(map(_text, fields[::2]), fields[1::2], strict=True)
         return _text(entries[-1][0]), pairs
 
     async def drop_inbox(self, client: str) -> None:
@@ -281,7 +267,7 @@ class Queue:
     async def replies(self, rids: Sequence[str]) -> list[bytes | None]:
         """The replies that exist, in order."""
         names = [self.keys.request(rid) for rid in rids]
-        found: Any = await self._commands.call(lambda c: c.mget(names))
+        (found,) = await self._commands.ask(("MGET", *names))
         return [None if data is None or is_record(data) else data for data in found]
 
     async def wait_bell(
@@ -294,9 +280,7 @@ class Queue:
         """
         stop = self.keys.stop(worker)
         names = [stop, *(self.keys.bell(lane) for lane in lanes)]
-        found: Any = await self._blocking.call(
-            lambda client: client.blpop(names, timeout=block_s), block_s
-        )
+        (found,) = await self._blocking.ask(("BLPOP", *names, block_s), block_s=block_s)
         if found is None:
             return None
         if _text(found[0]) != stop:
@@ -332,15 +316,7 @@ class Queue:
 
     async def run(self, name: str, args: Sequence[Any]) -> Any:
         """What the script ``name`` answers for this shard."""
-        tag = self._tag
-
-        async def run(client: redis.Redis) -> Any:
-            script = self._scripts.get(name)
-            if script is None:
-                script = self._scripts[name] = client.register_script(script_text(name))
-            return await script(keys=[tag], args=args, client=client)
-
-        return await self._commands.call(run)
+        return await self._commands.run(script_text(name), self._tag, args)
 
 
 @contextlib.asynccontextmanager
@@ -384,10 +360,6 @@ def _pairs(flat: Any) -> Iterator[tuple[bytes, bytes]]:
     if isinstance(flat, dict):
         return iter(flat.items())
     return zip(flat[::2], flat[1::2], strict=True)
-
-
-def _flat(batch: Any) -> list[Any]:
-    return batch[0] if batch and isinstance(batch[0], list) else batch
 
 
 def _next_id(position: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from hashlib import sha1
 from importlib import resources
 
 # What all scripts share, and what one needs beside that.
@@ -18,3 +19,9 @@ def script_text(name: str) -> str:
     parts = (*_SHARED, *_PARTS.get(name, ()))
     shared = [(folder / f"{part}.lua").read_text() for part in parts]
     return "\n".join((flags, *shared, text))
+
+
+@cache
+def digest_of(text: str) -> str:
+    """The name that a server knows a script by, once it has seen it."""
+    return sha1(text.encode(), usedforsecurity=False).hexdigest()

@@ -260,7 +260,7 @@ def sweep(settings: Settings) -> None:
         queue = Queue(settings)
         while rows := (await queue.status()).levels:
             lanes = sorted({row.lane for row in rows})
-            found = await queue.claim("sweeper", lanes, 1, busy=0, nonce=new_nonce())
+            found = await queue.claim("sweeper", lanes, 1, busy=0, token=new_token())
             assert not found.jobs, "a request was left in the queue"
         await queue.release("sweeper", [], leave=True)
         await queue.close()
@@ -391,5 +391,5 @@ def short_lease(settings: Settings, lease_s: float = 0.5) -> Settings:
     return replace(settings, lease_s=lease_s)
 
 
-def new_nonce() -> str:
+def new_token() -> str:
     return f"{secrets.token_urlsafe(9)}:"

@@ -220,7 +220,7 @@ class Shard:
         self.server = server
         self.queue = Queue(settings)
         self.tag = self.queue.keys.tag
-        self._nonces = itertools.count()
+        self._tokens = itertools.count()
         self.now_ms = 1_000_000_000
         self.advance(0)
 
@@ -240,9 +240,9 @@ class Shard:
         busy: int = 0,
         settle: Sequence[Settlement] = (),
     ) -> Claimed:
-        nonce = f"{next(self._nonces)}:"
+        token = f"{next(self._tokens)}:"
         return await self.queue.claim(
-            worker, lanes, want, busy=busy, nonce=nonce, settlements=settle
+            worker, lanes, want, busy=busy, token=token, settlements=settle
         )
 
     async def job(self, worker: str = "w", **options: Any) -> Job:

@@ -73,12 +73,12 @@ async def test_promises_stay_within_the_roles(socket: Path) -> None:
             for number in range(3)
         )
         await submitter.submit("c", [first])
-        (job,) = (await worker.claim("warm", ["echo"], 1, busy=0, nonce="n:")).jobs
+        (job,) = (await worker.claim("warm", ["echo"], 1, busy=0, token="n:")).jobs
         settled = Settlement(job.rid, job.token, "echo", pack_reply(job.token, Reply()), warm=True)
-        await worker.claim("warm", ["echo"], 1, busy=0, nonce="m:", settlements=[settled])
+        await worker.claim("warm", ["echo"], 1, busy=0, token="m:", settlements=[settled])
         await submitter.submit("c", [promised])
-        assert not (await worker.claim("other", ["echo"], 1, busy=0, nonce="o:")).jobs
-        assert (await worker.claim("warm", ["echo"], 2, busy=0, nonce="p:")).jobs
+        assert not (await worker.claim("other", ["echo"], 1, busy=0, token="o:")).jobs
+        assert (await worker.claim("warm", ["echo"], 2, busy=0, token="p:")).jobs
         await submitter.submit("c", [recalled])
         assert await submitter.cancel([promised.rid, recalled.rid]) == [True, True]
         for name in ("warm", "other"):
@@ -114,7 +114,7 @@ async def test_identical_requests_are_shared_and_remembered(socket: Path) -> Non
     batch = [replace(submission(rid, body), digest="same") for rid, body in bodies.items()]
     await worker.join("w", b"", {"echo": b""}, {"echo": "print"})
     await client.submit("c", batch[:1])
-    (job,) = (await worker.claim("w", ["echo"], 1, busy=0, nonce="n:")).jobs
+    (job,) = (await worker.claim("w", ["echo"], 1, busy=0, token="n:")).jobs
     await client.submit("c", batch[1:])
     with redis.Redis.from_url(as_role(socket, "worker").url) as connection:
         connection.zrem(f"{worker.keys.tag}:with:0-leader", "0-lost")
@@ -122,13 +122,13 @@ async def test_identical_requests_are_shared_and_remembered(socket: Path) -> Non
     assert await client.cancel(["0-leader", "0-lost", "0-last"]) == [True] * 3
     reply = pack_reply(job.token, Reply("accepted"))
     done = Settlement(job.rid, job.token, "accepted", reply, "print")
-    await worker.claim("w", ["echo"], 1, busy=0, nonce="m:", settlements=[done])
+    await worker.claim("w", ["echo"], 1, busy=0, token="m:", settlements=[done])
     assert await client.lookup("c", ["0-follower"]) == [reply]
     assert await client.submit("c", [replace(batch[0], rid="0-later")]) == [reply]
     # The last follower of what was withdrawn.
     others = [replace(item, rid=f"{item.rid}2", digest="other") for item in batch[:2]]
     await client.submit("c", others[:1])
-    assert (await worker.claim("w", ["echo"], 1, busy=0, nonce="o:")).jobs
+    assert (await worker.claim("w", ["echo"], 1, busy=0, token="o:")).jobs
     await client.submit("c", others[1:])
     assert await client.cancel([item.rid for item in others]) == [True, True]
     await worker.release("w", [], leave=True)
@@ -142,7 +142,7 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
     dying, other = Queue(worker), Queue(worker)
     await client.submit("c", [submission("0-killer", echo_body(b""))])
     await dying.join("dying", b"", {"echo": b""})
-    assert (await dying.claim("dying", ["echo"], 1, busy=0, nonce="n:")).jobs
+    assert (await dying.claim("dying", ["echo"], 1, busy=0, token="n:")).jobs
     poisoned = 0
     while not poisoned:
         await other.renew("other")
@@ -154,7 +154,7 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
     await operator.submit("c", [retried])
     assert await operator.drop_dead("0-killer")
     assert await client.cancel(["0-killer.r1"]) == [True]
-    await other.claim("other", ["echo"], 1, busy=0, nonce="m:")
+    await other.claim("other", ["echo"], 1, busy=0, token="m:")
     await other.release("other", [], leave=True)
     for queue in (client, operator, dying, other):
         await queue.close()

@@ -146,7 +146,7 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     await queue.join("w3", wire.pack_info(odd), {"other": wire.pack_info({"lean": b"4"})})
     batch = [submission(f"0-{n}", echo_body(b"x")) for n in range(5)]
     await queue.submit("client", [replace(batch[0], affinity=("state",)), *batch[1:]])
-    claimed = await queue.claim("w1", ["echo"], 2, busy=0, nonce="n:")
+    claimed = await queue.claim("w1", ["echo"], 2, busy=0, token="n:")
 
     (record,) = (await asyncio.to_thread(place.run, "status", "--json")).lines
     (level,) = record["waiting"]
@@ -171,7 +171,7 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
         leases = [(job.rid, job.token) for job in claimed.jobs] if worker == "w1" else []
         await queue.release(worker, leases, leave=True)
     await queue.cancel([f"0-{n}" for n in range(5)])
-    await queue.claim("w1", ["echo"], 5, busy=0, nonce="m:")
+    await queue.claim("w1", ["echo"], 5, busy=0, token="m:")
     await queue.release("w1", [], leave=True)
 
 
@@ -180,9 +180,9 @@ async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue
     await queue.join("w", wire.pack_info({}), {"echo": wire.pack_info({})}, {"echo": "print"})
     batch = [replace(submission(f"0-{n}", echo_body(b"x")), digest="same") for n in range(6)]
     await queue.submit("client", batch[:4])
-    (job,) = (await queue.claim("w", ["echo"], 4, busy=0, nonce="n:")).jobs
+    (job,) = (await queue.claim("w", ["echo"], 4, busy=0, token="n:")).jobs
     done = Settlement(job.rid, job.token, "echo", wire.pack_reply(job.token, wire.Reply()), "print")
-    await queue.claim("w", [], 0, busy=0, nonce="m:", settlements=[done])
+    await queue.claim("w", [], 0, busy=0, token="m:", settlements=[done])
     await queue.submit("client", batch[4:])
     await queue.release("w", [], leave=True)
     (record,) = (await asyncio.to_thread(place.run, "status", "--json")).lines
@@ -199,14 +199,14 @@ def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Sett
         queue = Queue(quick)
         await queue.join("doomed", wire.pack_info({}), {"echo": b""})
         await queue.submit("client", [submission(f"0-{n}", echo_body(b"x")) for n in range(2)])
-        await queue.claim("doomed", ["echo"], 2, busy=0, nonce="n:")
+        await queue.claim("doomed", ["echo"], 2, busy=0, token="n:")
         await queue.close()
 
     async def clean_up() -> None:
         queue = Queue(quick)
         assert await counter(queue, "reaped") == 2
         await queue.cancel(["0-0", "0-1"])
-        await queue.claim("sweeper", ["echo"], 2, busy=0, nonce="n:")
+        await queue.claim("sweeper", ["echo"], 2, busy=0, token="n:")
         await queue.release("sweeper", [], leave=True)
         await queue.close()
 

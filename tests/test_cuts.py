@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import eventually
-from fleets import Gated, echo_body, new_nonce, submission, working
+from fleets import Gated, echo_body, new_token, submission, working
 from proxy import How, Proxy, proxy
 
 import leanq.dispatch
@@ -39,7 +39,7 @@ async def use_everything(settings: Settings, near: Settings, through: Proxy) -> 
     """
     queue = Queue(near)
     await queue.submit("old", [submission("0-orphan", echo_body(b"orphan"))])
-    assert (await queue.claim("dead", ["echo"], 1, busy=0, nonce=new_nonce())).jobs
+    assert (await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())).jobs
     driver = Gated(*PLAIN, b"orphan", b"withdrawn", b"long")
     for payload in (*PLAIN, b"orphan"):
         driver.gates[payload].set()

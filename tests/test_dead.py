@@ -78,7 +78,7 @@ async def buried(settings: Settings, terminal: Terminal) -> Terminal:
     )
     await queue.join("w", b"", {"echo": b""})
     await queue.submit("c", [submission("0-echo", lane="echo", body=echo_body(b"again"))])
-    claimed = await queue.claim("w", ["gone", "a", "echo"], 9, busy=0, nonce="n:")
+    claimed = await queue.claim("w", ["gone", "a", "echo"], 9, busy=0, token="n:")
     for job in claimed.jobs:
         await queue.release("w", [(job.rid, job.token)], how="charge")
     await queue.release("w", [], leave=True)

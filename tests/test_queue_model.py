@@ -163,15 +163,15 @@ class QueueMachine(RuleBasedStateMachine):
         busy = len(self.model.work[worker])
         stale = self.fairness.stale_lists()
         rids, alone, hold = self.model.claim(worker, lanes, want, busy)
-        nonce = f"{call}:"
+        token = f"{call}:"
         got = self.call(
-            self.queue.claim(worker, lanes, want, busy=busy, nonce=nonce, settlements=done)
+            self.queue.claim(worker, lanes, want, busy=busy, token=token, settlements=done)
         )
         assert (got.accepted, got.hold) == (accepted, hold)
         self.told_to_look(worker, lanes, got.again_s)
         assert sorted(job.rid for job in got.jobs) == sorted(rids)
-        for place, job in enumerate(got.jobs):
-            assert job.token == f"{nonce}{place}"
+        for job in got.jobs:
+            assert job.token == token
             self.model.lease(worker, job.rid, job.token)
             item = self.model.flying[job.rid]
             assert (job.attempts, job.lane, job.body) == (item.attempts, item.sub.lane, b"body")
@@ -199,7 +199,7 @@ class QueueMachine(RuleBasedStateMachine):
         ]
         for worker, rid, token in pick(lost, which):
             done = [Settlement(rid, token, "accepted", pack_reply(token, Reply("accepted")))]
-            work = self.queue.claim(worker, [], 0, busy=0, nonce="-", settlements=done)
+            work = self.queue.claim(worker, [], 0, busy=0, token="-", settlements=done)
             assert self.call(work).accepted == (False,)
             self.model.leases[worker] = self.model.now + LEASE_MS
 

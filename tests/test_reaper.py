@@ -11,7 +11,7 @@ from fleets import (
     counter,
     counts,
     echo_body,
-    new_nonce,
+    new_token,
     own_server,
     short_lease,
     submission,
@@ -37,7 +37,7 @@ async def submit(queue: Queue, count: int) -> list[str]:
 async def vanish(queue: Queue, count: int, worker: str = "vanished") -> None:
     """Claims with a short lease, without ever a sign of life again; returns when it lapsed."""
     brief = Queue(short_lease(queue.settings))
-    claimed = await brief.claim(worker, ["echo"], count, busy=0, nonce=new_nonce())
+    claimed = await brief.claim(worker, ["echo"], count, busy=0, token=new_token())
     assert len(claimed.jobs) == count
     await brief.close()
 
@@ -51,7 +51,7 @@ async def vanish(queue: Queue, count: int, worker: str = "vanished") -> None:
 async def test_where_nothing_is_overdue_nothing_is_reaped(queue: Queue) -> None:
     assert await reap(queue) == NOTHING
     (rid,) = await submit(queue, 1)
-    await queue.claim("alive", ["echo"], 1, busy=0, nonce=new_nonce())
+    await queue.claim("alive", ["echo"], 1, busy=0, token=new_token())
     assert await reap(queue) == NOTHING
     assert [row.held for row in (await queue.status()).workers] == [1]
     await queue.cancel([rid])
@@ -64,7 +64,7 @@ async def test_the_work_of_all_that_vanished_comes_back_in_order(
     rids = await submit(queue, 350)
     for number in range(2):
         brief = Queue(short_lease(settings))
-        await brief.claim(f"vanished{number}", ["echo"], 25, busy=0, nonce=new_nonce())
+        await brief.claim(f"vanished{number}", ["echo"], 25, busy=0, token=new_token())
         await brief.close()
     await vanish(queue, 250)
     # The last of them was the last to vanish, and one call takes 100 requests at most.

@@ -62,7 +62,7 @@ async def test_a_suspect_of_one_shard_runs_alone_in_all(three: Settings) -> None
     driver = Gated(b"suspect", b"other")
     async with every_shard(replace(three, max_attempts=2)) as queues:
         await queues[0].submit("c", [submission("0-suspect", echo_body(b"suspect"))])
-        (job,) = (await queues[0].claim("dead", ["echo"], 1, busy=0, nonce="n:")).jobs
+        (job,) = (await queues[0].claim("dead", ["echo"], 1, busy=0, token="n:")).jobs
         await queues[0].release("dead", [(job.rid, job.token)], how="charge", leave=True)
         await queues[1].submit("c", [submission("1-other", echo_body(b"other"))])
         async with working(replace(three, max_attempts=2, lease_s=0.9), driver, slots=8):

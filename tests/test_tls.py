@@ -85,7 +85,7 @@ async def test_everything_works_through_tls_and_on_redis_7(secure: Secure) -> No
     queue = Queue(settings)
     await queue.submit("c", [submission("0-killer", echo_body(b""))])
     await queue.join("dying", b"", {"echo": b""})
-    assert (await queue.claim("dying", ["echo"], 1, busy=0, nonce="n:")).jobs
+    assert (await queue.claim("dying", ["echo"], 1, busy=0, token="n:")).jobs
 
     async def poisoned() -> bool:
         await queue.renew("other")

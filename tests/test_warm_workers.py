@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import eventually
-from fleets import Recorder, counter, counts, new_nonce, worker_processes, working
+from fleets import Recorder, counter, counts, new_token, worker_processes, working
 
 from leanq import pump as pump_module
 from leanq.calls import Call
@@ -70,12 +70,12 @@ async def pinned(
 
 async def dead_but_warm(queue: Queue, *affinity: str, vacant: int = 1) -> None:
     """Makes the fleet believe in an idle worker that is warm, and never comes."""
-    claimed = await queue.claim("dead", ["echo"], 1, busy=0, nonce=new_nonce())
+    claimed = await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())
     (job,) = claimed.jobs
     reply = pack_reply(job.token, Reply(payload=b""))
     done = Settlement(job.rid, job.token, "echo", reply, warm=True)
-    nonce = new_nonce()
-    await queue.claim("dead", ["echo"], vacant, busy=0, nonce=nonce, settlements=[done])
+    token = new_token()
+    await queue.claim("dead", ["echo"], vacant, busy=0, token=token, settlements=[done])
 
 
 async def test_what_is_pinned_goes_where_it_is_warm(

@@ -67,7 +67,7 @@ replies = st.builds(
     wall_s=seconds,
     audit_s=seconds,
 )
-# What a worker makes: a nonce and a number.
+# What a worker makes, and whatever another release did.
 tokens = st.from_regex(r"[A-Za-z0-9_-]{12}:[0-9]{1,4}", fullmatch=True)
 values: st.SearchStrategy[Any] = st.recursive(
     st.none()

@@ -15,7 +15,7 @@ from fleets import (
     ask,
     counts,
     echo_body,
-    new_nonce,
+    new_token,
     short_lease,
     submission,
     working,
@@ -95,7 +95,7 @@ async def test_a_suspect_runs_alone(settings: Settings, queue: Queue, silent: Se
     driver = Recorder()
     await queue.submit("nobody", [submission("0-suspect", echo_body(b"held suspect"))])
     for _ in range(2):
-        (job,) = (await queue.claim("dead", ["echo"], 1, busy=0, nonce=new_nonce())).jobs
+        (job,) = (await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())).jobs
         await queue.release("dead", [(job.rid, job.token)], how="charge", leave=True)
     async with working(silent, driver, slots=4) as worker:
         await eventually(lambda: driver.running == [b"held suspect"])
@@ -234,7 +234,7 @@ async def test_what_a_newer_release_asks_is_left_to_newer_workers(
         await eventually(counts(queue, "released", 1))
         assert await lean.echo(b"next") == b"next"
         await eventually(counts(queue, "released", 2))
-    (job,) = (await queue.claim("newer", ["echo"], 9, busy=0, nonce=new_nonce())).jobs
+    (job,) = (await queue.claim("newer", ["echo"], 9, busy=0, token=new_token())).jobs
     assert (job.rid, job.attempts, job.body) == ("0-newer", 1, body)
     assert await queue.cancel(["0-newer"]) == [True]
     await queue.release("newer", [], leave=True)

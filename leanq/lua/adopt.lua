@@ -16,8 +16,8 @@ for _, rid in ipairs(call('ZRANGE', work, 0, -1)) do
     local text = call('GET', REQ .. one_like(rid, run))
     local r = read_record(text)
     if r then
-      local alone = is_suspect(r.n, most) and ' 1 ' or ' 0 '
-      for _, value in ipairs({rid, r.n + 1 .. alone .. r.lane, r.at, string.sub(text, r.from),
+      local alone = is_suspect(r[ATTEMPTS], most) and ' 1 ' or ' 0 '
+      for _, value in ipairs({rid, r[ATTEMPTS] + 1 .. alone .. r[LANE], r[AT], string.sub(text, r[BODY]),
         run.token}) do
         jobs[#jobs + 1] = value
       end

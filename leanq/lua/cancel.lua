@@ -10,18 +10,18 @@ for i = 2, #ARGV do
   if r then
     local place = call('HGET', WHERE, rid)
     local run, leader = read_lease(place), read_attachment(place)
-    local attempts = r.n + ((run or leader) and 1 or 0)
-    local reply = verdict_reply('cancelled', attempts, now - r.at)
+    local attempts = r[ATTEMPTS] + ((run or leader) and 1 or 0)
+    local reply = verdict_reply('cancelled', attempts, now - r[AT])
     if run and run.digest ~= '' and call('ZCARD', P .. ':with:' .. rid) > 0 then
       -- It runs on for its followers alone.
       call('HSET', WHERE, rid, lease(run.token, run.worker, '', run.lane, run.solo, run.digest))
-      answer(rid, r.client, reply, ttl, told)
+      answer(rid, r[CLIENT], reply, ttl, told)
     else
       if run then stop(rid, run)
       elseif leader then detach(rid, leader)
       -- The rid stays in its list, where claim passes over it: LREM would walk the whole list.
-      else call('HINCRBY', STATS, 'waiting:' .. r.lane, -1) end
-      finish(rid, r.client, reply, ttl, told)
+      else call('HINCRBY', STATS, 'waiting:' .. r[LANE], -1) end
+      finish(rid, r[CLIENT], reply, ttl, told)
     end
     call('HINCRBY', STATS, 'verdict:cancelled', 1)
   end

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
 -- settle(batch) and claim(n) in one call; either part may be empty.
 -- settle: accepted only with the current token, or again with the token that already won.
--- claim: up to n requests into the worker's processing list, each with a fresh lease token;
+-- claim: up to n requests into the worker's processing list, with a lease token that is new for this call;
 --   tenants in round-robin within a level, levels without starvation, suspects alone; first what
 --   the worker was promised, and of a tenant's next ones those that it is warm for.
--- ARGV: worker, lease (ms), time-to-live of replies (ms), nonce of this call, n wanted,
+-- ARGV: worker, lease (ms), time-to-live of replies (ms), token of the new leases, n wanted,
 --   n in flight besides those settled here (other than 0 keeps suspects away),
 --   most attempts, how long verdicts are remembered (ms), count of results,
 --   (rid, token, reply, about) per result, then the lanes. About, which most results share:
@@ -13,7 +13,7 @@
 -- Returns {per result 1 or 0 (fenced), per request four values: rid, about, submitted (ms), body,
 --   size of the processing list, 1 where this worker should empty itself for a suspect,
 --   after how many ms it should claim again, to watch over others' promises (0: it need not), now (ms)}.
---   About: attempts, 1 where it runs alone, lane. The n-th request has the token NONCEn, from 0.
+--   About: attempts, 1 where it runs alone, lane.
 -- Warm requests among so many at the front of a tenant's line go first. Nothing is passed over
 -- later than so long after it first was, however many warm ones come up.
 local WINDOW, PASS_MS, COLD = 16, 2000, 3
@@ -21,7 +21,7 @@ local acks = settle_all()
 
 -- What was withdrawn is popped as well, so that one call takes bounded time.
 local MOST_POPS = 1000
-local pops, jobs, leases, taken = 0, {}, {}, {}
+local pops, jobs, leases, places, taken = 0, {}, {}, {}, {}
 
 -- Per lane in which some requests name affinities, who watches over promises there and until when.
 local pinning = {}
@@ -31,45 +31,78 @@ if first_lane <= #ARGV then
 end
 local pinned = next(pinning) ~= nil
 
--- Those of the requests that wait in this lane. Not what expires hereby, nor what was withdrawn: its
--- rid stays in the list, since LREM is slow on long ones.
-local function waiting(lane, rids)
-  local names, found = {}, {}
+-- The records of requests, and where each is.
+local function look(rids)
+  local names = {}
   for i, rid in ipairs(rids) do names[i] = REQ .. rid end
-  local texts, places = bulk('MGET', nil, names), bulk('HMGET', WHERE, rids)
+  return bulk('MGET', nil, names), bulk('HMGET', WHERE, rids)
+end
+
+-- The request, if it waits in this lane. Nil for what expires hereby, and for what was withdrawn: its
+-- rid stays in the list, since LREM is slow on long ones.
+local function waits(lane, rid, text, place)
+  local passed = place and string.match(place, '^q(.*)')
+  local r = (not place or passed) and not taken[rid] and read_record(text)
+  if not r or r[LANE] ~= lane then return nil end
+  if is_late(r, now) then
+    expire(rid, r, r[ATTEMPTS], now, ttl, told)
+    taken[rid] = true
+    return nil
+  end
+  r.rid, r.text, r.passed = rid, text, passed and tonumber(passed)
+  return r
+end
+
+-- Those of the requests that wait in this lane.
+local function waiting(lane, rids)
+  local found, n = {}, 0
+  local texts, places = look(rids)
   for i, rid in ipairs(rids) do
-    local place = places[i]
-    local passed = place and string.match(place, '^q(.*)')
-    local r = (not place or passed) and not taken[rid] and read_record(texts[i])
-    if not r or r.lane ~= lane then
-      -- Withdrawn, and perhaps sent again since.
-    elseif is_late(r, now) then
-      expire(rid, r, r.n, now, ttl, told)
-      taken[rid] = true
-    else
-      r.rid, r.text, r.passed = rid, texts[i], tonumber(passed)
-      found[#found + 1] = r
-    end
+    local r = waits(lane, rid, texts[i], places[i])
+    if r then n = n + 1; found[n] = r end
   end
   return found
 end
 
 -- Whether a request that waits needs no run of its own, since an identical one runs.
 local function follow(r, suspect)
-  if r.digest == '' then return false end
-  local leader = call('HGET', RUNS, run_of(r.lane, r.digest))
-  if not attach(r.rid, leader, r.digest, r.at, suspect) then return false end
+  if r[DIGEST] == '' then return false end
+  local leader = call('HGET', RUNS, run_of(r[LANE], r[DIGEST]))
+  if not attach(r.rid, leader, r[DIGEST], r[AT], suspect) then return false end
   taken[r.rid] = true
-  count('waiting:' .. r.lane, -1)
+  count('waiting:' .. r[LANE], -1)
   return true
+end
+
+-- What leases of this call have in common, and what their requests tell of themselves: by client and
+-- lane, and by attempts and lane, since most are the same.
+local made, told_of = {}, {}
+
+local function lease_for(r, solo)
+  if r[DIGEST] ~= '' then
+    return lease(token, worker, r[CLIENT], r[LANE], solo, r[DIGEST])
+  end
+  local lanes = made[r[CLIENT]]
+  if not lanes then lanes = {}; made[r[CLIENT]] = lanes end
+  if not lanes[r[LANE]] then lanes[r[LANE]] = lease(token, worker, r[CLIENT], r[LANE], '', '') end
+  return lanes[r[LANE]]
+end
+
+local function about(r, alone)
+  local lanes = told_of[r[ATTEMPTS]]
+  if not lanes then lanes = {}; told_of[r[ATTEMPTS]] = lanes end
+  if not lanes[r[LANE]] then
+    lanes[r[LANE]] = r[ATTEMPTS] + 1 .. (alone and ' 1 ' or ' 0 ') .. r[LANE]
+  end
+  return lanes[r[LANE]]
 end
 
 local warmth = {}
 -- How warm the worker is: 1 for the strongest of the affinities, 2 for the next; nil if it is not.
 local function warm_for(r)
   local rank = 0
-  for name in string.gmatch(r.affinities, '%S+') do
-    local warm = P .. ':warm:' .. r.lane .. ':' .. name
+  for name in string.gmatch(r[AFFINITIES], '%S+') do
+    local warm = P .. ':warm:' .. r[LANE] .. ':' .. name
     if warmth[warm] == nil then warmth[warm] = call('ZSCORE', warm, worker) end
     rank = rank + 1
     if warmth[warm] then return rank end
@@ -77,46 +110,60 @@ local function warm_for(r)
   return nil
 end
 
+-- Requests that this call has leased, by lane.
+local taken_in = {}
+
 -- Whether the request, which waits, is now this worker's.
 local function take(r, alone)
   if follow(r, alone) then return false end
-  local rid, number = r.rid, #leases / 2
-  local solo = ''
-  if r.digest ~= '' then
-    call('HSET', RUNS, run_of(r.lane, r.digest), rid)
+  local rid, lane, n, solo = r.rid, r[LANE], #leases, ''
+  if r[DIGEST] ~= '' then
+    call('HSET', RUNS, run_of(lane, r[DIGEST]), rid)
     solo = alone and '1' or ''
   end
-  pending[rid] = lease(nonce .. number, worker, r.client, r.lane, solo, r.digest)
-  if r.affinities ~= '' then count(warm_for(r) and 'warm_hits' or 'warm_misses', 1) end
-  leases[2 * number + 1], leases[2 * number + 2] = now + r.run, rid
-  local at = 4 * number
-  jobs[at + 1] = rid
-  jobs[at + 2] = r.n + 1 .. (alone and ' 1 ' or ' 0 ') .. r.lane
-  jobs[at + 3] = r.at
-  jobs[at + 4] = string.sub(r.text, r.from)
+  local place = lease_for(r, solo)
+  -- Where others may attach to it still in this call.
+  if r[DIGEST] ~= '' then pending[rid] = place end
+  if r[AFFINITIES] ~= '' then count(warm_for(r) and 'warm_hits' or 'warm_misses', 1) end
+  places[n + 1], places[n + 2] = rid, place
+  leases[n + 1], leases[n + 2] = now + r[RUN], rid
+  n = 2 * n
+  jobs[n + 1], jobs[n + 2], jobs[n + 3] = rid, about(r, alone), r[AT]
+  jobs[n + 4] = string.sub(r.text, r[BODY])
   taken[rid] = true
-  count('waiting:' .. r.lane, -1)
+  taken_in[lane] = (taken_in[lane] or 0) + 1
   return true
 end
 
 -- Up to n requests of one tenant's line in a lane where some name affinities: the warmest of the
 -- next ones, in their order otherwise. The rest of what was popped goes back to the front.
 local function choose(wait, lane, n)
-  local line, got, dry = {}, 0, false
-  while got < n do
-    while #line < WINDOW and not dry and pops < MOST_POPS do
-      local rids = call('LPOP', wait, n - got + WINDOW - 1 - #line) or {}
-      dry = #rids == 0
-      pops = pops + #rids
-      for _, r in ipairs(waiting(lane, rids)) do
-        -- One that was withdrawn and sent again stands there twice.
-        if not line[r.rid] then line[#line + 1], line[r.rid] = r, true end
+  local line, got = {}, 0
+  -- What was popped, and how much of that was looked at.
+  local popped, texts, held, seen = {}, nil, nil, 0
+  -- The i-th that waits, if there is one.
+  local function at(i)
+    while not line[i] and pops < MOST_POPS do
+      if seen == #popped then
+        popped, seen = call('LPOP', wait, n - got + WINDOW - i) or {}, 0
+        if #popped == 0 then break end
+        texts, held = look(popped)
+      end
+      seen, pops = seen + 1, pops + 1
+      local r = waits(lane, popped[seen], texts[seen], held[seen])
+      -- One that was withdrawn and sent again stands there twice.
+      if r and not line[r.rid] then
+        r.rank = r[AFFINITIES] ~= '' and warm_for(r) or COLD
+        line[i], line[r.rid] = r, true
       end
     end
+    return line[i]
+  end
+  while got < n do
     local best
-    for i = 1, math.min(WINDOW, #line) do
-      local r = line[i]
-      r.rank = r.rank or (r.affinities ~= '' and warm_for(r) or COLD)
+    for i = 1, WINDOW do
+      local r = at(i)
+      if not r then break end
       if not best or r.rank < line[best].rank then best = i end
       if line[best].rank == 1 or r.passed and now - r.passed >= PASS_MS then break end
     end
@@ -130,6 +177,7 @@ local function choose(wait, lane, n)
     if take(table.remove(line, best), false) then got = got + 1 end
   end
   local rest = {}
+  for i = #popped, seen + 1, -1 do rest[#rest + 1] = popped[i] end
   for i = #line, 1, -1 do rest[#rest + 1] = line[i].rid end
   bulk('LPUSH', wait, rest)
   return got
@@ -230,7 +278,7 @@ local function redeem()
     if call('HGET', WHERE, rid) == 'p' .. worker then
       call('HDEL', WHERE, rid)
       local known = record(rid)
-      local r = known and waiting(known.lane, {rid})[1]
+      local r = known and waiting(known[LANE], {rid})[1]
       if r and take(r, false) then got, want = got + 1, want - 1 end
     end
   end
@@ -298,11 +346,10 @@ if pinned then
 end
 
 if #leases > 0 then
-  local places = {}
-  for rid, place in pairs(pending) do places[#places + 1] = rid; places[#places + 1] = place end
   bulk('HSET', WHERE, places)
   bulk('ZADD', work, leases)
   count('claimed', #leases / 2)
+  for lane, n in pairs(taken_in) do count('waiting:' .. lane, -n) end
 end
 if #leases > 0 or pops >= MOST_POPS or hold == 1 then
   -- Whoever leaves work behind wakes the next idle worker.

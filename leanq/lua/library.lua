@@ -40,13 +40,14 @@ end
 local LAYOUT, VERSION = '>BBBdddsssss', 1
 local HEAD_BYTES = 1024
 
--- The record in a text, nil where that is something else. ``from``: where the body begins.
+local ATTEMPTS, LEVEL, AT, DEADLINE, RUN, LANE, TENANT = 2, 3, 4, 5, 6, 7, 8
+local CLIENT, AFFINITIES, DIGEST, BODY = 9, 10, 11, 12
+
+-- The record in a text, as a list in that order, where in place of the body stands where it begins;
+-- nil where the text is something else.
 local function read_record(text)
   if not text or string.byte(text) ~= VERSION then return nil end
-  local _, n, level, at, deadline, run, lane, tenant, client, affinities, digest, from =
-    struct.unpack(LAYOUT, text)
-  return {n = n, level = level, at = at, deadline = deadline, run = run, lane = lane,
-    tenant = tenant, client = client, affinities = affinities, digest = digest, from = from}
+  return {struct.unpack(LAYOUT, text)}
 end
 
 -- The record of a request, without its body.
@@ -141,42 +142,42 @@ local function put_back(rid, charge, max_attempts, now, ttl_ms, told, defer)
   -- It has its reply, and ran for its followers alone; or somebody deleted it, perhaps the server
   -- to make room, and its client will send it again.
   if not r then return 'lost' end
-  local n = r.n + (charge and 1 or 0)
+  local n = r[ATTEMPTS] + (charge and 1 or 0)
   if n >= max_attempts then
     local run = read_lease(place)
     local _, leaders = read_attachment(place)
     bury(rid, n, run and run.worker or leaders or '', now)
-    answer(rid, r.client, verdict_reply('poisoned', n, 0), ttl_ms, told)
+    answer(rid, r[CLIENT], verdict_reply('poisoned', n, 0), ttl_ms, told)
     call('HINCRBY', STATS, 'verdict:poisoned', 1)
     return 'poisoned'
   end
-  if n ~= r.n then call('SETRANGE', REQ .. rid, 1, string.char(n)) end
-  call('HINCRBY', STATS, 'waiting:' .. r.lane, 1)
-  local push, line = defer and 'RPUSH' or 'LPUSH', r.lane .. ':' .. r.level
+  if n ~= r[ATTEMPTS] then call('SETRANGE', REQ .. rid, 1, string.char(n)) end
+  call('HINCRBY', STATS, 'waiting:' .. r[LANE], 1)
+  local push, line = defer and 'RPUSH' or 'LPUSH', r[LANE] .. ':' .. r[LEVEL]
   if is_suspect(n, max_attempts) then
-    call(push, P .. ':suspects:' .. r.lane, rid)
-  elseif call(push, P .. ':wait:' .. line .. ':' .. r.tenant, rid) == 1 then
-    call(push, P .. ':ring:' .. line, r.tenant)
+    call(push, P .. ':suspects:' .. r[LANE], rid)
+  elseif call(push, P .. ':wait:' .. line .. ':' .. r[TENANT], rid) == 1 then
+    call(push, P .. ':ring:' .. line, r[TENANT])
   end
-  ring_bell(r.lane, 1)
+  ring_bell(r[LANE], 1)
   return 'queued'
 end
 
 -- Ends a request that missed its deadline, in its line or attached to another.
 local function expire(rid, r, attempts, now, ttl_ms, told, attached)
-  finish(rid, r.client, verdict_reply('expired', attempts, now - r.at), ttl_ms, told)
+  finish(rid, r[CLIENT], verdict_reply('expired', attempts, now - r[AT]), ttl_ms, told)
   call('HINCRBY', STATS, 'verdict:expired', 1)
-  if not attached then call('HINCRBY', STATS, 'waiting:' .. r.lane, -1) end
+  if not attached then call('HINCRBY', STATS, 'waiting:' .. r[LANE], -1) end
 end
 
-local function is_late(r, now) return r.deadline > 0 and now > r.deadline end
+local function is_late(r, now) return r[DEADLINE] > 0 and now > r[DEADLINE] end
 
 -- Makes a client the one who is told of a request's end, its run's included.
 local function hand_over(rid, r, client, place)
-  if r.client == client then return end
+  if r[CLIENT] == client then return end
   local text = call('GET', REQ .. rid)
-  call('SET', REQ .. rid, struct.pack(LAYOUT, VERSION, r.n, r.level, r.at, r.deadline, r.run,
-    r.lane, r.tenant, client, r.affinities, r.digest) .. string.sub(text, r.from))
+  call('SET', REQ .. rid, struct.pack(LAYOUT, VERSION, r[ATTEMPTS], r[LEVEL], r[AT], r[DEADLINE], r[RUN],
+    r[LANE], r[TENANT], client, r[AFFINITIES], r[DIGEST]) .. string.sub(text, r[BODY]))
   local run = read_lease(place)
   if run then
     call('HSET', WHERE, rid, lease(run.token, run.worker, client, run.lane, run.solo, run.digest))
@@ -213,11 +214,11 @@ local function recall(worker)
     local r = call('HGET', WHERE, rids[i]) == 'p' .. worker and record(rids[i])
     if r then
       call('HDEL', WHERE, rids[i])
-      local line = r.lane .. ':' .. r.level
-      if call('LPUSH', P .. ':wait:' .. line .. ':' .. r.tenant, rids[i]) == 1 then
-        call('LPUSH', P .. ':ring:' .. line, r.tenant)
+      local line = r[LANE] .. ':' .. r[LEVEL]
+      if call('LPUSH', P .. ':wait:' .. line .. ':' .. r[TENANT], rids[i]) == 1 then
+        call('LPUSH', P .. ':ring:' .. line, r[TENANT])
       end
-      ring_bell(r.lane, 1)
+      ring_bell(r[LANE], 1)
       recalled = recalled + 1
     end
   end

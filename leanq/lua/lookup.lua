@@ -11,10 +11,10 @@ for i = 4, #ARGV do
     local place = call('HGET', WHERE, rid)
     local run, leader = read_lease(place), read_attachment(place)
     hand_over(rid, r, client, place)
-    r.client = client
+    r[CLIENT] = client
     if not run and is_late(r, now) then
       if leader then detach(rid, leader) end
-      expire(rid, r, r.n + (leader and 1 or 0), now, ttl, told, leader)
+      expire(rid, r, r[ATTEMPTS] + (leader and 1 or 0), now, ttl, told, leader)
     elseif leader and not is_follower(rid, leader) then
       -- Nobody waits for a run that is none, whatever the server has lost.
       call('ZREM', P .. ':with:' .. leader, rid)

@@ -1,6 +1,6 @@
 -- The first half of claim, which is sent as this text followed by its own: what workers have finished.
 -- ARGV: see claim.
-local worker, lease_ms, ttl, nonce = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local worker, lease_ms, ttl, token = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local want, busy, max_attempts = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local remember, results = tonumber(ARGV[8]), tonumber(ARGV[9])
 local first_lane = 10 + 4 * results
@@ -16,58 +16,60 @@ local function count(name, n) counts[name] = (counts[name] or 0) + n end
 -- there to be asked. The weaker ones say who else would do, and others are warm for them.
 local function note_warm(rid, run)
   local r = record(one_like(rid, run))
-  local name = r and string.match(r.affinities, '%S+')
+  local name = r and string.match(r[AFFINITIES], '%S+')
   if name then
-    local warm = P .. ':warm:' .. r.lane .. ':' .. name
+    local warm = P .. ':warm:' .. r[LANE] .. ':' .. name
     call('ZADD', warm, now, worker)
     call('ZREMRANGEBYRANK', warm, 0, -1 - MOST_WARM)
     call('PEXPIRE', warm, WARM_MS)
   end
 end
 
--- Most results of one call tell the same of themselves, and most leases of one call differ in their
--- tokens alone; each is read once.
-local abouts, tails = {}, {}
+-- Most results of one call tell the same of themselves, and most leases of one call are the same; each
+-- is read once.
+local abouts, runs = {}, {}
 local function read_about(text)
   local outcome, warm, way, fingerprint = string.match(text, '^(%S*) (%S*) (%S*) (%S*)$')
   abouts[text] = {outcome = 'verdict:' .. outcome, warm = warm == '1', print = fingerprint,
-    way = way ~= '' and 'way:' .. way}
+    way = way ~= '' and 'way:' .. way, settled = 0, ended = 0}
   return abouts[text]
 end
-local function read_tail(text)
-  local tail = read_lease('l\0' .. text)
-  tails[text] = tail
-  return tail
+local function run_in(place)
+  if runs[place] == nil then runs[place] = read_lease(place) or false end
+  return runs[place]
 end
 
 -- What is settled, and of that what others may wait for.
 local done, shared = {}, {}
 
+-- Whether a result counted before: its token is in the head of the reply.
+local function has_counted(rid, token)
+  -- 0x93 opens an array of three, 0xa0 + n a text of n bytes.
+  local head = '\147' .. string.char(160 + #token) .. token
+  return call('GETRANGE', REQ .. rid, 0, #head - 1) == head
+end
+
 -- Whether the result counts: its lease is current, or it has counted before.
 local function settle(rid, token, reply, text, place)
-  local head = 'l' .. token .. '\0'
-  if not place or string.sub(place, 1, #head) ~= head or done[rid] then
-    -- 0x93 opens an array of three, 0xa0 + n a text of n bytes: the token is in the reply's head.
-    head = '\147' .. string.char(160 + #token) .. token
-    if call('GETRANGE', REQ .. rid, 0, #head - 1) == head then return 1 end
+  local run, about = place and run_in(place), abouts[text] or read_about(text)
+  if not run or run.token ~= token or done[rid] then
+    if has_counted(rid, token) then return 1 end
     count('fenced', 1)
     return 0
   end
-  place = string.sub(place, #head + 1)
-  local run, about = tails[place] or read_tail(place), abouts[text] or read_about(text)
   if about.warm then note_warm(rid, run) end
   -- One without a client was withdrawn before, by its own.
   if run.client ~= '' then
     answer(rid, run.client, reply, ttl, told)
-    count(about.outcome, 1)
+    about.ended = about.ended + 1
   end
   done[#done + 1], done[rid] = rid, true
-  if about.way then count(about.way, 1) end
+  about.settled = about.settled + 1
   if run.digest ~= '' then
     if remember > 0 and about.print ~= '' then
       call('SET', P .. ':verdict:' .. about.print .. ':' .. run.digest, reply, 'PX', remember)
     end
-    shared[#shared + 1] = {rid = rid, reply = reply, outcome = about.outcome,
+    shared[#shared + 1] = {rid = rid, reply = reply, about = about,
       run = run_of(run.lane, run.digest), with = P .. ':with:' .. rid}
   end
   return 1
@@ -88,7 +90,7 @@ local function end_runs()
       for k = i, last do
         local ended = share(shared[k].rid, shared[k].reply, max_attempts, now, ttl, told)
         count('coalesced', ended)
-        count(shared[k].outcome, ended)
+        shared[k].about.ended = shared[k].about.ended + ended
       end
     end
   end
@@ -107,6 +109,10 @@ local function settle_all()
     bulk('ZREM', work, done)
     count('settled', #done)
     if #shared > 0 then end_runs() end
+    for _, about in pairs(abouts) do
+      count(about.outcome, about.ended)
+      if about.way then count(about.way, about.settled) end
+    end
   end
   return acks
 end

@@ -71,11 +71,11 @@ local function share(leader, reply, max_attempts, now, ttl_ms, told)
     if not r or read_attachment(call('HGET', WHERE, rid)) ~= leader then
       -- Somebody deleted it, and its client has sent it again.
     elseif is_late(r, now) then
-      expire(rid, r, r.n + 1, now, ttl_ms, told, true)
+      expire(rid, r, r[ATTEMPTS] + 1, now, ttl_ms, told, true)
     elseif shared > 0 and (shared + 1) * #reply > SHARED_BYTES then
       put_back(rid, false, max_attempts, now, ttl_ms, told)
     else
-      finish(rid, r.client, reply, ttl_ms, told)
+      finish(rid, r[CLIENT], reply, ttl_ms, told)
       shared = shared + 1
     end
   end

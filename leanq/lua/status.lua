@@ -23,7 +23,7 @@ for i = 1, #stats, 2 do
         local wait = P .. ':wait:' .. lane .. ':' .. level .. ':' .. tenant
         waiting = waiting + call('LLEN', wait)
         local r = record(call('LINDEX', wait, 0))
-        if r then oldest = math.min(oldest, r.at) end
+        if r then oldest = math.min(oldest, r[AT]) end
       end
       if #tenants > 0 then
         levels[#levels + 1] = {lane, level, call('LLEN', ring), waiting, now - oldest}

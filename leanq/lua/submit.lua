@@ -14,6 +14,11 @@ local out, lanes, places, lines, seen = {}, {}, {}, {}, {}
 local names, runs, digested, asked = {}, {}, {}, {}
 local records, count, remembered = {}, 0, 0
 
+local function keep(name, place, digest, body)
+  local n = #records
+  records[n + 1], records[n + 2] = name, place.head .. digest .. '\0' .. body
+end
+
 -- What this call knows of a lane.
 local function lane_of(name)
   local lane = lanes[name]
@@ -35,7 +40,7 @@ local function read_place(text)
   local key = P .. ':wait:' .. name .. ':' .. level .. ':' .. tenant
   local line = lines[key]
   if not line then
-    line = {key = key, ring = ring, tenant = tenant, rids = {}, room = nil}
+    line = {key = key, ring = ring, tenant = tenant, lane = lane_of(name), rids = {}, room = nil}
     lines[key] = line
   end
   -- All but the digest, and the zero byte that ends it.
@@ -114,18 +119,30 @@ local function again(rid)
   return 2
 end
 
--- One that is new to the server; its record is written when all are decided.
+-- One that is new to the server, and simply waits in its line, if there is room. Records are written
+-- when all are decided.
+local function line_up(rid, name, place, digest, body)
+  local line = place.line
+  if room_in(line) <= 0 then return 3 end
+  keep(name, place, digest, body)
+  local n = #line.rids
+  if n == 0 then lines[#lines + 1] = line end
+  line.rids[n + 1] = rid
+  line.room = line.room - 1
+  line.lane.open = false
+  return 1
+end
+
+-- One that is new to the server, and may have others like it, or somebody who is warm for it.
 local function take_in(rid, place, digest, body, leader, held)
   local name, lane, line = place.name, place.lane, place.line
   local run = read_lease(held)
   if run then
     -- It was withdrawn, its reply has gone, and it runs on for others: now for this client as well.
-    records[#records + 1] = REQ .. rid
-    records[#records + 1] = place.head .. digest .. '\0' .. body
+    keep(REQ .. rid, place, digest, body)
     call('HSET', WHERE, rid, lease(run.token, run.worker, client, run.lane, run.solo, run.digest))
     return 2
   end
-  if not lane.known then return 4 end
   local reply = digest ~= '' and remembered_reply(lane, digest)
   if reply then
     call('SET', REQ .. rid, reply, 'PX', remember)
@@ -134,21 +151,15 @@ local function take_in(rid, place, digest, body, leader, held)
   end
   local attached = attach(rid, leader, digest, now)
   if not attached and room_in(line) <= 0 then return 3 end
-  records[#records + 1] = REQ .. rid
-  records[#records + 1] = place.head .. digest .. '\0' .. body
-  count = count + 1
-  if place.affinities ~= '' then pin(name, lane) end
-  if attached then return 1 end
-  lane.added = lane.added + 1
-  local warm = place.affinities ~= '' and warm_worker(name, lane, place.affinities)
-  if warm then
-    promise(rid, lane, warm)
-  else
-    if #line.rids == 0 then lines[#lines + 1] = line end
-    line.rids[#line.rids + 1] = rid
-    line.room = line.room - 1
-    lane.open = false
+  local warm
+  if place.affinities ~= '' then
+    pin(name, lane)
+    warm = not attached and warm_worker(name, lane, place.affinities)
   end
+  if not attached and not warm then return line_up(rid, REQ .. rid, place, digest, body) end
+  if warm then promise(rid, lane, warm) end
+  keep(REQ .. rid, place, digest, body)
+  count = count + 1
   return 1
 end
 
@@ -168,19 +179,26 @@ for i = 1, #names, 4000 do
 end
 local leaders, helds = bulk('HMGET', RUNS, runs), bulk('HMGET', WHERE, digested)
 
-for i = 4, #ARGV, 4 do
+for k, name in ipairs(names) do
+  local i = 4 * k
   local rid, answer = ARGV[i], nil
   if seen[rid] then
     answer = seen[rid] == 1 and 2 or seen[rid]
-  elseif any > 0 and call('EXISTS', REQ .. rid) == 1 then
+  elseif any > 0 and call('EXISTS', name) == 1 then
     answer = again(rid)
   else
-    local place = places[ARGV[i + 1]] or read_place(ARGV[i + 1])
+    local place, digest = places[ARGV[i + 1]] or read_place(ARGV[i + 1]), ARGV[i + 2]
     local n = asked[i]
-    answer = take_in(rid, place, ARGV[i + 2], ARGV[i + 3], n and leaders[n], n and helds[n])
+    if not place.lane.known then
+      answer = 4
+    elseif n or place.affinities ~= '' then
+      answer = take_in(rid, place, digest, ARGV[i + 3], n and leaders[n], n and helds[n])
+    else
+      answer = line_up(rid, name, place, digest, ARGV[i + 3])
+    end
   end
   seen[rid] = answer
-  out[#out + 1] = answer
+  out[k] = answer
 end
 bulk('MSET', nil, records)
 for _, line in ipairs(lines) do
@@ -190,16 +208,15 @@ for _, line in ipairs(lines) do
       call('RPUSH', line.ring, line.tenant)
     end
   end
+  line.lane.added = line.lane.added + #line.rids
 end
 if remembered > 0 then call('HINCRBY', STATS, 'remembered', remembered) end
-if count > 0 then
-  call('HINCRBY', STATS, 'submitted', count)
-  for name, lane in pairs(lanes) do
-    if lane.added > 0 then
-      call('HINCRBY', STATS, 'waiting:' .. name, lane.added)
-      ring_bell(name, lane.added - lane.promised)
-    end
-    if lane.promised > 0 then post_guard(name) end
-  end
+for name, lane in pairs(lanes) do
+  local waiting = lane.added + lane.promised
+  count = count + lane.added
+  if waiting > 0 then call('HINCRBY', STATS, 'waiting:' .. name, waiting) end
+  if lane.added > 0 then ring_bell(name, lane.added) end
+  if lane.promised > 0 then post_guard(name) end
 end
+if count > 0 then call('HINCRBY', STATS, 'submitted', count) end
 return out
