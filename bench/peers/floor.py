@@ -1,0 +1,37 @@
+"""redis-py alone, asyncio: LPUSH and BLPOP there, LPUSH and BLPOP back, one request at a time. No
+queue that blocks on a list can be faster; nothing is guaranteed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import load
+from redis.asyncio import Redis
+
+
+async def _pong(url: str) -> None:
+    async with Redis.from_url(url, socket_timeout=None) as connection:
+        while True:
+            _, payload = await connection.blpop(["ping"])
+            await connection.lpush("pong", payload)
+
+
+def worker(url: str) -> None:
+    asyncio.run(_pong(url))
+
+
+@asynccontextmanager
+async def client(url: str) -> AsyncIterator[load.Echo]:
+    async with Redis.from_url(url, socket_timeout=None) as connection:
+
+        async def echo_all(payloads: Sequence[bytes]) -> list[bytes]:
+            await connection.lpush("ping", payloads[0])
+            return [(await connection.blpop(["pong"]))[1]]
+
+        yield echo_all
+
+
+if __name__ == "__main__":
+    load.main(worker, load.Concurrent(client))
