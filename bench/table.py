@@ -54,8 +54,10 @@ def markdown(found: dict[str, Any]) -> str:
             reasons = "; ".join(sorted(set(peer["failed"])))
             lines.append(f"- {name} failed in {len(peer['failed'])} rounds: {reasons}")
     lines.append("")
-    for name, peer in found["peers"].items():
-        lines.append(f"- **{name}** {peer['version']}. {peer['settings']}")
+    notes = {peer["settings"]: peer["version"] for peer in found["peers"].values()}
+    for settings, version in notes.items():
+        name, _, rest = settings.partition(": ")
+        lines.append(f"- **{name}** {version}: {rest}")
     return "\n".join(lines) + "\n"
 
 

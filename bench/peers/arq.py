@@ -5,18 +5,17 @@ results the client polls for the four oldest only, which beats polling for all o
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import load
 import uvloop
-from arq import Worker, create_pool
+from arq import Worker, create_pool, func
 from arq.connections import RedisSettings
 
-_POLL_S = float(os.environ.get("P", "0.001"))
-_POLLED = int(os.environ.get("S", "4"))
+_POLL_S = 0.001
+_POLLED = 4
 
 
 async def echo(_: dict[str, Any], payload: bytes) -> bytes:
@@ -26,7 +25,7 @@ async def echo(_: dict[str, Any], payload: bytes) -> bytes:
 def worker(url: str) -> None:
     async def work() -> None:
         await Worker(
-            [echo],
+            [func(echo)],
             redis_settings=RedisSettings.from_dsn(url),
             handle_signals=False,
             log_results=False,

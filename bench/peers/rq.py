@@ -32,7 +32,7 @@ class _Sender:
 
     def take(self, jobs: Sequence[Job]) -> list[bytes]:
         results = (job.latest_result(timeout=30) for job in jobs)
-        return [result.return_value for result in results if result]
+        return [bytes(result.return_value) for result in results if result]
 
 
 @contextmanager
