@@ -27,7 +27,7 @@ from table import markdown, summary
 
 import leanq
 
-_INSTALL_S = 120.0
+_INSTALL_S = 90.0
 _PLAN = Plan()
 
 

@@ -50,7 +50,7 @@ def measure(module: str, plan: Plan, python: str = sys.executable, variant: str 
             os.killpg(client.pid, signal.SIGKILL)
         said, _ = client.communicate()
         if outcome.failed or client.returncode:
-            outcome.failed += last_line(errors)
+            outcome.failed = (outcome.failed + last_line(errors)).rstrip(": ")
     for line in said.splitlines():
         outcome.figures |= json.loads(line)
     return outcome
@@ -65,7 +65,7 @@ def _await_end(
         if worker.poll() is not None:
             return "the worker ended: "
         if time.monotonic() > deadline:
-            return f"no end after {within_s:.0f} s; "
+            return f"no end after {within_s:.0f} s: "
         time.sleep(0.05)
     return ""
 
