@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format types bench-submit bench-states soak dist clean help
+.PHONY: demo test lint format types bench bench-quick bench-submit bench-states soak dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -22,6 +22,12 @@ format: $(VENV)/dev   ## let ruff rewrite
 
 types: $(VENV)/dev    ## mypy, strict
 	$(BIN)/mypy
+
+bench: $(VENV)/dev    ## leanq beside seven other queues, in a quarter of an hour at most
+	$(BIN)/python bench/compare.py --environments $(VENV)/peers
+
+bench-quick: $(VENV)/dev   ## what leanq's queue costs, in a line of JSON; a minute at most
+	@$(BIN)/python bench/quick.py
 
 bench-submit: $(VENV)/dev   ## what leanq adds to Lean: overhead, audit, idle CPU
 	$(BIN)/python bench/submit.py

@@ -1,0 +1,331 @@
+"""The loads that every queue gets, and what is counted while they run.
+
+A file of ``peers/`` says how one queue sends an echo and collects its reply, and hands that to
+:func:`main`. It runs in that queue's own environment, so this module needs redis-py only. It prints
+one line of JSON per load, so that a client which is killed later has still said what it knew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import socket
+import string
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol, Self
+
+import redis
+
+SMALL_BYTES, LARGE_BYTES = 100, 64 << 10
+
+Echo = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Seconds that each part takes, and how many requests are outstanding (0: no such load)."""
+
+    warm_s: float = 0.5
+    one_s: float = 1.5
+    ramp_s: float = 1.0
+    many_s: float = 2.5
+    count_s: float = 1.0
+    large_s: float = 2.0
+    many: int = 1000
+    large: int = 200
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, text: str) -> Plan:
+        return cls(**json.loads(text))
+
+    @property
+    def limit_s(self) -> float:
+        """When a client that has not ended is not going to: a slow one drains what it sent."""
+        parts_s = (
+            self.warm_s,
+            self.one_s,
+            2 * self.ramp_s,
+            self.many_s,
+            self.count_s,
+            self.large_s,
+        )
+        return 30 + 2 * sum(parts_s)
+
+
+class Sender(Protocol):
+    """A client that blocks: tickets for what it sent, and the replies to tickets, in order."""
+
+    def send(self, payloads: Sequence[bytes]) -> Sequence[Any]: ...
+
+    def take(self, tickets: Sequence[Any]) -> Sequence[bytes]: ...
+
+
+class Client(Protocol):
+    """A queue's client, and how it is kept busy."""
+
+    def measure(self, url: str, plan: Plan) -> None:
+        """Prints a line of JSON for each load of the plan."""
+
+
+def main(worker: Callable[[str], None], client: Client) -> None:
+    """``worker URL`` runs a worker until it is ended; ``client URL PLAN`` measures."""
+    match sys.argv[1:]:
+        case ["worker", url, *_]:
+            worker(url)
+        case ["client", url, plan, *_]:
+            client.measure(url, Plan.of(plan))
+        case _:
+            sys.exit("worker URL | client URL PLAN")
+
+
+class Concurrent:
+    """An asyncio client: as many loops as requests are outstanding, each awaiting its own.
+
+    With ``chunk``, each of fewer loops sends so many at once, for clients that have a call for it.
+    """
+
+    def __init__(
+        self,
+        client: Callable[[str], AbstractAsyncContextManager[Echo]],
+        chunk: int = 1,
+        run: Callable[..., Any] = asyncio.run,
+    ) -> None:
+        self._client, self._chunk, self._run = client, chunk, run
+
+    def measure(self, url: str, plan: Plan) -> None:
+        self._run(self._measure(url, plan))
+
+    async def _measure(self, url: str, plan: Plan) -> None:
+        async with self._client(url) as echo:
+            times = _Times(plan)
+            for payload in _payloads(SMALL_BYTES):
+                before = time.perf_counter()
+                assert await echo((payload,)) == [payload]
+                if times.add(before):
+                    break
+            if plan.many:
+                with Window.small(url, plan) as window:
+                    await self._loops(echo, window, plan.many)
+            if plan.large:
+                with Window.large(url, plan) as window:
+                    await self._loops(echo, window, plan.large)
+
+    async def _loops(self, echo: Echo, window: Window, width: int) -> None:
+        payloads = _payloads(window.size_bytes)
+
+        async def loop() -> None:
+            while not window.over:
+                sent = list(itertools.islice(payloads, self._chunk))
+                assert await echo(sent) == sent
+                window.add(len(sent))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(width // self._chunk):
+                group.create_task(loop())
+
+
+class Windowed:
+    """A client that blocks: one thread sends ahead, and takes the oldest replies first.
+
+    Threads that each wait for a reply of their own only cost it throughput.
+    """
+
+    def __init__(
+        self, client: Callable[[str], AbstractContextManager[Sender]], chunk: int = 1
+    ) -> None:
+        self._client, self._chunk = client, chunk
+
+    def measure(self, url: str, plan: Plan) -> None:
+        with self._client(url) as sender:
+            times = _Times(plan)
+            for payload in _payloads(SMALL_BYTES):
+                before = time.perf_counter()
+                assert sender.take(sender.send((payload,))) == [payload]
+                if times.add(before):
+                    break
+            if plan.many:
+                with Window.small(url, plan) as window:
+                    self._ahead(sender, window, plan.many)
+            if plan.large:
+                with Window.large(url, plan) as window:
+                    self._ahead(sender, window, plan.large)
+
+    def _ahead(self, sender: Sender, window: Window, width: int) -> None:
+        payloads = _payloads(window.size_bytes)
+        outstanding: deque[tuple[list[bytes], Sequence[Any]]] = deque()
+        while outstanding or not window.over:
+            while not window.over and (len(outstanding) + 1) * self._chunk <= width:
+                sent = list(itertools.islice(payloads, self._chunk))
+                outstanding.append((sent, sender.send(sent)))
+            sent, tickets = outstanding.popleft()
+            assert sender.take(tickets) == sent
+            window.add(len(sent))
+
+
+class _Times:
+    """Times of requests sent one after the other, after some to warm up."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._begin_s = 0.0
+        self._times_s: list[float] = []
+
+    def add(self, before_s: float) -> bool:
+        """Whether that was the last one; if so, says their percentiles."""
+        now_s = time.perf_counter()
+        if not self._begin_s:  # The first one, which waited for the worker to start.
+            self._begin_s = now_s + self._plan.warm_s
+        if before_s < self._begin_s:
+            return False
+        self._times_s.append(now_s - before_s)
+        if now_s < self._begin_s + self._plan.one_s:
+            return False
+        times_s = sorted(self._times_s)
+        p50_s, p99_s = times_s[len(times_s) // 2], times_s[len(times_s) * 99 // 100]
+        _say(p50_ms=p50_s * 1e3, p99_ms=p99_s * 1e3)
+        return True
+
+
+class _Look(NamedTuple):
+    """A moment: its time, the replies until then, the server's CPU time until then."""
+
+    time_s: float
+    replies: int
+    cpu_s: float
+
+
+class Window:
+    """A load of many outstanding requests: first it ramps up, then it is timed, then counted.
+
+    Commands are counted in a part of their own, since a server that tells them is slower. All of it
+    happens within :meth:`add`, which the loops call, so it needs no task or thread that competes
+    with them, beside the one that reads what MONITOR says.
+    """
+
+    def __init__(self, url: str, size_bytes: int, plan: Plan, timed_s: float, width: int) -> None:
+        self.size_bytes = size_bytes
+        self.over = False
+        self._plan, self._timed_s, self._width = plan, timed_s, width
+        self._small = size_bytes == SMALL_BYTES
+        self._look = redis.Redis.from_url(url)
+        self._monitor = Monitor(url)
+        self._replies = 0
+        self._steps = self._parts()
+        self._due_s = next(self._steps)
+
+    @classmethod
+    def small(cls, url: str, plan: Plan) -> Self:
+        return cls(url, SMALL_BYTES, plan, plan.many_s, plan.many)
+
+    @classmethod
+    def large(cls, url: str, plan: Plan) -> Self:
+        return cls(url, LARGE_BYTES, plan, plan.large_s, plan.large)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._monitor.close()
+        self._look.close()
+
+    def add(self, replies: int) -> None:
+        """So many more replies have come."""
+        self._replies += replies
+        if time.perf_counter() >= self._due_s and self._replies >= self._width:
+            self._due_s = next(self._steps)
+
+    def _parts(self) -> Iterator[float]:
+        """The load's parts; yields when the next one is due."""
+        yield time.perf_counter() + self._plan.ramp_s
+        before = self._now()
+        yield before.time_s + self._timed_s
+        after = self._now()
+        replies = after.replies - before.replies
+        rate = replies / (after.time_s - before.time_s)
+        if not self._small:
+            _say(rps_64k=rate)
+        else:
+            _say(rps=rate, server_us_per_request=(after.cpu_s - before.cpu_s) / replies * 1e6)
+            self._monitor.start()
+            replies = self._replies
+            yield time.perf_counter() + self._plan.count_s
+            commands = self._monitor.stop()
+            _say(commands_per_request=commands / (self._replies - replies))
+        self.over = True
+        yield float("inf")
+
+    def _now(self) -> _Look:
+        info = self._look.info("cpu")
+        cpu_s = float(info["used_cpu_sys"]) + float(info["used_cpu_user"])
+        return _Look(time.perf_counter(), self._replies, cpu_s)
+
+
+class Monitor:
+    """Counts the commands that clients send, whatever they are and whichever way they are sent.
+
+    No counter of the server's does: INFO and SLOWLOG count what a script calls as well. MONITOR
+    tells each command in a line, and marks a script's. A line holds no line break but its end.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._look = redis.Redis.from_url(url)
+        self._stream: socket.socket | None = None
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._commands = 0
+
+    def start(self) -> None:
+        place = self._look.connection_pool.connection_kwargs
+        self._stream = socket.create_connection((place["host"], place["port"]), timeout=30)
+        self._stream.sendall(b"MONITOR\r\n")
+        self._thread.start()
+
+    def stop(self) -> int:
+        """The commands since the start."""
+        self._look.echo(_LAST)
+        self._thread.join()
+        return self._commands
+
+    def close(self) -> None:
+        if self._stream:
+            self._stream.close()
+        self._look.close()
+
+    def _read(self) -> None:
+        assert self._stream is not None
+        rest = b""
+        while _LAST.encode() not in rest:
+            # A mark may lie across two pieces, so a line that has not ended waits for its rest.
+            lines, _, rest = (rest + self._stream.recv(1 << 20)).rpartition(b"\r\n")
+            self._commands += lines.count(b"\r\n") + bool(lines) - lines.count(b" lua] ")
+            if _LAST.encode() in lines:
+                break
+        self._commands -= 1  # MONITOR's own answer
+        self._commands -= 1  # the last one, which is ours
+
+
+_LAST = "bench-monitor-ends-here"
+
+
+def _payloads(size_bytes: int) -> Iterator[bytes]:
+    """Payloads of that size, each of them another: text, since some queues carry nothing else."""
+    letters = string.ascii_letters + string.digits
+    noise = "".join(random.Random(0).choices(letters, k=size_bytes - 20)).encode()
+    return (b"%020d%s" % (next(_numbers), noise) for _ in itertools.repeat(None))
+
+
+_numbers = itertools.count()
+
+
+def _say(**figures: float) -> None:
+    print(json.dumps(figures), flush=True)

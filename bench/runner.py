@@ -1,0 +1,101 @@
+"""One measurement: a server, a worker and a client, each a process of its own, and their end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from load import Plan
+from servers import server
+
+HERE = Path(__file__).resolve().parent
+_STOP_S = 5.0
+
+
+@dataclass
+class Outcome:
+    """The figures that a client said, by name; and why it said no more, where it failed."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    failed: str = ""
+
+
+def measure(module: str, plan: Plan, python: str = sys.executable, variant: str = "") -> Outcome:
+    """Runs ``peers.MODULE`` with that interpreter, on a fresh server; always ends it all."""
+    command = [python, "-P", "-m", f"peers.{module}"]
+    # An environment of a peer's own sees no other packages than its own and these files.
+    paths = [str(HERE), *([str(HERE.parent)] if python == sys.executable else [])]
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    outcome = Outcome()
+    with (
+        server() as url,
+        tempfile.TemporaryFile() as errors,
+        ended([*command, "worker", url, variant], variables, subprocess.DEVNULL, errors) as worker,
+        ended(
+            [*command, "client", url, plan.text(), variant], variables, subprocess.PIPE, errors
+        ) as client,
+    ):
+        outcome.failed = _await_end(client, worker, plan.limit_s)
+        if outcome.failed:
+            os.killpg(client.pid, signal.SIGKILL)
+        said, _ = client.communicate()
+        if outcome.failed or client.returncode:
+            outcome.failed = (outcome.failed + last_line(errors)).rstrip(": ")
+    for line in said.splitlines():
+        outcome.figures |= json.loads(line)
+    return outcome
+
+
+def _await_end(
+    client: subprocess.Popen[bytes], worker: subprocess.Popen[bytes], within_s: float
+) -> str:
+    """Waits for the client, which says less than a pipe holds; returns what went wrong."""
+    deadline = time.monotonic() + within_s
+    while client.poll() is None:
+        if worker.poll() is not None:
+            return "the worker ended: "
+        if time.monotonic() > deadline:
+            return f"no end after {within_s:.0f} s: "
+        time.sleep(0.05)
+    return ""
+
+
+@contextlib.contextmanager
+def ended(
+    command: Sequence[str], variables: Mapping[str, str], stdout: int, errors: IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that has ended on leaving, with all of its group: asked first, then killed."""
+    with subprocess.Popen(
+        command, env=variables, stdout=stdout, stderr=errors, start_new_session=True
+    ) as child:
+        try:
+            yield child
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.communicate(timeout=_STOP_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def last_line(errors: IO[bytes]) -> str:
+    """The last line of what was said on standard error: an exception and its message."""
+    errors.seek(0)
+    lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
+    return next((line for line in reversed(lines) if line), "")[:300]
+
+
+def leave_on_sigterm() -> None:
+    """Lets SIGTERM end this process as Ctrl-C does: with all that it started."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
