@@ -19,12 +19,16 @@ Without Landlock's signal scope (ABI 6), such a program can also kill its warden
 documents what is measured. Messages are JSON, one per packet::
 
     worker → inner   {"scratch", "folders", "readable", "hidden", "nice", "namespaces"}   once
-                     {"start": {"argv", "env", "cwd", "cpu_s", "wall_s", "memory_bytes"}}
+                     {"start": {"argv", "env", "cwd", "limits", "report"}}
                          with the program's standard input, output and error as descriptors
-                     {"renew": {"cpu_s", "wall_s", "memory_bytes"}}
-                     {"stop": reason}
-    inner → worker   {"isolation": [...]}, {"started": true}, {"renewed": cpu_s},
-                     {"refused": text}, {"exit": {the fields of Exit}}
+                     {"limit": limits}, {"renew": limits}, {"stop": reason}
+    inner → worker   {"isolation": [...]}, {"started": true} where a report is wanted,
+                     {"renewed": cpu_s}, {"refused": text},
+                     {"exit": {the fields of Exit}, "limited": whether it ever had limits}
+
+Limits are {"cpu_s", "wall_s", "memory_bytes"}. They are null for a program that is to wait for its
+input: until they come it is neither limited nor looked at, so that waiting costs nothing. What
+hardly any program needs is not told, since each message wakes a process that has lost its caches.
 """
 
 from __future__ import annotations
@@ -48,11 +52,13 @@ MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothi
 
 _FILE_BYTES = 8 << 30  # the largest file that a program may write
 _PROCESSES = 4096  # processes and threads of a slot, where they can be counted apart
-# Between two samples, at first and later. Each costs a program some 0.2 ms; in the time between
-# two it could take some 100 MB.
+# Between two samples, at least and at most: as long as no limit can be broken at the quickest
+# growth of memory that one thread reaches. Each sample costs the machine some 0.3 ms.
 _CLOSE_LOOK_S, _LOOK_S = 0.025, 0.1
+_GROWTH_BYTES_PER_S = 4 << 30
 _CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a warden that cannot run
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it is the worker who decides
+_DEFAULT = (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ)  # for programs; Python ignores these two
 # The namespaces to try, best first. Containers may mask /proc, and then refuse a new one, or allow
 # no mounts at all. A pid namespace without its own /proc is of no use: a program that looks itself
 # up there, as Lean does, would find another.
@@ -118,10 +124,14 @@ def _end_all(statuses: dict[int, int]) -> None:
 class Keeper:
     """The inner process: obeys the worker and keeps one program within its limits."""
 
-    def __init__(self, channel: socket.socket, hello: dict[str, Any], ruleset: int | None) -> None:
+    def __init__(
+        self, channel: socket.socket, hello: dict[str, Any], ruleset: int | None, *, inside: bool
+    ) -> None:
+        """``ruleset`` is for each program, unless this process stands ``inside`` of it."""
         self._channel = channel
         self._nice: int = hello["nice"]
         self._ruleset = ruleset
+        self._inside = inside
         self._statuses: dict[int, int] = {}
         self._pid = os.getpid()
         self._program = 0  # pid; 0 while nothing runs
@@ -133,16 +143,17 @@ class Keeper:
             self._poll.register(fd, select.POLLIN)
         while True:
             patience_ms = None
-            if self._program:
+            if self._program and self._limited:
                 patience_ms = max(0.0, min(self._look_at, self._wall_end) - time.monotonic()) * 1e3
             ready = {fd for fd, _ in self._poll.poll(patience_ms)}
             if not ready.isdisjoint(fatal):
                 return
-            if self._channel.fileno() in ready and not self._obey():
-                return
+            # Its end comes before any order: limits must not seem to have reached the dead.
             if self._program and self._pidfd in ready:
                 self._finish(None)
-            elif self._program:
+            if self._channel.fileno() in ready and not self._obey():
+                return
+            if self._program and self._limited:
                 self._look()
 
     def _obey(self) -> bool:
@@ -156,52 +167,63 @@ class Keeper:
         order = json.loads(packet) if packet else {}
         if "start" in order:
             self._start(order["start"], fds)
-        # The program may have ended while these two were under way.
+        # The program may have ended while these were under way.
+        elif "limit" in order and self._program:
+            self._renew(order["limit"])
         elif "renew" in order and self._program:
-            self._renew(order["renew"])
+            _tell(self._channel, {"renewed": self._renew(order["renew"])})
         elif "stop" in order and self._program:
             self._finish(order["stop"])
         return bool(packet)
 
     def _start(self, order: dict[str, Any], fds: list[int]) -> None:
-        trouble, report = os.pipe2(os.O_CLOEXEC)
         self._statuses.clear()
         self._meter = Meter()
-        pid = os.fork()
-        if pid == 0:
-            self._become(order, fds, report)
-        for fd in (*fds, report):
-            os.close(fd)
-        with open(trouble, "rb") as file:  # ends when the program has taken over
-            text = file.read().decode(errors="replace")
-        if text:
+        try:
+            pid = self._spawn(order, fds) if self._inside else self._fork(order, fds)
+        except (OSError, ValueError) as error:
             _end_all(self._statuses)
-            _tell(self._channel, {"refused": text})
+            _tell(self._channel, {"refused": _cannot_start(order["argv"][0], error)})
             return
+        finally:
+            for fd in fds:
+                os.close(fd)
         self._program = pid
         self._pidfd = os.pidfd_open(pid)
         self._poll.register(self._pidfd, select.POLLIN)
         self._started = time.monotonic()
-        self._look_at = self._started + _CLOSE_LOOK_S
         self._cpu_base_s = 0.0
-        self._limit(order)
-        _tell(self._channel, {"started": True})
+        self._limited = False
+        if order["limits"]:
+            self._limit(order["limits"])
+        if order["report"]:
+            _tell(self._channel, {"started": True})
 
     def _limit(self, limits: dict[str, Any]) -> None:
+        self._limited = True
+        self._started = time.monotonic()
         self._cpu_end_s: float = self._cpu_base_s + limits["cpu_s"]
-        self._wall_end: float = time.monotonic() + limits["wall_s"]
+        self._wall_end: float = self._started + limits["wall_s"]
         self._memory_bytes: int = limits["memory_bytes"]
         self._over = False
+        self._look_at = self._started + self._pause_s()
+        _, hard = resource.prlimit(self._program, resource.RLIMIT_CPU)
+        soft = _cpu_rlimit(self._cpu_end_s, hard)
+        resource.prlimit(self._program, resource.RLIMIT_CPU, (soft, hard))
 
-    def _renew(self, limits: dict[str, Any]) -> None:
+    def _pause_s(self) -> float:
+        """How long to the next sample."""
+        cpu_s = self._cpu_end_s - self._meter.cpu_s
+        memory_s = (self._memory_bytes - self._meter.memory_bytes) / _GROWTH_BYTES_PER_S
+        return max(min(cpu_s, memory_s, _LOOK_S), _CLOSE_LOOK_S)
+
+    def _renew(self, limits: dict[str, Any]) -> float:
+        """Count afresh, against new limits; the CPU seconds spent until now."""
         self._meter.sample()
         spent_s = self._meter.cpu_s - self._cpu_base_s
         self._cpu_base_s = self._meter.cpu_s
         self._limit(limits)
-        _, hard = resource.prlimit(self._program, resource.RLIMIT_CPU)
-        soft = _cpu_rlimit(self._cpu_end_s, hard)
-        resource.prlimit(self._program, resource.RLIMIT_CPU, (soft, hard))
-        _tell(self._channel, {"renewed": spent_s})
+        return spent_s
 
     def _look(self) -> None:
         """Take a sample if it is time, and end the program when a limit is broken."""
@@ -213,17 +235,14 @@ class Keeper:
             return
         _reap(self._statuses)
         self._meter.sample()
-        pause_s = min(max((now - self._started) / 4, _CLOSE_LOOK_S), _LOOK_S)
         over = self._meter.memory_bytes > self._memory_bytes
         if self._meter.cpu_s > self._cpu_end_s:
             self._finish("cpu")
         elif over and self._over:
             self._finish("memory")
-        elif over:
-            # Between fork and exec a child seems to have its parent's memory: look twice.
-            pause_s = _CLOSE_LOOK_S
+        # Between fork and exec a child seems to have its parent's memory: look twice.
         self._over = over
-        self._look_at = now + pause_s
+        self._look_at = now + self._pause_s()
 
     def _finish(self, stopped: str | None) -> None:
         """End what is left of the program and report. Its status is the main process's."""
@@ -232,8 +251,8 @@ class Keeper:
         os.close(self._pidfd)
         status = os.waitstatus_to_exitcode(self._statuses[self._program])
         self._program = 0
-        self._meter.sample()  # nothing is alive: what remains is exact
-        if stopped is None and self._meter.cpu_s > self._cpu_end_s:
+        self._meter.conclude()
+        if stopped is None and self._limited and self._meter.cpu_s > self._cpu_end_s:
             stopped = "cpu"  # or it would depend on when the last sample was taken
         report = {
             "code": status if status >= 0 else None,
@@ -243,7 +262,37 @@ class Keeper:
             "wall_s": time.monotonic() - self._started,
             "peak_bytes": self._meter.peak_bytes,
         }
-        _tell(self._channel, {"exit": report})
+        _tell(self._channel, {"exit": report, "limited": self._limited})
+
+    def _spawn(self, order: dict[str, Any], fds: list[int]) -> int:
+        """Start the program from within its walls; its pid. A fork of this process, which would
+        raise them after, costs a millisecond of CPU more. All descriptors but 0 to 2 close."""
+        os.chdir(order["cwd"])
+        argv: list[str] = order["argv"]
+        pid = os.posix_spawn(
+            argv[0],
+            argv,
+            order["env"],
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
+            setsid=True,
+            setsigdef=_DEFAULT,
+        )
+        if self._nice:  # of all threads that it may have by now
+            os.setpriority(os.PRIO_PGRP, pid, self._nice)
+        return pid
+
+    def _fork(self, order: dict[str, Any], fds: list[int]) -> int:
+        """Start the program where the walls would make this process its equal; its pid."""
+        trouble, report = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            self._become(order, fds, report)
+        os.close(report)
+        with open(trouble, "rb") as file:  # ends when the program has taken over
+            text = file.read()
+        if text:
+            raise OSError(*json.loads(text))
+        return pid
 
     def _become(self, order: dict[str, Any], fds: list[int], report: int) -> NoReturn:
         """Turn this fork into the program. All descriptors but 0 to 2 close on exec."""
@@ -255,21 +304,25 @@ class Keeper:
                 os._exit(1)
             for number, fd in enumerate(fds):
                 os.dup2(fd, number)
-            for signum in (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ):
+            for signum in _DEFAULT:
                 signal.signal(signum, signal.SIG_DFL)
-            _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-            resource.setrlimit(resource.RLIMIT_CPU, (_cpu_rlimit(order["cpu_s"], hard), hard))
             os.nice(self._nice)
             os.chdir(order["cwd"])
             if self._ruleset is not None:
                 confine.landlock_restrict(self._ruleset)
             os.execve(argv[0], argv, order["env"])
         except OSError as error:
-            where = f" ({error.filename})" if error.filename not in (None, argv[0]) else ""
-            os.write(report, f"cannot start {argv[0]}: {error.strerror}{where}".encode())
+            os.write(report, json.dumps([error.errno, error.strerror, error.filename]).encode())
         except Exception as error:
-            os.write(report, f"cannot start {argv[0]}: {error}".encode())
+            os.write(report, json.dumps([0, str(error)]).encode())
         os._exit(127)
+
+
+def _cannot_start(program: str, error: OSError | ValueError) -> str:
+    if not isinstance(error, OSError):
+        return f"cannot start {program}: {error}"
+    where = f" ({error.filename})" if error.filename not in (None, program) else ""
+    return f"cannot start {program}: {error.strerror}{where}"
 
 
 def _cpu_rlimit(cpu_s: float, hard: int) -> int:
@@ -318,8 +371,13 @@ def _inner(
     confine.adopt_orphans()
     if os.getpid() != 1 and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         raise OSError("this kernel has neither pid namespaces for us nor /proc/PID/task/*/children")
+    # As pid 1 it need not be kept apart by Landlock from a program: the kernel lets no signal from
+    # below through to it, and nobody without privileges look into what is not dumpable.
+    inside = "pid" in walls
+    if inside and ruleset is not None:
+        confine.landlock_restrict(ruleset)
     _tell(channel, {"isolation": isolation})
-    Keeper(channel, hello, ruleset).serve(fatal)
+    Keeper(channel, hello, ruleset, inside=inside).serve(fatal)
     return 0
 
 
