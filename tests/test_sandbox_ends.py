@@ -118,14 +118,18 @@ WORKER = """
     from leanq.sandbox import Limits, Sandbox
 
     async def main(mode, daemon, marker, *readable):
-        sandbox = await Sandbox.open(
-            readable=[Path(path) for path in readable], namespaces=mode == "namespaces"
-        )
+        sandbox, waiting = [
+            await Sandbox.open(
+                readable=[Path(path) for path in readable], namespaces=mode == "namespaces"
+            )
+            for _ in range(2)
+        ]
         argv = [sys.executable, "-I", "-S", "-c", daemon, marker]
         limits = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30)
         process = await sandbox.start(argv, env={}, cwd=sandbox.scratch, limits=limits)
         await process.read()
-        print(sandbox.scratch, flush=True)
+        waiting.prepare(["/bin/sh", "-c", "read x", marker], env={}, cwd=waiting.scratch)
+        print(sandbox.scratch, waiting.scratch, flush=True)
         await process.wait()
 
     asyncio.run(main(*sys.argv[1:]))
@@ -140,13 +144,15 @@ async def test_the_worker_is_killed(mode: str) -> None:
     root = Path(__file__).parent.parent
     worker = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE, cwd=root)
     assert worker.stdout is not None
-    scratch = Path((await worker.stdout.readline()).decode().strip())
-    (outer,) = children(worker.pid)
-    (inner,) = children(outer)
-    assert scratch.is_dir()
-    assert len(marked(marker)) == 3  # the worker itself, the program and its daemon
+    folders = [Path(path) for path in (await worker.stdout.readline()).decode().split()]
+    outers = children(worker.pid)
+    wardens = [*outers, *(inner for outer in outers for inner in children(outer))]
+    assert [folder.is_dir() for folder in folders] == [True, True]
+    assert len(wardens) == 4
+    # The worker itself, the program, its daemon, and one that waits for its input.
+    await eventually(lambda: len(marked(marker)) == 4)
     worker.kill()
     assert await worker.wait() == -signal.SIGKILL
     await eventually(lambda: marked(marker) == [])
-    await eventually(lambda: not running(outer) and not running(inner))
-    assert not scratch.exists()
+    await eventually(lambda: not any(map(running, wardens)))
+    assert not any(folder.exists() for folder in folders)

@@ -75,8 +75,9 @@ class Lean:
         self._inbox_root = inbox_root
         # Who has waited longest comes first: it is the most likely to have started.
         self._idle: deque[Sandbox] = deque()
-        # How each sandbox in use was first used, as it is likely to be used next.
-        self._first: dict[Sandbox, Sequence[str]] = {}
+        # The command that each sandbox was last used for first, as it is likely to be again.
+        self._expected: dict[Sandbox, Sequence[str]] = {}
+        self._unused: set[Sandbox] = set()
         self._closed = False
 
     async def open(self) -> None:
@@ -88,7 +89,7 @@ class Lean:
         if self.environment.toolchain.source != "wheel":
             await self._try_lean(opened[0])
         for sandbox in opened:
-            self._prepare(sandbox, self._arguments(_COMPILE))
+            self._prepare(sandbox)
 
     async def close(self) -> None:
         """Ends the idle sandboxes now, and the others when they are given back."""
@@ -100,17 +101,18 @@ class Lean:
     async def sandbox(self) -> AsyncIterator[Sandbox]:
         """A sandbox with an empty scratch folder."""
         sandbox = self._idle.popleft() if self._idle else await self._new_sandbox()
+        self._unused.add(sandbox)
         try:
             yield sandbox
         finally:
-            first = self._first.pop(sandbox, None)
+            self._unused.discard(sandbox)
             # What was opened for other files must not serve the changed environment.
             if sandbox.alive and not self._closed:
                 sandbox.clear()
                 self._idle.append(sandbox)
-                if first is not None:
-                    self._prepare(sandbox, first)
+                self._prepare(sandbox)
             else:
+                self._expected.pop(sandbox, None)
                 await sandbox.close()
 
     async def run(
@@ -135,7 +137,9 @@ class Lean:
                 exposed = await asyncio.to_thread(load.expose, sandbox.inbox, _SNAPSHOT)
                 args.append(f"--incr-load={exposed}")
         command = self._arguments(args)
-        self._first.setdefault(sandbox, command)
+        if sandbox in self._unused:
+            self._unused.remove(sandbox)
+            self._expected[sandbox] = command
         done = await self._lean(sandbox, command, limits, code)
         if len(done.stdout) < _PRINTED_AT_ONCE_BYTES:
             printed = Printed(done.stdout)
@@ -172,8 +176,10 @@ class Lean:
             command, env=variables, cwd=sandbox.scratch, limits=limits, stdin=stdin
         )
 
-    def _prepare(self, sandbox: Sandbox, command: Sequence[str]) -> None:
-        # Whoever comes next starts Lean himself, and hears of the trouble.
+    def _prepare(self, sandbox: Sandbox) -> None:
+        """Start the Lean that is likely to be wanted next."""
+        command = self._expected.get(sandbox) or self._arguments(_COMPILE)
+        # In trouble, whoever comes next starts Lean himself and hears of it.
         with contextlib.suppress(SandboxError):
             sandbox.prepare(command, env=self.variables(sandbox), cwd=sandbox.scratch)
 
