@@ -312,9 +312,9 @@ class Sandbox:
                 process.on_renewed(cpu_s)
             case {"exit": fields, "limited": limited}, Process() as process:
                 process.on_end(Exit(**fields), limited=limited)
-            case {"refused": text}, Process() as process:
+            case {"refused": text}, Process(ended=False) as process:
                 process.on_end(SandboxError(text))
-            case {"refused": text}, None:
+            case {"refused": text}, _:
                 self._give_up(text)
             case _:
                 self._give_up("the warden of this sandbox has died")

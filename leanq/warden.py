@@ -51,6 +51,7 @@ from leanq.meter import Meter, descendants
 MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothing is cut
 
 _FILE_BYTES = 8 << 30  # the largest file that a program may write
+_RESOURCES = 16  # that Linux knows limits of
 _PROCESSES = 4096  # processes and threads of a slot, where they can be counted apart
 # Between two samples, at least and at most: as long as no limit can be broken at the quickest
 # growth of memory that one thread reaches. Each sample costs the machine some 0.3 ms.
@@ -134,6 +135,7 @@ class Keeper:
         self._inside = inside
         self._statuses: dict[int, int] = {}
         self._pid = os.getpid()
+        self._own_limits = _own_limits()
         self._program = 0  # pid; 0 while nothing runs
 
     def serve(self, fatal: Iterable[int]) -> None:
@@ -251,6 +253,10 @@ class Keeper:
         os.close(self._pidfd)
         status = os.waitstatus_to_exitcode(self._statuses[self._program])
         self._program = 0
+        # The kernel lets any process of this user do that. Whoever did it is to have the trouble,
+        # and not whoever comes next.
+        if _own_limits() != self._own_limits:
+            raise OSError("the program has lowered the limits of its warden")
         self._meter.conclude()
         if stopped is None and self._limited and self._meter.cpu_s > self._cpu_end_s:
             stopped = "cpu"  # or it would depend on when the last sample was taken
@@ -323,6 +329,10 @@ def _cannot_start(program: str, error: OSError | ValueError) -> str:
         return f"cannot start {program}: {error}"
     where = f" ({error.filename})" if error.filename not in (None, program) else ""
     return f"cannot start {program}: {error.strerror}{where}"
+
+
+def _own_limits() -> list[tuple[int, int]]:
+    return [resource.getrlimit(limit) for limit in range(_RESOURCES)]
 
 
 def _cpu_rlimit(cpu_s: float, hard: int) -> int:

@@ -82,3 +82,13 @@ async def test_no_spare_outlives_a_change(site: Site, monkeypatch: pytest.Monkey
     changed = False
     assert before.isdisjoint(marked(site.marker))
     await spare(site)
+
+
+async def test_a_warden_that_died_idle_costs_nobody_a_check(site: Site) -> None:
+    driver = await site.driver()
+    await spare(site)
+    (sandbox,) = driver._opened.lean._idle
+    sandbox._warden.kill()
+    await eventually(lambda: not sandbox.alive)
+    assert marked(site.marker) == []
+    assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"

@@ -19,6 +19,7 @@ from sandboxes import (
     PYTHON,
     children,
     marked,
+    needs,
     new_marker,
     opened,
     output,
@@ -110,6 +111,33 @@ async def test_the_warden_minds_only_its_worker(sandbox: Sandbox) -> None:
         for pid in (outer, *children(outer)):
             os.kill(pid, signum)
     assert await output(sandbox, "print('here')") == "here"
+
+
+@pytest.mark.parametrize("limit", ["NOFILE", "CPU", "NPROC"])
+async def test_who_lowers_the_limits_of_the_warden_has_the_trouble(
+    sandbox: Sandbox, limit: str
+) -> None:
+    code = f"""
+        import os, resource
+        resource.prlimit(os.getppid(), resource.RLIMIT_{limit}, (50, 50))
+    """
+    with pytest.raises(SandboxError, match="limits of its warden"):
+        await run(sandbox, code)
+    await eventually(lambda: not sandbox.alive)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_no_signal_reaches_the_warden(mode: str) -> None:
+    async with opened(mode) as sandbox:
+        needs(sandbox, "pid-ns", landlock=6)
+        code = """
+            import os, signal
+            for number in range(1, signal.NSIG):
+                try: os.kill(os.getppid(), number)
+                except PermissionError: pass
+        """
+        assert await output(sandbox, code) == ""
+        assert await output(sandbox, "print('still usable')") == "still usable"
 
 
 WORKER = """

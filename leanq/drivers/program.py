@@ -100,7 +100,7 @@ class Lean:
     @contextlib.asynccontextmanager
     async def sandbox(self) -> AsyncIterator[Sandbox]:
         """A sandbox with an empty scratch folder."""
-        sandbox = self._idle.popleft() if self._idle else await self._new_sandbox()
+        sandbox = await self._next_sandbox()
         self._unused.add(sandbox)
         try:
             yield sandbox
@@ -182,6 +182,16 @@ class Lean:
         # In trouble, whoever comes next starts Lean himself and hears of it.
         with contextlib.suppress(SandboxError):
             sandbox.prepare(command, env=self.variables(sandbox), cwd=sandbox.scratch)
+
+    async def _next_sandbox(self) -> Sandbox:
+        """The one that has been idle for longest, or a new one; not one that died meanwhile."""
+        while self._idle:
+            sandbox = self._idle.popleft()
+            if sandbox.alive:
+                return sandbox
+            self._expected.pop(sandbox, None)
+            await sandbox.close()
+        return await self._new_sandbox()
 
     async def _new_sandbox(self) -> Sandbox:
         return await Sandbox.open(
