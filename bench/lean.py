@@ -38,6 +38,7 @@ _THINK_S = 0.25  # between two checks of a client that sends one at a time
 _FIGURES = {
     "xargs_ms": (f"`xargs -P {_SLOTS}`, per file", "{:.1f} ms", ""),
     "xargs_cpu_ms": ("CPU time of it, per file", "{:.1f} ms", ""),
+    "share": (f"CPU time of it, of {_SLOTS} CPUs", "{:.0%}", ""),
     "throughput": (f"throughput of {_SLOTS} slots / of `xargs`", "{:.3f}", "≥ 0.97"),
     "cpu": ("CPU time of all that runs / of `xargs`", "{:.3f}", ""),
     "worker_ms": ("CPU time of worker, wardens and Lean, per file", "{:.1f} ms", ""),
@@ -119,8 +120,7 @@ def measure_round(
     figures: _Figures, place: Place, fleet: Fleet, names: list[str], *, backwards: bool
 ) -> None:
     """All files through both."""
-    before = (0.0, 0.0)
-    after = (0.0, 0.0)
+    before = after = (0.0, 0.0)
     runs: dict[str, Run] = {}
     for name in ("leanq", "xargs") if backwards else ("xargs", "leanq"):
         if name == "xargs":
@@ -134,6 +134,7 @@ def measure_round(
     total_s = worker_s + server_s + ours.cpu_s
     figures["xargs_ms"].append(1000 * base.wall_s / len(names))
     figures["xargs_cpu_ms"].append(1000 * base.cpu_s / len(names))
+    figures["share"].append(base.cpu_s / base.wall_s / _SLOTS)
     figures["throughput"].append(base.wall_s / ours.wall_s)
     figures["cpu"].append(total_s / base.cpu_s)
     figures["worker_ms"].append(1000 * worker_s / len(names))

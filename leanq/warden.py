@@ -53,8 +53,8 @@ MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothi
 _FILE_BYTES = 8 << 30  # the largest file that a program may write
 _RESOURCES = 16  # that Linux knows limits of
 _PROCESSES = 4096  # processes and threads of a slot, where they can be counted apart
-# Between two samples, at least and at most: as long as no limit can be broken at the quickest
-# growth of memory that one thread reaches. Each sample costs the machine some 0.3 ms.
+# Between two samples, at least and at most: no longer than it takes one thread to break a limit, by
+# CPU time or by the quickest growth of memory. Each sample costs the machine some 0.3 ms.
 _CLOSE_LOOK_S, _LOOK_S = 0.025, 0.1
 _GROWTH_BYTES_PER_S = 4 << 30
 _CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a warden that cannot run
