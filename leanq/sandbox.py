@@ -34,8 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from leanq.errors import SandboxError
+from leanq.keeper import MESSAGE_BYTES
 from leanq.process import Exit, Finished, Limits, Process
-from leanq.warden import MESSAGE_BYTES, empty
+from leanq.warden import empty
 
 __all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "probe"]
 
