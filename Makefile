@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format types bench bench-quick bench-submit bench-states soak dist clean help
+.PHONY: demo test lint format types bench bench-quick bench-submit bench-lean bench-states soak dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -31,6 +31,9 @@ bench-quick: $(VENV)/dev   ## what leanq's queue costs, in a line of JSON; a min
 
 bench-submit: $(VENV)/dev   ## what leanq adds to Lean: overhead, audit, idle CPU
 	$(BIN)/python bench/submit.py
+
+bench-lean: $(VENV)/dev     ## throughput and latency of checks of 100 ms beside plain Lean
+	$(BIN)/python bench/lean.py
 
 bench-states: $(VENV)/dev   ## steps with snapshots and without, and routed to whoever is warm
 	$(BIN)/python bench/states.py

@@ -9,33 +9,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import platform
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from processes import Run, cpu_s, process, run
+from places import LEANQ, Place, new_place, statement, worker, xargs
+from processes import Run, cpu_s, run
 
-import leanq
 from leanq.client import AsyncLeanQClient
 from leanq.commands.build import cpus
 from leanq.config import Settings
-from leanq.drivers.environment import Environment, open_environment
 from leanq.local import EmbeddedServer
 from leanq.queue import Queue
 
-_LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
 _ECHOES, _ECHOES_EACH, _OUTSTANDING, _ECHO_SLOTS = 500, 5, 1000, 256
 
 # What it is, how its number is written, target; by name.
@@ -58,14 +54,11 @@ _Figures = defaultdict[str, list[float]]
 
 
 @dataclass(frozen=True)
-class Place:
-    """A user with folders of his own. Files are named without their ``.lean``."""
+class Work:
+    """The files of all calls, named without their ``.lean``."""
 
-    files: Path
     theorems: list[str]
     examples: list[str]
-    environment: Environment
-    variables: dict[str, str]
 
 
 def main() -> None:
@@ -82,12 +75,13 @@ def main() -> None:
             tempfile.TemporaryDirectory(prefix="leanq-bench-") as folder,
             EmbeddedServer() as server,
         ):
-            place = new_place(Path(folder), options.files)
+            place = new_place(Path(folder))
+            work = write_work(place, options.files)
             info = asyncio.run(server_info(server.url))
             fleet = {**place.variables, "LEANQ_URL": server.url}
             with worker(place, fleet) as pid:
                 for number in range(options.rounds):
-                    measure_round(figures, place, fleet, backwards=number % 2 == 1)
+                    measure_round(figures, place, work, fleet, backwards=number % 2 == 1)
                 measure_idle(figures, pid, int(info["process_id"]), options.idle_s)
             with worker(place, fleet, "--driver", "echo", "--slots", str(_ECHO_SLOTS)):
                 for _ in range(options.rounds):
@@ -100,35 +94,13 @@ def main() -> None:
     print_table(figures)
 
 
-def new_place(folder: Path, count: int) -> Place:
-    """Writes the files, and finds the Lean that both sides use: the wheel's, with Core."""
-    for name in ("cache", "files", "home", "tmp"):
-        (folder / name).mkdir()
-    variables = {
-        "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": str(Path(leanq.__file__).parents[1]),
-        "HOME": str(folder / "home"),
-        "TMPDIR": str(folder / "tmp"),
-        "LEANQ_CACHE": str(folder / "cache"),
-    }
+def write_work(place: Place, count: int) -> Work:
     files = {f"theorem_{n}": f"theorem bench_{n} {statement(n)}" for n in range(count)}
     # Each of these is compiled twice.
     examples = {f"example_{n}": f"example {statement(n)}" for n in range(-(-count // 10))}
     for name, command in (files | examples).items():
-        (folder / "files" / f"{name}.lean").write_text(f"prelude\nimport Core\n\n{command}\n")
-    environment = open_environment("default", None, environ=variables)
-    return Place(folder / "files", list(files), list(examples), environment, variables)
-
-
-def statement(number: int) -> str:
-    """A small statement of its own, with its proof by tactics."""
-    left, middle, right = f"p{number}", "q", f"r{number % 7}"
-    return (
-        f"({left} {middle} {right} : Prop) :\n"
-        f"    And {left} (And {middle} {right}) → And (And {right} {middle}) {left} := by\n"
-        "  intro h\n  constructor\n  constructor\n"
-        "  exact h.right.right\n  exact h.right.left\n  exact h.left"
-    )
+        place.write(name, command)
+    return Work(list(files), list(examples))
 
 
 async def server_info(url: str) -> Mapping[str, Any]:
@@ -140,20 +112,20 @@ async def server_info(url: str) -> Mapping[str, Any]:
 
 
 def measure_round(
-    figures: _Figures, place: Place, fleet: Mapping[str, str], *, backwards: bool
+    figures: _Figures, place: Place, work: Work, fleet: Mapping[str, str], *, backwards: bool
 ) -> None:
     """Runs each of the commands once."""
     alone = place.variables
     calls = {
-        "xargs": lambda: xargs(place),
-        "cold": lambda: submit(place, place.theorems, alone, "--no-audit"),
-        "audited": lambda: submit(place, place.theorems, alone),
-        "warm": lambda: submit(place, place.theorems, fleet, "--no-audit"),
-        "examples": lambda: submit(place, place.examples, fleet),
+        "xargs": lambda: xargs(place, work.theorems, cpus()),
+        "cold": lambda: submit(place, work.theorems, alone, "--no-audit"),
+        "audited": lambda: submit(place, work.theorems, alone),
+        "warm": lambda: submit(place, work.theorems, fleet, "--no-audit"),
+        "examples": lambda: submit(place, work.examples, fleet),
     }
     runs = {name: calls[name]() for name in (reversed(calls) if backwards else calls)}
     base = runs["xargs"]
-    figures["xargs_ms"].append(1000 * base.wall_s / len(place.theorems))
+    figures["xargs_ms"].append(1000 * base.wall_s / len(work.theorems))
     figures["xargs_share"].append(base.cpu_s / base.wall_s / cpus())
     figures["cold"].append(runs["cold"].wall_s / base.wall_s)
     figures["cold_cpu"].append(runs["cold"].cpu_s / base.cpu_s)
@@ -170,36 +142,10 @@ def audit_share(run: Run) -> float:
     return float(audit_s / (sum(reply["wall_s"] for reply in replies) - audit_s))
 
 
-def xargs(place: Place) -> Run:
-    """All theorems through Lean, started as the driver starts it."""
-    environment, scratch = place.environment, place.variables["TMPDIR"]
-    lean = [*environment.toolchain.command, *environment.options, "--json"]
-    command = ["xargs", "-P", str(cpus()), "-I{}", *lean, "-o", f"{scratch}/{{}}.olean", "{}.lean"]
-    variables = {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
-    with tempfile.TemporaryFile() as names:
-        names.write("\n".join(place.theorems).encode())
-        names.seek(0)
-        done = run(command, variables, place.files, names)
-    for name in place.theorems:
-        Path(scratch, f"{name}.olean").unlink()
-    return done
-
-
 def submit(place: Place, names: Sequence[str], variables: Mapping[str, str], *options: str) -> Run:
     """One ``leanq submit``, which succeeds only if all is accepted."""
     files = [f"{name}.lean" for name in names]
-    return run([*_LEANQ, "submit", "--json", *options, *files], variables, place.files)
-
-
-@contextlib.contextmanager
-def worker(place: Place, variables: Mapping[str, str], *options: str) -> Iterator[int]:
-    """The pid of a worker that is ready."""
-    command = [*_LEANQ, "worker", *options]
-    with process(command, variables, place.files, stderr=subprocess.PIPE) as child:
-        assert child.stderr is not None
-        if not any(b" serves " in line for line in child.stderr):
-            sys.exit("the worker does not start")
-        yield child.pid
+    return run([*LEANQ, "submit", "--json", *options, *files], variables, place.files)
 
 
 def measure_idle(figures: _Figures, worker_pid: int, server_pid: int, seconds: float) -> None:
@@ -237,4 +183,5 @@ def print_table(figures: _Figures) -> None:
         print(f"| {what} | {middle} | {target} | {' – '.join(ends)} |")
 
 
-main()
+if __name__ == "__main__":
+    main()

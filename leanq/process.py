@@ -20,7 +20,7 @@ class Limits:
     """What a program may use.
 
     ``cpu_s`` and ``memory_bytes`` are for the program and all its descendants together, measured
-    about every 50 ms (see ``leanq.meter``); ``output_bytes`` is for what stands unread of both
+    every 25 to 100 ms (see ``leanq.meter``); ``output_bytes`` is for what stands unread of both
     outputs together, of standard output alone where standard error is kept as a tail.
     """
 
@@ -40,8 +40,9 @@ class Exit:
     """How a program ended and what it used, its descendants included.
 
     One of ``code`` and ``signal`` is None. ``stopped`` says why leanq ended it: a limit, or
-    ``killed`` when it was not wanted any more; None when it ended by itself. ``peak_bytes`` is
-    the largest sample, 0 for a program that was over within a few milliseconds.
+    ``killed`` when it was not wanted any more; None when it ended by itself. ``cpu_s`` counts from
+    its start, ``wall_s`` from when its limits were last set. ``peak_bytes`` is the largest sample,
+    0 for a program that was over within a tenth of a second.
     """
 
     code: int | None
@@ -65,6 +66,9 @@ class Process:
     """A program that runs in a sandbox; ``Sandbox.start`` makes it.
 
     Both outputs are read as they come, so a program never waits for its reader.
+
+    Attributes:
+        was_limited: whether it was alive when its limits were set; known once it has ended.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Process:
         self._outputs = {self._stdout_fd: self._stdout, stderr_fd: self._stderr}
         self._output_bytes = output_bytes
         self._overflowed = False
+        self.was_limited = False
         self._tail = tail
         self._fresh = asyncio.Event()  # new output, or the end of it
         for fd in pipes:
@@ -142,6 +147,14 @@ class Process:
         self._tell({"renew": limits.measured()})
         return await self._renewed
 
+    def feed(self, data: bytes, limits: Limits | None = None) -> None:
+        """Send all of its standard input, and count against these limits from now on."""
+        if limits is not None:
+            self._output_bytes = limits.output_bytes
+            self._tell({"limit": limits.measured()})
+        self.write(data)
+        self.write_eof()
+
     async def kill(self) -> Exit:
         """End the program and all its descendants. Not even a cancellation leaves earlier.
 
@@ -186,8 +199,9 @@ class Process:
         if self._renewed is not None and not self._renewed.done():
             self._renewed.set_result(cpu_s)
 
-    def on_end(self, end: Exit | SandboxError) -> None:
+    def on_end(self, end: Exit | SandboxError, *, limited: bool = False) -> None:
         """All is over: what stands in the pipes now is all that will ever be there."""
+        self.was_limited = limited
         for fd in list(self._outputs):
             while self._pump(fd):
                 pass

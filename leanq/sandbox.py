@@ -29,16 +29,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from leanq.errors import SandboxError
+from leanq.keeper import MESSAGE_BYTES
 from leanq.process import Exit, Finished, Limits, Process
-from leanq.warden import MESSAGE_BYTES, empty
+from leanq.warden import empty
 
 __all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "probe"]
 
 _PATIENCE_S = 30.0  # for a warden to answer, before it is given up
+_UNASKED_BYTES = 1 << 16  # what a prepared program may print before its input
 
 # The warden gets a package `leanq` that holds nothing yet: none of the worker's own modules.
 _BOOT = """
@@ -48,6 +51,15 @@ leanq.__path__ = [sys.argv[1]]
 from leanq.warden import main
 main()
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What a program is started with; two that are equal do the same with the same input."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
 
 
 class Sandbox:
@@ -71,6 +83,7 @@ class Sandbox:
         self._loop = asyncio.get_running_loop()
         self._greeting: asyncio.Future[tuple[str, ...]] = self._loop.create_future()
         self._process: Process | None = None
+        self._prepared: _Program | None = None
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._warden = subprocess.Popen(
@@ -152,7 +165,26 @@ class Sandbox:
         ``argv[0]`` is a path. Its environment is ``env`` and nothing else. SandboxError: it
         cannot be started, or another one still runs, or the warden has died.
         """
-        return await self._launch(argv, env, cwd, limits, tail=True)
+        await self._dismiss()
+        process = self._launch(_Program(tuple(argv), env, cwd), limits, dialogue=True)
+        try:
+            await process.started()
+        except asyncio.CancelledError:
+            with contextlib.suppress(SandboxError):
+                await process.kill()
+            raise
+        return process
+
+    def prepare(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
+        """Start a program ahead of its input, should :meth:`run` be asked for just this one.
+
+        It must be one to trust until it has read its input: it has no limits as long as it waits,
+        and what it spends on its start is no part of the limits to come. It serves one ``run`` at
+        most, and is ended by one of another program. SandboxError: as in :meth:`start`.
+        """
+        program = _Program(tuple(argv), dict(env), cwd)
+        self._launch(program, None)
+        self._prepared = program
 
     async def run(
         self,
@@ -168,18 +200,21 @@ class Sandbox:
         When the awaiting task is cancelled, the program has ended before the cancellation goes
         on, and the sandbox can be used again.
         """
-        process = await self._launch(argv, env, cwd, limits, tail=False)
-        try:
-            process.write(stdin)
-            process.write_eof()
-            return await process.finished()
-        except asyncio.CancelledError:
-            with contextlib.suppress(SandboxError):
-                await process.kill()
-            raise
+        program = _Program(tuple(argv), env, cwd)
+        spare = self._take_prepared(program)
+        if spare is not None:
+            spare.feed(stdin, limits)
+            finished = await self._finished(spare)
+            if spare.was_limited:
+                return finished
+            # It had died by then, of whatever: that tells nothing of the input.
+        await self._dismiss()
+        process = self._launch(program, limits)
+        process.feed(stdin)
+        return await self._finished(process)
 
     def clear(self) -> None:
-        """Empty its folders. No program may be running."""
+        """Empty its folders. No program may be running, but for a prepared one."""
         for folder in self._folders:
             empty(str(folder))
 
@@ -204,33 +239,56 @@ class Sandbox:
     def _folders(self) -> list[Path]:
         return [self.scratch, *([self.inbox] if self.inbox else [])]
 
-    async def _launch(
-        self, argv: Sequence[str], env: Mapping[str, str], cwd: Path, limits: Limits, *, tail: bool
+    def _launch(
+        self, program: _Program, limits: Limits | None, *, dialogue: bool = False
     ) -> Process:
+        """Have the warden start a program; without limits, it has none until they are set."""
         if not self.alive:
             raise SandboxError("the warden of this sandbox has died")
         if self._process is not None and not self._process.ended:
             raise SandboxError("the sandbox runs a program already")
-        order = {"argv": list(argv), "env": dict(env), "cwd": str(cwd), **limits.measured()}
+        order = {
+            "argv": program.argv,
+            "env": dict(program.env),
+            "cwd": str(program.cwd),
+            "limits": limits and limits.measured(),
+            "report": dialogue,
+        }
         ours, theirs = _pipes()
-        process = Process(
-            ours, limits.output_bytes, tail=tail, tell=self._tell, give_up=self._give_up
-        )
+        most_bytes = limits.output_bytes if limits else _UNASKED_BYTES
+        process = Process(ours, most_bytes, tail=dialogue, tell=self._tell, give_up=self._give_up)
         self._process = process
         try:
             self._tell({"start": order}, theirs)
         except OSError as error:  # larger than a packet may be
-            process.on_end(SandboxError(f"cannot start {argv[0]}: {error.strerror}"))
+            process.on_end(SandboxError(f"cannot start {program.argv[0]}: {error.strerror}"))
         finally:
             for fd in theirs:
                 os.close(fd)
+        return process
+
+    def _take_prepared(self, program: _Program) -> Process | None:
+        """What was prepared, if it is this program and waits."""
+        if self._prepared != program or self._process is None or self._process.ended:
+            return None
+        self._prepared = None
+        return self._process
+
+    async def _dismiss(self) -> None:
+        """End what was prepared for nothing."""
+        if self._prepared is not None and self._process is not None:
+            self._prepared = None
+            with contextlib.suppress(SandboxError):
+                await self._process.kill()
+
+    async def _finished(self, process: Process) -> Finished:
+        """Its end, which a cancellation brings about."""
         try:
-            await process.started()
+            return await process.finished()
         except asyncio.CancelledError:
             with contextlib.suppress(SandboxError):
                 await process.kill()
             raise
-        return process
 
     def _tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         if self.alive:
@@ -253,11 +311,11 @@ class Sandbox:
                 process.on_started()
             case {"renewed": cpu_s}, Process() as process:
                 process.on_renewed(cpu_s)
-            case {"exit": fields}, Process() as process:
-                process.on_end(Exit(**fields))
-            case {"refused": text}, Process() as process:
+            case {"exit": fields, "limited": limited}, Process() as process:
+                process.on_end(Exit(**fields), limited=limited)
+            case {"refused": text}, Process(ended=False) as process:
                 process.on_end(SandboxError(text))
-            case {"refused": text}, None:
+            case {"refused": text}, _:
                 self._give_up(text)
             case _:
                 self._give_up("the warden of this sandbox has died")

@@ -18,7 +18,7 @@ from leanq.states import MemoryStates
 from leanq.wire import Reply, Request
 
 # A program in Lean's place that takes the candidate's text for a script.
-SHELL = ("/bin/sh", "-c", 'for file; do :; done; exec /bin/sh "./$file"', "/bin/sh")
+SHELL = ("/bin/sh", "-c", "cat > script.sh; exec /bin/sh ./script.sh", "/bin/sh")
 LOOKALIKE = r"""{"severity":"information","data":"'x' does not depend on any axioms"}"""
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fleets import until
-from sandboxes import marked
+from sandboxes import busy, marked
 
 from leanq.config import Settings
 
@@ -109,8 +109,11 @@ class Terminal:
         return ended(process, stdin)
 
     def busy(self) -> bool:
-        """Whether a Lean process of one of its workers runs."""
-        return any(self.tmp.glob("leanq-*/LeanqSubmission.lean"))
+        """Whether a Lean process of one of its workers has a text to work on."""
+        found = [Path(f"/proc/{pid}/environ") for pid in busy("lean_launcher.py")]
+        with contextlib.suppress(OSError):  # it has just ended
+            return any(str(self.tmp).encode() in environ.read_bytes() for environ in found)
+        return False
 
     def is_clean(self) -> bool:
         """Whether no process and no temporary file of its commands is left.

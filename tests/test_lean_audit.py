@@ -123,7 +123,7 @@ async def test_examples_that_end_otherwise_under_names(
     site: Site, again: str, verdict: str
 ) -> None:
     # When it runs for the second time, the last line is a definition.
-    second = 'grep -q "^def" LeanqSubmission.lean'
+    second = 'grep -q "^def" script.sh'
     script = f"if {second}; then {again}; fi; : > LeanqSubmission.olean; exit\nexample"
     driver = await site.driver(site.shell())
     reply = await driver.run(check(script, timeout_s=0.3))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import CI, eventually
-from sandboxes import marked, needs
+from sandboxes import busy, marked, needs
 from sites import Site, check, sample
 
 from leanq.drivers import check as check_module
@@ -192,7 +192,7 @@ async def test_a_candidate_finds_nothing_of_the_one_before(site: Site) -> None:
         exit 1
     """)
     )
-    assert [m.text for m in reply.messages] == ["LeanqSubmission.lean"]
+    assert [m.text for m in reply.messages] == ["script.sh"]
 
 
 async def test_a_candidate_cannot_write_beside_its_folder(site: Site, tmp_path: Path) -> None:
@@ -206,11 +206,11 @@ async def test_a_candidate_cannot_write_beside_its_folder(site: Site, tmp_path: 
 async def test_cancelling_a_check_ends_lean(site: Site) -> None:
     driver = await site.driver()
     task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
-    await eventually(lambda: bool(marked(site.marker)))
+    await eventually(lambda: busy(site.marker) != [])
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert marked(site.marker) == []
+    assert busy(site.marker) == []
     assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
 
 
@@ -233,7 +233,7 @@ async def test_a_dead_warden_costs_one_request(site: Site, tmp_path: Path) -> No
     driver = await site.driver()
     (sandbox,) = driver._opened.lean._idle
     task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
-    await eventually(lambda: bool(marked(site.marker)))
+    await eventually(lambda: busy(site.marker) != [])
     sandbox._warden.kill()
     with pytest.raises(SandboxError):
         await task

@@ -19,6 +19,7 @@ from sandboxes import (
     PYTHON,
     children,
     marked,
+    needs,
     new_marker,
     opened,
     output,
@@ -112,20 +113,51 @@ async def test_the_warden_minds_only_its_worker(sandbox: Sandbox) -> None:
     assert await output(sandbox, "print('here')") == "here"
 
 
+@pytest.mark.parametrize("limit", ["NOFILE", "CPU", "NPROC"])
+async def test_who_lowers_the_limits_of_the_warden_has_the_trouble(
+    sandbox: Sandbox, limit: str
+) -> None:
+    code = f"""
+        import os, resource
+        resource.prlimit(os.getppid(), resource.RLIMIT_{limit}, (50, 50))
+    """
+    with pytest.raises(SandboxError, match="limits of its warden"):
+        await run(sandbox, code)
+    await eventually(lambda: not sandbox.alive)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_no_signal_reaches_the_warden(mode: str) -> None:
+    async with opened(mode) as sandbox:
+        needs(sandbox, "pid-ns", landlock=6)
+        code = """
+            import os, signal
+            for number in range(1, signal.NSIG):
+                try: os.kill(os.getppid(), number)
+                except PermissionError: pass
+        """
+        assert await output(sandbox, code) == ""
+        assert await output(sandbox, "print('still usable')") == "still usable"
+
+
 WORKER = """
     import asyncio, sys
     from pathlib import Path
     from leanq.sandbox import Limits, Sandbox
 
     async def main(mode, daemon, marker, *readable):
-        sandbox = await Sandbox.open(
-            readable=[Path(path) for path in readable], namespaces=mode == "namespaces"
-        )
+        sandbox, waiting = [
+            await Sandbox.open(
+                readable=[Path(path) for path in readable], namespaces=mode == "namespaces"
+            )
+            for _ in range(2)
+        ]
         argv = [sys.executable, "-I", "-S", "-c", daemon, marker]
         limits = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30)
         process = await sandbox.start(argv, env={}, cwd=sandbox.scratch, limits=limits)
         await process.read()
-        print(sandbox.scratch, flush=True)
+        waiting.prepare(["/bin/sh", "-c", "read x", marker], env={}, cwd=waiting.scratch)
+        print(sandbox.scratch, waiting.scratch, flush=True)
         await process.wait()
 
     asyncio.run(main(*sys.argv[1:]))
@@ -140,13 +172,15 @@ async def test_the_worker_is_killed(mode: str) -> None:
     root = Path(__file__).parent.parent
     worker = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE, cwd=root)
     assert worker.stdout is not None
-    scratch = Path((await worker.stdout.readline()).decode().strip())
-    (outer,) = children(worker.pid)
-    (inner,) = children(outer)
-    assert scratch.is_dir()
-    assert len(marked(marker)) == 3  # the worker itself, the program and its daemon
+    folders = [Path(path) for path in (await worker.stdout.readline()).decode().split()]
+    outers = children(worker.pid)
+    wardens = [*outers, *(inner for outer in outers for inner in children(outer))]
+    assert [folder.is_dir() for folder in folders] == [True, True]
+    assert len(wardens) == 4
+    # The worker itself, the program, its daemon, and one that waits for its input.
+    await eventually(lambda: len(marked(marker)) == 4)
     worker.kill()
     assert await worker.wait() == -signal.SIGKILL
     await eventually(lambda: marked(marker) == [])
-    await eventually(lambda: not running(outer) and not running(inner))
-    assert not scratch.exists()
+    await eventually(lambda: not any(map(running, wardens)))
+    assert not any(folder.exists() for folder in folders)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ from ..wire import Message, Request, Verdict, Way
 from .environment import Environment
 from .messages import Printed, judge, last_words
 
-# The module under which every candidate is compiled; no library calls its own so.
+# The module as which every candidate's result is kept; no library calls its own so.
 MODULE = "LeanqSubmission"
+_COMPILE = ("-o", f"{MODULE}.olean")
+_SNAPSHOT = "snapshot"
 # As much can be read in the time that another thread takes to start.
 _PRINTED_AT_ONCE_BYTES = 20_000
 # Asking for axioms only imports and prints, but a library may be large and a disk cold.
@@ -47,6 +50,9 @@ class Run:
 class Lean:
     """Lean in one environment, with at most ``slots`` idle sandboxes.
 
+    Every text comes through standard input, for which a Lean can wait that was started before. So
+    each idle sandbox has a spare one: most of a small check is Lean's own start.
+
     Args:
         hidden: folders that a candidate must not see, where the machine can hide them.
         nice: niceness of the Lean processes.
@@ -67,7 +73,11 @@ class Lean:
         self._hidden = tuple(hidden)
         self._nice = nice
         self._inbox_root = inbox_root
-        self._idle: list[Sandbox] = []
+        # Who has waited longest comes first: it is the most likely to have started.
+        self._idle: deque[Sandbox] = deque()
+        # The command that each sandbox was last used for first, as it is likely to be again.
+        self._expected: dict[Sandbox, Sequence[str]] = {}
+        self._unused: set[Sandbox] = set()
         self._closed = False
 
     async def open(self) -> None:
@@ -78,6 +88,8 @@ class Lean:
         # sight there, and would seem to crash on each candidate.
         if self.environment.toolchain.source != "wheel":
             await self._try_lean(opened[0])
+        for sandbox in opened:
+            self._prepare(sandbox)
 
     async def close(self) -> None:
         """Ends the idle sandboxes now, and the others when they are given back."""
@@ -88,15 +100,19 @@ class Lean:
     @contextlib.asynccontextmanager
     async def sandbox(self) -> AsyncIterator[Sandbox]:
         """A sandbox with an empty scratch folder."""
-        sandbox = self._idle.pop() if self._idle else await self._new_sandbox()
+        sandbox = await self._next_sandbox()
+        self._unused.add(sandbox)
         try:
             yield sandbox
         finally:
+            self._unused.discard(sandbox)
             # What was opened for other files must not serve the changed environment.
             if sandbox.alive and not self._closed:
                 sandbox.clear()
                 self._idle.append(sandbox)
+                self._prepare(sandbox)
             else:
+                self._expected.pop(sandbox, None)
                 await sandbox.close()
 
     async def run(
@@ -114,31 +130,22 @@ class Lean:
         ``load``: a snapshot of a text that begins alike.
         """
         sandbox.clear()
-        (sandbox.scratch / f"{MODULE}.lean").write_bytes(code.encode())
-        args = [*options, "--json"]
-        if compile_:
-            args += ["-o", f"{MODULE}.olean"]
+        args = [*options, *(_COMPILE if compile_ else ())]
         if load and sandbox.inbox:
             # Without it, for want of room on the disk, Lean does the same, only slower.
             with contextlib.suppress(OSError):
-                exposed = await asyncio.to_thread(load.expose, sandbox.inbox, "snapshot")
+                exposed = await asyncio.to_thread(load.expose, sandbox.inbox, _SNAPSHOT)
                 args.append(f"--incr-load={exposed}")
-        done = await self.lean(sandbox, [*args, f"{MODULE}.lean"], limits)
+        command = self._arguments(args)
+        if sandbox in self._unused:
+            self._unused.remove(sandbox)
+            self._expected[sandbox] = command
+        done = await self._lean(sandbox, command, limits, code)
         if len(done.stdout) < _PRINTED_AT_ONCE_BYTES:
             printed = Printed(done.stdout)
         else:
             printed = await asyncio.to_thread(Printed, done.stdout)
         return Run(done, printed, not compile_ or olean(sandbox).is_file())
-
-    async def lean(self, sandbox: Sandbox, args: Sequence[str], limits: Limits) -> Finished:
-        """Lean with these arguments, in the sandbox's scratch folder."""
-        environment = self.environment
-        return await sandbox.run(
-            [*environment.toolchain.command, *environment.options, *args],
-            env=self.variables(sandbox),
-            cwd=sandbox.scratch,
-            limits=limits,
-        )
 
     async def ask(self, source: str) -> str:
         """What Lean prints about a source of ours, which imports the environment alone.
@@ -146,9 +153,7 @@ class Lean:
         SandboxError: it says nothing.
         """
         async with self.sandbox() as sandbox:
-            file = sandbox.scratch / f"{MODULE}.lean"
-            file.write_bytes(source.encode())
-            done = await self.lean(sandbox, ["--json", file.name], _ASK_LIMITS)
+            done = await self._lean(sandbox, self._arguments(), _ASK_LIMITS, source)
         if done.exit.code not in (0, 1):
             raise SandboxError(f"Lean could not be asked for axioms: {done.exit}")
         return done.stdout.decode(errors="replace")
@@ -157,6 +162,36 @@ class Lean:
         """The environment variables of a program in the sandbox."""
         scratch = str(sandbox.scratch)
         return {**self.environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+
+    def _arguments(self, args: Sequence[str] = ()) -> list[str]:
+        """The command that reads a text from standard input."""
+        environment = self.environment
+        return [*environment.toolchain.command, *environment.options, *args, "--json", "--stdin"]
+
+    async def _lean(
+        self, sandbox: Sandbox, command: Sequence[str], limits: Limits, text: str
+    ) -> Finished:
+        variables, stdin = self.variables(sandbox), text.encode()
+        return await sandbox.run(
+            command, env=variables, cwd=sandbox.scratch, limits=limits, stdin=stdin
+        )
+
+    def _prepare(self, sandbox: Sandbox) -> None:
+        """Start the Lean that is likely to be wanted next."""
+        command = self._expected.get(sandbox) or self._arguments(_COMPILE)
+        # In trouble, whoever comes next starts Lean himself and hears of it.
+        with contextlib.suppress(SandboxError):
+            sandbox.prepare(command, env=self.variables(sandbox), cwd=sandbox.scratch)
+
+    async def _next_sandbox(self) -> Sandbox:
+        """The one that has been idle for longest, or a new one; not one that died meanwhile."""
+        while self._idle:
+            sandbox = self._idle.popleft()
+            if sandbox.alive:
+                return sandbox
+            self._expected.pop(sandbox, None)
+            await sandbox.close()
+        return await self._new_sandbox()
 
     async def _new_sandbox(self) -> Sandbox:
         return await Sandbox.open(
@@ -168,7 +203,8 @@ class Lean:
 
     async def _try_lean(self, sandbox: Sandbox) -> None:
         """Raises ToolchainError where Lean does not run in the sandbox."""
-        done = await self.lean(sandbox, ["--version"], _ASK_LIMITS)
+        command = [*self.environment.toolchain.command, *self.environment.options, "--version"]
+        done = await self._lean(sandbox, command, _ASK_LIMITS, "")
         if done.exit.code != 0:
             said = (done.stderr or done.stdout).decode(errors="replace").strip()
             raise ToolchainError(

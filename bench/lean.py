@@ -1,0 +1,204 @@
+"""What leanq costs beside Lean: files of some 100 ms through a fleet that runs, and ``xargs``.
+
+Both run in turn, round by round, on the same files with the same number of Lean processes. See
+README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from places import Place, new_place, statement, worker, xargs
+from processes import Run, cpu_s
+
+from leanq.client import AsyncLeanQClient
+from leanq.config import Settings
+from leanq.local import EmbeddedServer
+from leanq.queue import Queue
+from leanq.wire import Reply
+
+_SLOTS = 2
+_THINK_S = 0.25  # between two checks of a client that sends one at a time
+
+# What it is, how its number is written, target; by name.
+_FIGURES = {
+    "xargs_ms": (f"`xargs -P {_SLOTS}`, per file", "{:.1f} ms", ""),
+    "xargs_cpu_ms": ("CPU time of it, per file", "{:.1f} ms", ""),
+    "share": (f"CPU time of it, of {_SLOTS} CPUs", "{:.0%}", ""),
+    "throughput": (f"throughput of {_SLOTS} slots / of `xargs`", "{:.3f}", "≥ 0.97"),
+    "cpu": ("CPU time of all that runs / of `xargs`", "{:.3f}", ""),
+    "worker_ms": ("CPU time of worker, wardens and Lean, per file", "{:.1f} ms", ""),
+    "server_ms": ("CPU time of the server, per file", "{:.2f} ms", ""),
+    "client_ms": ("CPU time of the client, per file", "{:.2f} ms", ""),
+    "plain": ("one file at a time, plain Lean, median", "{:.1f} ms", ""),
+    "alone": ("one check at a time, with pauses, median", "{:.1f} ms", ""),
+    "back": ("one check at a time, without pauses, median", "{:.1f} ms", ""),
+}
+_Figures = defaultdict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Server and worker, both of which run."""
+
+    url: str
+    server_pid: int
+    worker_pid: int
+
+    def cpu_s(self) -> tuple[float, float]:
+        """CPU seconds of the worker with all below it, and of the server."""
+        return cpu_s(self.worker_pid), cpu_s(self.server_pid)
+
+
+def main() -> None:
+    """Prints the table. Ctrl-C and SIGTERM leave nothing behind either."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--files", type=int, default=60, help="Lean files in a round")
+    parser.add_argument("--statements", type=int, default=20, help="theorems in a file")
+    parser.add_argument("--rounds", type=int, default=9, help="how often everything is run")
+    parser.add_argument("--alone", type=int, default=10, help="checks one at a time, in a round")
+    parser.add_argument("--json", action="store_true", help="print the medians as a JSON line")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    figures: _Figures = defaultdict(list)
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="leanq-bench-") as folder,
+            EmbeddedServer() as server,
+        ):
+            place = new_place(Path(folder))
+            names = [f"file_{number}" for number in range(options.files)]
+            for number, name in enumerate(names):
+                first = number * options.statements
+                numbers = range(first, first + options.statements)
+                place.write(name, *(f"theorem bench_{n} {statement(n)}" for n in numbers))
+            variables = {**place.variables, "LEANQ_URL": server.url}
+            with worker(place, variables, "--slots", str(_SLOTS)) as pid:
+                fleet = Fleet(server.url, server_pid(server.url), pid)
+                for number in range(options.rounds):
+                    measure_round(figures, place, fleet, names, backwards=number % 2 == 1)
+                    if options.alone:
+                        measure_alone(figures, place, fleet, names[: options.alone])
+    except KeyboardInterrupt:
+        sys.exit(130)
+    if options.json:
+        medians = {name: round(statistics.median(each), 3) for name, each in figures.items()}
+        print(json.dumps(medians))
+        return
+    print(f"{options.files} files of {options.statements} theorems, {options.rounds} rounds,")
+    print(f"{os.cpu_count()} CPUs, Python {platform.python_version()},", end=" ")
+    print(f"Lean {place.environment.toolchain.version}\n")
+    print_table(figures)
+
+
+def server_pid(url: str) -> int:
+    async def ask() -> int:
+        queue = Queue(Settings(url=url))
+        try:
+            return int((await queue.ping())["process_id"])
+        finally:
+            await queue.close()
+
+    return asyncio.run(ask())
+
+
+def measure_round(
+    figures: _Figures, place: Place, fleet: Fleet, names: list[str], *, backwards: bool
+) -> None:
+    """All files through both."""
+    before = after = (0.0, 0.0)
+    runs: dict[str, Run] = {}
+    for name in ("leanq", "xargs") if backwards else ("xargs", "leanq"):
+        if name == "xargs":
+            runs[name] = xargs(place, names, _SLOTS)
+        else:
+            before = fleet.cpu_s()
+            runs[name] = asyncio.run(through_leanq(place, fleet.url, names))
+            after = fleet.cpu_s()
+    base, ours = runs["xargs"], runs["leanq"]
+    worker_s, server_s = (b - a for a, b in zip(before, after, strict=True))
+    total_s = worker_s + server_s + ours.cpu_s
+    figures["xargs_ms"].append(1000 * base.wall_s / len(names))
+    figures["xargs_cpu_ms"].append(1000 * base.cpu_s / len(names))
+    figures["share"].append(base.cpu_s / base.wall_s / _SLOTS)
+    figures["throughput"].append(base.wall_s / ours.wall_s)
+    figures["cpu"].append(total_s / base.cpu_s)
+    figures["worker_ms"].append(1000 * worker_s / len(names))
+    figures["server_ms"].append(1000 * server_s / len(names))
+    figures["client_ms"].append(1000 * ours.cpu_s / len(names))
+
+
+async def through_leanq(place: Place, url: str, names: Sequence[str]) -> Run:
+    """All files at once, from the first submit to the last reply; its CPU time is the client's."""
+    codes = [(place.files / f"{name}.lean").read_text() for name in names]
+    async with AsyncLeanQClient(Settings(url=url)) as client:
+        started, cpu_before_s = time.perf_counter(), time.process_time()
+        replies = await asyncio.gather(*(client.check(code, audit=False) for code in codes))
+        run = Run(time.perf_counter() - started, time.process_time() - cpu_before_s, b"")
+    for reply in replies:
+        expect_accepted(reply)
+    return run
+
+
+def expect_accepted(reply: Reply) -> None:
+    if reply.verdict != "accepted":
+        sys.exit(f"a check ended as {reply.verdict}: {reply.messages}")
+
+
+def measure_alone(figures: _Figures, place: Place, fleet: Fleet, names: Sequence[str]) -> None:
+    """One file at a time: plain Lean, then a client that pauses, then one that does not."""
+    environment = place.environment
+    scratch = place.variables["TMPDIR"]
+    lean = [*environment.toolchain.command, *environment.options, "--json", "-o"]
+    variables = {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+    plain = []
+    for name in names:
+        started = time.perf_counter()
+        command = [*lean, f"{scratch}/alone.olean", f"{name}.lean"]
+        subprocess.run(command, env=variables, cwd=place.files, check=True)
+        plain.append(1000 * (time.perf_counter() - started))
+    figures["plain"].append(statistics.median(plain))
+    for figure, pause_s in (("alone", _THINK_S), ("back", 0.0)):
+        times_ms = asyncio.run(one_by_one_ms(place, fleet.url, names, pause_s))
+        figures[figure].append(statistics.median(times_ms))
+
+
+async def one_by_one_ms(
+    place: Place, url: str, names: Sequence[str], pause_s: float
+) -> list[float]:
+    times_ms = []
+    async with AsyncLeanQClient(Settings(url=url)) as client:
+        for name in names:
+            await asyncio.sleep(pause_s)
+            code = (place.files / f"{name}.lean").read_text()
+            started = time.perf_counter()
+            expect_accepted(await client.check(code, audit=False))
+            times_ms.append(1000 * (time.perf_counter() - started))
+    return times_ms
+
+
+def print_table(figures: _Figures) -> None:
+    print("| figure | median | target | lowest – highest |\n| --- | --- | --- | --- |")
+    for name, (what, form, target) in _FIGURES.items():
+        if name in figures:
+            each = figures[name]
+            middle, *ends = map(form.format, (f(each) for f in (statistics.median, min, max)))
+            print(f"| {what} | {middle} | {target} | {' – '.join(ends)} |")
+
+
+if __name__ == "__main__":
+    main()

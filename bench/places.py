@@ -1,0 +1,84 @@
+"""Lean files in folders of their own, and both ways to run them: plain ``xargs``, and a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from processes import Run, process, run
+
+import leanq
+from leanq.drivers.environment import Environment, open_environment
+
+LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A user with folders of his own."""
+
+    files: Path
+    environment: Environment
+    variables: dict[str, str]
+
+    def write(self, name: str, *commands: str) -> None:
+        """A Lean file of these commands; it is named without its ``.lean``."""
+        text = "\n\n".join(("prelude\nimport Core", *commands))
+        (self.files / f"{name}.lean").write_text(f"{text}\n")
+
+
+def new_place(folder: Path) -> Place:
+    """Finds the Lean that both sides use: the wheel's, with Core."""
+    for name in ("cache", "files", "home", "tmp"):
+        (folder / name).mkdir()
+    variables = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(Path(leanq.__file__).parents[1]),
+        "HOME": str(folder / "home"),
+        "TMPDIR": str(folder / "tmp"),
+        "LEANQ_CACHE": str(folder / "cache"),
+    }
+    environment = open_environment("default", None, environ=variables)
+    return Place(folder / "files", environment, variables)
+
+
+def statement(number: int) -> str:
+    """A small statement of its own, with its proof by tactics."""
+    left, middle, right = f"p{number}", "q", f"r{number % 7}"
+    return (
+        f"({left} {middle} {right} : Prop) :\n"
+        f"    And {left} (And {middle} {right}) → And (And {right} {middle}) {left} := by\n"
+        "  intro h\n  constructor\n  constructor\n"
+        "  exact h.right.right\n  exact h.right.left\n  exact h.left"
+    )
+
+
+def xargs(place: Place, names: list[str], at_once: int) -> Run:
+    """These files through Lean, started as the driver starts it but for their names."""
+    environment, scratch = place.environment, place.variables["TMPDIR"]
+    lean = [*environment.toolchain.command, *environment.options, "--json"]
+    command = ["xargs", "-P", str(at_once), "-I{}", *lean, "-o", f"{scratch}/{{}}.olean", "{}.lean"]
+    variables = {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+    with tempfile.TemporaryFile() as file:
+        file.write("\n".join(names).encode())
+        file.seek(0)
+        done = run(command, variables, place.files, file)
+    for name in names:
+        Path(scratch, f"{name}.olean").unlink()
+    return done
+
+
+@contextlib.contextmanager
+def worker(place: Place, variables: Mapping[str, str], *options: str) -> Iterator[int]:
+    """The pid of a worker that is ready."""
+    command = [*LEANQ, "worker", *options]
+    with process(command, variables, place.files, stderr=subprocess.PIPE) as child:
+        assert child.stderr is not None
+        if not any(b" serves " in line for line in child.stderr):
+            sys.exit("the worker does not start")
+        yield child.pid
