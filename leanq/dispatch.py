@@ -320,6 +320,10 @@ class Dispatcher:
             position = reached
             self._note_up()
             pauses = backoff_s(self._rng)
+            # Whoever got a reply may ask for more, and that goes first: one turn of the loop for
+            # them, one for the submitter.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
 
     async def _fetch(self, large: list[tuple[str, int]]) -> None:
         """Ends the requests whose replies were too large for the inbox, a batch at a time."""

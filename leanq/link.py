@@ -234,7 +234,7 @@ async def _converse(connection: Any, commands: Sequence[Sequence[Any]]) -> list[
     if await connection.can_read():
         # The server has closed it meanwhile, and nothing was asked on it yet.
         await connection.disconnect()
-    packed = connection.pack_commands(commands)
+    packed = [part for command in commands for part in connection.pack_command(*command)]
     await connection.send_packed_command(packed, check_health=False)
     answers: list[Any] = []
     refused: redis_errors.ResponseError | None = None

@@ -59,9 +59,11 @@ class Pump:
         self._rng = random.Random()
         self._wake = asyncio.Event()
         self._claimed = asyncio.Event()
-        # Whether a claim is due, and whether the listener leaves the doorbell to others.
+        # Whether a claim is due, whether the listener leaves the doorbell to others, and whether to
+        # claim with the next results whatever the doorbell says.
         self._hungry = True
         self._deaf = False
+        self._expectant = False
         # When to look at what others were promised.
         self._look_at_s = math.inf
         # Whether the server may think otherwise of what is held here.
@@ -106,7 +108,8 @@ class Pump:
         await self._queue.close()
 
     def _something_ended(self) -> None:
-        self._hungry = True
+        # Whoever found nothing more, and has had an ear on the doorbell since, need not ask again.
+        self._hungry = self._hungry or self._deaf or self._expectant
         self._wake.set()
 
     @property
@@ -164,9 +167,7 @@ class Pump:
         until = min(renew_at_s, self._look_at_s)
         if self._room.paused_until_s > time.monotonic():
             until = min(until, self._room.paused_until_s)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self._wake.wait()
+        await _wait(self._wake, until)
         self._wake.clear()
 
     async def _exchange(self) -> None:
@@ -177,7 +178,7 @@ class Pump:
         with self._room.reserved(want):
             claimed = await self._queue.claim(
                 self._worker,
-                list(self._drivers),
+                list(self._drivers) if want else [],
                 want,
                 busy=busy,
                 token=secrets.token_urlsafe(9),
@@ -189,13 +190,17 @@ class Pump:
                 log.warning("the lease of %s was lost; its result is dropped", item.rid)
         for job in claimed.jobs:
             self._slots.start(job)
+        self._claimed.set()
         if want:
             self._room.on_hold = claimed.hold
-            self._hungry = len(claimed.jobs) >= want
+            # A suspect waits until all has ended here.
+            self._hungry = len(claimed.jobs) >= want or claimed.hold
+            # Where several came at once, more is to be expected, and comes with the call that
+            # settles them. Where some are promised, each claim says how many more would be taken.
+            self._expectant = len(claimed.jobs) > 1 or claimed.pinned
+            self._look_at_s = time.monotonic() + claimed.again_s if claimed.again_s else math.inf
             self._room.end_turn(self)
-        self._look_at_s = time.monotonic() + claimed.again_s if claimed.again_s else math.inf
         self._doubt = claimed.held != len(self._slots.held)
-        self._claimed.set()
 
     async def _renew(self) -> None:
         renewed = await self._queue.renew(self._worker)
@@ -272,9 +277,9 @@ class Pump:
 
     async def _until_claimed(self) -> None:
         # The listener waits so long, or one worker would take every token.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
-                await self._claimed.wait()
+        await _wait(self._claimed, time.monotonic() + 1.0)
+        # What the claim brought comes first: it may have ended, and is settled before.
+        await asyncio.sleep(0)
 
     # Giving back
 
@@ -302,3 +307,12 @@ class Pump:
     @property
     def _held_rids(self) -> list[str]:
         return [job.rid for job in self._slots.held]
+
+
+async def _wait(event: asyncio.Event, until_s: float) -> None:
+    """Waits for the event, which the clock sets at last: asyncio's timeouts cost as much again."""
+    alarm = asyncio.get_running_loop().call_at(until_s, event.set)
+    try:
+        await event.wait()
+    finally:
+        alarm.cancel()

@@ -99,7 +99,7 @@ class Queue:
         remember = self._ttl_ms if self.settings.remember_s > 0 else 0
         args: list[Any] = [client, self.settings.max_waiting, remember]
         for item in batch:
-            args += (item.rid, item.place, item.digest, item.body)
+            args += (item.rid, item.kind, item.tenant, item.digest, item.body)
         answers = await self.run("submit", args)
         return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
 
@@ -123,11 +123,12 @@ class Queue:
         args += (self.settings.max_attempts, remember_ms, len(settlements))
         for item in settlements:
             args += (item.rid, item.token, item.reply, item.about)
-        acks, jobs, held, hold, again_ms, now_ms = await self.run("claim", [*args, *lanes])
+        answer = await self.run("claim", [*args, *lanes])
+        acks, jobs, held, hold, again_ms, now_ms, pinned = answer
         rows = zip(jobs[::4], jobs[1::4], jobs[2::4], jobs[3::4], strict=True)
         found = tuple(read_job(*row, token, now_ms) for row in rows)
         accepted = tuple(a == 1 for a in acks)
-        return Claimed(accepted, found, held, hold == 1, again_ms / 1000)
+        return Claimed(accepted, found, held, hold == 1, again_ms / 1000, pinned == 1)
 
     async def adopt(self, worker: str, holds: Collection[str]) -> tuple[tuple[Job, ...], list[str]]:
         """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""

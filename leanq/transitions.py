@@ -36,11 +36,10 @@ class Submission:
     affinity: tuple[str, ...] = ()
 
     @property
-    def place(self) -> str:
+    def kind(self) -> str:
         """What it shares with most others of its batch, as the script ``submit`` takes it."""
-        affinities = " ".join(self.affinity)
         times = f"{self.deadline_ms}\n{self.longest_run_ms}"
-        return f"{self.lane}\n{self.tenant}\n{self.level}\n{times}\n{affinities}"
+        return f"{self.lane}\n{self.level}\n{times}\n{' '.join(self.affinity)}"
 
 
 @value
@@ -123,6 +122,7 @@ class Claimed:
         hold: the worker should take nothing until it is empty, to run a suspect alone.
         again_s: after how long it should claim again, since it watches over what others were
             promised; 0 if it need not.
+        pinned: requests of its lanes may be promised to workers, by what their claims say.
     """
 
     accepted: tuple[bool, ...]
@@ -130,6 +130,7 @@ class Claimed:
     held: int
     hold: bool
     again_s: float = 0.0
+    pinned: bool = False
 
 
 @value
@@ -192,7 +193,7 @@ def read_record(rid: str, data: bytes) -> tuple[Submission, str]:
     """
     _, _, level, _, _, run_ms = _RECORD.unpack_from(data)
     *texts, body = data[_RECORD.size :].split(b"\0", 5)
-    lane, tenant, client, affinities, digest = (text.decode(errors="replace") for text in texts)
+    lane, client, affinities, tenant, digest = (text.decode(errors="replace") for text in texts)
     affinity = tuple(affinities.split())
     return Submission(rid, lane, tenant, level, 0, int(run_ms), body, digest, affinity), client
 

@@ -12,7 +12,8 @@
 --   fingerprint or '', with a space between.
 -- Returns {per result 1 or 0 (fenced), per request four values: rid, about, submitted (ms), body,
 --   size of the processing list, 1 where this worker should empty itself for a suspect,
---   after how many ms it should claim again, to watch over others' promises (0: it need not), now (ms)}.
+--   after how many ms it should claim again, to watch over others' promises (0: it need not), now (ms),
+--   1 where requests of these lanes may be promised to workers}.
 --   About: attempts, 1 where it runs alone, lane.
 -- Warm requests among so many at the front of a tenant's line go first. Nothing is passed over
 -- later than so long after it first was, however many warm ones come up.
@@ -208,7 +209,11 @@ local function draw(lane, level, n)
       if pinning[lane] then
         got = got + choose(wait, lane, each)
       else
-        for _, rid in ipairs(call('LPOP', wait, each) or {}) do rids[#rids + 1] = rid end
+        if each == 1 then
+          rids[#rids + 1] = call('LPOP', wait) or nil
+        else
+          for _, rid in ipairs(call('LPOP', wait, each) or {}) do rids[#rids + 1] = rid end
+        end
       end
     end
     pops = pops + #rids
@@ -366,4 +371,4 @@ for name, n in pairs(counts) do
   if n ~= 0 then call('HINCRBY', STATS, name, n) end
 end
 call('ZADD', P .. ':workers', now + lease_ms, worker)
-return {acks, jobs, call('ZCARD', work), hold, again, now}
+return {acks, jobs, call('ZCARD', work), hold, again, now, pinned and 1 or 0}

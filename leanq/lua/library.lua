@@ -35,13 +35,13 @@ local function bulk(command, key, list)
 end
 
 -- A request in flight is one string, its record: the version of this layout, attempts that have
--- ended, level, submitted (ms), deadline in the queue (ms, 0: none), longest run (ms), lane, tenant,
--- client, affinities, digest, and the body as the client packed it. Its reply takes its place.
+-- ended, level, submitted (ms), deadline in the queue (ms, 0: none), longest run (ms), lane, client,
+-- affinities, tenant, digest, and the body as the client packed it. Its reply takes its place.
 local LAYOUT, VERSION = '>BBBdddsssss', 1
 local HEAD_BYTES = 1024
 
-local ATTEMPTS, LEVEL, AT, DEADLINE, RUN, LANE, TENANT = 2, 3, 4, 5, 6, 7, 8
-local CLIENT, AFFINITIES, DIGEST, BODY = 9, 10, 11, 12
+local ATTEMPTS, LEVEL, AT, DEADLINE, RUN, LANE, CLIENT = 2, 3, 4, 5, 6, 7, 8
+local AFFINITIES, TENANT, DIGEST, BODY = 9, 10, 11, 12
 
 -- The record in a text, as a list in that order, where in place of the body stands where it begins;
 -- nil where the text is something else.
@@ -177,7 +177,7 @@ local function hand_over(rid, r, client, place)
   if r[CLIENT] == client then return end
   local text = call('GET', REQ .. rid)
   call('SET', REQ .. rid, struct.pack(LAYOUT, VERSION, r[ATTEMPTS], r[LEVEL], r[AT], r[DEADLINE], r[RUN],
-    r[LANE], r[TENANT], client, r[AFFINITIES], r[DIGEST]) .. string.sub(text, r[BODY]))
+    r[LANE], client, r[AFFINITIES], r[TENANT], r[DIGEST]) .. string.sub(text, r[BODY]))
   local run = read_lease(place)
   if run then
     call('HSET', WHERE, rid, lease(run.token, run.worker, client, run.lane, run.solo, run.digest))

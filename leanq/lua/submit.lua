@@ -3,20 +3,24 @@
 -- Without allow-oom: a full memory refuses the whole call and so becomes back-pressure.
 -- ARGV: client, most that may wait per lane and tenant,
 --       time-to-live of replies (ms) where remembered verdicts count, else 0, then per request
---       rid, place, digest or '', body; a place, which most requests share, is a line each of
---       lane, tenant, level, deadline in the queue (ms from now, 0: none), longest run (ms),
+--       rid, kind, tenant, digest or '', body; a kind, which most requests share, is a line each of
+--       lane, level, deadline in the queue (ms from now, 0: none), longest run (ms),
 --       affinities (the strongest first, between spaces)
 -- Returns per request: 1 queued or attached to one that runs, 2 already in flight (the client is attached to it),
 --       3 the tenant's lane is full, 4 no worker ever offered this lane, or the reply itself.
 local client, most, remember = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local now = now_ms()
-local out, lanes, places, lines, seen = {}, {}, {}, {}, {}
+local out, lanes, kinds, rings = {}, {}, {}, {}
+-- By rid, where in the batch it stands first, and where those stand that are there again.
+local first, twice = {}, {}
 local names, runs, digested, asked = {}, {}, {}, {}
 local records, count, remembered = {}, 0, 0
 
-local function keep(name, place, digest, body)
-  local n = #records
-  records[n + 1], records[n + 2] = name, place.head .. digest .. '\0' .. body
+-- The record of the k-th, which is written with the others.
+local function keep(k, kind)
+  local n, i = #records, 5 * k
+  records[n + 1] = names[k]
+  records[n + 2] = kind.head .. ARGV[i + 1] .. '\0' .. ARGV[i + 2] .. '\0' .. ARGV[i + 3]
 end
 
 -- What this call knows of a lane.
@@ -31,31 +35,24 @@ local function lane_of(name)
   return lane
 end
 
--- What all requests of a place have in common: where they wait, and how their records begin.
-local function read_place(text)
-  local name, tenant, level, deadline, run, affinities =
-    string.match(text, '^(.-)\n(.-)\n(.-)\n(.-)\n(.-)\n(.*)$')
+-- What all requests of a kind have in common: where they wait, and how their records begin.
+local function read_kind(text)
+  local name, level, deadline, run, affinities =
+    string.match(text, '^(.-)\n(.-)\n(.-)\n(.-)\n(.*)$')
   deadline = tonumber(deadline)
-  local ring = P .. ':ring:' .. name .. ':' .. level
-  local key = P .. ':wait:' .. name .. ':' .. level .. ':' .. tenant
-  local line = lines[key]
-  if not line then
-    line = {key = key, ring = ring, tenant = tenant, lane = lane_of(name), rids = {}, room = nil}
-    lines[key] = line
+  local place = name .. ':' .. level
+  if not rings[place] then
+    rings[place] = {key = P .. ':ring:' .. place, wait = P .. ':wait:' .. place .. ':',
+      lane = lane_of(name), lines = {}, tenants = {}}
+    rings[#rings + 1] = rings[place]
   end
-  -- All but the digest, and the zero byte that ends it.
+  -- All but tenant and digest, and the zero bytes that end these.
   local head = struct.pack(LAYOUT, VERSION, 0, tonumber(level), now,
-    deadline > 0 and now + deadline or 0, tonumber(run), name, tenant, client, affinities, '')
-  local place = {name = name, lane = lane_of(name), line = line, affinities = affinities,
-    head = string.sub(head, 1, -2)}
-  places[text] = place
-  return place
-end
-
--- How many more fit into a line.
-local function room_in(line)
-  if not line.room then line.room = most - call('LLEN', line.key) end
-  return line.room
+    deadline > 0 and now + deadline or 0, tonumber(run), name, client, affinities, '', '')
+  local kind = {name = name, lane = lane_of(name), ring = rings[place], affinities = affinities,
+    head = string.sub(head, 1, -3)}
+  kinds[text] = kind
+  return kind
 end
 
 -- The reply that an identical request got in the environment as it is now.
@@ -119,58 +116,81 @@ local function again(rid)
   return 2
 end
 
--- One that is new to the server, and simply waits in its line, if there is room. Records are written
--- when all are decided.
-local function line_up(rid, name, place, digest, body)
-  local line = place.line
-  if room_in(line) <= 0 then return 3 end
-  keep(name, place, digest, body)
-  local n = #line.rids
-  if n == 0 then lines[#lines + 1] = line end
-  line.rids[n + 1] = rid
-  line.room = line.room - 1
-  line.lane.open = false
+-- One that is new to the server, and simply waits in its line, where there is room.
+local function line_up(k, kind)
+  local ring, tenant = kind.ring, ARGV[5 * k + 1]
+  local line = ring.lines[tenant]
+  if not line then
+    line = {}
+    ring.lines[tenant], ring.tenants[#ring.tenants + 1] = line, tenant
+  end
+  line[#line + 1] = k
+  kind.lane.open = false
   return 1
 end
 
 -- One that is new to the server, and may have others like it, or somebody who is warm for it.
-local function take_in(rid, place, digest, body, leader, held)
-  local name, lane, line = place.name, place.lane, place.line
+local function take_in(k, kind, leader, held)
+  local rid, digest, lane = ARGV[5 * k - 1], ARGV[5 * k + 2], kind.lane
   local run = read_lease(held)
   if run then
     -- It was withdrawn, its reply has gone, and it runs on for others: now for this client as well.
-    keep(REQ .. rid, place, digest, body)
+    keep(k, kind)
     call('HSET', WHERE, rid, lease(run.token, run.worker, client, run.lane, run.solo, run.digest))
     return 2
   end
   local reply = digest ~= '' and remembered_reply(lane, digest)
   if reply then
-    call('SET', REQ .. rid, reply, 'PX', remember)
+    call('SET', names[k], reply, 'PX', remember)
     remembered = remembered + 1
     return reply
   end
-  local attached = attach(rid, leader, digest, now)
-  if not attached and room_in(line) <= 0 then return 3 end
-  local warm
-  if place.affinities ~= '' then
-    pin(name, lane)
-    warm = not attached and warm_worker(name, lane, place.affinities)
+  local attached, warm = attach(rid, leader, digest, now), nil
+  if kind.affinities ~= '' then
+    pin(kind.name, lane)
+    warm = not attached and warm_worker(kind.name, lane, kind.affinities)
   end
-  if not attached and not warm then return line_up(rid, REQ .. rid, place, digest, body) end
+  if not attached and not warm then return line_up(k, kind) end
   if warm then promise(rid, lane, warm) end
-  keep(REQ .. rid, place, digest, body)
+  keep(k, kind)
   count = count + 1
   return 1
 end
 
+-- Puts the k-th, and so on, at the end of a tenant's line; those that find no room are refused.
+-- Whether the line was empty before.
+local function extend(ring, tenant, line)
+  local wait, length = ring.wait .. tenant, 0
+  if #line == 1 then
+    length = call('RPUSH', wait, ARGV[5 * line[1] - 1])
+  else
+    local rids = {}
+    for i, k in ipairs(line) do rids[i] = ARGV[5 * k - 1] end
+    for i = 1, #rids, 4000 do
+      length = call('RPUSH', wait, unpack(rids, i, math.min(i + 3999, #rids)))
+    end
+  end
+  local taken = #line
+  if length > most then
+    taken = math.max(0, taken - (length - most))
+    call('RPOP', wait, #line - taken)
+  end
+  for i, k in ipairs(line) do
+    if i <= taken then keep(k, kinds[ARGV[5 * k]]) else out[k] = 3 end
+  end
+  ring.lane.added = ring.lane.added + taken
+  return length == #line and taken > 0
+end
+
 -- What the server knows of them, all at once. Hardly ever is a rid there already.
-for i = 4, #ARGV, 4 do
-  names[#names + 1] = REQ .. ARGV[i]
-  if ARGV[i + 2] ~= '' then
-    local place = places[ARGV[i + 1]] or read_place(ARGV[i + 1])
-    runs[#runs + 1] = run_of(place.name, ARGV[i + 2])
+for k = 1, (#ARGV - 3) / 5 do
+  local i = 5 * k - 1
+  names[k] = REQ .. ARGV[i]
+  if ARGV[i + 3] ~= '' then
+    local kind = kinds[ARGV[i + 1]] or read_kind(ARGV[i + 1])
+    runs[#runs + 1] = run_of(kind.name, ARGV[i + 3])
     digested[#digested + 1] = ARGV[i]
-    asked[i] = #runs
+    asked[k] = #runs
   end
 end
 local any = 0
@@ -180,36 +200,34 @@ end
 local leaders, helds = bulk('HMGET', RUNS, runs), bulk('HMGET', WHERE, digested)
 
 for k, name in ipairs(names) do
-  local i = 4 * k
-  local rid, answer = ARGV[i], nil
-  if seen[rid] then
-    answer = seen[rid] == 1 and 2 or seen[rid]
-  elseif any > 0 and call('EXISTS', name) == 1 then
-    answer = again(rid)
+  local i = 5 * k - 1
+  local rid = ARGV[i]
+  if first[rid] then
+    twice[k] = first[rid]
   else
-    local place, digest = places[ARGV[i + 1]] or read_place(ARGV[i + 1]), ARGV[i + 2]
-    local n = asked[i]
-    if not place.lane.known then
-      answer = 4
-    elseif n or place.affinities ~= '' then
-      answer = take_in(rid, place, digest, ARGV[i + 3], n and leaders[n], n and helds[n])
+    first[rid] = k
+    local kind = kinds[ARGV[i + 1]] or read_kind(ARGV[i + 1])
+    if any > 0 and call('EXISTS', name) == 1 then
+      out[k] = again(rid)
+    elseif not kind.lane.known then
+      out[k] = 4
+    elseif asked[k] or kind.affinities ~= '' then
+      local n = asked[k]
+      out[k] = take_in(k, kind, n and leaders[n], n and helds[n])
     else
-      answer = line_up(rid, name, place, digest, ARGV[i + 3])
+      out[k] = line_up(k, kind)
     end
   end
-  seen[rid] = answer
-  out[k] = answer
 end
+for _, ring in ipairs(rings) do
+  local opened = {}
+  for _, tenant in ipairs(ring.tenants) do
+    if extend(ring, tenant, ring.lines[tenant]) then opened[#opened + 1] = tenant end
+  end
+  bulk('RPUSH', ring.key, opened)
+end
+for k, other in pairs(twice) do out[k] = out[other] == 1 and 2 or out[other] end
 bulk('MSET', nil, records)
-for _, line in ipairs(lines) do
-  for i = 1, #line.rids, 4000 do
-    local last = math.min(i + 3999, #line.rids)
-    if call('RPUSH', line.key, unpack(line.rids, i, last)) == last - i + 1 then
-      call('RPUSH', line.ring, line.tenant)
-    end
-  end
-  line.lane.added = line.lane.added + #line.rids
-end
 if remembered > 0 then call('HINCRBY', STATS, 'remembered', remembered) end
 for name, lane in pairs(lanes) do
   local waiting = lane.added + lane.promised
