@@ -37,6 +37,7 @@ from .errors import (
     UnknownEnvironmentError,
     WireError,
 )
+from .inbox import Inbox
 from .queue import Queue, backoff_s
 from .scripts import script_text
 from .transitions import Attached, Full, Queued, Submission, Submitted, UnknownLane
@@ -48,7 +49,6 @@ WhenFull = Literal["wait", "raise"]
 # A batch is bounded in bytes, since a script that moves megabytes holds everybody up.
 _BATCH_BYTES = 512 << 10
 _BATCH_REQUESTS = 1000
-_BLOCK_MS = 5000
 _FIRST_SILENCE_S = 5.0
 _LONGEST_SILENCE_S = 60.0
 _LANE_RETRY_S = 1.0
@@ -299,46 +299,24 @@ class Dispatcher:
     # The reader
 
     async def _read_forever(self) -> None:
-        position = "0-0"
+        inbox = Inbox(self._queue, self.client)
         pauses = backoff_s(self._rng)
         while True:
             await self._reading.wait()
             try:
-                reached, pairs = await self._queue.read_inbox(self.client, position, _BLOCK_MS)
-                large: list[tuple[str, int]] = []
-                for rid, data in pairs:
-                    if data.isdigit():
-                        large.append((rid, int(data)))
-                    else:
+                async for replies in inbox.read(self._outstanding.__contains__):
+                    for rid, data in replies:
                         self._end_with_bytes(rid, data)
-                await self._fetch(large)
             except UnavailableError as error:
                 self._note_down(error)
                 await asyncio.sleep(next(pauses))
                 continue
-            # Not before all of it is taken: what is read from here on is dropped up to here.
-            position = reached
             self._note_up()
             pauses = backoff_s(self._rng)
             # Whoever got a reply may ask for more, and that goes first: one turn of the loop for
             # them, one for the submitter.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-
-    async def _fetch(self, large: list[tuple[str, int]]) -> None:
-        """Ends the requests whose replies were too large for the inbox, a batch at a time."""
-        batch: list[str] = []
-        size = 0
-        for number, (rid, size_bytes) in enumerate(large, 1):
-            if rid in self._outstanding:
-                batch.append(rid)
-                size += size_bytes
-            if batch and (size >= _BATCH_BYTES or number == len(large)):
-                replies = await self._queue.replies(batch)
-                for fetched, data in zip(batch, replies, strict=True):
-                    if data:
-                        self._end_with_bytes(fetched, data)
-                batch, size = [], 0
 
     # The watchdog
 

@@ -11,7 +11,6 @@ claim brought is adopted from the processing list.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import random
@@ -24,7 +23,7 @@ from .drivers import Driver
 from .errors import UnavailableError
 from .queue import Queue, backoff_s
 from .reaper import reap
-from .slots import Room, Slots
+from .slots import PATIENCE_S, Room, Slots
 from .transitions import Promised
 
 log = logging.getLogger("leanq.worker")
@@ -64,6 +63,8 @@ class Pump:
         self._hungry = True
         self._deaf = False
         self._expectant = False
+        # Whether the last claim left work behind.
+        self._backlog = False
         # When to look at what others were promised.
         self._look_at_s = math.inf
         # Whether the server may think otherwise of what is held here.
@@ -119,7 +120,7 @@ class Pump:
     @property
     def _share(self) -> int:
         """How many requests may be claimed now."""
-        return self._room.share(self) if self._hungry else 0
+        return self._room.share(self, ahead=self._backlog) if self._hungry else 0
 
     def _backoff(self) -> Iterator[float]:
         # After an outage everybody has to be heard before half a lease is over.
@@ -139,6 +140,7 @@ class Pump:
                 if time.monotonic() >= self._look_at_s:
                     await self._look()
                     self._look_at_s = math.inf
+                self._return_waiting()
                 await self._give_back()
                 if self._slots.has_results or self._share > 0:
                     await self._exchange()
@@ -152,7 +154,7 @@ class Pump:
                 pauses = self._backoff()
             except UnavailableError as error:
                 log.warning("%s", error)
-                self._doubt = True
+                self._doubt = self._hungry = True
                 # The other shards must not wait for this one.
                 self._room.end_turn(self)
                 await asyncio.sleep(next(pauses))
@@ -164,7 +166,7 @@ class Pump:
             # One turn of the loop, so that results of the same moment travel together.
             await asyncio.sleep(0)
             return
-        until = min(renew_at_s, self._look_at_s)
+        until = min(renew_at_s, self._look_at_s, self._slots.patient_until_s)
         if self._room.paused_until_s > time.monotonic():
             until = min(until, self._room.paused_until_s)
         await _wait(self._wake, until)
@@ -173,8 +175,9 @@ class Pump:
     async def _exchange(self) -> None:
         """Settles what is finished and claims for the free slots, in one call."""
         batch = self._slots.next_settlements()
-        busy = self._room.taken + self._slots.finished_beside(batch)
+        busy = self._room.taken + self._room.waiting + self._slots.finished_beside(batch)
         want = self._share
+        asked_s = time.monotonic()
         with self._room.reserved(want):
             claimed = await self._queue.claim(
                 self._worker,
@@ -184,6 +187,7 @@ class Pump:
                 token=secrets.token_urlsafe(9),
                 settlements=batch,
             )
+        self._room.note_call(time.monotonic() - asked_s)
         for item, accepted in zip(batch, claimed.accepted, strict=True):
             self._slots.forget(item.rid)
             if not accepted:
@@ -193,8 +197,9 @@ class Pump:
         self._claimed.set()
         if want:
             self._room.on_hold = claimed.hold
+            self._backlog = len(claimed.jobs) >= want
             # A suspect waits until all has ended here.
-            self._hungry = len(claimed.jobs) >= want or claimed.hold
+            self._hungry = self._backlog or claimed.hold
             # Where several came at once, more is to be expected, and comes with the call that
             # settles them. Where some are promised, each claim says how many more would be taken.
             self._expectant = len(claimed.jobs) > 1 or claimed.pinned
@@ -248,6 +253,9 @@ class Pump:
                     await self._answer_bell()
             except UnavailableError:
                 await asyncio.sleep(next(pauses))
+                # A doorbell may have rung into the void.
+                self._hungry = True
+                self._wake.set()
 
     async def _answer_bell(self) -> None:
         if await self._look():
@@ -294,6 +302,15 @@ class Pump:
         leases = [(job.rid, job.token) for job in (*self._slots.held, *jobs)]
         given = await self._queue.release(self._worker, leases, leave=True)
         log.info("worker %s left; %d requests given back", self._worker, given)
+
+    def _return_waiting(self) -> None:
+        """Gives back what was claimed ahead, where it would wait too long for a slot."""
+        if time.monotonic() >= self._slots.patient_until_s:
+            # It waits behind something long, which shows in no average yet.
+            self._room.note_run(PATIENCE_S)
+        elif not (self._room.closed or self._room.on_hold):
+            return
+        self._slots.return_waiting()
 
     async def _give_back(self) -> None:
         """Gives back what this machine failed at, or does not understand."""

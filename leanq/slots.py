@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,15 @@ _SETTLE_BYTES = 1 << 20
 _FAILURES_IN_A_ROW = 3
 _PAUSE_AFTER_FAILURE_S = 2.0
 _PAUSE_AFTER_DEFERRING_S = 0.5
+PATIENCE_S = 0.25
+"""What was claimed ahead is given back when it has waited so long for a slot, in seconds."""
+
+# Requests are claimed ahead only where they take less than this on average: beyond it a round trip
+# hardly counts.
+_SHORT_S = 0.05
+_MOST_WAITING = 64
+# Of an average over time, the weight of the newest. One that takes PATIENCE_S ends all shortness.
+_NEWEST = 0.2
 
 
 class Room:
@@ -36,6 +46,8 @@ class Room:
     with much work leaves some room to the others.
 
     Attributes:
+        taken: requests that run.
+        waiting: requests that were claimed ahead, for when a slot is free.
         closed: nothing is claimed any more.
         on_hold: all should come to an end, so that a suspect can run alone.
         fault: set after several failures in a row, when the worker should end rather than churn.
@@ -47,7 +59,7 @@ class Room:
 
     def __init__(self, count: int, changed: Callable[[], None]) -> None:
         self.count = count
-        self.taken = 0
+        self.taken = self.waiting = 0
         self.closed = self.on_hold = False
         self.fault: WorkerError | None = None
         self.paused_until_s = 0.0
@@ -56,21 +68,46 @@ class Room:
         self._alone = 0
         self._failures = 0
         self._turns: deque[object] = deque()
+        self._run_s = self._call_s = 0.0
 
     @property
     def vacant(self) -> int:
         """How many more requests could run now."""
-        if self.closed or self._alone or (self.on_hold and self.taken):
-            return 0
-        return 0 if time.monotonic() < self.paused_until_s else self.count - self.taken
+        return self.count - self.taken if self._open else 0
 
-    def share(self, pump: object) -> int:
-        """How many requests the pump, which wants some, may claim now."""
+    @property
+    def _open(self) -> bool:
+        if self.closed or self._alone or (self.on_hold and self.taken):
+            return False
+        return time.monotonic() >= self.paused_until_s
+
+    def share(self, pump: object, *, ahead: bool) -> int:
+        """How many requests the pump, which wants some, may claim now; ``ahead``: also for when
+        slots are free again, if requests are short."""
         if pump not in self._turns:
             self._turns.append(pump)
-        if self._turns[0] is not pump:
+        if self._turns[0] is not pump or not self._open:
             return 0
-        return max(0, -(-(self.vacant - self._reserved) // len(self._turns)))
+        free = self.vacant - self._reserved
+        if ahead:
+            free += self._most_waiting - self.waiting
+        return max(0, -(-free // len(self._turns)))
+
+    @property
+    def _most_waiting(self) -> int:
+        # One for each slot, since all may be free at the same moment, and the more of them the more
+        # run while one call to the server is under way.
+        if not 0 < self._run_s < _SHORT_S:
+            return 0
+        return min(_MOST_WAITING, self.count * math.ceil(self._call_s / self._run_s))
+
+    def note_run(self, seconds: float) -> None:
+        """A request took so long."""
+        self._run_s = _averaged(self._run_s, seconds)
+
+    def note_call(self, seconds: float) -> None:
+        """A call to the server took so long."""
+        self._call_s = _averaged(self._call_s, seconds)
 
     def end_turn(self, pump: object) -> None:
         """The pump has claimed, or cannot."""
@@ -124,7 +161,7 @@ class _Held:
 
 
 class Slots:
-    """The requests of one shard; runs each in a task of its own.
+    """The requests of one shard; runs each in a task of its own, as soon as a slot is free.
 
     Attributes:
         returns: (rid, token) of requests that go back, by how they do.
@@ -139,13 +176,17 @@ class Slots:
     def __init__(
         self, worker: str, drivers: Mapping[str, Driver], room: Room, notify: Callable[[], None]
     ) -> None:
-        self.returns: dict[Returning, list[tuple[str, str]]] = {"charge": [], "defer": []}
+        self.returns: dict[Returning, list[tuple[str, str]]]
+        self.returns = {"keep": [], "charge": [], "defer": []}
         self._worker = worker
         self._drivers = drivers
         self._room = room
         self._notify = notify
         self._held: dict[str, _Held] = {}
         self._results: dict[str, Settlement] = {}
+        # What was claimed ahead, and since when the first of it waits.
+        self._waiting: deque[_Held] = deque()
+        self._waiting_since_s = 0.0
         # What fills a slot: also what is no longer held, while its driver cleans up.
         self._running: dict[_Held, asyncio.Task[None]] = {}
 
@@ -162,8 +203,28 @@ class Slots:
     def start(self, job: Job) -> None:
         # It may run here already, for a lease that lapsed before anybody noticed.
         self.drop(job.rid)
-        self._room.take(alone=job.alone)
         held = self._held[job.rid] = _Held(job)
+        if self._room.taken < self._room.count:
+            self._run(held)
+            return
+        if not self._waiting:
+            self._waiting_since_s = time.monotonic()
+        self._waiting.append(held)
+        self._room.waiting += 1
+
+    @property
+    def patient_until_s(self) -> float:
+        """When to give back what still waits for a slot; monotonic."""
+        return self._waiting_since_s + PATIENCE_S if self._waiting else math.inf
+
+    def return_waiting(self) -> None:
+        """Gives back what waits for a slot, at no charge: others may be idle."""
+        self.returns["keep"] += ((held.job.rid, held.job.token) for held in self._waiting)
+        self._room.waiting -= len(self._waiting)
+        self._waiting.clear()
+
+    def _run(self, held: _Held) -> None:
+        self._room.take(alone=held.job.alone)
         self._running[held] = asyncio.get_running_loop().create_task(self._work(held))
 
     def drop(self, rid: str) -> None:
@@ -202,6 +263,9 @@ class Slots:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _cancel(self, held: _Held) -> None:
+        if held in self._waiting:
+            self._waiting.remove(held)
+            self._room.waiting -= 1
         if task := self._running.get(held):
             task.cancel()
             # One that is cancelled before it ran could not do it itself.
@@ -210,6 +274,10 @@ class Slots:
     def _vacate(self, held: _Held) -> None:
         if self._running.pop(held, None):
             self._room.give(alone=held.job.alone)
+            if self._waiting and self._room.taken < self._room.count:
+                self._room.waiting -= 1
+                self._waiting_since_s = time.monotonic()
+                self._run(self._waiting.popleft())
 
     async def _work(self, held: _Held) -> None:
         job = held.job
@@ -234,6 +302,7 @@ class Slots:
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
             settlement = self._settlement(job, started_s, Reply(error=" ".join(text.split())))
         self._room.succeed()
+        self._room.note_run(time.monotonic() - started_s)
         self._finish(held, settlement)
 
     def _finish(self, held: _Held, end: Settlement | Returning) -> None:
@@ -278,3 +347,7 @@ class Slots:
         return Settlement(
             job.rid, job.token, outcome, data, fingerprint, reply.warm, reply.way or ""
         )
+
+
+def _averaged(before_s: float, newest_s: float) -> float:
+    return before_s + _NEWEST * (newest_s - before_s) if before_s else newest_s

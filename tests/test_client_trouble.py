@@ -24,7 +24,7 @@ from fleets import (
     until,
 )
 
-from leanq import dispatch
+from leanq import dispatch, inbox
 from leanq.client import LeanQClient, LeanQFuture
 from leanq.config import Settings
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownEnvironmentError
@@ -46,7 +46,7 @@ def own() -> Iterator[Server]:
 def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients ask for silent requests after moments."""
     monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", 0.1)
-    monkeypatch.setattr(dispatch, "_BLOCK_MS", 100)
+    monkeypatch.setattr(inbox, "_BLOCK_MS", 100)
 
 
 @pytest.fixture

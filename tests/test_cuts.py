@@ -14,7 +14,7 @@ from conftest import eventually
 from fleets import Gated, echo_body, new_token, submission, working
 from proxy import How, Proxy, proxy
 
-import leanq.dispatch
+import leanq.inbox
 import leanq.link
 import leanq.pump
 from leanq.client import AsyncLeanQClient
@@ -102,7 +102,7 @@ async def test_a_call_that_is_never_answered(
 ) -> None:
     monkeypatch.setattr(leanq.link, "_COMMAND_TIMEOUT_S", 0.5)
     monkeypatch.setattr(leanq.pump, "_BLOCK_S", 0.5)
-    monkeypatch.setattr(leanq.dispatch, "_BLOCK_MS", 500)
+    monkeypatch.setattr(leanq.inbox, "_BLOCK_MS", 500)
     near = replace(settings, lease_s=0.9)
     async with proxy(near, folder) as (settings, through):
         cut = through.cut(call, "stall")
