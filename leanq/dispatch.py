@@ -124,7 +124,7 @@ class Dispatcher:
         """Withdraws a request, whose callback ``done`` is not called any more; False where it
         has been called already."""
         entry = self._outstanding.get(rid)
-        if entry is None or entry.done is not done:
+        if entry is None or entry.done != done:
             return False
         del self._outstanding[rid]
         self._withdrawn.append(rid)

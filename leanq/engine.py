@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from .calls import Call
 from .errors import ClosedError, LeanQError
@@ -15,6 +15,59 @@ from .switch import Switch
 from .wire import Reply
 
 _T = TypeVar("_T")
+
+
+class _Sent(Generic[_T]):
+    """A future, and the request that it stands for: one object rather than a function for whatever
+    can happen, since there may be a million of them."""
+
+    __slots__ = ("_call", "_engine", "_future", "_read", "_rid")
+
+    def __init__(
+        self,
+        engine: Engine,
+        future: Future[_T],
+        rid: str,
+        call: Call[_T] | None,
+        read: Callable[[Reply], _T],
+    ) -> None:
+        self._engine = engine
+        self._future = future
+        self._rid = rid
+        self._call = call
+        self._read = read
+
+    def send(self) -> None:
+        """In the engine's thread, as the next two."""
+        call, self._call = self._call, None
+        if call is None:
+            self._engine.switch.attach(self._rid, self._done)
+        else:
+            self._engine.switch.send(call, self._done)
+
+    def _done(self, end: Reply | LeanQError) -> None:
+        future = self._future
+        if not future.set_running_or_notify_cancel():
+            return
+        if isinstance(end, LeanQError):
+            future.set_exception(end)
+            return
+        try:
+            result = self._read(end)
+        except LeanQError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _withdraw(self) -> None:
+        if self._engine.switch.cancel(self._rid, self._done):
+            # Only now do ``concurrent.futures.wait`` and its like take it for ended.
+            self._future.set_running_or_notify_cancel()
+
+    def ended(self, _: Future[_T]) -> None:
+        """In any thread."""
+        if self._future.cancelled():
+            self._engine.call(self._withdraw)
 
 
 class Engine:
@@ -36,7 +89,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="leanq-client", daemon=True)
         self._thread.start()
         try:
-            self._switch = asyncio.run_coroutine_threadsafe(_open(make), self._loop).result()
+            self.switch = asyncio.run_coroutine_threadsafe(_open(make), self._loop).result()
         except BaseException:
             self._end()
             raise
@@ -63,36 +116,9 @@ class Engine:
             ClosedError: the engine was stopped meanwhile.
         """
 
-        def done(end: Reply | LeanQError) -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            if isinstance(end, LeanQError):
-                future.set_exception(end)
-                return
-            try:
-                result = read(end)
-            except LeanQError as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        def send() -> None:
-            if call is None:
-                self._switch.attach(rid, done)
-            else:
-                self._switch.send(call, done)
-
-        def withdraw() -> None:
-            if self._switch.cancel(rid, done):
-                # Only now do ``concurrent.futures.wait`` and its like take it for ended.
-                future.set_running_or_notify_cancel()
-
-        def ended(_: Future[_T]) -> None:
-            if future.cancelled():
-                self._call(withdraw)
-
-        future.add_done_callback(ended)
-        if not self._call(send):
+        sent = _Sent(self, future, rid, call, read)
+        future.add_done_callback(sent.ended)
+        if not self.call(sent.send):
             raise ClosedError("the client is closed")
 
     def stop(self, withdraw: bool) -> None:
@@ -102,7 +128,7 @@ class Engine:
         finally:
             self._end()
 
-    def _call(self, call: Callable[[], None]) -> bool:
+    def call(self, call: Callable[[], None]) -> bool:
         """Makes the thread call it; False where there is no such thread any more."""
         if not self.usable():
             return False
@@ -125,7 +151,7 @@ class Engine:
         with self._lock:
             self._over = True
         self._drain()
-        await self._switch.close(withdraw=withdraw)
+        await self.switch.close(withdraw=withdraw)
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

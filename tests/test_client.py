@@ -171,7 +171,7 @@ def test_attaching_to_an_unknown_request_says_so(settings: Settings) -> None:
             with pytest.raises(UsageError):
                 lean.echo(b"", rid=rid)
         assert lean._engine
-        assert not lean._engine._switch._each[0]._outstanding
+        assert not lean._engine.switch._each[0]._outstanding
 
 
 def test_the_same_rid_from_two_clients_ends_for_both(

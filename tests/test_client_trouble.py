@@ -135,7 +135,7 @@ def test_a_known_environment_is_waited_for_after_a_loss(own: Server) -> None:
 def asked_again(lean: LeanQClient, rid: str) -> bool:
     """Whether the server was asked for the request and did not know it."""
     assert lean._engine
-    entry = lean._engine._switch._each[0]._outstanding[rid]
+    entry = lean._engine.switch._each[0]._outstanding[rid]
     return entry.ask_at_s == 0.0
 
 
@@ -178,7 +178,7 @@ def test_an_outage_that_nobody_waits_in_uses_up_no_patience(
         until(lambda: look(own.settings).counters.get("submitted") == 1)
         own.stop()
         assert lean._engine
-        dispatcher = lean._engine._switch._each[0]
+        dispatcher = lean._engine.switch._each[0]
         until(lambda: dispatcher._down_since is not None)
         withdrawals = fail_once(monkeypatch, "cancel")
         first.cancel()
@@ -250,7 +250,7 @@ def test_a_request_on_its_way_arrives_before_the_client_has_closed(
     monkeypatch.setattr(Queue, "submit", slow)
     lean = LeanQClient(settings)
     assert lean._engine
-    dispatcher = lean._engine._switch._each[0]
+    dispatcher = lean._engine.switch._each[0]
     first = lean.echo(b"first")
     assert on_its_way.wait(DEADLINE_S)
     second = lean.echo(b"second")

@@ -1,4 +1,4 @@
-"""leanq: one worker with 1,000 slots of the echo driver, one `AsyncLeanQClient`, everything else as
+"""leanq: one worker with 256 slots of the echo driver, one `AsyncLeanQClient`, everything else as
 it comes: leases, fencing, fair turns, idempotent submit, replies with a time-to-live, counters."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import load
 from leanq.client import AsyncLeanQClient
 
 _LEANQ = "from leanq.cli import main; main()"
-_SLOTS = 1000  # as many as the load has outstanding, so that none of it waits for a slot
+_SLOTS = 256  # with 1,000, as many as the load has outstanding, batches are smaller
 
 
 def worker(url: str) -> None:

@@ -199,7 +199,8 @@ local function draw(lane, level, n)
   local ring = P .. ':ring:' .. lane .. ':' .. level
   local got = 0
   while got < n and pops < MOST_POPS do
-    local tenants = call('LPOP', ring, n - got)
+    local asked = n - got
+    local tenants = call('LPOP', ring, asked)
     if not tenants then break end
     local each = math.floor((n - got) / #tenants)
     local lists, rids, keep = {}, {}, {}
@@ -223,7 +224,8 @@ local function draw(lane, level, n)
     for i, full in ipairs(filled(lists)) do
       if full then keep[#keep + 1] = tenants[i] end
     end
-    if #keep > 0 then call('RPUSH', ring, unpack(keep)) end
+    if #keep > 0 then call('RPUSH', ring, unpack(keep))
+    elseif #tenants < asked then break end
   end
   return got
 end
@@ -245,8 +247,8 @@ local function claim(lane, n)
     for _, level in ipairs(levels) do
       if got < most and level ~= first then got = got + draw(lane, level, most - got) end
     end
-    if got == 0 then break end
     turn, n = turn + got, n - got
+    if got == 0 or #levels == 1 then break end
   end
   if turn > started then call('HSET', STATS, 'turn:' .. lane, turn) end
   return n
