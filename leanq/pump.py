@@ -28,8 +28,11 @@ from .transitions import Promised
 
 log = logging.getLogger("leanq.worker")
 
-_BLOCK_S = 10.0
+_BLOCK_S = 30.0
 _LEAVE_S = 4.0
+# So many idle workers look after the fleet as often as one alone would; more of them share that.
+_WATCHERS = 50
+_MOST_STRETCH = 6.0
 
 
 class Pump:
@@ -69,6 +72,9 @@ class Pump:
         self._look_at_s = math.inf
         # Whether the server may think otherwise of what is held here.
         self._doubt = False
+        # How much longer than others' the lease of this worker is while it holds nothing.
+        self.stretch = 1.0
+        self._renew_at_s = time.monotonic() + self._renew_every_s
         # What the fleet was told of the lanes.
         self._told: dict[str, Mapping[str, object]] = {}
 
@@ -127,11 +133,9 @@ class Pump:
         return backoff_s(self._rng, most_s=min(5.0, self._queue.settings.lease_s / 4))
 
     async def _pump(self, listener: asyncio.Task[None]) -> None:
-        renew_every_s = self._queue.settings.lease_s / 3
-        renew_at_s = time.monotonic() + renew_every_s
         pauses = self._backoff()
         while self._slots.held or not self._room.closed:
-            await self._wait_until(renew_at_s)
+            await self._wait_until_due()
             if listener.done():
                 listener.result()
             try:
@@ -144,10 +148,8 @@ class Pump:
                 await self._give_back()
                 if self._slots.has_results or self._share > 0:
                     await self._exchange()
-                if time.monotonic() >= renew_at_s:
-                    next_s = time.monotonic() + renew_every_s
+                if time.monotonic() >= self._renew_at_s:
                     await self._renew()
-                    renew_at_s = next_s
                 if self._deaf and self._room.vacant > 0 and not self._hungry:
                     self._deaf = False
                     await self._queue.poke(self._worker)
@@ -159,14 +161,14 @@ class Pump:
                 self._room.end_turn(self)
                 await asyncio.sleep(next(pauses))
 
-    async def _wait_until(self, renew_at_s: float) -> None:
+    async def _wait_until_due(self) -> None:
         """Sleeps until there is something to do."""
         due = self._slots.has_results or self._doubt or any(self._slots.returns.values())
         if due or self._share > 0:
             # One turn of the loop, so that results of the same moment travel together.
             await asyncio.sleep(0)
             return
-        until = min(renew_at_s, self._look_at_s, self._slots.patient_until_s)
+        until = min(self._renew_at_s, self._look_at_s, self._slots.patient_until_s)
         if self._room.paused_until_s > time.monotonic():
             until = min(until, self._room.paused_until_s)
         await _wait(self._wake, until)
@@ -194,6 +196,8 @@ class Pump:
                 log.warning("the lease of %s was lost; its result is dropped", item.rid)
         for job in claimed.jobs:
             self._slots.start(job)
+        if claimed.jobs:
+            self._renew_at_s = min(self._renew_at_s, asked_s + self._renew_every_s)
         self._claimed.set()
         if want:
             self._room.on_hold = claimed.hold
@@ -207,8 +211,15 @@ class Pump:
             self._room.end_turn(self)
         self._doubt = claimed.held != len(self._slots.held)
 
+    @property
+    def _renew_every_s(self) -> float:
+        return self._queue.settings.lease_s / 3
+
     async def _renew(self) -> None:
-        renewed = await self._queue.renew(self._worker)
+        asked_s = time.monotonic()
+        renewed = await self._queue.renew(self._worker, self._drivers, stretch=self.stretch)
+        self._renew_at_s = asked_s + self._renew_every_s * (1 if renewed.held else self.stretch)
+        self.stretch = min(_MOST_STRETCH, max(1.0, renewed.workers / _WATCHERS))
         # An environment can have changed, and what is remembered of it counts no more.
         if not renewed.known or self._about != self._told:
             await self.join()
@@ -222,7 +233,8 @@ class Pump:
         self._doubt = self._doubt or renewed.held != len(self._slots.held)
         # A doorbell can be lost with the connection that waited for it, and a suspect can have
         # ended elsewhere.
-        self._hungry, self._room.on_hold = True, False
+        self._hungry = self._hungry or renewed.waiting > 0
+        self._room.on_hold = False
 
     async def _reconcile(self) -> None:
         """Compares what this worker holds with its processing list, and mends it."""

@@ -139,11 +139,18 @@ class Queue:
         found = tuple(read_job(*row, now_ms) for row in rows)
         return found, [_text(rid) for rid in lost]
 
-    async def renew(self, worker: str) -> Renewed:
-        """A sign of life: extends the lease over all that the worker holds."""
-        args = [worker, self._lease_ms, self.settings.max_attempts, self._ttl_ms]
-        held, lapsed, overrun, known = await self.run("renew", args)
-        return Renewed(held, lapsed > 0, tuple(_text(r) for r in overrun), known == 1)
+    async def renew(
+        self, worker: str, lanes: Collection[str] = (), *, stretch: float = 1.0
+    ) -> Renewed:
+        """A sign of life: extends the lease over all that the worker holds.
+
+        ``stretch``: how many times longer than the lease of others is that of a worker which holds
+        nothing.
+        """
+        idle_ms = int(self._lease_ms * stretch)
+        args = [worker, self._lease_ms, self.settings.max_attempts, self._ttl_ms, idle_ms, *lanes]
+        held, lapsed, overrun, known, *seen = await self.run("renew", args)
+        return Renewed(held, lapsed > 0, tuple(_text(r) for r in overrun), known == 1, *seen)
 
     async def release(
         self,

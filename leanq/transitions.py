@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -136,12 +136,15 @@ class Claimed:
 @value
 class Renewed:
     """``lapsed``: some worker is due to be reaped. ``overrun``: rids taken from this one.
-    ``known``: False after the server forgot this worker, which should join again."""
+    ``known``: False after the server forgot this worker, which should join again. ``workers``: how
+    many there are. ``waiting``: how many requests wait in the lanes that were named."""
 
     held: int
     lapsed: bool
     overrun: tuple[str, ...]
     known: bool
+    workers: int = field(default=0, compare=False)
+    waiting: int = field(default=0, compare=False)
 
 
 @value

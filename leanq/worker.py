@@ -112,7 +112,7 @@ class Worker:
         while True:
             with contextlib.suppress(UnavailableError):
                 await self._states.collect()
-            await asyncio.sleep(self._collect_every_s)
+            await asyncio.sleep(self._collect_every_s * self._pumps[0].stretch)
 
     async def _leave(self) -> None:
         await asyncio.gather(*(pump.leave() for pump in self._pumps))

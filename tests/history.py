@@ -38,7 +38,7 @@ import redis.asyncio as redis
 from leanq.client import LeanQClient
 from leanq.config import Settings
 from leanq.dispatch import Dispatcher
-from leanq.errors import QueueError, WireError
+from leanq.errors import QueueError, RequestError, WireError
 from leanq.link import Link, Place
 from leanq.queue import Queue
 from leanq.switch import Finder, Switch
@@ -109,6 +109,10 @@ class WritingClient(LeanQClient):
             return
         answer = future.result()
         if isinstance(answer, Reply):
+            if answer.verdict:
+                # For its predecessor it would have been an error.
+                self.journal.note("end", (rid, RequestError.__name__, ""))
+                return
             answer = answer.payload or b""
         self.journal.note("end", (rid, "", digest(answer)))
 

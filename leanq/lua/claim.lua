@@ -20,15 +20,26 @@
 local WINDOW, PASS_MS, COLD = 16, 2000, 3
 local acks = settle_all()
 
+-- Tells everybody what became of it; returns the size of the processing list.
+local function conclude()
+  tell(told, ttl)
+  for name, n in pairs(counts) do
+    if n ~= 0 then call('HINCRBY', STATS, name, n) end
+  end
+  call('ZADD', P .. ':workers', now + lease_ms, worker)
+  return call('ZCARD', work)
+end
+
+if first_lane > #ARGV then return {acks, {}, conclude(), 0, 0, now, 0} end
+
 -- What was withdrawn is popped as well, so that one call takes bounded time.
 local MOST_POPS = 1000
 local pops, jobs, leases, places, taken = 0, {}, {}, {}, {}
 
 -- Per lane in which some requests name affinities, who watches over promises there and until when.
 local pinning = {}
-if first_lane <= #ARGV then
-  local notes = call('HMGET', P .. ':pinning', unpack(ARGV, first_lane))
-  for i, note in ipairs(notes) do pinning[ARGV[first_lane + i - 1]] = note or nil end
+for i, note in ipairs(call('HMGET', P .. ':pinning', unpack(ARGV, first_lane))) do
+  pinning[ARGV[first_lane + i - 1]] = note or nil
 end
 local pinned = next(pinning) ~= nil
 
@@ -368,9 +379,4 @@ if #leases > 0 or pops >= MOST_POPS or hold == 1 then
     end
   end
 end
-tell(told, ttl)
-for name, n in pairs(counts) do
-  if n ~= 0 then call('HINCRBY', STATS, name, n) end
-end
-call('ZADD', P .. ':workers', now + lease_ms, worker)
-return {acks, jobs, call('ZCARD', work), hold, again, now, pinned and 1 or 0}
+return {acks, jobs, conclude(), hold, again, now, pinned and 1 or 0}

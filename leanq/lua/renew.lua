@@ -1,13 +1,16 @@
 #!lua flags=allow-oom
 -- renew: a sign of life, which extends the worker's lease over all its work.
--- ARGV: worker, lease (ms), most attempts, time-to-live of replies (ms)
+-- ARGV: worker, lease (ms), most attempts, time-to-live of replies (ms),
+--   lease of a worker that holds nothing (ms), its lanes
 -- Returns {size of the processing list, 1 where some worker's lease has lapsed,
---   rids taken away because they ran longer than they may, 1 where the fleet knows this worker}.
+--   rids taken away because they ran longer than they may, 1 where the fleet knows this worker,
+--   how many workers there are, how many requests wait in its lanes}.
 local worker, ttl = ARGV[1], ARGV[4]
 local now = now_ms()
 local work = P .. ':work:' .. worker
-call('ZADD', P .. ':workers', now + ARGV[2], worker)
 local told = {}
+-- Whoever renews is not overdue, however late it comes.
+call('ZADD', P .. ':workers', now + ARGV[2], worker)
 local judged = now >= truce(now, tonumber(ARGV[2]))
 local overrun = judged and call('ZRANGEBYSCORE', work, '-inf', now, 'LIMIT', 0, 100) or {}
 for i, rid in ipairs(overrun) do
@@ -19,4 +22,11 @@ end
 if #overrun > 0 then call('HINCRBY', STATS, 'reaped', #overrun) end
 tell(told, ttl)
 local lapsed = judged and call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1) or {}
-return {call('ZCARD', work), #lapsed, overrun, call('HEXISTS', P .. ':info', worker)}
+local held = call('ZCARD', work)
+call('ZADD', P .. ':workers', now + (held > 0 and ARGV[2] or ARGV[5]), worker)
+local waiting = 0
+for i = 6, #ARGV do
+  waiting = waiting + tonumber(call('HGET', STATS, 'waiting:' .. ARGV[i]) or 0)
+end
+return {held, #lapsed, overrun, call('HEXISTS', P .. ':info', worker),
+  call('ZCARD', P .. ':workers'), waiting}
