@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format types bench bench-quick bench-submit bench-lean bench-states soak dist clean help
+.PHONY: demo test lint format types bench bench-quick bench-submit bench-lean bench-states bench-scale soak dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -38,6 +38,9 @@ bench-lean: $(VENV)/dev     ## throughput and latency of checks of 100 ms beside
 bench-states: $(VENV)/dev   ## steps with snapshots and without, and routed to whoever is warm
 	$(BIN)/python bench/states.py
 	$(BIN)/python bench/routing.py
+
+bench-scale: $(VENV)/dev    ## growth, memory, idle fleets and scale on paper; five minutes at most
+	$(BIN)/python bench/scale.py
 
 soak: $(VENV)/dev     ## ten minutes of kills, cuts, restarts and failovers, and what was lost
 	$(BIN)/python tests/soak.py

@@ -1,0 +1,190 @@
+"""A fleet and its client in simulation: one process that makes the calls of thousands of workers.
+
+What a worker's pump and a client's dispatcher ask of the server is asked here in turn, through the
+same methods of :class:`leanq.queue.Queue`, on the two connections of one queue. So the server does
+all that it would do for so many workers, but for their connections and doorbells.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from base64 import urlsafe_b64encode
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+from leanq import wire
+from leanq.keys import new_rid
+from leanq.queue import Queue
+from leanq.transitions import Job, Queued, Settlement, Submission
+from leanq.wire import Reply, Request
+
+PAYLOAD_BYTES, CODE_BYTES = 100, 1024
+
+_FINGERPRINT, _HEADER = "f" * 64, "h" * 32
+# Nothing is to be taken away for having run too long, however slow this machine is.
+_LONGEST_RUN_MS = 3_600_000
+
+
+class Look(NamedTuple):
+    """A moment: the server's CPU seconds until then, the bytes that it holds."""
+
+    cpu_s: float
+    memory_bytes: int
+
+
+async def look(queue: Queue) -> Look:
+    """The server as it says of itself."""
+    info = await queue.ping()
+    cpu_s = float(info["used_cpu_sys"]) + float(info["used_cpu_user"])
+    return Look(cpu_s, int(info["used_memory"]))
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a fleet is and has to do.
+
+    Attributes:
+        batch: requests that the client submits at once.
+        each: requests that a worker settles and claims at once.
+        held: requests in flight with each worker.
+        waiting: requests that wait in line all the time.
+        checks: whether requests are checks of Lean code, whose digests and affinities cost the
+            server something; else echoes.
+    """
+
+    workers: int = 1
+    tenants: int = 1
+    batch: int = 64
+    each: int = 64
+    held: int = 64
+    waiting: int = 0
+    checks: bool = False
+
+
+class Fleet:
+    """Workers that settle in turn what they claimed first, with the call that claims as much again,
+    and renew their leases when it is time; and the client whose requests these are."""
+
+    def __init__(self, queue: Queue, load: Load, lane: str = "default") -> None:
+        self.replies = self.renewals = 0
+        self._queue = queue
+        self._load = load
+        self._lane = lane
+        self._client, self._position = secrets.token_urlsafe(12), "0-0"
+        self._tenants = itertools.cycle([f"tenant-{n}" for n in range(load.tenants)])
+        self._numbers = itertools.count()
+        self._turns = deque(
+            (f"host-{secrets.token_hex(6)}", deque[Job]()) for _ in range(load.workers)
+        )
+        self._renewals: deque[tuple[float, str]] = deque()
+        # What was settled and not yet read.
+        self._unread = 0
+
+    async def open(self, beside: Sequence[Fleet] = ()) -> None:
+        """All workers join and fill up, so that from now on each turn is like the other.
+
+        Meanwhile the fleets ``beside`` renew their leases.
+        """
+        info = wire.pack_info(
+            {
+                "host": "host",
+                "pid": 1,
+                "slots": self._load.held,
+                "started": 0.0,
+                "lanes": [self._lane],
+            }
+        )
+        about = {self._lane: wire.pack_info({"driver": "echo"})}
+        for worker, _ in self._turns:
+            await self._queue.join(worker, info, about, {self._lane: _FINGERPRINT})
+            self._renewals.append((time.monotonic() + self._renew_every_s, worker))
+            for fleet in (self, *beside):
+                await fleet.renew()
+        load = self._load
+        await self._submit(load.waiting)
+        step = min(load.held, 1000)
+        for _ in range(load.workers * load.held // step):
+            await self._submit(step)
+            await self._claim(step, settle=False)
+            for fleet in (self, *beside):
+                await fleet.renew()
+
+    async def turn(self) -> None:
+        """A batch is submitted, as much is claimed, and the replies are read."""
+        await self._submit(self._load.batch)
+        for _ in range(self._load.batch // self._load.each):
+            await self._claim(self._load.each)
+            await self.renew()
+        while self._unread:
+            self._position, pairs = await self._queue.read_inbox(self._client, self._position, 1000)
+            self._unread -= len(pairs)
+            self.replies += len(pairs)
+
+    async def renew(self) -> None:
+        """The workers renew whose time has come."""
+        while self._renewals[0][0] <= time.monotonic():
+            _, worker = self._renewals.popleft()
+            renewed = await self._queue.renew(worker)
+            assert renewed.known
+            assert not renewed.lapsed
+            self._renewals.append((time.monotonic() + self._renew_every_s, worker))
+            self.renewals += 1
+
+    async def _submit(self, count: int) -> None:
+        for start in range(0, count, 1000):
+            batch = [self._submission() for _ in range(min(1000, count - start))]
+            answers = await self._queue.submit(self._client, batch)
+            assert answers == [Queued()] * len(batch)
+
+    async def _claim(self, want: int, *, settle: bool = True) -> None:
+        """The next worker settles its oldest ones and claims as many."""
+        worker, jobs = self._turns[0]
+        self._turns.rotate(-1)
+        ends = [self._end(jobs.popleft()) for _ in range(want)] if settle else []
+        claimed = await self._queue.claim(
+            worker,
+            [self._lane],
+            want,
+            busy=len(jobs),
+            token=secrets.token_urlsafe(9),
+            settlements=ends,
+        )
+        assert all(claimed.accepted)
+        assert len(claimed.jobs) == want
+        jobs.extend(claimed.jobs)
+        self._unread += len(ends)
+
+    @property
+    def _renew_every_s(self) -> float:
+        return self._queue.settings.lease_s / 3
+
+    def _submission(self) -> Submission:
+        number = next(self._numbers)
+        if not self._load.checks:
+            request = Request("echo", payload=b"%0*d" % (PAYLOAD_BYTES, number))
+            return self._place(wire.pack_request(request))
+        code = f"theorem t : {number} = {number} := rfl\n".ljust(CODE_BYTES, "-")
+        body = wire.pack_request(Request("check", code=code))
+        digest = urlsafe_b64encode(blake2b(body, digest_size=16).digest()).rstrip(b"=").decode()
+        return self._place(body, digest, (_HEADER,))
+
+    def _place(self, body: bytes, digest: str = "", affinity: tuple[str, ...] = ()) -> Submission:
+        tenant, run_ms = next(self._tenants), _LONGEST_RUN_MS
+        return Submission(new_rid(1), self._lane, tenant, 1, 0, run_ms, body, digest, affinity)
+
+    def _end(self, job: Job) -> Settlement:
+        if self._load.checks:
+            reply = Reply("accepted", axioms=("propext",), fingerprint=_FINGERPRINT)
+            outcome, fingerprint = "accepted", _FINGERPRINT
+        else:
+            reply = Reply(payload=wire.unpack_request(job.body).payload)
+            outcome, fingerprint = "echo", ""
+        data = wire.pack_reply(
+            job.token, reply, worker="host-1", attempts=1, queued_s=job.queued_s, wall_s=0.1
+        )
+        return Settlement(job.rid, job.token, outcome, data, fingerprint, warm=self._load.checks)

@@ -1,0 +1,145 @@
+"""How many workers one server carries: on paper, from measured costs, and in simulation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from fleet import Fleet, Load, look
+from servers import server
+
+from leanq.config import Settings
+from leanq.queue import Queue
+
+SLOTS = 8
+_BUSY = 0.70
+_MEAN_S = (0.1, 1.0, 10.0)
+_REQUESTS = 6000
+_RENEW_S = 5.0
+_PARTS = 4
+
+
+class Costs(NamedTuple):
+    """Of the server's CPU time (µs): one request, where a worker settles and claims so many with a
+    call; and one renewal."""
+
+    request_us: dict[int, float]
+    check_us: float
+    renewal_us: float
+
+
+class Row(NamedTuple):
+    """What servers carry, at one mean time of requests; connections and memory of each server."""
+
+    mean_s: float
+    shards: int
+    workers: int
+    requests_per_s: float
+    connections: int
+    memory_mb: float
+
+
+class Simulation(NamedTuple):
+    """A fleet in simulation: requests/s that it did, the mean time of requests that this stands
+    for, renewals/s, and the server's share of a core, on paper and in truth."""
+
+    workers: int
+    requests_per_s: float
+    mean_s: float
+    renewals_per_s: float
+    predicted: float
+    measured: float
+
+
+async def costs() -> Costs:
+    """Costs of requests and renewals, in a fleet of a tenth of the size that is simulated."""
+    fleet = Load(workers=1000, tenants=8, held=SLOTS, waiting=1000)
+    request_us = {each: await _request_us(replace(fleet, each=each)) for each in (1, 2, 8)}
+    check_us = await _request_us(replace(fleet, each=1, checks=True))
+    return Costs(request_us, check_us, await _renewal_us(fleet))
+
+
+async def _request_us(load: Load) -> float:
+    with server() as url:
+        async with _queue(url) as queue:
+            fleet = Fleet(queue, load)
+            await fleet.open()
+            before, done = await look(queue), fleet.replies
+            while fleet.replies < done + _REQUESTS:
+                await fleet.turn()
+            after = await look(queue)
+    return (after.cpu_s - before.cpu_s) / (fleet.replies - done) * 1e6
+
+
+async def _renewal_us(load: Load) -> float:
+    """Each when its time has come, since a server that is asked now and then needs longer."""
+    with server() as url:
+        async with _queue(url) as queue:
+            fleet = Fleet(queue, load)
+            await fleet.open()
+            before, done, until_s = await look(queue), fleet.renewals, time.monotonic() + _RENEW_S
+            while time.monotonic() < until_s:
+                await fleet.renew()
+                await asyncio.sleep(0.001)
+            after = await look(queue)
+    return (after.cpu_s - before.cpu_s) / (fleet.renewals - done) * 1e6
+
+
+def carried(
+    request_us: float, idle_us: float, connected_bytes: float, request_bytes: float
+) -> list[Row]:
+    """What one and eight shards carry, each on a server with a core of its own.
+
+    ``idle_us``: what a worker costs the server in a second by being there, which it is at every
+    shard, whereas a request is at one. ``request_bytes``: of each request in flight.
+    """
+    rows = []
+    for mean_s in _MEAN_S:
+        for shards in (1, 8):
+            rate = SLOTS / mean_s
+            workers = int(_BUSY * 1e6 / (rate * request_us / shards + idle_us))
+            memory = workers * (connected_bytes + SLOTS * request_bytes / shards)
+            rows.append(Row(mean_s, shards, workers, workers * rate, 2 * workers, memory / 1e6))
+    return rows
+
+
+async def simulate(costs: Costs, workers: int, seconds: float) -> Simulation:
+    """That many workers in this process, in four parts with two connections each, as fast as they
+    can; so much of each is held as a worker has slots."""
+    part = Load(workers=workers // _PARTS, tenants=8, batch=64, each=1, held=SLOTS, waiting=1000)
+    with server() as url:
+        async with contextlib.AsyncExitStack() as stack:
+            queues = [await stack.enter_async_context(_queue(url)) for _ in range(_PARTS)]
+            fleets = [Fleet(queue, part, f"part-{n}") for n, queue in enumerate(queues)]
+            await asyncio.gather(*(fleet.open() for fleet in fleets))
+            before, started_s = await look(queues[0]), time.monotonic()
+            done, renewed = _done(fleets)
+            await asyncio.gather(*(_work(fleet, started_s + seconds) for fleet in fleets))
+            after, took_s = await look(queues[0]), time.monotonic() - started_s
+    now_done, now_renewed = _done(fleets)
+    rate, renewals = (now_done - done) / took_s, (now_renewed - renewed) / took_s
+    predicted = (rate * costs.request_us[1] + renewals * costs.renewal_us) / 1e6
+    measured = (after.cpu_s - before.cpu_s) / took_s
+    return Simulation(workers, rate, workers * SLOTS / rate, renewals, predicted, measured)
+
+
+async def _work(fleet: Fleet, until_s: float) -> None:
+    while time.monotonic() < until_s:
+        await fleet.turn()
+
+
+def _done(fleets: list[Fleet]) -> tuple[int, int]:
+    return sum(fleet.replies for fleet in fleets), sum(fleet.renewals for fleet in fleets)
+
+
+@contextlib.asynccontextmanager
+async def _queue(url: str) -> AsyncIterator[Queue]:
+    queue = Queue(Settings(url))
+    try:
+        yield queue
+    finally:
+        await queue.close()
