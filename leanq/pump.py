@@ -179,6 +179,8 @@ class Pump:
         batch = self._slots.next_settlements()
         busy = self._room.taken + self._room.waiting + self._slots.finished_beside(batch)
         want = self._share
+        # The doorbell may ring while the call is under way, for what it does not see.
+        self._hungry = self._hungry and not want
         asked_s = time.monotonic()
         with self._room.reserved(want):
             claimed = await self._queue.claim(
@@ -203,7 +205,7 @@ class Pump:
             self._room.on_hold = claimed.hold
             self._backlog = len(claimed.jobs) >= want
             # A suspect waits until all has ended here.
-            self._hungry = self._backlog or claimed.hold
+            self._hungry = self._hungry or self._backlog or claimed.hold
             # Where several came at once, more is to be expected, and comes with the call that
             # settles them. Where some are promised, each claim says how many more would be taken.
             self._expectant = len(claimed.jobs) > 1 or claimed.pinned

@@ -122,6 +122,20 @@ async def test_an_idle_worker_hears_the_doorbell(silent: Settings, lean: AsyncLe
     assert wire.calls["renew"] == 0
 
 
+async def test_a_doorbell_that_rings_during_a_claim_is_heard(
+    silent: Settings, lean: AsyncLeanQClient
+) -> None:
+    wire = Wire(silent)
+    let_go = wire.hold_up("claim", after=True)
+    async with working(silent, wire=wire, slots=1) as worker:
+        # The server has answered that there is nothing, and the answer is still on its way.
+        await eventually(lambda: wire.waiting == ["claim"])
+        echo = asyncio.create_task(lean.echo(b"x"))
+        await eventually(lambda: worker._pumps[0]._hungry)
+        let_go()
+        assert await echo == b"x"
+
+
 async def test_a_worker_that_was_busy_hears_the_doorbell_again(
     silent: Settings, lean: AsyncLeanQClient
 ) -> None:
