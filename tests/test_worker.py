@@ -123,15 +123,22 @@ async def test_an_idle_worker_hears_the_doorbell(silent: Settings, lean: AsyncLe
 
 
 async def test_a_doorbell_that_rings_during_a_claim_is_heard(
-    silent: Settings, lean: AsyncLeanQClient
+    silent: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wire = Wire(silent)
+    wire, heard = Wire(silent), list[object]()
+    wait_bell = wire.wait_bell
+
+    async def listen(worker: str, lanes: list[str], block_s: float) -> object:
+        heard.append(await wait_bell(worker, lanes, block_s))
+        return heard[-1]
+
+    monkeypatch.setattr(wire, "wait_bell", listen)
     let_go = wire.hold_up("claim", after=True)
-    async with working(silent, wire=wire, slots=1) as worker:
+    async with working(silent, wire=wire, slots=1):
         # The server has answered that there is nothing, and the answer is still on its way.
         await eventually(lambda: wire.waiting == ["claim"])
         echo = asyncio.create_task(lean.echo(b"x"))
-        await eventually(lambda: worker._pumps[0]._hungry)
+        await eventually(lambda: heard == [""])
         let_go()
         assert await echo == b"x"
 
