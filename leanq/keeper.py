@@ -101,7 +101,7 @@ class Keeper:
         if "start" in order:
             self._start(order["start"], fds)
         # The program may have ended while these were under way.
-        elif "limit" in order and self._program:
+        elif "limit" in order and self._program and not _is_dying(self._program):
             self._renew(order["limit"])
         elif "renew" in order and self._program:
             tell(self._channel, {"renewed": self._renew(order["renew"])})
@@ -260,6 +260,13 @@ def _cannot_start(program: str, error: OSError | ValueError) -> str:
         return f"cannot start {program}: {error}"
     where = f" ({error.filename})" if error.filename not in (None, program) else ""
     return f"cannot start {program}: {error.strerror}{where}"
+
+
+def _is_dying(pid: int) -> bool:
+    """Whether a program that has not ended for its pidfd is no more, but for some threads of it."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b") ")[2][:1] in b"ZX"
+    return True
 
 
 def _own_limits() -> list[tuple[int, int]]:
