@@ -21,7 +21,7 @@ from leanq.reaper import reap
 from leanq.recipes import Hole, Recipe, Source
 from leanq.states import Packed, RedisStates
 from leanq.switch import Finder
-from leanq.transitions import Settlement
+from leanq.transitions import Full, Queued, Settlement
 from leanq.wire import Reply, pack_reply
 
 USERS = Path(__file__).parents[1] / "deploy" / "users.acl"
@@ -60,6 +60,20 @@ async def test_each_role_can_do_its_part(socket: Path) -> None:
         await eventually(lambda: driver.stopped == [b"held"])
         driver.let_go()
         assert await asyncio.gather(*tasks[1:]) == [b"held"] * 2
+
+
+async def test_a_full_line_stays_within_the_roles(socket: Path) -> None:
+    worker = Queue(as_role(socket, "worker"))
+    await worker.join("w", b"", {"echo": b""})
+    for role in ("client", "operator"):
+        queue = Queue(replace(as_role(socket, role), max_waiting=1))
+        batch = [submission(f"0-{role}{number}", echo_body(b"")) for number in range(2)]
+        assert await queue.submit("c", batch) == [Queued(), Full(1.0)]
+        assert await queue.cancel([batch[0].rid]) == [True]
+        await worker.claim("w", ["echo"], 1, busy=0, token="n")
+        await queue.close()
+    await worker.release("w", [], leave=True)
+    await worker.close()
 
 
 async def test_promises_stay_within_the_roles(socket: Path) -> None:
