@@ -268,8 +268,7 @@ class Pump:
             except UnavailableError:
                 await asyncio.sleep(next(pauses))
                 # A doorbell may have rung into the void.
-                self._hungry = True
-                self._wake.set()
+                self._claim_soon()
 
     async def _answer_bell(self) -> None:
         if await self._look():

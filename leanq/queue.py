@@ -224,11 +224,8 @@ class Queue:
 
     async def dead_letter(self, rid: str) -> DeadLetter | None:
         """One dead letter, if there is such a one."""
-
-        letter, place = self.keys.dead_letter(rid), ("ZSCORE", self.keys.dead, rid)
-        *_, (flat, died_ms) = await self._commands.ask(
-            ("MULTI",), ("HGETALL", letter), place, ("EXEC",)
-        )
+        letter = ("HGETALL", self.keys.dead_letter(rid))
+        flat, died_ms = await self._at_once(letter, ("ZSCORE", self.keys.dead, rid))
         fields = dict(_pairs(flat))
         if not fields or died_ms is None:
             return None
@@ -240,9 +237,8 @@ class Queue:
 
     async def drop_dead(self, rid: str) -> bool:
         """Removes a dead letter for good; whether there was one."""
-
-        gone, letter = ("ZREM", self.keys.dead, rid), ("UNLINK", self.keys.dead_letter(rid))
-        *_, (removed, _) = await self._commands.ask(("MULTI",), gone, letter, ("EXEC",))
+        letter = ("UNLINK", self.keys.dead_letter(rid))
+        removed, _ = await self._at_once(("ZREM", self.keys.dead, rid), letter)
         return bool(removed)
 
     async def read_inbox(
@@ -321,6 +317,10 @@ class Queue:
     async def call(self, work: Callable[[redis.Redis], Awaitable[_T]]) -> _T:
         """What ``work`` makes of the connection for commands; for what needs no script."""
         return await self._commands.call(work)
+
+    async def _at_once(self, *commands: Sequence[Any]) -> Any:
+        """The answers to commands between which nothing else happens."""
+        return (await self._commands.ask(("MULTI",), *commands, ("EXEC",)))[-1]
 
     async def run(self, name: str, args: Sequence[Any]) -> Any:
         """What the script ``name`` answers for this shard."""

@@ -197,8 +197,7 @@ def _is(kind: type[_T]) -> Callable[[str, object], _T]:
     return read
 
 
-def _optional(kind: type[_T]) -> Callable[[str, object], _T | None]:
-    read = _is(kind)
+def _optional(read: Callable[[str, object], _T]) -> Callable[[str, object], _T | None]:
     return lambda name, value: None if value is None else read(name, value)
 
 
@@ -272,10 +271,6 @@ class _Shape:
         return {name: readers[name](name, body[name]) for name in body if name in readers}
 
 
-def _axioms(name: str, value: object) -> tuple[str, ...] | None:
-    return None if value is None else _each(_text)(name, value)
-
-
 def _verdict(_: str, value: object) -> object:
     if value is not None and value not in _VERDICTS:
         raise WireError(f"a reply with the unknown verdict {value!r:.40}")
@@ -299,10 +294,10 @@ _REPLY = _Shape(
         "verdict": _verdict,
         "messages": _each(_message),
         "sorries": _each(_sorry),
-        "axioms": _axioms,
-        **dict.fromkeys(("fingerprint", "state", "error"), _optional(str)),
+        "axioms": _optional(_each(_text)),
+        **dict.fromkeys(("fingerprint", "state", "error"), _optional(_is(str))),
         "goals": _each(_text),
-        "payload": _optional(bytes),
+        "payload": _optional(_is(bytes)),
         "worker": _is(str),
         "attempts": _is(int),
         **dict.fromkeys(("queued_s", "cpu_s", "wall_s", "audit_s"), _number),

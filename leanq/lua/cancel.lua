@@ -14,7 +14,7 @@ for i = 2, #ARGV do
     local reply = verdict_reply('cancelled', attempts, now - r[AT])
     if run and run.digest ~= '' and call('ZCARD', P .. ':with:' .. rid) > 0 then
       -- It runs on for its followers alone.
-      call('HSET', WHERE, rid, lease(run.token, run.worker, '', run.lane, run.solo, run.digest))
+      lease_to(rid, run, '')
       answer(rid, r[CLIENT], reply, ttl, told)
     else
       if run then stop(rid, run)

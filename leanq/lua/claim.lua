@@ -198,7 +198,7 @@ end
 -- Which of the lists are not empty; asked for all at once, since mostly all are, or none is.
 local function filled(lists)
   local full = {}
-  local n = #lists > 0 and call('EXISTS', unpack(lists)) or 0
+  local n = existing(lists)
   for i, list in ipairs(lists) do
     full[i] = n == #lists or n > 0 and call('EXISTS', list) == 1
   end
@@ -213,19 +213,17 @@ local function draw(lane, level, n)
     local asked = n - got
     local tenants = call('LPOP', ring, asked)
     if not tenants then break end
-    local each = math.floor((n - got) / #tenants)
+    local each = math.floor(asked / #tenants)
     local lists, rids, keep = {}, {}, {}
     for i, tenant in ipairs(tenants) do
       local wait = P .. ':wait:' .. lane .. ':' .. level .. ':' .. tenant
       lists[i] = wait
       if pinning[lane] then
         got = got + choose(wait, lane, each)
+      elseif each == 1 then
+        rids[#rids + 1] = call('LPOP', wait) or nil
       else
-        if each == 1 then
-          rids[#rids + 1] = call('LPOP', wait) or nil
-        else
-          for _, rid in ipairs(call('LPOP', wait, each) or {}) do rids[#rids + 1] = rid end
-        end
+        for _, rid in ipairs(call('LPOP', wait, each) or {}) do rids[#rids + 1] = rid end
       end
     end
     pops = pops + #rids

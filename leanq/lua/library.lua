@@ -34,6 +34,15 @@ local function bulk(command, key, list)
   return all or {}
 end
 
+-- How many of these keys there are.
+local function existing(names)
+  local n = 0
+  for i = 1, #names, 4000 do
+    n = n + call('EXISTS', unpack(names, i, math.min(i + 3999, #names)))
+  end
+  return n
+end
+
 -- A request in flight is one string, its record: the version of this layout, attempts that have
 -- ended, level, submitted (ms), deadline in the queue (ms, 0: none), longest run (ms), lane, client,
 -- affinities, tenant, digest, and the body as the client packed it. Its reply takes its place.
@@ -69,6 +78,11 @@ local function read_lease(place)
   local token, worker, client, lane, solo, digest = struct.unpack('ssssss', place, 2)
   return {token = token, worker = worker, client = client, lane = lane, solo = solo,
     digest = digest}
+end
+
+-- The lease as it is, with another client to be told of its end.
+local function lease_to(rid, run, client)
+  call('HSET', WHERE, rid, lease(run.token, run.worker, client, run.lane, run.solo, run.digest))
 end
 
 local function attachment(leader, worker) return 'a' .. leader .. '\0' .. worker .. '\0' end
@@ -179,9 +193,7 @@ local function hand_over(rid, r, client, place)
   call('SET', REQ .. rid, struct.pack(LAYOUT, VERSION, r[ATTEMPTS], r[LEVEL], r[AT], r[DEADLINE], r[RUN],
     r[LANE], client, r[AFFINITIES], r[TENANT], r[DIGEST]) .. string.sub(text, r[BODY]))
   local run = read_lease(place)
-  if run then
-    call('HSET', WHERE, rid, lease(run.token, run.worker, client, run.lane, run.solo, run.digest))
-  end
+  if run then lease_to(rid, run, client) end
 end
 
 -- When leases may be judged again. While nobody is heard for half a lease (the server was away, or

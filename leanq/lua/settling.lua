@@ -84,15 +84,11 @@ local function end_runs()
   end
   bulk('HDEL', RUNS, over)
   -- Hardly ever did anybody follow.
-  for i = 1, #withs, 4000 do
-    local last = math.min(i + 3999, #withs)
-    if call('EXISTS', unpack(withs, i, last)) > 0 then
-      for k = i, last do
-        local ended = share(shared[k].rid, shared[k].reply, max_attempts, now, ttl, told)
-        count('coalesced', ended)
-        shared[k].about.ended = shared[k].about.ended + ended
-      end
-    end
+  if existing(withs) == 0 then return end
+  for _, item in ipairs(shared) do
+    local ended = share(item.rid, item.reply, max_attempts, now, ttl, told)
+    count('coalesced', ended)
+    item.about.ended = item.about.ended + ended
   end
 end
 

@@ -136,7 +136,7 @@ local function take_in(k, kind, leader, held)
   if run then
     -- It was withdrawn, its reply has gone, and it runs on for others: now for this client as well.
     keep(k, kind)
-    call('HSET', WHERE, rid, lease(run.token, run.worker, client, run.lane, run.solo, run.digest))
+    lease_to(rid, run, client)
     return 2
   end
   local reply = digest ~= '' and remembered_reply(lane, digest)
@@ -193,10 +193,7 @@ for k = 1, (#ARGV - 3) / 5 do
     asked[k] = #runs
   end
 end
-local any = 0
-for i = 1, #names, 4000 do
-  any = any + call('EXISTS', unpack(names, i, math.min(i + 3999, #names)))
-end
+local any = existing(names)
 local leaders, helds = bulk('HMGET', RUNS, runs), bulk('HMGET', WHERE, digested)
 
 for k, name in ipairs(names) do
