@@ -22,13 +22,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from places import Place, new_place, statement, worker, xargs
+from places import Place, lean, new_place, print_table, server_info, statement, worker, xargs
 from processes import Run, cpu_s
 
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
 from leanq.local import EmbeddedServer
-from leanq.queue import Queue
 from leanq.wire import Reply
 
 _SLOTS = 2
@@ -88,7 +87,8 @@ def main() -> None:
                 place.write(name, *(f"theorem bench_{n} {statement(n)}" for n in numbers))
             variables = {**place.variables, "LEANQ_URL": server.url}
             with worker(place, variables, "--slots", str(_SLOTS)) as pid:
-                fleet = Fleet(server.url, server_pid(server.url), pid)
+                server_pid = int(server_info(server.url)["process_id"])
+                fleet = Fleet(server.url, server_pid, pid)
                 for number in range(options.rounds):
                     measure_round(figures, place, fleet, names, backwards=number % 2 == 1)
                     if options.alone:
@@ -102,18 +102,7 @@ def main() -> None:
     print(f"{options.files} files of {options.statements} theorems, {options.rounds} rounds,")
     print(f"{os.cpu_count()} CPUs, Python {platform.python_version()},", end=" ")
     print(f"Lean {place.environment.toolchain.version}\n")
-    print_table(figures)
-
-
-def server_pid(url: str) -> int:
-    async def ask() -> int:
-        queue = Queue(Settings(url=url))
-        try:
-            return int((await queue.ping())["process_id"])
-        finally:
-            await queue.close()
-
-    return asyncio.run(ask())
+    print_table(_FIGURES, figures)
 
 
 def measure_round(
@@ -161,15 +150,13 @@ def expect_accepted(reply: Reply) -> None:
 
 def measure_alone(figures: _Figures, place: Place, fleet: Fleet, names: Sequence[str]) -> None:
     """One file at a time: plain Lean, then a client that pauses, then one that does not."""
-    environment = place.environment
-    scratch = place.variables["TMPDIR"]
-    lean = [*environment.toolchain.command, *environment.options, "--json", "-o"]
-    variables = {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+    command, variables = lean(place)
+    olean = f"{place.variables['TMPDIR']}/alone.olean"
     plain = []
     for name in names:
         started = time.perf_counter()
-        command = [*lean, f"{scratch}/alone.olean", f"{name}.lean"]
-        subprocess.run(command, env=variables, cwd=place.files, check=True)
+        each = [*command, olean, f"{name}.lean"]
+        subprocess.run(each, env=variables, cwd=place.files, check=True)
         plain.append(1000 * (time.perf_counter() - started))
     figures["plain"].append(statistics.median(plain))
     for figure, pause_s in (("alone", _THINK_S), ("back", 0.0)):
@@ -189,15 +176,6 @@ async def one_by_one_ms(
             expect_accepted(await client.check(code, audit=False))
             times_ms.append(1000 * (time.perf_counter() - started))
     return times_ms
-
-
-def print_table(figures: _Figures) -> None:
-    print("| figure | median | target | lowest – highest |\n| --- | --- | --- | --- |")
-    for name, (what, form, target) in _FIGURES.items():
-        if name in figures:
-            each = figures[name]
-            middle, *ends = map(form.format, (f(each) for f in (statistics.median, min, max)))
-            print(f"| {what} | {middle} | {target} | {' – '.join(ends)} |")
 
 
 if __name__ == "__main__":

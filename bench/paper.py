@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import statistics
 import time
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from fleet import Fleet, Load, look
 from servers import server
 
 from leanq.config import Settings
-from leanq.queue import Queue
+from leanq.queue import every_shard
 
 SLOTS = 8
 _BUSY = 0.70
@@ -66,7 +65,7 @@ async def costs() -> Costs:
 
 async def _request_us(load: Load) -> float:
     with server() as url:
-        async with _queue(url) as queue:
+        async with every_shard(Settings(url)) as (queue,):
             fleet = Fleet(queue, load)
             await fleet.open()
             costs_us = []
@@ -82,7 +81,7 @@ async def _request_us(load: Load) -> float:
 async def _renewal_us(load: Load) -> float:
     """Each when its time has come, since a server that is asked now and then needs longer."""
     with server() as url:
-        async with _queue(url) as queue:
+        async with every_shard(Settings(url)) as (queue,):
             fleet = Fleet(queue, load)
             await fleet.open()
             before, done, until_s = await look(queue), fleet.renewals, time.monotonic() + _RENEW_S
@@ -117,13 +116,16 @@ async def simulate(costs: Costs, workers: int, seconds: float) -> Simulation:
     part = Load(workers=workers // _PARTS, tenants=8, batch=64, each=1, held=SLOTS, waiting=1000)
     with server() as url:
         async with contextlib.AsyncExitStack() as stack:
-            queues = [await stack.enter_async_context(_queue(url)) for _ in range(_PARTS)]
-            fleets = [Fleet(queue, part, f"part-{n}") for n, queue in enumerate(queues)]
+            shards = [
+                await stack.enter_async_context(every_shard(Settings(url))) for _ in range(_PARTS)
+            ]
+            fleets = [Fleet(queue, part, f"part-{n}") for n, (queue,) in enumerate(shards)]
+            ((queue,), *_) = shards
             await asyncio.gather(*(fleet.open() for fleet in fleets))
-            before, started_s = await look(queues[0]), time.monotonic()
+            before, started_s = await look(queue), time.monotonic()
             done, renewed = _done(fleets)
             await asyncio.gather(*(_work(fleet, started_s + seconds) for fleet in fleets))
-            after, took_s = await look(queues[0]), time.monotonic() - started_s
+            after, took_s = await look(queue), time.monotonic() - started_s
     now_done, now_renewed = _done(fleets)
     rate, renewals = (now_done - done) / took_s, (now_renewed - renewed) / took_s
     predicted = (rate * costs.request_us[1] + renewals * costs.renewal_us) / 1e6
@@ -138,12 +140,3 @@ async def _work(fleet: Fleet, until_s: float) -> None:
 
 def _done(fleets: list[Fleet]) -> tuple[int, int]:
     return sum(fleet.replies for fleet in fleets), sum(fleet.renewals for fleet in fleets)
-
-
-@contextlib.asynccontextmanager
-async def _queue(url: str) -> AsyncIterator[Queue]:
-    queue = Queue(Settings(url))
-    try:
-        yield queue
-    finally:
-        await queue.close()

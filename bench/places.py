@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from processes import Run, process, run
 
 import leanq
+from leanq.config import Settings
 from leanq.drivers.environment import Environment, open_environment
+from leanq.queue import Queue
 
 LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
 
@@ -58,12 +63,17 @@ def statement(number: int) -> str:
     )
 
 
-def xargs(place: Place, names: list[str], at_once: int) -> Run:
-    """These files through Lean, started as the driver starts it but for their names."""
+def lean(place: Place) -> tuple[list[str], dict[str, str]]:
+    """The command line and the variables by which the driver starts Lean, but for files' names."""
     environment, scratch = place.environment, place.variables["TMPDIR"]
-    lean = [*environment.toolchain.command, *environment.options, "--json"]
-    command = ["xargs", "-P", str(at_once), "-I{}", *lean, "-o", f"{scratch}/{{}}.olean", "{}.lean"]
-    variables = {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+    command = [*environment.toolchain.command, *environment.options, "--json", "-o"]
+    return command, {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+
+
+def xargs(place: Place, names: list[str], at_once: int) -> Run:
+    """These files through Lean."""
+    (command, variables), scratch = lean(place), place.variables["TMPDIR"]
+    command = ["xargs", "-P", str(at_once), "-I{}", *command, f"{scratch}/{{}}.olean", "{}.lean"]
     with tempfile.TemporaryFile() as file:
         file.write("\n".join(names).encode())
         file.seek(0)
@@ -82,3 +92,27 @@ def worker(place: Place, variables: Mapping[str, str], *options: str) -> Iterato
         if not any(b" serves " in line for line in child.stderr):
             sys.exit("the worker does not start")
         yield child.pid
+
+
+def server_info(url: str) -> Mapping[str, Any]:
+    """What the server says of itself."""
+
+    async def ask() -> Mapping[str, Any]:
+        queue = Queue(Settings(url=url))
+        try:
+            return await queue.ping()
+        finally:
+            await queue.close()
+
+    return asyncio.run(ask())
+
+
+def print_table(
+    kinds: Mapping[str, tuple[str, str, str]], figures: Mapping[str, Sequence[float]]
+) -> None:
+    """The figures that were measured; by name, what each is, how it is written, its target."""
+    print("| figure | median | target | lowest – highest |\n| --- | --- | --- | --- |")
+    for name, (what, form, target) in kinds.items():
+        if each := figures.get(name):
+            middle, *ends = map(form.format, (f(each) for f in (statistics.median, min, max)))
+            print(f"| {what} | {middle} | {target} | {' – '.join(ends)} |")

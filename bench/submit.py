@@ -21,16 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from places import LEANQ, Place, new_place, statement, worker, xargs
+from places import LEANQ, Place, new_place, print_table, server_info, statement, worker, xargs
 from processes import Run, cpu_s, run
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands.build import cpus
 from leanq.config import Settings
 from leanq.local import EmbeddedServer
-from leanq.queue import Queue
 
 _ECHOES, _ECHOES_EACH, _OUTSTANDING, _ECHO_SLOTS = 500, 5, 1000, 256
 
@@ -77,7 +75,7 @@ def main() -> None:
         ):
             place = new_place(Path(folder))
             work = write_work(place, options.files)
-            info = asyncio.run(server_info(server.url))
+            info = server_info(server.url)
             fleet = {**place.variables, "LEANQ_URL": server.url}
             with worker(place, fleet) as pid:
                 for number in range(options.rounds):
@@ -91,7 +89,7 @@ def main() -> None:
     lean, valkey = place.environment.toolchain.version, info.get("valkey_version", "?")
     print(f"{options.files} files, {options.rounds} rounds, {cpus()} CPUs,", end=" ")
     print(f"Python {platform.python_version()}, Valkey {valkey}, Lean {lean}\n")
-    print_table(figures)
+    print_table(_FIGURES, figures)
 
 
 def write_work(place: Place, count: int) -> Work:
@@ -101,14 +99,6 @@ def write_work(place: Place, count: int) -> Work:
     for name, command in (files | examples).items():
         place.write(name, command)
     return Work(list(files), list(examples))
-
-
-async def server_info(url: str) -> Mapping[str, Any]:
-    queue = Queue(Settings(url=url))
-    try:
-        return await queue.ping()
-    finally:
-        await queue.close()
 
 
 def measure_round(
@@ -174,13 +164,6 @@ async def measure_echo(figures: _Figures, url: str) -> None:
     figures["echo_p50"].append(statistics.median(trips_ms))
     figures["echo_p99"].append(statistics.quantiles(trips_ms, n=100)[98])
     figures["echo_rate"].append(_OUTSTANDING * _ECHOES_EACH / took_s)
-
-
-def print_table(figures: _Figures) -> None:
-    print("| figure | median | target | lowest – highest |\n| --- | --- | --- | --- |")
-    for name, (what, form, target) in _FIGURES.items():
-        middle, *ends = map(form.format, (f(figures[name]) for f in (statistics.median, min, max)))
-        print(f"| {what} | {middle} | {target} | {' – '.join(ends)} |")
 
 
 if __name__ == "__main__":
