@@ -13,6 +13,9 @@
 | ``LEANQ_STATE_TTL_S`` | seconds after which a state that nobody used is collected | 604800 |
 | ``LEANQ_SNAPSHOT_MB`` | memory in Redis for snapshots of states, all shards together | 1024 |
 | ``LEANQ_CACHE_MB`` | disk for snapshots on each worker's machine | 4096 |
+| ``LEANQ_REPL_MEMORY_MB`` | resident memory at which a process of the REPL is replaced | 8192 |
+| ``LEANQ_REPL_REQUESTS`` | requests after which it is | 5000 |
+| ``LEANQ_REPL_AGE_S`` | seconds after which it is | 3600 |
 
 A URL may name several hosts, ``redis://HOST:PORT,HOST:PORT``: nodes of one cluster, or a master and
 the replicas that may follow it.
@@ -52,6 +55,9 @@ class Settings:
     state_ttl_s: float = 604_800.0
     snapshot_mb: int = 1024
     cache_mb: int = 4096
+    repl_memory_mb: int = 8192
+    repl_requests: int = 5000
+    repl_age_s: float = 3600.0
 
     def __post_init__(self) -> None:
         check_url(self.url)
@@ -67,6 +73,9 @@ class Settings:
             ("LEANQ_STATE_TTL_S", self.state_ttl_s, 1),
             ("LEANQ_SNAPSHOT_MB", self.snapshot_mb, 0),
             ("LEANQ_CACHE_MB", self.cache_mb, 0),
+            ("LEANQ_REPL_MEMORY_MB", self.repl_memory_mb, 1),
+            ("LEANQ_REPL_REQUESTS", self.repl_requests, 1),
+            ("LEANQ_REPL_AGE_S", self.repl_age_s, 1),
         ):
             if not least <= value <= _MOST:
                 raise UsageError(f"{what} is {value}; it must lie between {least} and {_MOST}")
@@ -90,6 +99,9 @@ class Settings:
             state_ttl_s=_number(environ, "LEANQ_STATE_TTL_S", cls.state_ttl_s),
             snapshot_mb=_number(environ, "LEANQ_SNAPSHOT_MB", cls.snapshot_mb),
             cache_mb=_number(environ, "LEANQ_CACHE_MB", cls.cache_mb),
+            repl_memory_mb=_number(environ, "LEANQ_REPL_MEMORY_MB", cls.repl_memory_mb),
+            repl_requests=_number(environ, "LEANQ_REPL_REQUESTS", cls.repl_requests),
+            repl_age_s=_number(environ, "LEANQ_REPL_AGE_S", cls.repl_age_s),
         )
 
 

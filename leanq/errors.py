@@ -20,6 +20,7 @@
     └── WorkerError               trouble on a worker's machine, never a candidate's fault
         ├── ToolchainError            no usable Lean, or an environment that cannot be read
         ├── SandboxError              a Lean process could not be started or watched
+        ├── ReplError                 what a REPL printed is no answer that can be trusted
         └── AuditError                a compiled result that cannot be read as data
 
 A verdict is never an exception: ``timeout``, ``memory``, ``crashed``, ``cancelled``,
@@ -103,6 +104,10 @@ class ToolchainError(WorkerError):
 
 class SandboxError(WorkerError):
     """A Lean process could not be started or watched."""
+
+
+class ReplError(WorkerError):
+    """What a REPL printed is no answer, or more than one."""
 
 
 class AuditError(WorkerError):

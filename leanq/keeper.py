@@ -22,9 +22,9 @@ from leanq.meter import Meter, descendants
 
 MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothing is cut
 
-# Between two samples, at least and at most: no longer than it takes one thread to break a limit, by
-# CPU time or by the quickest growth of memory. Each sample costs the machine some 0.3 ms.
-_CLOSE_LOOK_S, _LOOK_S = 0.025, 0.1
+# Between two samples passes no more time than one thread takes to break a limit, by CPU time or by
+# the quickest growth of memory; and at least this, as each costs the machine some 0.3 ms.
+_CLOSE_LOOK_S = 0.025
 _GROWTH_BYTES_PER_S = 4 << 30
 _CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a warden that cannot run
 _RESOURCES = 16  # that Linux knows limits of
@@ -102,9 +102,13 @@ class Keeper:
             self._start(order["start"], fds)
         # The program may have ended while these were under way.
         elif "limit" in order and self._program and not _is_dying(self._program):
-            self._renew(order["limit"])
+            self._meter.sample()
+            self._renew(order["limit"], held_bytes=0)
         elif "renew" in order and self._program:
-            tell(self._channel, {"renewed": self._renew(order["renew"])})
+            self._meter.sample()
+            held_bytes = self._meter.memory_bytes
+            cpu_s = self._renew(order["renew"], held_bytes=held_bytes)
+            tell(self._channel, {"renewed": {"cpu_s": cpu_s, "memory_bytes": held_bytes}})
         elif "stop" in order and self._program:
             self._finish(order["stop"])
         return bool(packet)
@@ -128,16 +132,17 @@ class Keeper:
         self._cpu_base_s = 0.0
         self._limited = False
         if order["limits"]:
-            self._limit(order["limits"])
+            self._limit(order["limits"], held_bytes=0)
         if order["report"]:
             tell(self._channel, {"started": True})
 
-    def _limit(self, limits: dict[str, Any]) -> None:
+    def _limit(self, limits: dict[str, Any], *, held_bytes: int) -> None:
         self._limited = True
         self._started = time.monotonic()
         self._cpu_end_s: float = self._cpu_base_s + limits["cpu_s"]
         self._wall_end: float = self._started + limits["wall_s"]
-        self._memory_bytes: int = limits["memory_bytes"]
+        self._memory_bytes: int = held_bytes + limits["memory_bytes"]
+        self._look_s: float = limits["look_s"]
         self._over = False
         self._look_at = self._started + self._pause_s()
         _, hard = resource.prlimit(self._program, resource.RLIMIT_CPU)
@@ -148,14 +153,14 @@ class Keeper:
         """How long to the next sample."""
         cpu_s = self._cpu_end_s - self._meter.cpu_s
         memory_s = (self._memory_bytes - self._meter.memory_bytes) / _GROWTH_BYTES_PER_S
-        return max(min(cpu_s, memory_s, _LOOK_S), _CLOSE_LOOK_S)
+        return max(min(cpu_s, memory_s, self._look_s), _CLOSE_LOOK_S)
 
-    def _renew(self, limits: dict[str, Any]) -> float:
-        """Count afresh, against new limits; the CPU seconds spent until now."""
-        self._meter.sample()
+    def _renew(self, limits: dict[str, Any], *, held_bytes: int) -> float:
+        """Count afresh, against new limits; the CPU seconds spent until now. What it holds already
+        is no part of its memory's limit. To be called after a sample."""
         spent_s = self._meter.cpu_s - self._cpu_base_s
         self._cpu_base_s = self._meter.cpu_s
-        self._limit(limits)
+        self._limit(limits, held_bytes=held_bytes)
         return spent_s
 
     def _look(self) -> None:

@@ -22,6 +22,13 @@ def queue(command: _F) -> _F:
     return url(as_json(command))
 
 
+repl = click.option(
+    "--repl",
+    metavar="COMMAND",
+    help="What starts the REPL: 'lake env path/to/repl'.",
+)
+
+
 def worker(command: _F) -> _F:
     """What a worker is made of."""
     for option in reversed(
@@ -33,7 +40,7 @@ def worker(command: _F) -> _F:
             ),
             click.option(
                 "--driver",
-                type=click.Choice(["lean", "echo"]),
+                type=click.Choice(["lean", "repl", "echo"]),
                 default="lean",
                 show_default=True,
                 help="What answers requests.",
@@ -46,6 +53,12 @@ def worker(command: _F) -> _F:
                 help="Offer a Lake project or a folder of .olean files under this name.",
             ),
             click.option("--lean", metavar="PATH", help="The lean program."),
+            repl,
+            click.option(
+                "--trust-steps",
+                is_flag=True,
+                help="Take the REPL's word for a step that completes a proof, which can be wrong.",
+            ),
             click.option(
                 "--grace",
                 "grace_s",

@@ -20,18 +20,19 @@ class Limits:
     """What a program may use.
 
     ``cpu_s`` and ``memory_bytes`` are for the program and all its descendants together, measured
-    every 25 to 100 ms (see ``leanq.meter``); ``output_bytes`` is for what stands unread of both
-    outputs together, of standard output alone where standard error is kept as a tail.
+    after 25 ms to ``look_s`` (see ``leanq.meter``); ``output_bytes`` is for what stands unread of
+    both outputs together, of standard output alone where standard error is kept as a tail.
     """
 
     cpu_s: float
     wall_s: float
     memory_bytes: int
     output_bytes: int = 64 << 20
+    look_s: float = 0.1
 
     def measured(self) -> dict[str, float]:
         """Those that the warden enforces; it does not see the output."""
-        names = ("cpu_s", "wall_s", "memory_bytes")
+        names = ("cpu_s", "wall_s", "memory_bytes", "look_s")
         return {name: getattr(self, name) for name in names}
 
 
@@ -51,6 +52,15 @@ class Exit:
     cpu_s: float
     wall_s: float
     peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a program has used, its descendants included: CPU time since its limits were set before,
+    and the memory that it holds now."""
+
+    cpu_s: float
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,7 @@ class Process:
         self._tell, self._give_up = tell, give_up
         self._started = asyncio.Event()
         self._exit: asyncio.Future[Exit] = self._loop.create_future()
-        self._renewed: asyncio.Future[float] | None = None
+        self._renewed: asyncio.Future[Usage] | None = None
         self._stdin_fd, self._stdout_fd, stderr_fd = pipes
         self._stdin_open, self._eof = True, False
         self._unwritten = bytearray()
@@ -134,11 +144,17 @@ class Process:
         del self._stdout[:n]
         return chunk
 
-    async def renew(self, limits: Limits) -> float:
-        """Count CPU and wall time afresh from now, against new limits.
+    def discard(self) -> bytes:
+        """Take all that it has printed until now, without waiting."""
+        while self._pump(self._stdout_fd):
+            pass
+        printed = bytes(self._stdout)
+        self._stdout.clear()
+        return printed
 
-        Returns the CPU seconds used since the start or the last renewal. One at a time.
-        SandboxError: the program has ended.
+    async def renew(self, limits: Limits) -> Usage:
+        """Count CPU and wall time afresh from now against new limits, and memory above what it
+        holds now; what it has used until now. One at a time. SandboxError: the program has ended.
         """
         if self.ended:
             raise SandboxError("the program has ended")
@@ -195,9 +211,9 @@ class Process:
     def on_started(self) -> None:
         self._started.set()
 
-    def on_renewed(self, cpu_s: float) -> None:
+    def on_renewed(self, used: Usage) -> None:
         if self._renewed is not None and not self._renewed.done():
-            self._renewed.set_result(cpu_s)
+            self._renewed.set_result(used)
 
     def on_end(self, end: Exit | SandboxError, *, limited: bool = False) -> None:
         """All is over: what stands in the pipes now is all that will ever be there."""

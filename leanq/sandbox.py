@@ -35,10 +35,10 @@ from typing import Any
 
 from leanq.errors import SandboxError
 from leanq.keeper import MESSAGE_BYTES
-from leanq.process import Exit, Finished, Limits, Process
+from leanq.process import Exit, Finished, Limits, Process, Usage
 from leanq.warden import empty
 
-__all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "probe"]
+__all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "Usage", "probe"]
 
 _PATIENCE_S = 30.0  # for a warden to answer, before it is given up
 _UNASKED_BYTES = 1 << 16  # what a prepared program may print before its input
@@ -309,8 +309,8 @@ class Sandbox:
                     self._greeting.set_result(tuple(names))
             case {"started": _}, Process() as process:
                 process.on_started()
-            case {"renewed": cpu_s}, Process() as process:
-                process.on_renewed(cpu_s)
+            case {"renewed": fields}, Process() as process:
+                process.on_renewed(Usage(**fields))
             case {"exit": fields, "limited": limited}, Process() as process:
                 process.on_end(Exit(**fields), limited=limited)
             case {"refused": text}, Process(ended=False) as process:

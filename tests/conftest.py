@@ -156,6 +156,13 @@ async def site(
         yield made
 
 
+@pytest.fixture(params=["lean", "repl"])
+def either(site: Site, request: pytest.FixtureRequest) -> Site:
+    """A site whose drivers are of each kind in turn."""
+    site.kind = request.param
+    return site
+
+
 @pytest.fixture(scope="module")
 def fleet(server: EmbeddedServer, core: Environment, cache: Path) -> Iterator[Settings]:
     """A queue with one worker process, so that not every command has to start its own."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable
+import shlex
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,14 @@ from terminals import SAMPLES
 
 from leanq.drivers.environment import Environment
 from leanq.drivers.lean import LeanDriver
+from leanq.drivers.repl.driver import ReplDriver
+from leanq.drivers.repl.session import Recycling
 from leanq.states import MemoryStates
 from leanq.wire import Reply, Request
+
+LEAN_REPL = Path(__file__).with_name("lean_repl.py")
+# No process is replaced for its age.
+SELDOM = Recycling(memory_bytes=8 << 30, requests=10_000, age_s=3600.0)
 
 # A program in Lean's place that takes the candidate's text for a script.
 SHELL = ("/bin/sh", "-c", "cat > script.sh; exec /bin/sh ./script.sh", "/bin/sh")
@@ -37,6 +45,7 @@ class Site:
         self.marker = new_marker()
         # An option that no Lean knows and none minds, to find its processes by.
         self.core = replace(core, options=(f"-Dweak.test={self.marker}",))
+        self.kind = "lean"
         self._stack = stack
 
     def behind(self, *command: str) -> Environment:
@@ -57,8 +66,32 @@ class Site:
         await driver.open(MemoryStates())
         return driver
 
+    async def repl(self, *, slots: int = 1, **options: Any) -> ReplDriver:
+        """The repl driver, with a REPL made of the environment's own Lean."""
+        arguments = (*self.core.toolchain.command, *self.core.options)
+        lean = (word for each in arguments for word in ("--lean-arg", each))
+        command = [sys.executable, "-S", str(LEAN_REPL), *lean]
+        return await self.open_repl(lambda: self.core, command, slots=slots, **options)
+
+    async def open_repl(
+        self,
+        opener: Callable[[], Environment],
+        command: Sequence[str],
+        *,
+        rules: Recycling = SELDOM,
+        **options: Any,
+    ) -> ReplDriver:
+        driver = ReplDriver(opener, shlex.join(command), rules=rules, **options)
+        self._stack.push_async_callback(driver.close)
+        await driver.open(MemoryStates())
+        return driver
+
+    async def one(self, slots: int = 1) -> LeanDriver:
+        """A driver of the site's kind."""
+        return await (self.repl(slots=slots) if self.kind == "repl" else self.driver(slots=slots))
+
     async def check(self, code: str, **options: Any) -> Reply:
-        return await (await self.driver()).run(check(code, **options))
+        return await (await self.one()).run(check(code, **options))
 
 
 @contextlib.asynccontextmanager

@@ -41,53 +41,53 @@ from leanq.wire import Message, Reply, Request, pack_reply
     ],
 )
 async def test_samples(
-    site: Site,
+    either: Site,
     name: str,
     verdict: str,
     axioms: tuple[str, ...] | None,
     places: Sequence[tuple[str, int, int]],
 ) -> None:
-    reply = await site.check(sample(name))
+    reply = await either.check(sample(name))
     assert (reply.verdict, reply.axioms, reply.error) == (verdict, axioms, None)
     assert [(m.severity, m.line, m.column) for m in reply.messages] == places
-    assert reply.fingerprint == site.core.fingerprint
+    assert reply.fingerprint == either.core.fingerprint
     assert reply.cpu_s > 0.01
     assert reply.wall_s > reply.audit_s >= 0
     assert (reply.audit_s > 0) == (axioms is not None)
 
 
-async def test_a_message_of_leans_is_whole(site: Site) -> None:
-    (message,) = (await site.check(sample("wrong"))).messages
+async def test_a_message_of_leans_is_whole(either: Site) -> None:
+    (message,) = (await either.check(sample("wrong"))).messages
     text = "Type mismatch\n  h.left\nhas type\n  p\nbut is expected to have type\n  q"
     assert message == Message("error", 7, 2, text, end_line=7, end_column=14)
 
 
-async def test_columns_count_characters(site: Site) -> None:
+async def test_columns_count_characters(either: Site) -> None:
     code = "prelude\ntheorem «𝔸é→» (p : Prop) : p := nowhere\n"
-    message, *_ = (await site.check(code)).messages
+    message, *_ = (await either.check(code)).messages
     assert (message.line, message.column, message.end_column) == (2, 32, 39)
 
 
-async def test_the_cpu_budget_ends_it(site: Site) -> None:
-    reply = await site.check(sample("stack_overflow"), timeout_s=1.0)
+async def test_the_cpu_budget_ends_it(either: Site) -> None:
+    reply = await either.check(sample("stack_overflow"), timeout_s=1.0)
     assert (reply.verdict, reply.axioms) == ("timeout", None)
     assert reply.cpu_s > 1.0
 
 
-async def test_the_wall_budget_ends_it(site: Site) -> None:
-    reply = await site.check(sample("stack_overflow"), wall_s=0.3)
+async def test_the_wall_budget_ends_it(either: Site) -> None:
+    reply = await either.check(sample("stack_overflow"), wall_s=0.3)
     assert reply.verdict == "timeout"
 
 
-async def test_the_memory_limit_ends_it(site: Site) -> None:
-    reply = await site.check(sample("stack_overflow"), memory_mb=48)
+async def test_the_memory_limit_ends_it(either: Site) -> None:
+    reply = await either.check(sample("stack_overflow"), memory_mb=48)
     assert reply.verdict == "memory"
     assert ["memory" in m.text for m in reply.messages] == [True]
 
 
 @pytest.mark.skipif(not CI, reason="takes 22 s of CPU; CI runs it")
-async def test_a_crash(site: Site) -> None:
-    reply = await site.check(sample("stack_overflow"))
+async def test_a_crash(either: Site) -> None:
+    reply = await either.check(sample("stack_overflow"))
     assert reply.verdict == "crashed"
     (message,) = reply.messages
     assert "SIGABRT" in message.text
@@ -146,20 +146,20 @@ async def test_what_takes_long_with_large_input_holds_nobody_up(
     assert seen == ["Printed", "name_examples", "read_module"]
 
 
-async def test_a_missing_import_is_leans_to_reject(site: Site) -> None:
-    reply = await site.check("prelude\nimport Nowhere.To.Be.Found\n")
+async def test_a_missing_import_is_leans_to_reject(either: Site) -> None:
+    reply = await either.check("prelude\nimport Nowhere.To.Be.Found\n")
     assert reply.verdict == "rejected"
     assert "Nowhere" in reply.messages[0].text
 
 
-async def test_many_at_a_time_give_the_verdicts_of_one(site: Site) -> None:
+async def test_many_at_a_time_give_the_verdicts_of_one(either: Site) -> None:
     expected = {
         "and_swap": ("accepted", ()),
         "wrong": ("rejected", None),
         "silent_sorry": ("incomplete", ("sorryAx",)),
         "standalone": ("accepted", ()),
     }
-    driver = await site.driver(slots=3)
+    driver = await either.one(slots=3)
     free = asyncio.Semaphore(3)
 
     async def run(name: str) -> tuple[str, Reply]:
@@ -203,14 +203,14 @@ async def test_a_candidate_cannot_write_beside_its_folder(site: Site, tmp_path: 
     assert not (site.core.search_path[0] / "Evil.olean").exists()
 
 
-async def test_cancelling_a_check_ends_lean(site: Site) -> None:
-    driver = await site.driver()
+async def test_cancelling_a_check_ends_lean(either: Site) -> None:
+    driver = await either.one()
     task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
-    await eventually(lambda: busy(site.marker) != [])
+    await eventually(lambda: busy(either.marker) != [])
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert busy(site.marker) == []
+    assert busy(either.marker) == []
     assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
 
 
@@ -241,8 +241,8 @@ async def test_a_dead_warden_costs_one_request(site: Site, tmp_path: Path) -> No
     assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
 
 
-async def test_other_operations_are_refused(site: Site) -> None:
-    driver = await site.driver()
+async def test_other_operations_are_refused(either: Site) -> None:
+    driver = await either.one()
     assert "echo" in ((await driver.run(Request(op="echo"))).error or "")
 
 
@@ -254,10 +254,12 @@ async def test_about(site: Site) -> None:
 
 
 async def test_text_goes_to_lean_as_utf_8_in_any_locale(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    either: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("locale.getpreferredencoding", lambda *_: "ascii")
-    reply = await site.check("prelude\r\nimport Core\r\ntheorem «𝔸∀» (p : Prop) : p → p := id\r\n")
+    reply = await either.check(
+        "prelude\r\nimport Core\r\ntheorem «𝔸∀» (p : Prop) : p → p := id\r\n"
+    )
     assert reply.verdict == "accepted"
 
 

@@ -248,13 +248,34 @@ async def test_renewed_limits(sandbox: Sandbox) -> None:
     for _ in range(3):  # more than the limit in all
         process.write(b"0.15\n")
         assert await process.read() == b"done\n"
-        assert 0.1 < await process.renew(limits) < 0.3
+        assert 0.1 < (await process.renew(limits)).cpu_s < 0.3
     process.write(b"60\n")
     exit_ = await process.wait()
     assert exit_.stopped == "cpu"
     assert exit_.cpu_s > 0.6
     with pytest.raises(SandboxError, match="ended"):
         await process.renew(limits)
+
+
+async def test_renewed_limits_count_memory_above_what_is_held(sandbox: Sandbox) -> None:
+    code = """
+        import sys
+        held = []
+        for line in sys.stdin:
+            held.append(bytearray(int(line) << 20))
+            print("done", flush=True)
+    """
+    roomy = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30)
+    process = await sandbox.start(python(code), env={}, cwd=sandbox.scratch, limits=roomy)
+    limits = Limits(cpu_s=30, wall_s=60, memory_bytes=60 * MB)
+    for count in range(1, 4):
+        process.write(b"40\n")
+        assert await process.read() == b"done\n"
+        assert 40 * count < (await process.renew(limits)).memory_bytes / MB < 40 * count + 30
+    process.write(b"80\n")
+    while await process.read():
+        process.write(b"80\n")
+    assert (await process.wait()).stopped == "memory"
 
 
 async def test_renewal_of_a_program_that_ends_meanwhile(sandbox: Sandbox) -> None:

@@ -21,8 +21,10 @@ THEOREM = f"{HEAD}theorem t (p q : Prop) (hp : p) (hq : q) : And p (And q p) :=\
 class Lean:
     """Asks one driver."""
 
-    def __init__(self, driver: LeanDriver) -> None:
+    def __init__(self, driver: LeanDriver, *, knows_places: bool) -> None:
         self.driver = driver
+        # The REPL does not say where in a tactic it found an error.
+        self.knows_places = knows_places
 
     async def check(self, code: str) -> Reply:
         return await self.driver.run(Request("check", code=code))
@@ -49,8 +51,8 @@ class Lean:
 
 
 @pytest.fixture
-async def lean(site: Site) -> Lean:
-    return Lean(await site.driver())
+async def lean(either: Site) -> Lean:
+    return Lean(await either.one(), knows_places=either.kind == "lean")
 
 
 # Goals
@@ -172,7 +174,8 @@ async def test_a_rejected_step_says_where_in_the_tactic(lean: Lean) -> None:
     reply = await lean.step(state, "\n  constructor\n  exact hq")
     assert (reply.verdict, reply.state, reply.goals) == ("rejected", None, ())
     (message,) = reply.messages
-    assert (message.severity, message.line, message.column) == ("error", 3, 2)
+    assert message.severity == "error"
+    assert not lean.knows_places or (message.line, message.column) == (3, 2)
     assert message.text.startswith("Type mismatch\n  hq\nhas type\n  q")
     unknown = (await lean.step(state, "frobnicate")).messages[0]
     assert (unknown.line, unknown.text) == (1, "unknown tactic")
@@ -318,7 +321,7 @@ async def test_places_in_a_tactic_are_those_that_were_given(lean: Lean) -> None:
         ("\n  constructor\n    ; exact bad", 3, 12),
     ):
         (message,) = (await lean.step(state, tactic)).messages
-        assert (message.line, message.column) == (line, column), tactic
+        assert not lean.knows_places or (message.line, message.column) == (line, column), tactic
     cut = (await lean.step(state, "constructor\nexact hp\nexact")).messages
     assert all(message.end_line is None or message.end_line <= 3 for message in cut)
 

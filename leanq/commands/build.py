@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..calls import DEFAULT_LANE
@@ -14,6 +15,8 @@ from ..drivers import Driver
 from ..drivers.echo import EchoDriver
 from ..drivers.environment import open_environment
 from ..drivers.lean import LeanDriver, machine_cache
+from ..drivers.repl.driver import ReplDriver
+from ..drivers.repl.session import Recycling
 from ..errors import UsageError
 from ..worker import Worker
 
@@ -29,6 +32,8 @@ def make_worker(
     driver: str = "lean",
     environments: Sequence[str] = (),
     lean: str | None = None,
+    repl: str | None = None,
+    trust_steps: bool = False,
     slots: int | None = None,
     grace_s: float = 10.0,
     nice: int = 0,
@@ -36,21 +41,39 @@ def make_worker(
     """A worker for the environments given as ``NAME=PATH``; without any, for ``default``.
 
     Raises:
-        UsageError: an environment that is not ``NAME=PATH``, or named twice.
+        UsageError: an environment that is not ``NAME=PATH``, or named twice; a REPL without its
+            driver, or the other way round.
         ToolchainError: no usable Lean, or an environment that cannot be read.
     """
+    if driver == "repl" and not repl:
+        raise UsageError("--driver repl needs --repl, such as --repl 'lake env path/to/repl'")
+    if driver != "repl" and (repl or trust_steps):
+        raise UsageError("--repl and --trust-steps are for --driver repl")
     slots = slots or cpus()
-    drivers: list[Driver] = []
     if driver == "echo":
-        drivers.append(EchoDriver())
-    else:
-        cache = machine_cache(settings)
-        named = _named(environments) or {DEFAULT_LANE: _project_here()}
-        for name, path in named.items():
-            opener = partial(open_environment, name, path, lean=lean)
-            hidden = _server_folder(settings)
-            drivers.append(LeanDriver(opener, slots=slots, cache=cache, hidden=hidden, nice=nice))
+        return Worker(settings, [EchoDriver()], slots=slots, grace_s=grace_s)
+    made_of: Any = {
+        "slots": slots,
+        "cache": machine_cache(settings),
+        "hidden": _server_folder(settings),
+        "nice": nice,
+    }
+    drivers: list[Driver] = []
+    for name, path in (_named(environments) or {DEFAULT_LANE: _project_here()}).items():
+        opener = partial(open_environment, name, path, lean=lean)
+        if repl:
+            rules = recycling(settings)
+            made = ReplDriver(opener, repl, rules=rules, trust_steps=trust_steps, **made_of)
+            drivers.append(made)
+        else:
+            drivers.append(LeanDriver(opener, **made_of))
     return Worker(settings, drivers, slots=slots, grace_s=grace_s)
+
+
+def recycling(settings: Settings) -> Recycling:
+    """When a process of the REPL is replaced."""
+    memory_bytes = settings.repl_memory_mb << 20
+    return Recycling(memory_bytes, settings.repl_requests, settings.repl_age_s)
 
 
 def _named(environments: Sequence[str]) -> dict[str, Path | None]:

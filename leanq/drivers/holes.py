@@ -31,6 +31,9 @@ _UNSOLVED = "unsolved goals\n"
 # What can end a tactic, so that a word on the next line begins another.
 _ENDS = (")", "]", "}", "⟩", '"', "'", "_")
 _BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
+# What a tactic, or a term, is certain to follow on.
+_PLAIN = re.compile(r"(:=|\bexact|\bby)\s*\Z")
+_NEAR = 200  # characters in which to look for it
 # Code that rests on it compiles, as with sorryAx.
 _STAND_IN = '@[extern "lean_sorry", never_extract] axiom {}.{{u}} (α : Sort u) : α\n'
 
@@ -75,6 +78,12 @@ def find_holes(text: str) -> tuple[Hole, ...]:
             holes.append(Hole(token.start, "tactic" if is_tactic else "term"))
         before = token.end
     return tuple(holes)
+
+
+def is_plain(text: str, hole: Hole) -> bool:
+    """Whether nothing but Lean's own syntax could make the hole one of another form than found."""
+    found = _PLAIN.search(text, max(0, hole.offset - _NEAR), hole.offset)
+    return found is not None and hole.form == ("tactic" if found[1] == "by" else "term")
 
 
 def read_tactic(given: str) -> Given:

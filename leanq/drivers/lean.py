@@ -24,9 +24,10 @@ from ..wire import Message, Reply, Request
 from .check import Auditor, check
 from .environment import Environment, cache_folder
 from .holes import is_genuine
+from .moves import other_environment
 from .prefixes import Prefixes
 from .program import Lean
-from .trials import Trials, other_environment
+from .trials import Trials
 
 log = logging.getLogger("leanq.worker")
 
@@ -35,13 +36,17 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class Opened:
     """Everything that goes with one opening of the environment."""
 
     lean: Lean
     auditor: Auditor
     prefixes: Prefixes
     trials: Trials
+
+    async def close(self) -> None:
+        await self.prefixes.close()
+        await self.lean.close()
 
 
 def machine_cache(settings: Settings) -> SnapshotCache:
@@ -99,8 +104,7 @@ class LeanDriver:
         await self._opened.lean.open()
 
     async def close(self) -> None:
-        await self._opened.prefixes.close()
-        await self._opened.lean.close()
+        await self._opened.close()
 
     async def run(self, request: Request) -> Reply:
         await self._notice_changes()
@@ -134,9 +138,7 @@ class LeanDriver:
         try:
             sorries = await self._insist(lambda: opened.trials.sorries(request, self._states))
         except QueueFullError as error:
-            # The verdict stands, whatever becomes of the states.
-            note = Message("warning", 1, 0, f"leanq: its states were not kept: {error}")
-            return replace(reply, messages=(*reply.messages, note))
+            return without_states(reply, error)
         return replace(reply, sorries=sorries)
 
     async def _step(self, request: Request) -> Reply:
@@ -154,7 +156,7 @@ class LeanDriver:
         if not await asyncio.to_thread(is_genuine, recipe):
             raise RecipeError("the exported state is of a recipe to which no steps lead")
         if recipe.source.fingerprint != environment.fingerprint:
-            raise RecipeError(other_environment(recipe, environment.name, environment.fingerprint))
+            raise RecipeError(other_environment(recipe, environment))
         records = recipe.records()
         await self._insist(lambda: self._states.keep(dict(records)))
         return Reply(state=records[-1][0], fingerprint=environment.fingerprint)
@@ -169,7 +171,7 @@ class LeanDriver:
                 log.warning("%s", error)
                 await asyncio.sleep(next(pauses))
 
-    def _open(self, environment: Environment) -> _Opened:
+    def _open(self, environment: Environment) -> Opened:
         snapshots = None
         if self._cache:
             library = environment.toolchain.library
@@ -183,7 +185,7 @@ class LeanDriver:
             inbox_root=self._cache.inbox_root if self._cache else None,
         )
         auditor, prefixes = Auditor(lean), Prefixes(lean, snapshots, self._costs)
-        return _Opened(lean, auditor, prefixes, Trials(lean, auditor, prefixes))
+        return Opened(lean, auditor, prefixes, Trials(lean, auditor, prefixes))
 
     async def _notice_changes(self) -> None:
         """Takes a new fingerprint when the environment's files have changed."""
@@ -196,6 +198,11 @@ class LeanDriver:
             if await asyncio.to_thread(before.lean.environment.changed):
                 environment = await asyncio.to_thread(self._open_environment)
                 self._opened = self._open(environment)
-                await before.prefixes.close()
-                await before.lean.close()
+                await before.close()
             self._looked_at_s = time.monotonic()
+
+
+def without_states(reply: Reply, error: QueueFullError) -> Reply:
+    """The reply to a check, which stands whatever becomes of the states."""
+    note = Message("warning", 1, 0, f"leanq: its states were not kept: {error}")
+    return replace(reply, messages=(*reply.messages, note))

@@ -11,11 +11,24 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Iterator
-from typing import Any, TypeGuard, get_args
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self, TypeGuard, get_args
 
 from ..sandbox import Exit
 from ..wire import Message, Severity, Verdict
+
+Position = tuple[int, int]
+"""A line from 1, and a column from 0 in code points."""
+
+Found = tuple[Message, str]
+"""A message and its kind, which is empty where Lean names none."""
+
+# The REPL has words of its own for what is less than a warning.
+_SEVERITIES: Mapping[str, Severity] = {
+    **{severity: severity for severity in get_args(Severity)},
+    "info": "information",
+    "trace": "information",
+}
 
 # 'sorry' in straight quotes until 4.27, in backquotes since; a message's kind tells it as well.
 _SORRY = re.compile(r"declaration uses (?:'sorry'|`sorry`)")
@@ -43,10 +56,20 @@ class Printed:
     """
 
     def __init__(self, stdout: bytes) -> None:
+        self._take(filter(None, map(_parse, _lines(stdout))))
+
+    @classmethod
+    def of(cls, found: Iterable[Found]) -> Self:
+        """The same for messages that came in another way."""
+        printed = cls(b"")
+        printed._take(found)
+        return printed
+
+    def _take(self, found: Iterable[Found]) -> None:
         self.sorry = self.failed = self.exhausted = False
         messages: list[Message] = []
         left_out = 0
-        for message, kind in filter(None, map(_parse, _lines(stdout))):
+        for message, kind in found:
             self.sorry = self.sorry or _is_sorry(message, kind)
             if message.severity == "error":
                 budget = is_budget(message)
@@ -125,7 +148,7 @@ def _lines(stdout: bytes) -> Iterator[bytes]:
         yield stdout[start:end]
 
 
-def _parse(line: bytes) -> tuple[Message, str] | None:
+def _parse(line: bytes) -> Found | None:
     text = line.decode(errors="replace")
     # Text that code printed without a newline stands before Lean's object.
     for start in _starts(text):
@@ -133,7 +156,7 @@ def _parse(line: bytes) -> tuple[Message, str] | None:
             value = json.loads(text[start:])
         except (ValueError, RecursionError):
             continue
-        return _message(value)
+        return message_of(value)
     return None
 
 
@@ -150,21 +173,23 @@ def _starts(text: str) -> list[int]:
     return starts[::-1]
 
 
-def _message(value: Any) -> tuple[Message, str] | None:
+def message_of(value: Any) -> Found | None:
+    """A message from Lean's JSON object for it, None where it is none."""
     if not isinstance(value, dict):
         return None
-    severity: Any = value.get("severity")
-    text, pos = value.get("data"), value.get("pos")
-    if not isinstance(text, str) or severity not in get_args(Severity):
+    severity = _SEVERITIES.get(str(value.get("severity")))
+    text = value.get("data")
+    if not isinstance(text, str) or severity is None:
         return None
-    line, column = _position(pos) or (1, 0)
-    end_line, end_column = _position(value.get("endPos")) or (None, None)
+    line, column = position_of(value.get("pos")) or (1, 0)
+    end_line, end_column = position_of(value.get("endPos")) or (None, None)
     # JSON can hold half of a surrogate pair, and what is sent on cannot.
     text = text.encode(errors="replace").decode()
     return Message(severity, line, column, text, end_line, end_column), str(value.get("kind", ""))
 
 
-def _position(value: Any) -> tuple[int, int] | None:
+def position_of(value: Any) -> Position | None:
+    """A position from Lean's JSON object for it, None where it is none."""
     if not isinstance(value, dict):
         return None
     line, column = value.get("line"), value.get("column")

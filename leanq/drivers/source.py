@@ -56,6 +56,18 @@ _INTERPOLATING = frozenset({"s!", "m!", "f!", "throwError", "dbg_trace"})
 # What is copied into a source of ours stays on its line.
 _MODULE_NAME = re.compile(_IDENTIFIER.replace("[^»]*(?:»|\\Z)", "[^»\n]*»"))
 
+_IMPORT_MODIFIERS = frozenset({"public", "meta"})
+_HEADER_WORDS = _IMPORT_MODIFIERS | {"module", "prelude", "import"}
+
+# Where programs come into play: commands that run them, attributes that hook them in, ways around
+# the type checker, and the names of the libraries without which none can do anything.
+_ACTING_WORD = re.compile(
+    r"\#eval | run_(?:cmd|elab|meta|tac) | by_elab | elab(?:_rules)? | (?:builtin_)?initialize"
+    r"| d?simproc(?:_decl)? | unsafe(?:IO|BaseIO|EIO)? | implemented_by | extern"
+    r"| IO | BaseIO | EIO | Task | Lean",
+    re.VERBOSE,
+)
+
 # Bold Fraktur letters: every Lean 4 takes them in names, and no library gives them a meaning.
 _LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
 
@@ -119,6 +131,38 @@ def split_header(code: str) -> Header:
         imports.append(_canonical(match[0]))
         token, after = word(end)
     return Header(code[:end], end, tuple(imports), is_module, is_prelude)
+
+
+def header_statements(header: Header) -> tuple[tuple[str, int], ...]:
+    """The statements of a header, with single blanks between their words, and where each begins.
+
+    Two headers with the same statements mean the same, whatever blanks and comments they have.
+    """
+    statements: list[tuple[list[str], int]] = []
+    previous = ""
+    for token in tokens(header.text):
+        if token.text in _HEADER_WORDS and previous not in _IMPORT_MODIFIERS:
+            statements.append(([], token.start))
+        statements[-1][0].append(token.text)
+        previous = token.text
+    return tuple((" ".join(words), start) for words, start in statements)
+
+
+def can_act(text: str) -> bool:
+    """Whether a text could have more done than its elaboration: run programs that it brings, which
+    leave threads, files and changed references behind.
+
+    Told by its words, so it errs on the side of True; what an import offers for hiding such words
+    from sight it does not know.
+    """
+    previous = ""
+    for token in tokens(text):
+        # `eval` alone is what polynomials do.
+        word = previous + token.text if previous == "#" else token.text.lstrip("`")
+        if any(_ACTING_WORD.fullmatch(part.strip("«»")) for part in word.split(".")):
+            return True
+        previous = token.text
+    return False
 
 
 def name_examples(code: str, salt: str) -> str | None:

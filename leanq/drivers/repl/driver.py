@@ -1,0 +1,186 @@
+"""The repl driver: all operations in one environment, by the REPL as far as it can be trusted.
+
+What Lean rejects, and what is left to prove, is said by a process of the REPL in milliseconds. What
+would be accepted is compiled and audited by a Lean of its own, as the lean driver does it; so is
+all that no process of the REPL could tell: it died, or what it printed was not one answer. For that
+a request is tried in two of them, the second of which has seen no other candidate.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...errors import QueueFullError, ReplError
+from ...snapshot_cache import SnapshotCache
+from ...states import States
+from ...wire import Reply, Request
+from ..environment import Environment
+from ..goals import keep_opened
+from ..lean import LeanDriver, Opened, without_states
+from ..moves import Move, read_move
+from ..program import limits_of
+from ..source import Header, can_act, split_header
+from .checks import is_silent, messages_of, opened_at, see, verdict_of
+from .program import find_repl
+from .session import Recycling, Session, TimedOut
+from .sessions import Sessions
+from .steps import LiveStep
+
+log = logging.getLogger("leanq.worker")
+
+_Work = Callable[[Session], Awaitable[Reply | None]]
+
+
+class ReplDriver(LeanDriver):
+    """All operations in one environment, with at most ``slots`` requests at a time.
+
+    Args:
+        command: what starts the REPL, as on a command line; see :func:`find_repl`.
+        trust_steps: whether the REPL's word that a proof is complete is enough for a step. It is
+            known to be wrong about some.
+        rules: when a process is replaced.
+
+    The others are those of the lean driver.
+    """
+
+    def __init__(
+        self,
+        open_environment: Callable[[], Environment],
+        command: str,
+        *,
+        slots: int,
+        rules: Recycling,
+        trust_steps: bool = False,
+        cache: SnapshotCache | None = None,
+        hidden: Sequence[Path] = (),
+        nice: int = 0,
+    ) -> None:
+        self._command = command
+        self._rules = rules
+        self._trust_steps = trust_steps
+        super().__init__(open_environment, slots=slots, cache=cache, hidden=hidden, nice=nice)
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        return {**super().about, "driver": "repl"}
+
+    async def open(self, states: States) -> None:
+        await super().open(states)
+        await self._sessions.open()
+
+    async def close(self) -> None:
+        await self._sessions.close()
+        await super().close()
+
+    async def _notice_changes(self) -> None:
+        before = self._sessions
+        await super()._notice_changes()
+        if self._sessions is not before:
+            await before.close()
+
+    async def _check(self, request: Request) -> Reply:
+        header = split_header(request.code)
+        reply = await self._by_repl(
+            header,
+            "",
+            [request.code[header.end_offset :]],
+            lambda session: self._elaborated(session, request, header),
+        )
+        if reply is None or (reply.verdict == "accepted" and (request.audit or request.replay)):
+            return await super()._check(request)
+        return reply
+
+    async def _step(self, request: Request) -> Reply:
+        return await self._insist(lambda: self._stepped(request))
+
+    async def _elaborated(self, session: Session, request: Request, header: Header) -> Reply | None:
+        """The verdict on a text, and the states of its holes; None: that is for Lean to say."""
+        code, limits = request.code, limits_of(request)
+        answer = await session.elaborate(code, header, limits)
+        if isinstance(answer, TimedOut):
+            return Reply("timeout")
+        reply = Reply(verdict_of(answer), messages_of(answer, session, header))
+        if reply.verdict != "incomplete":
+            return reply
+        if is_silent(answer) and request.audit:
+            return None
+        seen = await see(session, code, header, answer, limits)
+        fingerprint = self._environment.fingerprint
+        try:
+            sorries = await self._insist(lambda: keep_opened(code, seen, fingerprint, self._states))
+        except QueueFullError as error:
+            return without_states(reply, error)
+        for number, opened in opened_at(seen.holes, code, answer.sorries).items():
+            if state := sorries[number].state:
+                session.hold(state, opened)
+        return replace(reply, sorries=sorries)
+
+    async def _stepped(self, request: Request) -> Reply:
+        move = await read_move(request, self._states, self._environment)
+        if isinstance(move, Reply):
+            return move
+        source, tactics = move.recipe.source.code, [*move.recipe.tactics, move.tactic]
+        header = split_header(source)
+        texts = [source[header.end_offset :], *(tactic.text for tactic in tactics)]
+        reply = await self._by_repl(
+            header, move.state, texts, lambda session: self._tried(session, move, request, header)
+        )
+        if reply is None:
+            return await self._opened.trials.run(move, request, self._states)
+        return reply
+
+    async def _tried(
+        self, session: Session, move: Move, request: Request, header: Header
+    ) -> Reply | None:
+        was_live = move.state in session.states
+        step = LiveStep(session, move, header, limits_of(request), trust=self._trust_steps)
+        reply = await step.run(request, self._states)
+        return reply and replace(reply, way="warm" if was_live else "replayed", warm=True)
+
+    async def _by_repl(
+        self, header: Header, state: str, texts: Iterable[str], work: _Work
+    ) -> Reply | None:
+        """What ``work`` makes of it in a process with this header; None: none can tell.
+
+        Args:
+            state: one that the process should hold already, if there is such a process.
+            texts: all that Lean is to elaborate behind the header.
+        """
+        # What may act by itself is the last to run in its process, or those that follow see of it.
+        acts = any(map(can_act, texts))
+        for pristine in (False, True):
+            async with self._sessions.take(header, state, pristine=pristine) as session:
+                session.spoiled = session.spoiled or acts
+                try:
+                    if not await session.load(header):
+                        break
+                    before_s = session.cpu_s
+                    reply = await work(session)
+                except ReplError as error:
+                    log.info("%s", error)
+                    session.spoiled = True
+                    continue
+            cpu_s = session.cpu_s - before_s
+            return reply and replace(reply, cpu_s=cpu_s, fingerprint=self._environment.fingerprint)
+        return None
+
+    def _open(self, environment: Environment) -> Opened:
+        opened = super()._open(environment)
+        self._sessions = Sessions(
+            environment,
+            find_repl(self._command, environment, os.environ),
+            slots=self._slots,
+            rules=self._rules,
+            hidden=self._hidden,
+            nice=self._nice,
+            inbox_root=self._cache.inbox_root if self._cache else None,
+        )
+        return opened
+
+    @property
+    def _environment(self) -> Environment:
+        return self._opened.lean.environment

@@ -1,0 +1,74 @@
+"""Finding the REPL, and the command that starts it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import ToolchainError, UsageError
+from ..environment import Environment
+
+_LAKE_ENV = ["lake", "env"]
+_EXAMPLE = "such as --repl 'lake env ../repl/.lake/build/bin/repl'"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplProgram:
+    """What a REPL is started with, and what it has to read beside the environment."""
+
+    argv: tuple[str, ...]
+    readable: tuple[Path, ...]
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv)
+
+
+def find_repl(command: str, environment: Environment, environ: Mapping[str, str]) -> ReplProgram:
+    """The program that ``command`` means; relative paths are looked up here, then in the
+    environment's project.
+
+    ``lake env`` in front of it is left out: what it would set is known, and in a sandbox there is
+    no lake.
+
+    Raises:
+        UsageError: no command, or quotes that do not match.
+        ToolchainError: there is no such program.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--repl {command!r} cannot be read: {error}") from None
+    if words[:2] == _LAKE_ENV:
+        words = words[2:]
+    if not words:
+        raise UsageError(f"--repl {command!r} names no program; give its command, {_EXAMPLE}")
+    folders = [Path.cwd(), *([environment.project] if environment.project else [])]
+    program = _program(words[0], folders, environ)
+    if program is None:
+        raise ToolchainError(
+            f"there is no program {words[0]!r} to start the REPL with; build the REPL with the "
+            f"environment's own Lean and give its command, {_EXAMPLE}"
+        )
+    arguments = [_file(word, folders) or word for word in words[1:]]
+    files = [program, *(each for each in arguments if isinstance(each, Path))]
+    # Libraries may lie beside the program, and both may be behind links.
+    near = [folder for file in files for folder in (file.parent, file.resolve().parent)]
+    return ReplProgram((str(program), *map(str, arguments)), tuple(dict.fromkeys(near)))
+
+
+def _program(word: str, folders: list[Path], environ: Mapping[str, str]) -> Path | None:
+    if os.sep not in word:
+        found = shutil.which(word, path=environ.get("PATH", ""))
+        return Path(found).absolute() if found else None
+    file = _file(word, folders)
+    return file if file and os.access(file, os.X_OK) else None
+
+
+def _file(word: str, folders: list[Path]) -> Path | None:
+    """The file that a word names, if it does."""
+    found = (folder / Path(word).expanduser() for folder in folders)
+    return next((path for path in found if path.is_file()), None)

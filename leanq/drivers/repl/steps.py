@@ -1,0 +1,184 @@
+"""A tactic on a state that a process of the REPL holds, or is made to hold by its recipe."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ...recipes import MAX_LEVELS, Tactic, record_after
+from ...sandbox import Limits
+from ...states import States
+from ...wire import Message, Reply, Request, Sorry, Verdict
+from ..holes import draft_trial, is_plain
+from ..messages import Printed, is_budget
+from ..moves import Move
+from ..source import Header
+from .checks import messages_of, opened_at, verdict_of
+from .protocol import Opened, Refused, Stepped
+from .session import Live, Session, TimedOut
+
+_UNREAD = re.compile(r"<input>:(\d+):(\d+): ")
+_SEVERAL = re.compile(r"[\n;]")
+
+
+class LiveStep:
+    """One tactic on one state, in a process with the header of the state's source.
+
+    Args:
+        trust: whether the REPL's word that a proof is complete is enough.
+    """
+
+    def __init__(
+        self, session: Session, move: Move, header: Header, limits: Limits, *, trust: bool
+    ) -> None:
+        self._session = session
+        self._move = move
+        self._header = header
+        self._limits = limits
+        self._trust = trust
+
+    async def run(self, request: Request, states: States) -> Reply | None:
+        """What becomes of the state; None: that is for Lean itself to say.
+
+        Raises:
+            ReplError: the process has to be replaced.
+            QueueFullError: there is no room to keep the next state.
+        """
+        live = await self._revive()
+        if live is None:
+            return None
+        answer, lines_before = await self._try(self._move.tactic.text, live)
+        if isinstance(answer, TimedOut):
+            return Reply("timeout")
+        if isinstance(answer, Refused):
+            return self._failed(answer, lines_before)
+        reply = self._told(answer)
+        if reply.verdict != "accepted":
+            return reply
+        if answer.goals or self._move.tactic.holes:
+            return await self._go_on(replace(reply, verdict="incomplete"), answer, states)
+        if self._trust and answer.is_completed:
+            return reply
+        # Only Lean itself audits, and knows how to tell what is left open elsewhere.
+        if request.audit or request.replay or not self._move.is_whole:
+            return None
+        return await self._close()
+
+    async def _revive(self) -> Live | None:
+        """The state in the process, replayed from what is live of its recipe; None: it leads there
+        no more."""
+        session, recipe = self._session, self._move.recipe
+        states = [state for state, _ in recipe.records()]
+        depth = max((n for n, state in enumerate(states) if state in session.states), default=0)
+        if depth == 0:
+            source = recipe.source
+            read = await session.elaborate(source.code, self._header, self._limits)
+            if isinstance(read, TimedOut) or verdict_of(read) != "incomplete":
+                return None
+            opened = opened_at(source.holes, source.code, read.sorries)
+            if recipe.opened not in opened:
+                return None
+            depth = 1
+            session.hold(states[1], opened[recipe.opened])
+        for tactic, state in zip(recipe.tactics[depth - 1 :], states[depth + 1 :], strict=True):
+            if (live := session.states.get(states[depth])) is None:
+                return None
+            answer, _ = await self._try(tactic.text, live)
+            if (after := _after(answer, tactic)) is None:
+                return None
+            session.hold(state, after)
+            depth += 1
+        return session.states.get(states[depth])
+
+    async def _try(self, tactic: str, live: Live) -> tuple[Stepped | Refused | TimedOut, int]:
+        """The answer to a tactic, or to several: the REPL reads one, which can be a bracket. And
+        how many lines stood before it."""
+        answer = await self._session.run_tactic(tactic, live, self._limits)
+        if _is_unread(answer) and _SEVERAL.search(tactic):
+            return await self._session.run_tactic(f"(\n{tactic}\n)", live, self._limits), 1
+        return answer, 0
+
+    def _failed(self, answer: Refused, lines_before: int) -> Reply:
+        """A tactic that Lean refuses."""
+        text, line, column = answer.reason, 1, 0
+        if place := _UNREAD.match(text):
+            text = text[place.end() :]
+            line, column = max(1, int(place[1]) - lines_before), int(place[2])
+        message = self._move.given.message(Message("error", line, column, text))
+        return Reply("exhausted" if is_budget(message) else "rejected", (message,))
+
+    def _told(self, answer: Stepped) -> Reply:
+        """What Lean says of a tactic, as long as nobody asks what is left."""
+        printed = Printed.of(answer.messages)
+        verdict: Verdict = "accepted"
+        if printed.failed:
+            verdict = "rejected"
+        elif printed.exhausted:
+            verdict = "exhausted"
+        # The REPL does not know where in a tactic anything happened.
+        messages = [Message(each.severity, 1, 0, each.text) for each in printed.messages]
+        messages += [Message("information", 1, 0, text) for text in answer.traces]
+        return Reply(verdict, tuple(map(self._move.given.message, messages)))
+
+    async def _go_on(self, reply: Reply, answer: Stepped, states: States) -> Reply | None:
+        """The next state: the goals that are left, else the hole of the tactic itself."""
+        move, tactic, session = self._move, self._move.tactic, self._session
+        sorries: tuple[Sorry, ...] = ()
+        goals = answer.goals
+        records: dict[str, bytes] = {}
+        held: dict[str, Opened] = {}
+        if tactic.holes:
+            # Of several nobody knows which is which.
+            if not _has_one(answer, tactic) or not is_plain(tactic.text, tactic.holes[0]):
+                return None
+            (met,) = answer.sorries
+            state = None
+            if move.recipe.levels < MAX_LEVELS:
+                state, record = move.opened(tactic, [0])[0]
+                records[state], held[state] = record, met
+            line, column = _place_in(tactic)
+            sorries = (Sorry(line, column, met.goal, state),)
+            if not goals:
+                reply, goals = replace(reply, state=state), (met.goal,)
+        if answer.goals:
+            state, record = record_after(move.state, tactic)
+            records[state] = record
+            held[state] = Opened(answer.proof_state, "", None)
+            reply = replace(reply, state=state)
+        await states.keep(records)
+        for state, opened in held.items():
+            session.hold(state, opened)
+        return replace(reply, goals=goals, sorries=move.placed(sorries))
+
+    async def _close(self) -> Reply:
+        """Nothing is left: the whole text has to stand a check."""
+        move = self._move
+        draft = draft_trial(move.recipe, move.tactic)
+        answer = await self._session.elaborate(draft.text, self._header, self._limits)
+        if isinstance(answer, TimedOut):
+            return Reply("timeout")
+        messages = messages_of(answer, self._session, self._header)
+        return move.closed(draft, Reply(verdict_of(answer), messages))
+
+
+def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> Opened | None:
+    """What a tactic of a recipe leads to, if it is what it was."""
+    if not isinstance(answer, Stepped) or Printed.of(answer.messages).failed:
+        return None
+    if tactic.opened is None:
+        return Opened(answer.proof_state, "", None) if answer.goals else None
+    return answer.sorries[0] if _has_one(answer, tactic) else None
+
+
+def _has_one(answer: Stepped, tactic: Tactic) -> bool:
+    return len(tactic.holes) == 1 == len(answer.sorries)
+
+
+def _is_unread(answer: object) -> bool:
+    return isinstance(answer, Refused) and _UNREAD.match(answer.reason) is not None
+
+
+def _place_in(tactic: Tactic) -> tuple[int, int]:
+    """Where the only hole of a tactic stands."""
+    before = tactic.text[: tactic.holes[0].offset]
+    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1)
