@@ -257,11 +257,12 @@ def status(url: str | None, as_json: bool) -> None:
 @cli.command()
 @options.queue
 @click.option("--lean", metavar="PATH", help="The lean program to look at.")
-def doctor(url: str | None, as_json: bool, lean: str | None) -> int:
+@options.repl
+def doctor(url: str | None, as_json: bool, lean: str | None, repl: str | None) -> int:
     """Show what is installed, what works, and what to do about the rest."""
-    from .commands.look import doctor as run
+    from .commands.doctor import doctor as run
 
-    return run(url, as_json, lean)
+    return run(url, as_json, lean, repl)
 
 
 def _in(env: str | None, how: Any) -> Any:

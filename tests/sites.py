@@ -22,6 +22,8 @@ from leanq.states import MemoryStates
 from leanq.wire import Reply, Request
 
 LEAN_REPL = Path(__file__).with_name("lean_repl.py")
+STANDIN = Path(__file__).with_name("repl_standin.py")
+STANDIN_LEAN = Path(__file__).with_name("standin_lean.py")
 # No process is replaced for its age.
 SELDOM = Recycling(memory_bytes=8 << 30, requests=10_000, age_s=3600.0)
 
@@ -73,15 +75,26 @@ class Site:
         command = [sys.executable, "-S", str(LEAN_REPL), *lean]
         return await self.open_repl(lambda: self.core, command, slots=slots, **options)
 
+    def tiny(self) -> Environment:
+        """The environment with a Lean that speaks the tiny language of the stand-in."""
+        command = (sys.executable, "-S", str(STANDIN_LEAN))
+        return replace(self.core, toolchain=replace(self.core.toolchain, command=command))
+
+    async def standin(self, *arguments: str, **options: Any) -> ReplDriver:
+        """The repl driver, with the stand-in for a REPL and a Lean of the same language."""
+        command = [sys.executable, "-S", str(STANDIN), "--mark", self.marker, *arguments]
+        return await self.open_repl(self.tiny, command, **options)
+
     async def open_repl(
         self,
         opener: Callable[[], Environment],
         command: Sequence[str],
         *,
+        slots: int = 1,
         rules: Recycling = SELDOM,
         **options: Any,
     ) -> ReplDriver:
-        driver = ReplDriver(opener, shlex.join(command), rules=rules, **options)
+        driver = ReplDriver(opener, shlex.join(command), slots=slots, rules=rules, **options)
         self._stack.push_async_callback(driver.close)
         await driver.open(MemoryStates())
         return driver

@@ -59,7 +59,7 @@ def make_worker(
         "nice": nice,
     }
     drivers: list[Driver] = []
-    for name, path in (_named(environments) or {DEFAULT_LANE: _project_here()}).items():
+    for name, path in (_named(environments) or {DEFAULT_LANE: project_here()}).items():
         opener = partial(open_environment, name, path, lean=lean)
         if repl:
             rules = recycling(settings)
@@ -95,7 +95,7 @@ def _server_folder(settings: Settings) -> list[Path]:
     return [Path(urlsplit(settings.url).path).parent]
 
 
-def _project_here() -> Path | None:
+def project_here() -> Path | None:
     """The Lake project that the current folder lies in, if it does."""
     here = Path.cwd()
     for folder in (here, *here.parents):

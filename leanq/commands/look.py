@@ -1,30 +1,21 @@
-"""``leanq status`` and ``leanq doctor``: what there is, and what is missing."""
+"""``leanq status``: one look at the queue."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import platform
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
 
-from .. import __version__, wire
+from .. import wire
 from ..config import Settings, without_password
-from ..drivers.environment import Environment, open_environment
-from ..drivers.lean import LeanDriver
-from ..errors import LeanQError, WireError
-from ..local import EmbeddedServer, UpFile, embedded_settings, find_server
-from ..queue import Queue, look
-from ..sandbox import Sandbox
-from ..states import MemoryStates
+from ..errors import WireError
+from ..queue import look
 from ..transitions import Status
-from ..wire import Request
 from .fleet import queue_settings
 
 
@@ -140,105 +131,3 @@ def _info(data: bytes) -> dict[str, Any]:
         return wire.unpack_info(data)
     except WireError:
         return {}
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the doctor's: what was looked at, whether it works, and the remedy if not."""
-
-    what: str
-    works: bool
-    text: str
-
-
-def doctor(url: str | None, as_json: bool, lean: str | None) -> int:
-    """Looks at everything a check needs, and does one; 0 if it works, else 3."""
-    findings = asyncio.run(_examine(url, lean))
-    for finding in findings:
-        if as_json:
-            click.echo(json.dumps(asdict(finding)))
-        else:
-            mark = click.style("ok     " if finding.works else "MISSING", bold=not finding.works)
-            click.echo(f"{mark} {finding.what:12} {finding.text}")
-    return 0 if all(finding.works for finding in findings) else 3
-
-
-async def _examine(url: str | None, lean: str | None) -> list[Finding]:
-    python = f"{platform.python_version()} ({sys.executable})"
-    findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
-    findings.append(await _server(url or UpFile(os.environ).read()))
-    environment = _try(findings, "lean", lambda: open_environment("default", None, lean=lean))
-    findings.append(await _sandbox())
-    if environment:
-        findings.append(await _check(environment))
-    return findings
-
-
-def _try(findings: list[Finding], what: str, look: Callable[[], Environment]) -> Environment | None:
-    try:
-        found = look()
-    except LeanQError as error:
-        findings.append(Finding(what, False, str(error)))
-        return None
-    findings.append(Finding(what, True, str(found)))
-    return found
-
-
-async def _server(url: str | None) -> Finding:
-    if url is None:
-        program = find_server()
-        try:
-            with EmbeddedServer() as server:
-                about = await _ask_server(embedded_settings(server, os.environ))
-        except LeanQError as error:
-            return Finding("server", False, str(error))
-        return Finding("server", True, f"embedded, {about} ({program})")
-    try:
-        about = await _ask_server(Settings.load(url, os.environ))
-    except LeanQError as error:
-        return Finding("server", False, str(error))
-    return Finding("server", "evicts" not in about, f"{without_password(url)}, {about}")
-
-
-async def _ask_server(settings: Settings) -> str:
-    queue = Queue(settings)
-    try:
-        info = await queue.ping()
-    finally:
-        await queue.close()
-    version = info.get("valkey_version") or info.get("redis_version", "?")
-    policy = str(info.get("maxmemory_policy", "?"))
-    text = f"version {version}, maxmemory-policy {policy}"
-    if policy.startswith("allkeys"):
-        text += " evicts requests in flight: set noeviction, or a volatile policy"
-    return text
-
-
-async def _sandbox() -> Finding:
-    try:
-        sandbox = await Sandbox.open()
-    except LeanQError as error:
-        return Finding("sandbox", False, str(error))
-    walls = sandbox.isolation
-    await sandbox.close()
-    if "net-ns" in walls and "mount-ns" in walls:
-        return Finding("sandbox", True, ", ".join(walls))
-    text = f"only {', '.join(walls) or 'process groups'}: allow user namespaces to keep "
-    return Finding("sandbox", True, text + "candidates off the network (see DESIGN.md)")
-
-
-async def _check(environment: Environment) -> Finding:
-    """One real check, audit and all."""
-    driver = LeanDriver(lambda: environment, slots=1)
-    prelude = "prelude\n" if environment.toolchain.source == "wheel" else ""
-    code = f"{prelude}theorem leanq_doctor (p : Prop) (h : p) : p := h\n"
-    try:
-        await driver.open(MemoryStates())
-        reply = await driver.run(Request(op="check", code=code))
-    except LeanQError as error:
-        return Finding("check", False, str(error))
-    finally:
-        await driver.close()
-    said = "; ".join(message.text for message in reply.messages)
-    works = reply.verdict == "accepted"
-    return Finding("check", works, f"{reply.verdict} in {reply.wall_s:.2f} s {said}".strip())

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ...errors import QueueFullError, ReplError
 from ...snapshot_cache import SnapshotCache
+from ...snapshots import Snapshots
 from ...states import States
 from ...wire import Reply, Request
 from ..environment import Environment
@@ -25,6 +26,7 @@ from ..moves import Move, read_move
 from ..program import limits_of
 from ..source import Header, can_act, split_header
 from .checks import is_silent, messages_of, opened_at, see, verdict_of
+from .pickles import Pickles
 from .program import find_repl
 from .session import Recycling, Session, TimedOut
 from .sessions import Sessions
@@ -73,14 +75,16 @@ class ReplDriver(LeanDriver):
         await self._sessions.open()
 
     async def close(self) -> None:
+        await self._pickles.close()
         await self._sessions.close()
         await super().close()
 
     async def _notice_changes(self) -> None:
-        before = self._sessions
+        sessions, pickles = self._sessions, self._pickles
         await super()._notice_changes()
-        if self._sessions is not before:
-            await before.close()
+        if self._sessions is not sessions:
+            await pickles.close()
+            await sessions.close()
 
     async def _check(self, request: Request) -> Reply:
         header = split_header(request.code)
@@ -137,7 +141,8 @@ class ReplDriver(LeanDriver):
         self, session: Session, move: Move, request: Request, header: Header
     ) -> Reply | None:
         was_live = move.state in session.states
-        step = LiveStep(session, move, header, limits_of(request), trust=self._trust_steps)
+        limits, trust = limits_of(request), self._trust_steps
+        step = LiveStep(session, self._pickles, move, header, limits, trust=trust)
         reply = await step.run(request, self._states)
         return reply and replace(reply, way="warm" if was_live else "replayed", warm=True)
 
@@ -170,15 +175,18 @@ class ReplDriver(LeanDriver):
 
     def _open(self, environment: Environment) -> Opened:
         opened = super()._open(environment)
+        program = find_repl(self._command, environment, os.environ)
         self._sessions = Sessions(
             environment,
-            find_repl(self._command, environment, os.environ),
+            program,
             slots=self._slots,
             rules=self._rules,
             hidden=self._hidden,
             nice=self._nice,
             inbox_root=self._cache.inbox_root if self._cache else None,
         )
+        snapshots = Snapshots(self._cache, ()) if self._cache else None
+        self._pickles = Pickles(snapshots, self._sessions, program, environment.fingerprint)
         return opened
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
 import shutil
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ToolchainError, UsageError
+from ...snapshot_cache import hash_file
 from ..environment import Environment
 
 _LAKE_ENV = ["lake", "env"]
@@ -18,10 +20,23 @@ _EXAMPLE = "such as --repl 'lake env ../repl/.lake/build/bin/repl'"
 
 @dataclass(frozen=True, slots=True)
 class ReplProgram:
-    """What a REPL is started with, and what it has to read beside the environment."""
+    """What a REPL is started with: the command, and those of its words that are files."""
 
     argv: tuple[str, ...]
-    readable: tuple[Path, ...]
+    files: tuple[Path, ...]
+
+    @property
+    def readable(self) -> tuple[Path, ...]:
+        """The folders of its files, as libraries may lie beside them, and both behind links."""
+        near = [folder for f in self.files for folder in (f.parent, f.resolve().parent)]
+        return tuple(dict.fromkeys(near))
+
+    def stamp(self) -> str:
+        """A hash of its files' contents, which tells one build from another."""
+        digest = hashlib.blake2b(digest_size=16)
+        for file in self.files:
+            digest.update(hash_file(file))
+        return digest.hexdigest()
 
     def __str__(self) -> str:
         return shlex.join(self.argv)
@@ -54,10 +69,8 @@ def find_repl(command: str, environment: Environment, environ: Mapping[str, str]
             f"environment's own Lean and give its command, {_EXAMPLE}"
         )
     arguments = [_file(word, folders) or word for word in words[1:]]
-    files = [program, *(each for each in arguments if isinstance(each, Path))]
-    # Libraries may lie beside the program, and both may be behind links.
-    near = [folder for file in files for folder in (file.parent, file.resolve().parent)]
-    return ReplProgram((str(program), *map(str, arguments)), tuple(dict.fromkeys(near)))
+    files = (program, *(each for each in arguments if isinstance(each, Path)))
+    return ReplProgram((str(program), *map(str, arguments)), files)
 
 
 def _program(word: str, folders: list[Path], environ: Mapping[str, str]) -> Path | None:

@@ -8,6 +8,8 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from ...errors import ReplError, SandboxError
 from ...sandbox import Exit, Limits, Process, Sandbox, Usage
@@ -22,8 +24,10 @@ from .protocol import (
     Refused,
     Stepped,
     elaborate,
+    pickle_state,
     read_answer,
     run_tactic,
+    unpickle_state,
 )
 
 # Imports are nobody's affair but the machine's: a library may be large and a disk cold.
@@ -34,7 +38,7 @@ _MOST_PRINTED_BYTES = 32 << 20
 # As much can be read in the time that another thread takes to start.
 _READ_AT_ONCE_BYTES = 20_000
 # CPU time between two commands; where there is more, a candidate has left something running.
-_RESTLESS_S = 0.25
+_RESTLESS_S = 0.05
 
 _VERSION = re.compile(r'(?:Lean |")([^\s"]+)')
 
@@ -184,6 +188,19 @@ class Session:
             raise ReplError(f"no answer to a tactic: {answer}")
         return answer
 
+    async def pickle(self, path: Path, live: Live, limits: Limits) -> None:
+        """Writes a state that it holds to a file in its folder. Errors as of :meth:`ask`."""
+        answer = await self.ask(pickle_state(str(path), live.proof_state), limits)
+        if not isinstance(answer, Stepped):
+            raise ReplError(f"no pickle: {answer}")
+
+    async def unpickle(self, path: Path, limits: Limits) -> Stepped:
+        """Loads a state that another has written. Errors as of :meth:`ask`."""
+        answer = await self.ask(unpickle_state(str(path), self._env), limits)
+        if not isinstance(answer, Stepped):
+            raise ReplError(f"no answer to a pickle: {answer}")
+        return answer
+
     def hold(self, state: str, opened: Opened, *, pickled: bool = False) -> None:
         """Takes note that it holds a state."""
         if opened.proof_state is not None:
@@ -197,16 +214,21 @@ class Session:
                 printed cannot be trusted. The process must not be used again.
             SandboxError: the machine failed.
         """
+        answer = await self.exchange(command, limits)
+        return answer if isinstance(answer, TimedOut) else read_answer(answer)
+
+    async def exchange(self, command: Command, limits: Limits) -> Mapping[str, Any] | TimedOut:
+        """The same, with the answer as it was printed."""
         exchange = Exchange(command)
         self._asking = True
-        self._process.discard()
-        self._process.write(exchange.sent)
         idle = await self._renew(limits)
         restless = idle.cpu_s > _RESTLESS_S
+        self._process.discard()
+        self._process.write(exchange.sent)
         while chunk := await self._process.read():
             if exchange.take(chunk):
                 self.spoiled = self.spoiled or restless
-                return await self._read(exchange)
+                return await self._answer(exchange)
             if exchange.printed_bytes > _MOST_PRINTED_BYTES:
                 await self._process.kill()
         exit_, stderr = await self._process.wait(), self._process.stderr_tail
@@ -220,14 +242,14 @@ class Session:
         self.spoiled = True
         await self._process.kill()
 
-    async def _read(self, exchange: Exchange) -> Answer:
+    async def _answer(self, exchange: Exchange) -> Mapping[str, Any]:
         used = await self._renew(_IDLE_LIMITS)
         self.cpu_s += used.cpu_s
         self._memory_bytes = used.memory_bytes
         if exchange.printed_bytes < _READ_AT_ONCE_BYTES:
-            answer = read_answer(exchange.answer())
+            answer = exchange.answer()
         else:
-            answer = await asyncio.to_thread(lambda: read_answer(exchange.answer()))
+            answer = await asyncio.to_thread(exchange.answer)
         self._asking = False
         return answer
 

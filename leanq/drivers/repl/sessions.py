@@ -175,10 +175,12 @@ class Sessions:
             raise
 
     async def _retire(self, session: Session) -> None:
-        self._count -= 1
         sandbox = session.sandbox
-        with contextlib.suppress(SandboxError):
-            await session.end()
+        try:
+            with contextlib.suppress(SandboxError):
+                await session.end()
+        finally:
+            self._count -= 1
         if sandbox.alive and not self._closed:
             await asyncio.to_thread(sandbox.clear)
             self._sandboxes.append(sandbox)

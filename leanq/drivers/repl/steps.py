@@ -14,6 +14,7 @@ from ..messages import Printed, is_budget
 from ..moves import Move
 from ..source import Header
 from .checks import messages_of, opened_at, verdict_of
+from .pickles import Pickles
 from .protocol import Opened, Refused, Stepped
 from .session import Live, Session, TimedOut
 
@@ -29,13 +30,22 @@ class LiveStep:
     """
 
     def __init__(
-        self, session: Session, move: Move, header: Header, limits: Limits, *, trust: bool
+        self,
+        session: Session,
+        pickles: Pickles,
+        move: Move,
+        header: Header,
+        limits: Limits,
+        *,
+        trust: bool,
     ) -> None:
         self._session = session
+        self._pickles = pickles
         self._move = move
         self._header = header
         self._limits = limits
         self._trust = trust
+        self._may_load = True
 
     async def run(self, request: Request, states: States) -> Reply | None:
         """What becomes of the state; None: that is for Lean itself to say.
@@ -44,10 +54,14 @@ class LiveStep:
             ReplError: the process has to be replaced.
             QueueFullError: there is no room to keep the next state.
         """
-        live = await self._revive()
+        live = await self._revive(states)
         if live is None:
             return None
         answer, lines_before = await self._try(self._move.tactic.text, live)
+        if live.pickled and _has_failed(answer):
+            # What a pickle has lost may be what the tactic needs.
+            self._forget_pickled()
+            return await self.run(request, states)
         if isinstance(answer, TimedOut):
             return Reply("timeout")
         if isinstance(answer, Refused):
@@ -56,39 +70,61 @@ class LiveStep:
         if reply.verdict != "accepted":
             return reply
         if answer.goals or self._move.tactic.holes:
-            return await self._go_on(replace(reply, verdict="incomplete"), answer, states)
-        if self._trust and answer.is_completed:
+            reply = replace(reply, verdict="incomplete")
+            return await self._go_on(reply, answer, states, pickled=live.pickled)
+        if self._trust and answer.is_completed and not live.pickled:
             return reply
         # Only Lean itself audits, and knows how to tell what is left open elsewhere.
         if request.audit or request.replay or not self._move.is_whole:
             return None
         return await self._close()
 
-    async def _revive(self) -> Live | None:
+    async def _revive(self, states: States) -> Live | None:
         """The state in the process, replayed from what is live of its recipe; None: it leads there
         no more."""
         session, recipe = self._session, self._move.recipe
-        states = [state for state, _ in recipe.records()]
-        depth = max((n for n, state in enumerate(states) if state in session.states), default=0)
+        chain = [state for state, _ in recipe.records()]
+        depth = max((n for n, state in enumerate(chain) if state in session.states), default=0)
         if depth == 0:
-            source = recipe.source
-            read = await session.elaborate(source.code, self._header, self._limits)
-            if isinstance(read, TimedOut) or verdict_of(read) != "incomplete":
-                return None
-            opened = opened_at(source.holes, source.code, read.sorries)
-            if recipe.opened not in opened:
+            if not (found := await self._open_source(states)):
                 return None
             depth = 1
-            session.hold(states[1], opened[recipe.opened])
-        for tactic, state in zip(recipe.tactics[depth - 1 :], states[depth + 1 :], strict=True):
-            if (live := session.states.get(states[depth])) is None:
+            session.states[chain[1]] = found
+        for tactic, state in zip(recipe.tactics[depth - 1 :], chain[depth + 1 :], strict=True):
+            if (live := session.states.get(chain[depth])) is None:
                 return None
             answer, _ = await self._try(tactic.text, live)
+            if live.pickled and _has_failed(answer):
+                self._forget_pickled()
+                return await self._revive(states)
             if (after := _after(answer, tactic)) is None:
                 return None
-            session.hold(state, after)
+            session.hold(state, after, pickled=live.pickled)
             depth += 1
-        return session.states.get(states[depth])
+        return session.states.get(chain[depth])
+
+    async def _open_source(self, states: States) -> Live | None:
+        """The goal in the source's open hole, from a pickle or by elaborating the source."""
+        session, recipe = self._session, self._move.recipe
+        if self._may_load:
+            loaded = await self._pickles.load(session, recipe, self._limits, states)
+            if loaded:
+                return loaded
+        before_s = session.cpu_s
+        source = recipe.source
+        read = await session.elaborate(source.code, self._header, self._limits)
+        if isinstance(read, TimedOut) or verdict_of(read) != "incomplete":
+            return None
+        self._pickles.replayed(recipe, session.cpu_s - before_s, states)
+        met = opened_at(source.holes, source.code, read.sorries).get(recipe.opened)
+        return Live(met.proof_state) if met and met.proof_state is not None else None
+
+    def _forget_pickled(self) -> None:
+        """From now on the source is elaborated."""
+        self._may_load = False
+        states = self._session.states
+        for state in [state for state, live in states.items() if live.pickled]:
+            del states[state]
 
     async def _try(self, tactic: str, live: Live) -> tuple[Stepped | Refused | TimedOut, int]:
         """The answer to a tactic, or to several: the REPL reads one, which can be a bracket. And
@@ -120,7 +156,9 @@ class LiveStep:
         messages += [Message("information", 1, 0, text) for text in answer.traces]
         return Reply(verdict, tuple(map(self._move.given.message, messages)))
 
-    async def _go_on(self, reply: Reply, answer: Stepped, states: States) -> Reply | None:
+    async def _go_on(
+        self, reply: Reply, answer: Stepped, states: States, *, pickled: bool
+    ) -> Reply | None:
         """The next state: the goals that are left, else the hole of the tactic itself."""
         move, tactic, session = self._move, self._move.tactic, self._session
         sorries: tuple[Sorry, ...] = ()
@@ -147,7 +185,7 @@ class LiveStep:
             reply = replace(reply, state=state)
         await states.keep(records)
         for state, opened in held.items():
-            session.hold(state, opened)
+            session.hold(state, opened, pickled=pickled)
         return replace(reply, goals=goals, sorries=move.placed(sorries))
 
     async def _close(self) -> Reply:
@@ -161,10 +199,15 @@ class LiveStep:
         return move.closed(draft, Reply(verdict_of(answer), messages))
 
 
+def _has_failed(answer: Stepped | Refused | TimedOut) -> bool:
+    return not isinstance(answer, Stepped) or bool(Printed.of(answer.messages).failed)
+
+
 def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> Opened | None:
     """What a tactic of a recipe leads to, if it is what it was."""
-    if not isinstance(answer, Stepped) or Printed.of(answer.messages).failed:
+    if _has_failed(answer):
         return None
+    assert isinstance(answer, Stepped)
     if tactic.opened is None:
         return Opened(answer.proof_state, "", None) if answer.goals else None
     return answer.sorries[0] if _has_one(answer, tactic) else None

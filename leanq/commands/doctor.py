@@ -1,0 +1,209 @@
+"""``leanq doctor``: what there is, what is missing, and the remedy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import click
+
+from .. import __version__
+from ..config import Settings, without_password
+from ..drivers.environment import Environment, open_environment
+from ..drivers.lean import LeanDriver
+from ..drivers.repl.program import ReplProgram, find_repl
+from ..drivers.repl.protocol import Elaborated, Stepped
+from ..drivers.repl.session import Live, Recycling, Session
+from ..drivers.repl.sessions import Sessions
+from ..drivers.source import split_header
+from ..errors import LeanQError, ReplError
+from ..local import EmbeddedServer, UpFile, embedded_settings, find_server
+from ..queue import Queue
+from ..sandbox import Limits, Sandbox
+from ..states import MemoryStates
+from ..wire import Request
+from .build import project_here
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's: what was looked at, whether it works, and the remedy if not."""
+
+    what: str
+    works: bool
+    text: str
+
+
+def doctor(url: str | None, as_json: bool, lean: str | None, repl: str | None) -> int:
+    """Looks at everything a check needs, and does one; 0 if it works, else 3."""
+    findings = asyncio.run(_examine(url, lean, repl))
+    for finding in findings:
+        if as_json:
+            click.echo(json.dumps(asdict(finding)))
+        else:
+            mark = click.style("ok     " if finding.works else "MISSING", bold=not finding.works)
+            click.echo(f"{mark} {finding.what:12} {finding.text}")
+    return 0 if all(finding.works for finding in findings) else 3
+
+
+async def _examine(url: str | None, lean: str | None, repl: str | None) -> list[Finding]:
+    python = f"{platform.python_version()} ({sys.executable})"
+    findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
+    findings.append(await _server(url or UpFile(os.environ).read()))
+    folder = project_here()
+    environment = _try(findings, "lean", lambda: open_environment("default", folder, lean=lean))
+    findings.append(await _sandbox())
+    if environment:
+        findings.append(await _check(environment))
+        if repl:
+            findings += await _examine_repl(environment, repl)
+    return findings
+
+
+def _try(findings: list[Finding], what: str, look: Callable[[], Environment]) -> Environment | None:
+    try:
+        found = look()
+    except LeanQError as error:
+        findings.append(Finding(what, False, str(error)))
+        return None
+    findings.append(Finding(what, True, str(found)))
+    return found
+
+
+async def _server(url: str | None) -> Finding:
+    if url is None:
+        program = find_server()
+        try:
+            with EmbeddedServer() as server:
+                about = await _ask_server(embedded_settings(server, os.environ))
+        except LeanQError as error:
+            return Finding("server", False, str(error))
+        return Finding("server", True, f"embedded, {about} ({program})")
+    try:
+        about = await _ask_server(Settings.load(url, os.environ))
+    except LeanQError as error:
+        return Finding("server", False, str(error))
+    return Finding("server", "evicts" not in about, f"{without_password(url)}, {about}")
+
+
+async def _ask_server(settings: Settings) -> str:
+    queue = Queue(settings)
+    try:
+        info = await queue.ping()
+    finally:
+        await queue.close()
+    version = info.get("valkey_version") or info.get("redis_version", "?")
+    policy = str(info.get("maxmemory_policy", "?"))
+    text = f"version {version}, maxmemory-policy {policy}"
+    if policy.startswith("allkeys"):
+        text += " evicts requests in flight: set noeviction, or a volatile policy"
+    return text
+
+
+async def _sandbox() -> Finding:
+    try:
+        sandbox = await Sandbox.open()
+    except LeanQError as error:
+        return Finding("sandbox", False, str(error))
+    walls = sandbox.isolation
+    await sandbox.close()
+    if "net-ns" in walls and "mount-ns" in walls:
+        return Finding("sandbox", True, ", ".join(walls))
+    text = f"only {', '.join(walls) or 'process groups'}: allow user namespaces to keep "
+    return Finding("sandbox", True, text + "candidates off the network (see DESIGN.md)")
+
+
+async def _check(environment: Environment) -> Finding:
+    """One real check, audit and all."""
+    driver = LeanDriver(lambda: environment, slots=1)
+    prelude = "prelude\n" if environment.toolchain.source == "wheel" else ""
+    code = f"{prelude}theorem leanq_doctor (p : Prop) (h : p) : p := h\n"
+    try:
+        await driver.open(MemoryStates())
+        reply = await driver.run(Request(op="check", code=code))
+    except LeanQError as error:
+        return Finding("check", False, str(error))
+    finally:
+        await driver.close()
+    said = "; ".join(message.text for message in reply.messages)
+    works = reply.verdict == "accepted"
+    return Finding("check", works, f"{reply.verdict} in {reply.wall_s:.2f} s {said}".strip())
+
+
+async def _examine_repl(environment: Environment, command: str) -> list[Finding]:
+    """The REPL's version, an import, a step, and a pickle there and back, with times."""
+    findings: list[Finding] = []
+    started = time.monotonic()
+
+    def worked(what: str, text: str) -> None:
+        nonlocal started
+        took_s, started = time.monotonic() - started, time.monotonic()
+        findings.append(Finding(what, True, f"{text} in {took_s:.2f} s"))
+
+    what = "repl"
+    try:
+        program = find_repl(command, environment, os.environ)
+        async with contextlib.aclosing(_Repl(environment, program)) as repl:
+            await repl.sessions.open()
+            worked(what, f"Lean {environment.toolchain.version} as the environment's, answered")
+            what = "repl import"
+            async with repl.sessions.take(repl.header) as session:
+                if not await session.load(repl.header):
+                    raise ReplError(f"{repl.imports} has errors; is the library built?")
+                worked(what, f"{repl.imports}")
+                what = "repl step"
+                live = await repl.open_goal(session)
+                await repl.close_goal(session, live)
+                worked(what, "a proof was completed")
+                what = "repl pickle"
+                file = session.sandbox.scratch / "doctor.pickle"
+                await session.pickle(file, live, repl.limits)
+                size = file.stat().st_size
+                loaded = await session.unpickle(file, repl.limits)
+                await repl.close_goal(session, Live(loaded.proof_state))
+                worked(what, f"{size} bytes, and the proof completed from there,")
+    except (LeanQError, OSError) as error:
+        findings.append(Finding(what, False, str(error)))
+    return findings
+
+
+class _Repl:
+    """What the doctor asks of a REPL."""
+
+    limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=4 << 30)
+
+    def __init__(self, environment: Environment, program: ReplProgram) -> None:
+        rules = Recycling(memory_bytes=1 << 40, requests=1000, age_s=3600.0)
+        self.sessions = Sessions(environment, program, slots=1, rules=rules)
+        if environment.toolchain.source == "wheel":
+            self.imports = "prelude\nimport Core"
+        else:
+            self.imports = "import Mathlib" if environment.find_olean("Mathlib") else "import Init"
+        self.header = split_header(self.imports)
+
+    async def open_goal(self, session: Session) -> Live:
+        """A goal in the process; ReplError: it shows none."""
+        code = f"{self.imports}\ntheorem leanq_doctor (p : Prop) (h : p) : p := sorry\n"
+        answer = await session.elaborate(code, self.header, self.limits)
+        if isinstance(answer, Elaborated) and len(answer.sorries) == 1:
+            (opened,) = answer.sorries
+            if opened.proof_state is not None:
+                return Live(opened.proof_state)
+        raise ReplError(f"it shows no goal for a sorry: {answer}")
+
+    async def close_goal(self, session: Session, live: Live) -> None:
+        """A step that completes the proof; ReplError: it does not."""
+        answer = await session.run_tactic("exact h", live, self.limits)
+        if not isinstance(answer, Stepped) or not answer.is_completed:
+            raise ReplError(f"`exact h` completes no proof of p from h : p: {answer}")
+
+    async def aclose(self) -> None:
+        """Ends the process."""
+        await self.sessions.close()
