@@ -43,7 +43,8 @@ def check(code: str, **options: Any) -> Request:
 class Site:
     """One environment as each test wants it, with the drivers that it opened."""
 
-    def __init__(self, core: Environment, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(self, core: Environment, folder: Path, stack: contextlib.AsyncExitStack) -> None:
+        self.folder = folder
         self.marker = new_marker()
         # An option that no Lean knows and none minds, to find its processes by.
         self.core = replace(core, options=(f"-Dweak.test={self.marker}",))
@@ -112,7 +113,7 @@ async def new_site(core: Environment, folder: Path) -> AsyncIterator[Site]:
     """A site whose drivers have to leave no process and no file in ``folder``."""
     before = children(os.getpid())
     async with contextlib.AsyncExitStack() as stack:
-        made = Site(core, stack)
+        made = Site(core, folder, stack)
         yield made
     assert marked(made.marker) == []
     assert [path.name for path in folder.iterdir() if path.name.startswith("leanq-")] == []

@@ -133,6 +133,7 @@ class ReplDriver(LeanDriver):
         reply = await self._by_repl(
             header, move.state, texts, lambda session: self._tried(session, move, request, header)
         )
+        self._pickles.begin(self._states)
         if reply is None:
             return await self._opened.trials.run(move, request, self._states)
         return reply

@@ -58,6 +58,8 @@ class Pickles:
         self._costs = Costs()
         # Another build may lay out its memory in another way.
         self._stamp = f"{fingerprint} {program.stamp()}" if snapshots else ""
+        # What a pickle would be of, and how long its elaboration takes, in seconds.
+        self._wanted: tuple[Recipe, float] | None = None
         self._saving: asyncio.Task[None] | None = None
 
     async def load(
@@ -93,18 +95,22 @@ class Pickles:
         self._costs.loaded(session.cpu_s - before_s)
         return Live(answer.proof_state, pickled=True)
 
-    def replayed(self, recipe: Recipe, cpu_s: float, states: States) -> None:
-        """The recipe's source was elaborated in so long; begins to make a pickle if it is worth it,
-        unless another is being made."""
+    def replayed(self, recipe: Recipe, cpu_s: float) -> None:
+        """The recipe's source was elaborated, in so long."""
         if self._snapshots is None or not can_be_pickled(recipe):
             return
         key = self._key(recipe)
         self._costs.replayed(key, cpu_s)
-        if self._saving or self._snapshots.holds(key):
-            return
-        if self._costs.worth_saving(key, cpu_s):
-            self._saving = asyncio.create_task(self._save(key, recipe, cpu_s, states))
+        if self._costs.worth_saving(key, cpu_s) and not self._snapshots.holds(key):
+            self._wanted = recipe, cpu_s
+
+    def begin(self, states: States) -> None:
+        """Begins to make the pickle that is wanted, unless another is being made. To be called when
+        whoever holds the state is free."""
+        if self._wanted and not self._saving:
+            self._saving = asyncio.create_task(self._save(*self._wanted, states))
             self._saving.add_done_callback(self._saved)
+        self._wanted = None
 
     async def close(self) -> None:
         """Gives up what is being made."""
@@ -112,8 +118,9 @@ class Pickles:
             self._saving.cancel()
             await asyncio.gather(self._saving, return_exceptions=True)
 
-    async def _save(self, key: str, recipe: Recipe, replay_s: float, states: States) -> None:
+    async def _save(self, recipe: Recipe, replay_s: float, states: States) -> None:
         assert self._snapshots is not None
+        key = self._key(recipe)
         opened, _ = replace(recipe, tactics=()).records()[-1]
         header = split_header(recipe.source.code)
         try:

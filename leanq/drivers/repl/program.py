@@ -20,22 +20,23 @@ _EXAMPLE = "such as --repl 'lake env ../repl/.lake/build/bin/repl'"
 
 @dataclass(frozen=True, slots=True)
 class ReplProgram:
-    """What a REPL is started with: the command, and those of its words that are files."""
+    """What a REPL is started with: the command, and the files and folders that it names."""
 
     argv: tuple[str, ...]
-    files: tuple[Path, ...]
+    paths: tuple[Path, ...]
 
     @property
     def readable(self) -> tuple[Path, ...]:
-        """The folders of its files, as libraries may lie beside them, and both behind links."""
-        near = [folder for f in self.files for folder in (f.parent, f.resolve().parent)]
-        return tuple(dict.fromkeys(near))
+        """What it has to read: libraries may lie beside its files, and both behind links."""
+        both = [path for each in self.paths for path in (each, each.resolve())]
+        return tuple(dict.fromkeys(path if path.is_dir() else path.parent for path in both))
 
     def stamp(self) -> str:
         """A hash of its files' contents, which tells one build from another."""
         digest = hashlib.blake2b(digest_size=16)
-        for file in self.files:
-            digest.update(hash_file(file))
+        for path in self.paths:
+            if path.is_file():
+                digest.update(hash_file(path))
         return digest.hexdigest()
 
     def __str__(self) -> str:
@@ -68,20 +69,20 @@ def find_repl(command: str, environment: Environment, environ: Mapping[str, str]
             f"there is no program {words[0]!r} to start the REPL with; build the REPL with the "
             f"environment's own Lean and give its command, {_EXAMPLE}"
         )
-    arguments = [_file(word, folders) or word for word in words[1:]]
-    files = (program, *(each for each in arguments if isinstance(each, Path)))
-    return ReplProgram((str(program), *map(str, arguments)), files)
+    arguments = [_path(word, folders) or word for word in words[1:]]
+    paths = (program, *(each for each in arguments if isinstance(each, Path)))
+    return ReplProgram((str(program), *map(str, arguments)), paths)
 
 
 def _program(word: str, folders: list[Path], environ: Mapping[str, str]) -> Path | None:
     if os.sep not in word:
         found = shutil.which(word, path=environ.get("PATH", ""))
         return Path(found).absolute() if found else None
-    file = _file(word, folders)
-    return file if file and os.access(file, os.X_OK) else None
+    path = _path(word, folders)
+    return path if path and path.is_file() and os.access(path, os.X_OK) else None
 
 
-def _file(word: str, folders: list[Path]) -> Path | None:
-    """The file that a word names, if it does."""
+def _path(word: str, folders: list[Path]) -> Path | None:
+    """The file or folder that a word names, if it does."""
     found = (folder / Path(word).expanduser() for folder in folders)
-    return next((path for path in found if path.is_file()), None)
+    return next((path for path in found if path.exists()), None)

@@ -115,7 +115,7 @@ class LiveStep:
         read = await session.elaborate(source.code, self._header, self._limits)
         if isinstance(read, TimedOut) or verdict_of(read) != "incomplete":
             return None
-        self._pickles.replayed(recipe, session.cpu_s - before_s, states)
+        self._pickles.replayed(recipe, session.cpu_s - before_s)
         met = opened_at(source.holes, source.code, read.sorries).get(recipe.opened)
         return Live(met.proof_state) if met and met.proof_state is not None else None
 
