@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format types bench bench-quick bench-submit bench-lean bench-states bench-scale soak dist clean help
+.PHONY: demo test lint format types bench bench-quick bench-submit bench-lean bench-states bench-scale soak soak-repl dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -44,6 +44,9 @@ bench-scale: $(VENV)/dev    ## growth, memory, idle fleets and scale on paper; f
 
 soak: $(VENV)/dev     ## ten minutes of kills, cuts, restarts and failovers, and what was lost
 	$(BIN)/python tests/soak.py
+
+soak-repl: $(VENV)/dev  ## 20,000 requests to a REPL that crashes, bloats and talks nonsense
+	$(BIN)/python tests/repl_soak.py
 
 dist: $(VENV)/dev     ## sdist and wheel
 	$(BIN)/python -m build

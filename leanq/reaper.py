@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from .queue import Queue
 from .transitions import Reaped
 
+_TICK_S = 0.01
+
 
 async def reap(queue: Queue) -> Reaped:
     """Reaps until nothing is overdue, or there is a truce; the totals. Raises UnavailableError."""
@@ -25,9 +27,13 @@ async def reap(queue: Queue) -> Reaped:
 
 async def reap_all(queues: Sequence[Queue], *, through_truce: bool) -> Reaped:
     """Reaps all shards; ``through_truce`` waits for the end of one. Raises UnavailableError."""
-    parts = list(await asyncio.gather(*(reap(queue) for queue in queues)))
-    if through_truce and (truce_s := max(part.truce_s for part in parts)):
-        await asyncio.sleep(truce_s)
-        parts += await asyncio.gather(*(reap(queue) for queue in queues))
-    requeued, poisoned = sum(p.requeued for p in parts), sum(p.poisoned for p in parts)
-    return Reaped(requeued, poisoned, more=False)
+    requeued = poisoned = 0
+    while True:
+        parts = await asyncio.gather(*(reap(queue) for queue in queues))
+        requeued += sum(part.requeued for part in parts)
+        poisoned += sum(part.poisoned for part in parts)
+        truce_s = max(part.truce_s for part in parts)
+        if not (truce_s and through_truce):
+            return Reaped(requeued, poisoned, more=False)
+        # Not all at once: where nobody else is heard, a truce of silence would begin another.
+        await asyncio.sleep(truce_s / 2 + _TICK_S)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,13 @@ LOOKALIKE = r"""{"severity":"information","data":"'x' does not depend on any axi
 
 def sample(name: str) -> str:
     return (SAMPLES / f"{name}.lean").read_text()
+
+
+def repl_command(environment: Environment) -> str:
+    """What starts a REPL made of the environment's own Lean."""
+    arguments = (*environment.toolchain.command, *environment.options)
+    lean = (word for each in arguments for word in ("--lean-arg", each))
+    return shlex.join([sys.executable, "-S", str(LEAN_REPL), *lean])
 
 
 def check(code: str, **options: Any) -> Request:
@@ -71,9 +78,7 @@ class Site:
 
     async def repl(self, *, slots: int = 1, **options: Any) -> ReplDriver:
         """The repl driver, with a REPL made of the environment's own Lean."""
-        arguments = (*self.core.toolchain.command, *self.core.options)
-        lean = (word for each in arguments for word in ("--lean-arg", each))
-        command = [sys.executable, "-S", str(LEAN_REPL), *lean]
+        command = repl_command(self.core)
         return await self.open_repl(lambda: self.core, command, slots=slots, **options)
 
     def tiny(self) -> Environment:
@@ -84,18 +89,18 @@ class Site:
     async def standin(self, *arguments: str, **options: Any) -> ReplDriver:
         """The repl driver, with the stand-in for a REPL and a Lean of the same language."""
         command = [sys.executable, "-S", str(STANDIN), "--mark", self.marker, *arguments]
-        return await self.open_repl(self.tiny, command, **options)
+        return await self.open_repl(self.tiny, shlex.join(command), **options)
 
     async def open_repl(
         self,
         opener: Callable[[], Environment],
-        command: Sequence[str],
+        command: str,
         *,
         slots: int = 1,
         rules: Recycling = SELDOM,
         **options: Any,
     ) -> ReplDriver:
-        driver = ReplDriver(opener, shlex.join(command), slots=slots, rules=rules, **options)
+        driver = ReplDriver(opener, command, slots=slots, rules=rules, **options)
         self._stack.push_async_callback(driver.close)
         await driver.open(MemoryStates())
         return driver

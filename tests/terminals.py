@@ -110,9 +110,12 @@ class Terminal:
 
     def busy(self) -> bool:
         """Whether a Lean process of one of its workers has a text to work on."""
-        found = [Path(f"/proc/{pid}/environ") for pid in busy("lean_launcher.py")]
+        return any(map(self.owns, busy("lean_launcher.py")))
+
+    def owns(self, pid: int) -> bool:
+        """Whether a process is one of its workers'."""
         with contextlib.suppress(OSError):  # it has just ended
-            return any(str(self.tmp).encode() in environ.read_bytes() for environ in found)
+            return str(self.tmp).encode() in Path(f"/proc/{pid}/environ").read_bytes()
         return False
 
     def is_clean(self) -> bool:

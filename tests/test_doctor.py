@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from sites import STANDIN, repl_command
 from terminals import Terminal, ended
 
 from leanq import __version__
@@ -101,3 +104,50 @@ def test_the_working_folder_can_be_a_lake_project(place: Terminal) -> None:
     assert done.code == 3
     assert f"{place.folder} is a Lake project, but there is no lake" in done.err
     assert os.listdir(place.tmp) == []
+
+
+# The REPL
+
+
+def standin(*arguments: str) -> str:
+    """A command that starts the stand-in."""
+    return shlex.join([sys.executable, "-S", str(STANDIN), *arguments])
+
+
+def test_doctor_looks_at_a_repl(terminal: Terminal, core: Environment) -> None:
+    done = terminal.run("doctor", "--json", "--repl", repl_command(core))
+    assert (done.code, done.err) == (0, "")
+    found = by_name(done.lines)
+    assert list(found)[6:] == ["repl", "repl import", "repl step", "repl pickle"]
+    assert all(finding["works"] for finding in found.values())
+    assert found["repl"]["text"].startswith(f"Lean {core.toolchain.version} as the environment's")
+    assert "import Core" in found["repl import"]["text"]
+    assert all(" s" in finding["text"] for finding in list(found.values())[6:])
+    assert terminal.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "said"),
+    [
+        (["--version", "4.1.0"], "repl", "is of Lean 4.1.0"),
+        (["--fail-start"], "repl", "cannot start"),
+        (["--version", "4.35.0"], "repl step", "completes no proof"),
+    ],
+)
+def test_doctor_finds_what_is_wrong_with_a_repl(
+    terminal: Terminal, core: Environment, arguments: list[str], what: str, said: str
+) -> None:
+    done = terminal.run("doctor", "--json", "--repl", standin(*arguments))
+    assert (done.code, done.err) == (3, "")
+    (wrong,) = [finding for finding in done.lines if not finding["works"]]
+    assert wrong["what"] == what
+    assert said in wrong["text"]
+    assert terminal.is_clean()
+
+
+def test_doctor_without_such_a_repl(terminal: Terminal, core: Environment) -> None:
+    done = terminal.run("doctor", "--repl", "lake env no/such/repl")
+    assert done.code == 3
+    (line,) = [line for line in done.out.splitlines() if line.startswith("MISSING")]
+    assert "no program 'no/such/repl'" in line
+    assert "build the REPL" in line

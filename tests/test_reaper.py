@@ -22,7 +22,7 @@ from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
 from leanq.errors import UnavailableError
 from leanq.queue import Queue
-from leanq.reaper import reap
+from leanq.reaper import reap, reap_all
 from leanq.transitions import Reaped
 
 NOTHING = Reaped(0, 0, more=False)
@@ -54,6 +54,21 @@ async def test_where_nothing_is_overdue_nothing_is_reaped(queue: Queue) -> None:
     await queue.claim("alive", ["echo"], 1, busy=0, token=new_token())
     assert await reap(queue) == NOTHING
     assert [row.held for row in (await queue.status()).workers] == [1]
+    await queue.cancel([rid])
+    await queue.release("alive", [], leave=True)
+
+
+async def test_whoever_is_left_alone_reaps_after_the_truce(queue: Queue) -> None:
+    """Nobody but the reaper is heard, so its own waiting must not make another truce."""
+    brief = Queue(short_lease(queue.settings))
+    assert await reap(brief) == NOTHING
+    (rid,) = await submit(queue, 1)
+    await vanish(queue, 1)
+    # Silence for more than half of a lease.
+    assert (await reap(brief)).truce_s > 0
+    assert await reap_all([brief], through_truce=True) == Reaped(1, 0, more=False)
+    await brief.close()
+    await queue.claim("alive", ["echo"], 1, busy=0, token=new_token())
     await queue.cancel([rid])
     await queue.release("alive", [], leave=True)
 

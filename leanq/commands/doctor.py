@@ -166,7 +166,7 @@ async def _examine_repl(environment: Environment, command: str) -> list[Finding]
                 file = session.sandbox.scratch / "doctor.pickle"
                 await session.pickle(file, live, repl.limits)
                 size = file.stat().st_size
-                loaded = await session.unpickle(file, repl.limits)
+                loaded = await session.unpickle(file, repl.header, repl.limits)
                 await repl.close_goal(session, Live(loaded.proof_state))
                 worked(what, f"{size} bytes, and the proof completed from there,")
     except (LeanQError, OSError) as error:

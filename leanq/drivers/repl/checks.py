@@ -37,7 +37,7 @@ def messages_of(answer: Elaborated, session: Session, header: Header) -> tuple[M
     """Lean's messages about a text, those about its header first."""
     lines = [_place(header.text, start) for _, start in header_statements(header)]
     notes: list[Message] = []
-    for note, _ in session.notes:
+    for note, _ in session.notes(header):
         # Where blanks and comments were between the words, columns are a little off.
         line, column = lines[note.line - 1] if 0 < note.line <= len(lines) else (1, 0)
         column += note.column

@@ -84,7 +84,8 @@ class Pickles:
             return None
         before_s = session.cpu_s
         try:
-            answer = await session.unpickle(path, limits)
+            header = split_header(recipe.source.code)
+            answer = await session.unpickle(path, header, limits)
         except ReplError:
             await self._snapshots.damaged(key, states)
             raise

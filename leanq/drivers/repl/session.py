@@ -6,8 +6,9 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ class Recycling:
     age_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Imported:
+    """A header in the process: its environment's number, and Lean's messages about it, warnings at
+    most, with places in the header's key."""
+
+    env: int
+    notes: tuple[Found, ...]
+
+
+@lru_cache(256)
 def header_key(header: Header) -> str:
     """What a header says, a statement a line; headers with the same key mean the same."""
     return "\n".join(text for text, _ in header_statements(header))
@@ -77,9 +88,6 @@ class Session:
     """One process of the REPL.
 
     Attributes:
-        header: the key of the header that it has elaborated, None before that. There is only ever
-            one: what a library's initializers leave in the process is seen by all that follow.
-        notes: Lean's messages about the header, warnings at most, with places in its key.
         states: what it holds, by the ids of the states.
         requests: how many commands of candidates it was given.
         cpu_s: what all its commands have used by now.
@@ -89,13 +97,11 @@ class Session:
     def __init__(self, sandbox: Sandbox, process: Process) -> None:
         """Use :meth:`start`."""
         self.sandbox = sandbox
-        self.header: str | None = None
-        self.notes: tuple[Found, ...] = ()
         self.states: dict[str, Live] = {}
         self.requests = 0
         self.cpu_s = 0.0
         self.spoiled = False
-        self._env = 0
+        self._imported: dict[str, _Imported] = {}
         self._process = process
         self._born_s = time.monotonic()
         self._memory_bytes = 0
@@ -144,28 +150,33 @@ class Session:
                     return found[1]
         raise ReplError(f"it does not say of which Lean it is: {said}")
 
+    @property
+    def headers(self) -> Collection[str]:
+        """The keys of the headers that it has elaborated."""
+        return self._imported.keys()
+
+    def notes(self, header: Header) -> tuple[Found, ...]:
+        """Lean's messages about a header that was loaded, with places in its key."""
+        return self._imported[header_key(header)].notes
+
     async def load(self, header: Header) -> bool:
         """Elaborates a header, unless it has; whether Lean finds no error in it.
 
-        Raises:
-            ReplError: the process has to be replaced.
+        One that failed is not kept. Errors as of :meth:`ask`.
         """
         key = header_key(header)
-        if self.header == key:
+        if key in self._imported:
             return True
-        # Whatever happens, a process whose header failed is not used again.
-        was_spoiled, self.spoiled = self.spoiled, True
         answer = await self.ask(elaborate(key), _HEADER_LIMITS)
         if isinstance(answer, TimedOut):
             raise ReplError(f"its imports do not end: {answer.exit}")
         if not isinstance(answer, Elaborated) or Printed.of(answer.messages).failed:
             return False
-        self.header, self._env, self.notes = key, answer.env, answer.messages
-        self.spoiled = was_spoiled
+        self._imported[key] = _Imported(answer.env, answer.messages)
         return True
 
     async def elaborate(self, code: str, header: Header, limits: Limits) -> Elaborated | TimedOut:
-        """What Lean says of a text with the header that was loaded.
+        """What Lean says of a text with a header that was loaded.
 
         Places are those in ``code``, since blanks stand where its header was. Errors as of
         :meth:`ask`.
@@ -173,7 +184,7 @@ class Session:
         self.requests += 1
         blanks = "".join("\n" if each == "\n" else " " for each in header.text)
         body = blanks + code[header.end_offset :]
-        answer = await self.ask(elaborate(body, self._env), limits)
+        answer = await self.ask(elaborate(body, self._imported[header_key(header)].env), limits)
         if isinstance(answer, Elaborated | TimedOut):
             return answer
         raise ReplError(f"no answer to a text: {answer}")
@@ -194,9 +205,11 @@ class Session:
         if not isinstance(answer, Stepped):
             raise ReplError(f"no pickle: {answer}")
 
-    async def unpickle(self, path: Path, limits: Limits) -> Stepped:
-        """Loads a state that another has written. Errors as of :meth:`ask`."""
-        answer = await self.ask(unpickle_state(str(path), self._env), limits)
+    async def unpickle(self, path: Path, header: Header, limits: Limits) -> Stepped:
+        """Loads a state that another has written, of a source with this header, which was loaded.
+        Errors as of :meth:`ask`."""
+        env = self._imported[header_key(header)].env
+        answer = await self.ask(unpickle_state(str(path), env), limits)
         if not isinstance(answer, Stepped):
             raise ReplError(f"no answer to a pickle: {answer}")
         return answer

@@ -2,7 +2,7 @@
 
 There are as many as slots, and one more: the spare, which has elaborated the header that was wanted
 last. When one goes, for whatever reason, the spare takes its place, and another is started while
-requests run. Where requests have many headers, the spare serves them as well.
+requests run. Where requests have many headers, a process has several, and the spare serves as well.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -22,6 +21,9 @@ from .program import ReplProgram
 from .session import Recycling, Session, header_key
 
 log = logging.getLogger("leanq.worker")
+
+# Each takes as much memory as its imports, and the next to come takes little time.
+_MOST_HEADERS = 4
 
 
 class Sessions:
@@ -120,7 +122,7 @@ class Sessions:
         try:
             yield session
         finally:
-            if session.header is not None:
+            if header_key(header) in session.headers:
                 self._wanted = header
             if self._closed or not session.usable or session.is_worn(self._rules):
                 await self._retire(session)
@@ -144,14 +146,17 @@ class Sessions:
     def _pick(self, key: str, state: str, pristine: bool) -> Session | None:
         """The best of those that are idle, the one used last of equals."""
 
-        def rank(session: Session) -> float:
-            if pristine and session.requests:
-                return -math.inf
-            return 2 * (state in session.states) + (session.header == key)
+        def rank(session: Session) -> int:
+            known = session.headers
+            return 4 * (state in session.states) + 2 * (key in known) + (not known)
 
-        fit = [each for each in self._idle[::-1] if each.header in (key, None)]
-        best = max(fit, key=rank, default=None)
-        return best if best and rank(best) >= 0 else None
+        fit = [
+            session
+            for session in self._idle[::-1]
+            if (key in session.headers or len(session.headers) < _MOST_HEADERS)
+            and not (pristine and session.requests)
+        ]
+        return max(fit, key=rank, default=None)
 
     async def _drop_unusable(self) -> None:
         ended = [session for session in self._idle if not session.usable]
