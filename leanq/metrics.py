@@ -1,0 +1,88 @@
+"""Every metric of leanq, named once: by Prometheus' conventions, with bounded labels.
+
+Fleet-wide truth is kept in Redis and shown by one exporter (``leanq metrics``, or ``leanq scale``,
+which decides by it); what only a process knows is shown by each worker (``--metrics-port``). No
+label's values grow with requests, tenants or pods: ``environment`` is one of those that workers
+offer, all others are sets that stand in the code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+"""The upper edges of all histograms of times, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. The name of a counter ends in ``_total``, and that of a unit says the unit."""
+
+    name: str
+    kind: Kind
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+def _counter(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "counter", text, labels)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "gauge", text, labels)
+
+
+def _histogram(name: str, text: str, *labels: str) -> Metric:
+    return Metric(name, "histogram", text, labels)
+
+
+FLEET = (
+    _gauge("leanq_up", "1 while the exporter reaches every shard of the queue."),
+    _gauge(
+        "leanq_requests", "Requests by state: waiting, running, suspect.", "environment", "state"
+    ),
+    _gauge("leanq_oldest_waiting_seconds", "Age of the oldest request that waits.", "environment"),
+    _gauge("leanq_dead_letters", "Requests that took down too many workers and are kept."),
+    _gauge("leanq_workers", "Workers by state: alive, lapsed.", "state"),
+    _gauge("leanq_slots", "Slots of living workers by state: busy, idle.", "environment", "state"),
+    _counter("leanq_requests_submitted_total", "Requests taken in.", "environment"),
+    _counter("leanq_requests_finished_total", "Requests ended.", "environment", "verdict"),
+    _counter("leanq_slot_busy_seconds_total", "Time that slots have run requests.", "environment"),
+    _histogram("leanq_request_wait_seconds", "From submit to the last claim.", "environment"),
+    _histogram("leanq_request_run_seconds", "From the last claim to the end.", "environment"),
+    _histogram("leanq_request_total_seconds", "From submit to the end.", "environment"),
+    _counter("leanq_requests_reaped_total", "Attempts taken back from workers that vanished."),
+    _counter("leanq_requests_released_total", "Requests given back unfinished."),
+    _counter("leanq_results_fenced_total", "Results that came too late and changed nothing."),
+    _counter("leanq_requests_coalesced_total", "Requests answered by an identical one's run."),
+    _counter("leanq_requests_remembered_total", "Requests answered by a remembered verdict."),
+    _counter("leanq_warm_hits_total", "Requests that went to a worker known to be warm."),
+    _counter("leanq_warm_misses_total", "Requests for which no such worker was idle."),
+    _counter("leanq_warm_steals_total", "Promised requests that others took."),
+    _gauge("leanq_snapshot_bytes", "Snapshots of states in Redis, as accounted."),
+    _counter("leanq_snapshot_evictions_total", "Snapshots dropped to make room."),
+    _gauge("leanq_redis_memory_bytes", "Memory in use by all shards."),
+    _gauge("leanq_redis_memory_limit_bytes", "Their maxmemory; 0 where there is none."),
+)
+
+SCALER = (
+    _gauge("leanq_scaler_leader", "1 for the one scaler that acts."),
+    _gauge("leanq_scaler_stale", "1 while statistics are too old to act on.", "environment"),
+    _gauge("leanq_scaler_input", "What the decision was made from.", "environment", "input"),
+    _gauge("leanq_scaler_term", "The terms of the decision.", "environment", "term"),
+    _gauge("leanq_scaler_target_workers", "Workers wanted.", "environment"),
+    _counter("leanq_scaler_decisions_total", "Decisions by reason.", "environment", "reason"),
+    _counter("leanq_scaler_errors_total", "Calls to the target that failed.", "environment"),
+)
+
+WORKER = (
+    _gauge("leanq_worker_slots", "Slots of this worker by state: busy, idle.", "state"),
+    _counter("leanq_worker_requests_total", "Requests that this worker has run.", "verdict"),
+    _counter("leanq_lean_starts_total", "Programs started in sandboxes.", "program"),
+    _counter("leanq_lean_deaths_total", "Programs that did not end by themselves.", "reason"),
+    _counter("leanq_worker_snapshots_total", "What became of snapshots here.", "event"),
+    _counter("leanq_redis_errors_total", "Calls to Redis that failed.", "kind"),
+)
