@@ -30,6 +30,8 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:bell:LANE`` | list | tokens that wake idle workers | submit, requeue, claim | when empty |
 | ``:stop:WORKER`` | list | rids to stop, ``+`` for a promise | cancel, submit, poke | leave, reap |
 | ``:stats`` | hash | counters, and ``waiting:LANE`` | every script | never |
+| ``:tally`` | hash | counters by lane, see ``Status.tallies`` | submit, claim, cancel | never |
+| ``:minutes`` | sorted set | the totals of each minute, a day long | submit, renew | bounded |
 | ``:dead`` | sorted set | dead letters: rid → time of death, ms | reap, renew | dead drop, retry |
 | ``:deadreq:RID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
 | ``:states:XXX`` | hash | records of states whose ids begin so | state_… scripts | collected |

@@ -207,7 +207,7 @@ class Queue:
 
     async def status(self) -> Status:
         """One look at the shard. Tenants beyond the first 1,000 of a lane are not counted."""
-        _, stats, lanes, workers, levels, suspects, dead = await self.run("status", [])
+        _, stats, lanes, workers, levels, suspects, dead, tallies = await self.run("status", [])
         return Status(
             counters={_text(k): int(v) for k, v in _pairs(stats)},
             lanes={_text(k): v for k, v in _pairs(lanes)},
@@ -215,6 +215,7 @@ class Queue:
             levels=tuple(LevelRow(_text(l_), p, t, n, a / 1000) for l_, p, t, n, a in levels),
             suspects={_text(lane): n for lane, n in suspects},
             dead=dead,
+            tallies={_text(k): int(v) for k, v in _pairs(tallies)},
         )
 
     async def dead_rids(self, most: int) -> list[str]:

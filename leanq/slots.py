@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from . import wire
 from .drivers import Driver
 from .errors import NewerMessageError, WireError, WorkerError
-from .transitions import Job, Returning, Settlement
+from .transitions import Job, Returning, Settlement, times_of
 from .wire import Reply
 
 log = logging.getLogger("leanq.worker")
@@ -336,16 +336,18 @@ class Slots:
         # What the infrastructure says of a request may be otherwise the next time.
         lasts = reply.verdict in wire.LEAN_VERDICTS and reply.error is None
         fingerprint = (reply.fingerprint or "") if lasts else ""
+        ran_s = time.monotonic() - started_s
         data = wire.pack_reply(
             job.token,
             reply,
             worker=self._worker,
             attempts=job.attempts,
             queued_s=job.queued_s,
-            wall_s=reply.wall_s or time.monotonic() - started_s,
+            wall_s=reply.wall_s or ran_s,
         )
+        way, times = reply.way or "", times_of(job.queued_s, ran_s)
         return Settlement(
-            job.rid, job.token, outcome, data, fingerprint, reply.warm, reply.way or ""
+            job.rid, job.token, outcome, data, fingerprint, reply.warm, way, job.lane, times
         )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
 from typing import Literal
 
+from .metrics import BUCKETS_S
 from .values import value
 
 # Version, attempts, level; submitted, deadline, longest run (ms); then five texts and the body.
@@ -86,7 +88,8 @@ class Settlement:
     """The end of a request, as the holder of ``token`` tells it. ``fingerprint`` is that of the
     environment where the reply holds on any machine, and so may be remembered; else ``""``.
     ``warm``: its worker would be fast now at others with the same first affinity. ``way``: what
-    is to be counted of how Lean came by its prefix."""
+    is to be counted of how Lean came by its prefix. ``lane`` and ``times`` (see :func:`times_of`)
+    are what is counted of the request."""
 
     rid: str
     token: str
@@ -95,11 +98,38 @@ class Settlement:
     fingerprint: str = ""
     warm: bool = False
     way: str = ""
+    lane: str = ""
+    times: str = ""
 
     @property
     def about(self) -> str:
         """What it shares with most others of its batch, as the script ``claim`` takes it."""
-        return f"{self.outcome} {int(self.warm)} {self.way} {self.fingerprint}"
+        shared = f"{self.outcome} {int(self.warm)} {self.way} {self.fingerprint}"
+        return f"{shared} {self.lane} {self.times}" if self.lane else shared
+
+
+def times_of(waited_s: float, ran_s: float) -> str:
+    """How long a request waited and ran, to two digits, as it is counted in histograms.
+
+    The fewer of these there are, the more requests tell the same of themselves.
+    """
+    return _times(_rounded_ms(waited_s), _rounded_ms(ran_s))
+
+
+def _rounded_ms(s: float) -> int:
+    ms = int(s * 1000 + 0.5)
+    if ms < 100:
+        return max(0, ms)
+    unit = int(10 ** (len(str(ms)) - 2))
+    return (ms + unit // 2) // unit * unit
+
+
+@lru_cache(4096)
+def _times(waited_ms: int, ran_ms: int) -> str:
+    times = {"w": waited_ms, "r": ran_ms, "t": waited_ms + ran_ms}
+    # A bucket holds what is at most its edge.
+    cells = ((what, ms, bisect_left(BUCKETS_S, ms / 1000)) for what, ms in times.items())
+    return ",".join(f"{what}{ms}/{bucket}" for what, ms, bucket in cells)
 
 
 @value
@@ -220,7 +250,12 @@ class LevelRow:
 
 @value
 class Status:
-    """One look at a shard or a whole queue: counters by name, lanes by name, and what waits."""
+    """One look at a shard or a whole queue: counters by name, lanes by name, and what waits.
+
+    ``tallies`` are counters of lanes: ``s:LANE`` requests taken in, ``f:LANE:VERDICT`` ended, and
+    of the times that they waited (w), ran (r) and took in all (t) ``w_ms:LANE`` the sum and
+    ``w:LANE:N`` how many fell into the N-th bucket of :data:`leanq.metrics.BUCKETS_S`.
+    """
 
     counters: Mapping[str, int]
     lanes: Mapping[str, bytes]
@@ -228,18 +263,20 @@ class Status:
     levels: tuple[LevelRow, ...]
     suspects: Mapping[str, int]
     dead: int
+    tallies: Mapping[str, int] = field(default_factory=dict)
 
 
 def merged(shards: Sequence[Status]) -> Status:
     """The look at a queue of several shards: a worker's lease is its shortest, a level's tenants
     those of the shard with most of them, and all else is added up."""
-    counters, suspects = Counter[str](), Counter[str]()
+    counters, suspects, tallies = Counter[str](), Counter[str](), Counter[str]()
     lanes: dict[str, bytes] = {}
     workers: dict[str, WorkerRow] = {}
     levels: dict[tuple[str, int], LevelRow] = {}
     for shard in shards:
         counters.update(shard.counters)
         suspects.update(shard.suspects)
+        tallies.update({k: n for k, n in shard.tallies.items() if k != "minute"})
         lanes |= shard.lanes
         for row in shard.workers:
             known = workers.get(row.worker, replace(row, held=0))
@@ -255,4 +292,5 @@ def merged(shards: Sequence[Status]) -> Status:
                 oldest_s=max(level.oldest_s, seen.oldest_s),
             )
     dead = sum(shard.dead for shard in shards)
-    return Status(counters, lanes, tuple(workers.values()), tuple(levels.values()), suspects, dead)
+    rows = tuple(workers.values()), tuple(levels.values())
+    return Status(counters, lanes, *rows, suspects, dead, tallies)

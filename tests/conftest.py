@@ -113,7 +113,7 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
             connection.delete(*keys)
     # States and snapshots are collected; counters and lanes stay for good.
     ending = {"collect", "states", "snap", "snaps", "chunk"}
-    lasting = {"stats", "lanes", "prints", "pinning", "bell", "dead", "deadreq"}
+    lasting = {"stats", "tally", "minutes", "lanes", "prints", "pinning", "bell", "dead", "deadreq"}
     leftover = kinds - ending - lasting
     assert not leftover, f"left in Redis: {sorted(leftover)}"
 

@@ -64,6 +64,11 @@ def compare(found: Dump, model: Model) -> None:
     stats = defaultdict(int, {k: int(n) for k, n in found.hashes.get("stats", {}).items()})
     ended = [model.verdicts[rid] for rid in model.verdicts.keys() - model.remembered]
     assert Counter(ended) == {k[8:]: n for k, n in stats.items() if k.startswith("verdict:")}
+    tallies = {k: int(n) for k, n in found.hashes.get("tally", {}).items()}
+    assert sum(n for k, n in tallies.items() if k.startswith("s:")) == stats["submitted"]
+    for verdict in ("cancelled", "expired", "poisoned"):
+        by_lane = sum(n for k, n in tallies.items() if k.endswith(f":{verdict}"))
+        assert by_lane == stats[f"verdict:{verdict}"]
     saved = (model.coalesced, len(model.remembered))
     assert (stats["coalesced"], stats["remembered"]) == saved
 

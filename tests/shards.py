@@ -109,13 +109,13 @@ def dump(server: redis.Redis, tag: str) -> Dump:
     pipe = server.pipeline(transaction=False)
     for name in names:
         match name[len(tag) + 1 :].partition(":")[0]:
-            case "deadreq" | "stats" | "info" | "lanes" | "prints" | "pinning" | "vacant":
+            case "deadreq" | "stats" | "tally" | "info" | "lanes" | "prints" | "pinning" | "vacant":
                 pipe.hgetall(name)
             case "where" | "runs":
                 pipe.hgetall(name)
             case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
                 pipe.lrange(name, 0, -1)
-            case "work" | "workers" | "dead" | "with" | "warm" | "promises":
+            case "work" | "workers" | "dead" | "with" | "warm" | "promises" | "minutes":
                 pipe.zrange(name, 0, -1, withscores=True)
             case "inbox":
                 pipe.xrange(name)
@@ -133,7 +133,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 places = _texts(value)
             case "runs":
                 found.run = _texts(value)
-            case "stats" | "info" | "lanes" | "prints" | "pinning" | "vacant":
+            case "stats" | "tally" | "info" | "lanes" | "prints" | "pinning" | "vacant":
                 found.hashes[kind] = _texts(value)
             case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
                 found.lists[kind][rest] = [item.decode() for item in value]
@@ -159,7 +159,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
             case "isolating":
                 found.isolating[rest] = value.decode()
             case other:
-                assert other == "clock", f"a key that nobody knows: {name}"
+                assert other in ("clock", "minutes"), f"a key that nobody knows: {name}"
     for rid, place in places.items():
         # What was withdrawn and runs on for others has its reply in the place of its record.
         fields = found.req.setdefault(rid, {"c": ""}) if place[0] == "l" else found.req[rid]

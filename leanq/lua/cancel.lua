@@ -24,6 +24,7 @@ for i = 2, #ARGV do
       finish(rid, r[CLIENT], reply, ttl, told)
     end
     call('HINCRBY', STATS, 'verdict:cancelled', 1)
+    tally_end(r[LANE], 'cancelled', 1)
   end
   out[#out + 1] = r and 1 or 0
 end

@@ -9,7 +9,8 @@
 --   most attempts, how long verdicts are remembered (ms), count of results,
 --   (rid, token, reply, about) per result, then the lanes. About, which most results share:
 --   outcome, 1 where the worker is warm for it now, the way in which Lean came by its prefix or '',
---   fingerprint or '', with a space between.
+--   fingerprint or '', lane, and its times, with a space between: of w(aited), r(an) and t(otal) each
+--   the letter, ms, a slash, and the number of the histogram's bucket. An older release leaves the last two out.
 -- Returns {per result 1 or 0 (fenced), per request four values: rid, about, submitted (ms), body,
 --   size of the processing list, 1 where this worker should empty itself for a suspect,
 --   after how many ms it should claim again, to watch over others' promises (0: it need not), now (ms),
@@ -25,6 +26,9 @@ local function conclude()
   tell(told, ttl)
   for name, n in pairs(counts) do
     if n ~= 0 then call('HINCRBY', STATS, name, n) end
+  end
+  for name, n in pairs(tallies) do
+    if n ~= 0 then call('HINCRBY', TALLY, name, n) end
   end
   call('ZADD', P .. ':workers', now + lease_ms, worker)
   return call('ZCARD', work)

@@ -2,6 +2,9 @@
 -- KEYS[1] is the shard's tag, {PREFIX:SHARD}; every key is built from it and so lies in its slot.
 local P = KEYS[1]
 local REQ, WHERE, STATS = P .. ':req:', P .. ':where', P .. ':stats'
+local TALLY, MINUTES = P .. ':tally', P .. ':minutes'
+-- A day of history, and an hour more.
+local MOST_MINUTES = 1500
 local LEVELS = 3
 -- Replies up to this many bytes travel in the inbox itself; of larger ones it has the size alone, and
 -- they are fetched by rid, which costs less than a second copy.
@@ -130,6 +133,30 @@ local function verdict_reply(verdict, attempts, queued_ms)
   return cmsgpack.pack({'', 1, {verdict = verdict, attempts = attempts, queued_s = queued_ms / 1000}})
 end
 
+-- Counts the end of a request in its lane.
+local function tally_end(lane, verdict, n) call('HINCRBY', TALLY, 'f:' .. lane .. ':' .. verdict, n) end
+
+-- Once a minute, whoever comes first notes the totals so far, so that history outlives the fleet. What
+-- waits and who works is as of that moment; the histograms are left out.
+local function note_minute(now)
+  local minute = math.floor(now / 60000)
+  if minute <= tonumber(call('HGET', TALLY, 'minute') or 0) then return end
+  call('HSET', TALLY, 'minute', minute)
+  local totals, all = {}, call('HGETALL', TALLY)
+  for i = 1, #all, 2 do
+    if string.match(all[i], '^[sf]:') or string.match(all[i], '^%a_ms:') then
+      totals[all[i]] = tonumber(all[i + 1])
+    end
+  end
+  local stats = call('HGETALL', STATS)
+  for i = 1, #stats, 2 do
+    if string.match(stats[i], '^waiting:') then totals[stats[i]] = tonumber(stats[i + 1]) end
+  end
+  totals.workers = call('ZCARD', P .. ':workers')
+  call('ZADD', MINUTES, minute, cmsgpack.pack({minute, totals}))
+  call('ZREMRANGEBYRANK', MINUTES, 0, -1 - MOST_MINUTES)
+end
+
 -- The last attempt runs alone, so that the neighbours of a killer are not condemned with it.
 local function is_suspect(attempts, max_attempts)
   return attempts > 0 and attempts == max_attempts - 1
@@ -163,6 +190,7 @@ local function put_back(rid, charge, max_attempts, now, ttl_ms, told, defer)
     bury(rid, n, run and run.worker or leaders or '', now)
     answer(rid, r[CLIENT], verdict_reply('poisoned', n, 0), ttl_ms, told)
     call('HINCRBY', STATS, 'verdict:poisoned', 1)
+    tally_end(r[LANE], 'poisoned', 1)
     return 'poisoned'
   end
   if n ~= r[ATTEMPTS] then call('SETRANGE', REQ .. rid, 1, string.char(n)) end
@@ -181,6 +209,7 @@ end
 local function expire(rid, r, attempts, now, ttl_ms, told, attached)
   finish(rid, r[CLIENT], verdict_reply('expired', attempts, now - r[AT]), ttl_ms, told)
   call('HINCRBY', STATS, 'verdict:expired', 1)
+  tally_end(r[LANE], 'expired', 1)
   if not attached then call('HINCRBY', STATS, 'waiting:' .. r[LANE], -1) end
 end
 

@@ -21,6 +21,7 @@ for i, rid in ipairs(overrun) do
 end
 if #overrun > 0 then call('HINCRBY', STATS, 'reaped', #overrun) end
 tell(told, ttl)
+note_minute(now)
 local lapsed = judged and call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1) or {}
 local held = call('ZCARD', work)
 call('ZADD', P .. ':workers', now + (held > 0 and ARGV[2] or ARGV[5]), worker)

@@ -9,7 +9,7 @@ local first_lane = 10 + 4 * results
 local MOST_WARM, WARM_MS = 16, 180000
 local now = now_ms()
 local work = P .. ':work:' .. worker
-local told, counts = {}, {}
+local told, counts, tallies = {}, {}, {}
 local function count(name, n) counts[name] = (counts[name] or 0) + n end
 
 -- Notes that the worker is warm for the strongest of the request's affinities, while it is still
@@ -29,9 +29,10 @@ end
 -- is read once.
 local abouts, runs = {}, {}
 local function read_about(text)
-  local outcome, warm, way, fingerprint = string.match(text, '^(%S*) (%S*) (%S*) (%S*)$')
-  abouts[text] = {outcome = 'verdict:' .. outcome, warm = warm == '1', print = fingerprint,
-    way = way ~= '' and 'way:' .. way, settled = 0, ended = 0}
+  local outcome, warm, way, fingerprint, lane, times =
+    string.match(text, '^(%S*) (%S*) (%S*) (%S*) ?(%S*) ?(%S*)$')
+  abouts[text] = {outcome = outcome, warm = warm == '1', print = fingerprint,
+    way = way ~= '' and 'way:' .. way, lane = lane, times = times, settled = 0, ended = 0}
   return abouts[text]
 end
 local function run_in(place)
@@ -92,6 +93,17 @@ local function end_runs()
   end
 end
 
+-- Counts results in their lane: how many ended and how, and how long they waited, ran, and took.
+local function tally_about(about)
+  local ended = 'f:' .. about.lane .. ':' .. about.outcome
+  tallies[ended] = (tallies[ended] or 0) + about.ended
+  for what, ms, bucket in string.gmatch(about.times, '(%a)(%d+)/(%d+)') do
+    local sum, cell = what .. '_ms:' .. about.lane, what .. ':' .. about.lane .. ':' .. bucket
+    tallies[sum] = (tallies[sum] or 0) + ms * about.settled
+    tallies[cell] = (tallies[cell] or 0) + about.settled
+  end
+end
+
 -- Settles all results; per result 1, or 0 where it was fenced.
 local function settle_all()
   local acks, rids = {}, {}
@@ -106,8 +118,9 @@ local function settle_all()
     count('settled', #done)
     if #shared > 0 then end_runs() end
     for _, about in pairs(abouts) do
-      count(about.outcome, about.ended)
+      count('verdict:' .. about.outcome, about.ended)
       if about.way then count(about.way, about.settled) end
+      if about.lane ~= '' then tally_about(about) end
     end
   end
   return acks

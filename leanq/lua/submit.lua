@@ -27,7 +27,7 @@ end
 local function lane_of(name)
   local lane = lanes[name]
   if not lane then
-    lane = {added = 0, promised = 0, pinned = false, open = nil,
+    lane = {added = 0, promised = 0, attached = 0, pinned = false, open = nil,
       known = call('HEXISTS', P .. ':lanes', name) == 1 or call('HLEN', P .. ':lanes') == 0,
       print = remember > 0 and call('HGET', P .. ':prints', name)}
     lanes[name] = lane
@@ -151,9 +151,8 @@ local function take_in(k, kind, leader, held)
     warm = not attached and warm_worker(kind.name, lane, kind.affinities)
   end
   if not attached and not warm then return line_up(k, kind) end
-  if warm then promise(rid, lane, warm) end
+  if warm then promise(rid, lane, warm) else lane.attached = lane.attached + 1 end
   keep(k, kind)
-  count = count + 1
   return 1
 end
 
@@ -228,10 +227,13 @@ bulk('MSET', nil, records)
 if remembered > 0 then call('HINCRBY', STATS, 'remembered', remembered) end
 for name, lane in pairs(lanes) do
   local waiting = lane.added + lane.promised
-  count = count + lane.added
+  local taken = waiting + lane.attached
+  count = count + taken
   if waiting > 0 then call('HINCRBY', STATS, 'waiting:' .. name, waiting) end
+  if taken > 0 then call('HINCRBY', TALLY, 's:' .. name, taken) end
   if lane.added > 0 then ring_bell(name, lane.added) end
   if lane.promised > 0 then post_guard(name) end
 end
 if count > 0 then call('HINCRBY', STATS, 'submitted', count) end
+note_minute(now)
 return out
