@@ -190,6 +190,22 @@ def reap(url: str | None, as_json: bool, watch: bool) -> None:
     run(url, as_json, watch)
 
 
+@cli.command()
+@options.queue
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=9464,
+    show_default=True,
+    help="Where to listen.",
+)
+def metrics(url: str | None, as_json: bool, port: int) -> None:
+    """Show the fleet's metrics to Prometheus, at /metrics; with --json print them once."""
+    from .commands.fleet import metrics as run
+
+    run(url, as_json, port)
+
+
 @cli.group()
 def dead() -> None:
     """Look after requests that took down too many workers."""

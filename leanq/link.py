@@ -22,6 +22,7 @@ from redis.backoff import NoBackoff
 
 from .config import each_host, without_password
 from .errors import QueueFullError, UnavailableError, UsageError
+from .metrics import count
 from .scripts import digest_of
 
 _T = TypeVar("_T")
@@ -122,12 +123,14 @@ class Link:
                 except redis_errors.MovedError as error:
                     self._place.move(error.host, error.port)
                 except redis_errors.OutOfMemoryError:
+                    count("leanq_redis_errors_total", "out of memory")
                     raise QueueFullError(
                         f"the server at {self._place.name} is out of memory; try again later",
                         RETRY_AFTER_S,
                     ) from None
                 except (redis_errors.RedisError, OSError, asyncio.IncompleteReadError) as error:
                     failed = f"no answer from {self._place.name}: {_text(error)}"
+                    count("leanq_redis_errors_total", _kind(error))
                     if isinstance(error, redis_errors.ReadOnlyError):
                         # It was a master once. The same name may lead to another server by now.
                         self._place.ask_another()
@@ -253,3 +256,14 @@ def _text(error: Exception) -> str:
     if isinstance(error, redis_errors.AskError):
         return f"slot {error.slot_id} is being moved to another node"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _kind(error: Exception) -> str:
+    """One of a few words for what went wrong."""
+    if isinstance(error, redis_errors.ReadOnlyError):
+        return "read only"
+    if isinstance(error, TimeoutError | redis_errors.TimeoutError):
+        return "timeout"
+    if isinstance(error, redis_errors.ResponseError):
+        return "refused"
+    return "connection"

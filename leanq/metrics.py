@@ -8,6 +8,7 @@ offer, all others are sets that stand in the code.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,3 +87,12 @@ WORKER = (
     _counter("leanq_worker_snapshots_total", "What became of snapshots here.", "event"),
     _counter("leanq_redis_errors_total", "Calls to Redis that failed.", "kind"),
 )
+
+
+COUNTS: Counter[tuple[str, ...]] = Counter()
+"""What this process has counted: by a metric's name and its labels' values."""
+
+
+def count(name: str, *labels: str) -> None:
+    """Counts one more of a metric in :data:`WORKER`."""
+    COUNTS[name, *labels] += 1

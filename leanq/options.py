@@ -60,6 +60,12 @@ def worker(command: _F) -> _F:
                 help="Take the REPL's word for a step that completes a proof, which can be wrong.",
             ),
             click.option(
+                "--metrics-port",
+                type=click.IntRange(0, 65535),
+                metavar="PORT",
+                help="Serve /metrics and /healthz on this port; 0 takes any, and logs it.",
+            ),
+            click.option(
                 "--grace",
                 "grace_s",
                 type=click.FloatRange(0, 3600),

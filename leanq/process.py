@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from leanq.errors import SandboxError
+from leanq.metrics import count
 
 _CHUNK_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16  # of a long-lived program's standard error
@@ -224,6 +225,8 @@ class Process:
             self._close_output(fd)
         self._unwritten.clear()
         self.write_eof()
+        if reason := _why_dead(end, self._overflowed):
+            count("leanq_lean_deaths_total", reason)
         if isinstance(end, SandboxError):
             self._exit.set_exception(end)
             self._exit.exception()  # whether or not anybody waits
@@ -282,3 +285,12 @@ class Process:
             self._loop.remove_reader(fd)
             os.close(fd)
             self._fresh.set()
+
+
+def _why_dead(end: Exit | SandboxError, overflowed: bool) -> str:
+    """Why it did not end by itself; empty where it did, if only with an exit code."""
+    if isinstance(end, SandboxError):
+        return "warden"
+    if overflowed and end.stopped is None:
+        return "output"
+    return end.stopped or ("signal" if end.signal is not None else "")

@@ -35,6 +35,7 @@ from typing import Any
 
 from leanq.errors import SandboxError
 from leanq.keeper import MESSAGE_BYTES
+from leanq.metrics import count
 from leanq.process import Exit, Finished, Limits, Process, Usage
 from leanq.warden import empty
 
@@ -258,6 +259,7 @@ class Sandbox:
         most_bytes = limits.output_bytes if limits else _UNASKED_BYTES
         process = Process(ours, most_bytes, tail=dialogue, tell=self._tell, give_up=self._give_up)
         self._process = process
+        count("leanq_lean_starts_total", "repl" if dialogue else "lean")
         try:
             self._tell({"start": order}, theirs)
         except OSError as error:  # larger than a packet may be

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from . import wire
 from .drivers import Driver
 from .errors import NewerMessageError, WireError, WorkerError
+from .metrics import count
 from .transitions import Job, Returning, Settlement, times_of
 from .wire import Reply
 
@@ -333,6 +334,7 @@ class Slots:
 
     def _settlement(self, job: Job, started_s: float, reply: Reply) -> Settlement:
         outcome = reply.verdict or ("error" if reply.error else "echo")
+        count("leanq_worker_requests_total", outcome)
         # What the infrastructure says of a request may be otherwise the next time.
         lasts = reply.verdict in wire.LEAN_VERDICTS and reply.error is None
         fingerprint = (reply.fingerprint or "") if lasts else ""

@@ -254,7 +254,8 @@ class Status:
 
     ``tallies`` are counters of lanes: ``s:LANE`` requests taken in, ``f:LANE:VERDICT`` ended, and
     of the times that they waited (w), ran (r) and took in all (t) ``w_ms:LANE`` the sum and
-    ``w:LANE:N`` how many fell into the N-th bucket of :data:`leanq.metrics.BUCKETS_S`.
+    ``w:LANE:N`` how many fell into the N-th bucket of :data:`leanq.metrics.BUCKETS_S`. Beside these
+    ``snapshot_bytes`` and ``snapshots_evicted``.
     """
 
     counters: Mapping[str, int]

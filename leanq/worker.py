@@ -62,6 +62,16 @@ class Worker:
         self._stop_at_s: float | None = None
         self._limit: asyncio.Timeout | None = None
 
+    @property
+    def slots(self) -> int:
+        """How many requests it runs at a time."""
+        return self._room.count
+
+    @property
+    def busy(self) -> int:
+        """How many run now."""
+        return self._room.taken
+
     async def run(self) -> None:
         """Works until :meth:`stop`, then drains."""
         async with contextlib.AsyncExitStack() as at_end:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from ..config import Settings
-from ..errors import UsageError
+from ..errors import UnavailableError, UsageError
+from ..exposition import Page, Sample, counted_samples, fleet_samples
+from ..fleet import Times, glance
 from ..local import EmbeddedServer, UpFile, embedded_settings
 from ..queue import every_shard
 from ..reaper import reap_all
 from ..worker import Worker
 from .build import make_worker
+
+log = logging.getLogger("leanq.worker")
 
 _SECOND_SIGNAL_GRACE_S = 0.0
 
@@ -37,14 +45,41 @@ def queue_settings(url: str | None) -> Settings:
     return Settings.load(url, os.environ)
 
 
-def work(url: str | None, as_json: bool, **options: Any) -> None:
+def work(url: str | None, as_json: bool, metrics_port: int | None, **options: Any) -> None:
     """Runs a worker until it is told to stop."""
     settings = queue_settings(url)
     _log_to_stderr(as_json)
-    asyncio.run(_until_stopped(make_worker(settings, **options)))
+    worker = make_worker(settings, **options)
+    with _page(worker, metrics_port):
+        asyncio.run(_until_stopped(worker))
 
 
-def up(**options: Any) -> None:
+def metrics(url: str | None, as_json: bool, port: int) -> None:
+    """Shows the fleet's metrics to whoever asks on a port, until interrupted; or once, as JSON."""
+    settings = queue_settings(url)
+
+    def read() -> Iterator[Sample]:
+        try:
+            yield from fleet_samples(asyncio.run(glance(settings)))
+        except UnavailableError as error:
+            log.warning("%s", error)
+            yield "leanq_up", (), 0
+
+    if as_json:
+        for name, labels, value in fleet_samples(asyncio.run(glance(settings))):
+            shown = asdict(value) if isinstance(value, Times) else value
+            click.echo(json.dumps({"metric": name, "labels": labels, "value": shown}))
+        return
+    _log_to_stderr(False)
+    with Page(port, read) as page:
+        click.echo(f"metrics at http://localhost:{page.port}/metrics (Ctrl-C ends it)", err=True)
+        stopped = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+        stopped.wait()
+
+
+def up(metrics_port: int | None, **options: Any) -> None:
     """Runs a server and a worker until interrupted."""
     _log_to_stderr(False)
     place = UpFile(os.environ)
@@ -54,7 +89,8 @@ def up(**options: Any) -> None:
         place.write(settings)
         try:
             click.echo(f"leanq is up; LEANQ_URL={server.url} (Ctrl-C ends it)", err=True)
-            asyncio.run(_until_stopped(worker))
+            with _page(worker, metrics_port):
+                asyncio.run(_until_stopped(worker))
         finally:
             place.remove()
 
@@ -75,6 +111,21 @@ async def _reap(settings: Settings, as_json: bool, watch: bool) -> None:
             if not watch:
                 return
             await asyncio.sleep(settings.lease_s / 3)
+
+
+def _page(worker: Worker, port: int | None) -> contextlib.AbstractContextManager[object]:
+    """The worker's metrics, if a port was named for them."""
+    if port is None:
+        return contextlib.nullcontext()
+
+    def read() -> Iterator[Sample]:
+        yield "leanq_worker_slots", ("busy",), worker.busy
+        yield "leanq_worker_slots", ("idle",), worker.slots - worker.busy
+        yield from counted_samples()
+
+    page = Page(port, read, worker.joined.is_set)
+    log.info("metrics of this worker on port %d", page.port)
+    return page
 
 
 async def _until_stopped(worker: Worker) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from .. import wire
 from ..config import Settings, without_password
-from ..errors import WireError
+from ..fleet import info_of
 from ..queue import look
 from ..transitions import Status
 from .fleet import queue_settings
@@ -49,13 +48,13 @@ def _record(settings: Settings, found: Status) -> dict[str, Any]:
         "warm_misses": counters.get("warm_misses", 0),
         "steals": counters.get("steals", 0),
         "verdicts": _counted(counters, "verdict:"),
-        "environments": {lane: _info(about) for lane, about in sorted(found.lanes.items())},
+        "environments": {lane: info_of(about) for lane, about in sorted(found.lanes.items())},
         "workers": [
             {
                 "worker": row.worker,
                 "running": row.held,
                 "lease_s": round(row.lease_s, 1),
-                **{k: v for k, v in _info(row.info).items() if isinstance(v, _SHOWN.get(k, ()))},
+                **{k: v for k, v in info_of(row.info).items() if isinstance(v, _SHOWN.get(k, ()))},
             }
             for row in found.workers
         ],
@@ -123,11 +122,3 @@ def _about(about: dict[str, Any]) -> str:
     if "lean" not in about:
         return str(about.get("driver", "?"))
     return f"Lean {about['lean']}, fingerprint {str(about.get('fingerprint', ''))[:12]}"
-
-
-def _info(data: bytes) -> dict[str, Any]:
-    # Whatever stands in Redis was written by somebody; a look must survive it.
-    try:
-        return wire.unpack_info(data)
-    except WireError:
-        return {}

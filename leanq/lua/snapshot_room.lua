@@ -42,18 +42,25 @@ local function drop(row)
   total = total - row.size
 end
 
-local left = {}
+local left, evicted = {}, 0
 for _, row in ipairs(rows) do
-  if row.key == key or not (row.here or row.comes) then drop(row) else left[#left + 1] = row end
+  if row.key == key then drop(row)
+  elseif row.here or row.comes then left[#left + 1] = row
+  else
+    drop(row)
+    evicted = evicted + 1
+  end
 end
 -- Its manifest may be there although its account is gone.
 call('UNLINK', P .. ':snap:' .. key)
-if bytes == 0 then return {} end
-
-for i, row in ipairs(left) do
+for i, row in ipairs(bytes > 0 and left or {}) do
   if total + bytes <= budget and #left - i + 1 < most then break end
   drop(row)
+  evicted = evicted + 1
 end
+call('HSET', TALLY, 'snapshot_bytes', total + bytes)
+if evicted > 0 then call('HINCRBY', TALLY, 'snapshots_evicted', evicted) end
+if bytes == 0 then return {} end
 call('HSET', accounts, key, cmsgpack.pack({now, bytes, wanted}))
 local missing = {}
 for i, chunk in ipairs(wanted) do

@@ -1,0 +1,137 @@
+"""The fleet at a glance: per environment what waits, runs and could run; for metrics, for the
+scaler and for people."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import wire
+from .config import Settings
+from .errors import WireError
+from .metrics import BUCKETS_S
+from .queue import every_shard
+from .transitions import Status, merged
+
+
+@dataclass(slots=True)
+class Times:
+    """How long requests took: how many fell into each bucket of BUCKETS_S and the one beyond, and
+    the sum in seconds."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    sum_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Lane:
+    """One environment. A worker that serves several counts in equal parts for each.
+
+    Attributes:
+        waiting: requests in lines, suspects left out.
+        running: requests that workers hold.
+        submitted, finished: how many ever; the latter by verdict.
+        waited, ran, took: from submit to the last claim, from there to the end, and together.
+        slots: of living workers; ``busy`` of them run something.
+        workers: how many live.
+    """
+
+    waiting: int = 0
+    suspects: int = 0
+    oldest_s: float = 0.0
+    running: float = 0.0
+    submitted: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    waited: Times = field(default_factory=Times)
+    ran: Times = field(default_factory=Times)
+    took: Times = field(default_factory=Times)
+    slots: float = 0.0
+    busy: float = 0.0
+    workers: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """The whole queue at one moment.
+
+    Attributes:
+        at_s: when, in seconds since 1970 by this machine's clock.
+        lanes: the environments that workers ever offered or requests ever named, by name.
+        memory_bytes, memory_limit_bytes: of all shards together; a limit of 0 is none.
+    """
+
+    at_s: float
+    status: Status
+    lanes: Mapping[str, Lane]
+    memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+
+
+async def glance(settings: Settings) -> Glance:
+    """One look at the whole queue; raises UnavailableError."""
+    async with every_shard(settings) as queues:
+        found = merged(await asyncio.gather(*(queue.status() for queue in queues)))
+        infos = await asyncio.gather(*(queue.ping() for queue in queues))
+    used, limit = (
+        sum(int(info.get(name, 0)) for info in infos) for name in ("used_memory", "maxmemory")
+    )
+    return Glance(time.time(), found, lanes_of(found), used, limit)
+
+
+def lanes_of(status: Status) -> dict[str, Lane]:
+    """What a look at the queue says of each environment."""
+    lanes: defaultdict[str, Lane] = defaultdict(Lane)
+    for name in status.lanes:
+        lanes[name]
+    for row in status.levels:
+        lane = lanes[row.lane]
+        lane.waiting += row.waiting
+        lane.oldest_s = max(lane.oldest_s, row.oldest_s)
+    for name, count in status.suspects.items():
+        lanes[name].suspects += count
+    for worker in status.workers:
+        info = info_of(worker.info)
+        names = [str(name) for name in info.get("lanes", [])]
+        slots = info.get("slots", 0)
+        for name in names:
+            lane, part = lanes[name], 1 / len(names)
+            lane.running += worker.held * part
+            # What a lapsed worker holds is about to be taken from it, and its slots are gone.
+            if worker.lease_s > 0 and isinstance(slots, int):
+                lane.workers += part
+                lane.slots += slots * part
+                lane.busy += min(worker.held, slots) * part
+    for name, count in status.tallies.items():
+        _tally(lanes, name, count)
+    return dict(lanes)
+
+
+def info_of(data: bytes) -> dict[str, Any]:
+    """What a worker or an environment says of itself; empty where it cannot be read."""
+    # Whatever stands in Redis was written by somebody; a look must survive it.
+    try:
+        return wire.unpack_info(data)
+    except WireError:
+        return {}
+
+
+def _tally(lanes: Mapping[str, Lane], name: str, count: int) -> None:
+    kind, _, rest = name.partition(":")
+    # A name may not hold a colon, so what follows one is no part of it.
+    lane_name, _, last = rest.partition(":")
+    if not lane_name:
+        return
+    lane = lanes[lane_name]
+    times = {"w": lane.waited, "r": lane.ran, "t": lane.took}.get(kind[:1])
+    if kind == "s":
+        lane.submitted = count
+    elif kind == "f":
+        lane.finished[last] = count
+    elif times and kind.endswith("_ms"):
+        times.sum_s = count / 1000
+    elif times and last.isdecimal() and int(last) < len(times.counts):
+        times.counts[int(last)] = count
