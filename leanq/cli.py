@@ -263,11 +263,21 @@ def drop_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
 
 @cli.command()
 @options.queue
-def status(url: str | None, as_json: bool) -> None:
+@click.option(
+    "--since",
+    "since_s",
+    type=options.DURATION,
+    metavar="TIME",
+    help="What happened in the last 30m, 24h or 1d, by periods.",
+)
+def status(url: str | None, as_json: bool, since_s: float | None) -> None:
     """Show what waits, runs and died, and which workers there are."""
-    from .commands.look import status as run
+    from .commands import look
 
-    run(url, as_json)
+    if since_s is None:
+        look.status(url, as_json)
+    else:
+        look.since(url, as_json, since_s)
 
 
 @cli.command()

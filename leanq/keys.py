@@ -101,6 +101,10 @@ class Keys:
         return f"{self.tag}:stop:{worker}"
 
     @property
+    def minutes(self) -> str:
+        return f"{self.tag}:minutes"
+
+    @property
     def dead(self) -> str:
         return f"{self.tag}:dead"
 

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class _Duration(click.ParamType[float]):
+    """A time such as 90s, 30m, 24h or 1d, as seconds."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value))
+        if not match:
+            self.fail(f"{value!r} is no time; write 30m, 24h or 1d", param, ctx)
+        return float(match[1]) * _UNITS_S[match[2]]
+
+
+DURATION = _Duration()
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

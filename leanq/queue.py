@@ -52,6 +52,7 @@ from .transitions import (
     is_record,
     merged,
     read_job,
+    read_minute,
     read_record,
 )
 
@@ -217,6 +218,13 @@ class Queue:
             dead=dead,
             tallies={_text(k): int(v) for k, v in _pairs(tallies)},
         )
+
+    async def minutes(self, since_minute: int) -> list[dict[str, int]]:
+        """The totals that were noted once a minute, oldest first; ``minute`` in each says when."""
+        found: Any = await self._commands.call(
+            lambda c: c.zrangebyscore(self.keys.minutes, since_minute, "+inf")
+        )
+        return [read_minute(data) for data in found]
 
     async def dead_rids(self, most: int) -> list[str]:
         """The dead letters' rids, the newest first."""

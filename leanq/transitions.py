@@ -10,6 +10,8 @@ from dataclasses import field, replace
 from functools import lru_cache
 from typing import Literal
 
+import msgpack
+
 from .metrics import BUCKETS_S
 from .values import value
 
@@ -229,6 +231,15 @@ def read_record(rid: str, data: bytes) -> tuple[Submission, str]:
     lane, client, affinities, tenant, digest = (text.decode(errors="replace") for text in texts)
     affinity = tuple(affinities.split())
     return Submission(rid, lane, tenant, level, 0, int(run_ms), body, digest, affinity), client
+
+
+def read_minute(data: bytes) -> dict[str, int]:
+    """The totals of one minute as the scripts noted them; empty where they cannot be read."""
+    try:
+        minute, totals = msgpack.unpackb(data, raw=False)
+        return {"minute": int(minute)} | {str(name): int(n) for name, n in totals.items()}
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
+        return {}
 
 
 @value

@@ -22,7 +22,7 @@ from leanq.drivers.toolchain import ask
 from leanq.queue import Queue
 from leanq.transitions import Settlement
 
-SIMPLE = ["dead", "doctor", "reap", "state", "status", "step", "submit", "up", "worker"]
+SIMPLE = ["dead", "doctor", "metrics", "reap", "state", "status", "step", "submit", "up", "worker"]
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:

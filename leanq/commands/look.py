@@ -13,6 +13,7 @@ import click
 
 from ..config import Settings, without_password
 from ..fleet import info_of
+from ..history import history
 from ..queue import look
 from ..transitions import Status
 from .fleet import queue_settings
@@ -26,6 +27,26 @@ def status(url: str | None, as_json: bool) -> None:
         click.echo(json.dumps(record, default=str))
     else:
         click.echo("\n".join(_lines(record)))
+
+
+def since(url: str | None, as_json: bool, since_s: float) -> None:
+    """Prints what happened in the last so many seconds, also when all workers are gone."""
+    rows = asyncio.run(history(queue_settings(url), since_s))
+    if as_json:
+        for row in rows:
+            click.echo(json.dumps(asdict(row)))
+        return
+    click.echo("from              submitted  finished  waited  ran     waiting  workers  ended")
+    for row in rows:
+        ended = sum(row.finished.values())
+        start = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.start_s))
+        verdicts = ", ".join(f"{name} {count}" for name, count in sorted(row.finished.items()))
+        click.echo(
+            f"{start}  {row.submitted:9}  {ended:8}  {row.waited_s / max(1, ended):4.1f} s"
+            f"  {row.ran_s / max(1, ended):4.1f} s  {row.waiting:7}  {row.workers:7}  {verdicts}"
+        )
+    if not rows:
+        click.echo("nothing was noted in that time")
 
 
 def _record(settings: Settings, found: Status) -> dict[str, Any]:

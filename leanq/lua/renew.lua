@@ -7,6 +7,7 @@
 --   how many workers there are, how many requests wait in its lanes}.
 local worker, ttl = ARGV[1], ARGV[4]
 local now = now_ms()
+note_minute(now)
 local work = P .. ':work:' .. worker
 local told = {}
 -- Whoever renews is not overdue, however late it comes.
@@ -21,7 +22,6 @@ for i, rid in ipairs(overrun) do
 end
 if #overrun > 0 then call('HINCRBY', STATS, 'reaped', #overrun) end
 tell(told, ttl)
-note_minute(now)
 local lapsed = judged and call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1) or {}
 local held = call('ZCARD', work)
 call('ZADD', P .. ':workers', now + (held > 0 and ARGV[2] or ARGV[5]), worker)

@@ -10,6 +10,7 @@
 --       3 the tenant's lane is full, 4 no worker ever offered this lane, or the reply itself.
 local client, most, remember = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local now = now_ms()
+note_minute(now)
 local out, lanes, kinds, rings = {}, {}, {}, {}
 -- By rid, where in the batch it stands first, and where those stand that are there again.
 local first, twice = {}, {}
@@ -235,5 +236,4 @@ for name, lane in pairs(lanes) do
   if lane.promised > 0 then post_guard(name) end
 end
 if count > 0 then call('HINCRBY', STATS, 'submitted', count) end
-note_minute(now)
 return out
