@@ -200,7 +200,7 @@ def reap(url: str | None, as_json: bool, watch: bool) -> None:
     help="Where to listen.",
 )
 def metrics(url: str | None, as_json: bool, port: int) -> None:
-    """Show the fleet's metrics to Prometheus, at /metrics; with --json print them once."""
+    """Show the fleet's metrics to Prometheus; with --json print them."""
     from .commands.fleet import metrics as run
 
     run(url, as_json, port)

@@ -1,7 +1,7 @@
 """What became of requests in the last hours, from totals that outlive the fleet.
 
-Once a minute whoever comes first notes a shard's totals so far (``note_minute`` in ``library.lua``);
-what happened between two such notes is their difference, and counts for the period of the first.
+Once a minute whoever comes first notes a shard's totals so far (``note_minute``, ``library.lua``).
+What happened between two such notes is their difference, and counts for the period of the first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PERIODS_S = (60, 300, 900, 1800, 3600)
 
 @dataclass(slots=True)
 class Period:
-    """What happened from ``start_s``, in seconds since 1970 by the server's clock, for ``length_s``.
+    """What happened from ``start_s`` (seconds since 1970 by the server's clock) for ``length_s``.
 
     Attributes:
         waited_s, ran_s: of all requests that ended by their worker's word, together.

@@ -1,4 +1,4 @@
-"""History by the minute: noted by whoever comes, kept for a day, shown when all workers are gone."""
+"""History by the minute: noted by whoever comes, kept for a day, and outliving the workers."""
 
 from __future__ import annotations
 
