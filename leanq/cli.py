@@ -285,7 +285,7 @@ def status(url: str | None, as_json: bool, since_s: float | None) -> None:
 @click.option("--lean", metavar="PATH", help="The lean program to look at.")
 @options.repl
 def doctor(url: str | None, as_json: bool, lean: str | None, repl: str | None) -> int:
-    """Show what is installed, what works, and what to do about the rest."""
+    """Show what is installed, what works, and how to mend the rest."""
     from .commands.doctor import doctor as run
 
     return run(url, as_json, lean, repl)
