@@ -77,7 +77,8 @@ def worker(command: _F) -> _F:
             click.option(
                 "--trust-steps",
                 is_flag=True,
-                help="Take the REPL's word for a step that completes a proof, which can be wrong.",
+                help="Take the REPL's word, which can be wrong, for a step that completes a proof: "
+                "no audit, no list of axioms. Not with --replay.",
             ),
             click.option(
                 "--metrics-port",

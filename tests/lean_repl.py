@@ -89,18 +89,17 @@ def read_tactic(text: str) -> str:
     return text
 
 
-def second_tactic(text: str) -> int | None:
-    """Where a second tactic begins, or the separator before it.
-
-    The real one reads a single tactic, and takes no more than the end of the input after it.
-    """
-    depth = 0
+def read_bare(text: str) -> tuple[str, int | None]:
+    """A tactic without brackets, as the real one reads it: without positions, so what begins a line
+    goes on with the one before. And where a second one begins, which it does not take."""
+    depth, second = 0, None
     for token in tokens(text):
-        begins_line = token.start() > 0 and text[token.start() - 1] == "\n"
-        if not depth and (begins_line or token[0] == ";"):
-            return token.start()
+        if not depth and token.start() and text[token.start() - 1] == "\n":
+            text = text[: token.start() - 1] + " " + text[token.start() :]
+        if not depth and token[0] == ";" and second is None:
+            second = token.start()
         depth += _depth_change(token)
-    return None
+    return text, second
 
 
 def place(text: str, offset: int) -> dict[str, int]:
@@ -318,7 +317,8 @@ class Repl:
         if not any(tokens(tactic)):
             return parse_error("", 0, "unexpected end of input")
         # What stands in parentheses may be several.
-        if tactic == given.strip() and (second := second_tactic(tactic)) is not None:
+        tactic, second = read_bare(tactic) if tactic == given.strip() else (tactic, None)
+        if second is not None:
             return parse_error(tactic, second, "expected end of input")
 
         before, after, starts = state.around()

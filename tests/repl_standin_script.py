@@ -36,9 +36,7 @@ OPEN = "Incomplete: open goals remain"
 SORRY = "Incomplete: contains sorry"
 _META = "Incomplete: contains metavariable(s)"
 _KERNEL = "(kernel) declaration has free variables"
-_TIMEOUT = (
-    "(deterministic) timeout at `whnf`, maximum number of heartbeats (200000) has been reached"
-)
+_TIMEOUT = "(deterministic) timeout at `whnf`, maximum number of heartbeats has been reached"
 _UNKNOWN = "unknown tactic"
 
 
@@ -197,6 +195,7 @@ def _pretend(status: str, truth: str) -> _Tactic:
     return run
 
 
+_SHY = _fail("failed to synthesize")
 _TACTICS: dict[str, _Tactic] = {
     "close": lambda trial, *_: trial.take(),
     "split": _split_goal,
@@ -210,6 +209,10 @@ _TACTICS: dict[str, _Tactic] = {
     "trace": _trace,
     "meta": _pretend(_META, "(kernel) declaration has metavariables '_example'"),
     "kernel": _pretend(f"Error: kernel type check failed: {_KERNEL}", _KERNEL),
+    # A proof state lacks what the text has: in a block it works.
+    "shy": lambda trial, *_: (
+        trial.take() if trial.span else _fail("failed to synthesize")(trial, "", 0)
+    ),
     "wrong": _pretend(COMPLETED, "type mismatch"),
 }
 
@@ -328,7 +331,7 @@ def _forever(act: Callable[[], object] = int) -> NoReturn:
         act()
 
 
-# What is done before the answer is thought of.
+# Before the answer.
 _BEFORE: dict[str, Callable[[int], object]] = {
     "hang": lambda _: threading.Event().wait(),
     "spin": lambda _: _forever(),
@@ -347,8 +350,6 @@ _AROUND = {
     "binary": (b"\xff\xfe\x80 ", b" \xc3\x28\xff", b""),
 }
 _SENDING = {"fake", "late-fake", "cut", "die-after", "long"}
-_FALSE_STEP: Json = {"proofStatus": COMPLETED, "proofState": 0, "goals": []}
-_LATE_S = 0.05
 
 
 class Output:
@@ -382,7 +383,7 @@ def send(output: Output, reply: Json, asked: Mapping[str, int], *, is_step: bool
         reply = {**reply, "messages": [*reply.get("messages", []), note]}
     fake, true = (
         json.dumps(each, indent=1, ensure_ascii=False).encode(errors="replace")
-        for each in (_FALSE_STEP if is_step else {"env": 0}, reply)
+        for each in ({"proofState": 0, "goals": []} if is_step else {"env": 0}, reply)
     )
     around = [_AROUND[what] for what in asked if what in _AROUND]
     front, behind, after = (b"".join(texts) for texts in zip(*around, (b"", b"", b""), strict=True))
@@ -394,6 +395,6 @@ def send(output: Output, reply: Json, asked: Mapping[str, int], *, is_step: bool
         os.kill(os.getpid(), signal.SIGKILL)
     output.write(data)
     if "late-fake" in asked:
-        threading.Timer(_LATE_S, output.write, [fake + b"\n\n"]).start()
+        threading.Timer(0.05, output.write, [fake + b"\n\n"]).start()
     if "die-after" in asked:
         os._exit(0)

@@ -88,8 +88,12 @@ class Site:
 
     async def standin(self, *arguments: str, **options: Any) -> ReplDriver:
         """The repl driver, with the stand-in for a REPL and a Lean of the same language."""
+        return await self.open_repl(self.tiny, self.standin_command(*arguments), **options)
+
+    def standin_command(self, *arguments: str) -> str:
+        """What starts the stand-in, so that the site finds its processes."""
         command = [sys.executable, "-S", str(STANDIN), "--mark", self.marker, *arguments]
-        return await self.open_repl(self.tiny, shlex.join(command), **options)
+        return shlex.join(command)
 
     async def open_repl(
         self,
@@ -105,9 +109,14 @@ class Site:
         await driver.open(MemoryStates())
         return driver
 
-    async def one(self, slots: int = 1) -> LeanDriver:
+    async def one(
+        self, opener: Callable[[], Environment] | None = None, slots: int = 1
+    ) -> LeanDriver:
         """A driver of the site's kind."""
-        return await (self.repl(slots=slots) if self.kind == "repl" else self.driver(slots=slots))
+        opener = opener or (lambda: self.core)
+        if self.kind == "repl":
+            return await self.open_repl(opener, repl_command(self.core), slots=slots)
+        return await self.open(opener, slots)
 
     async def check(self, code: str, **options: Any) -> Reply:
         return await (await self.one()).run(check(code, **options))

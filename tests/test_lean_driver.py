@@ -152,6 +152,14 @@ async def test_a_missing_import_is_leans_to_reject(either: Site) -> None:
     assert "Nowhere" in reply.messages[0].text
 
 
+@pytest.mark.parametrize(
+    "header", ["\tprelude\n", "prelude\timport Core\n", "prelude\rimport Core\n"]
+)
+async def test_blanks_that_lean_does_not_take(either: Site, header: str) -> None:
+    reply = await either.check(f"{header}theorem t : True := sorry\n", audit=False)
+    assert (reply.verdict, reply.sorries) == ("rejected", ())
+
+
 async def test_many_at_a_time_give_the_verdicts_of_one(either: Site) -> None:
     expected = {
         "and_swap": ("accepted", ()),
@@ -301,8 +309,8 @@ def library(
     return made
 
 
-async def test_a_changed_environment_is_noticed(site: Site, library: Library) -> None:
-    driver = await site.open(library.open)
+async def test_a_changed_environment_is_noticed(either: Site, library: Library) -> None:
+    driver = await either.one(library.open)
     code = "prelude\nimport Core\nimport Library\ntheorem t (p : Prop) : p → p := given p"
     first = await driver.run(check(code))
     assert (first.verdict, first.axioms) == ("accepted", ())

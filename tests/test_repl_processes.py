@@ -7,7 +7,7 @@ and misbehaves where a text says so.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,16 @@ from conftest import eventually
 from sandboxes import busy, marked
 from sites import SELDOM, Site, check
 
+from leanq.drivers import lean as lean_module
 from leanq.drivers.environment import Environment
+from leanq.drivers.repl import session as session_module
 from leanq.drivers.repl.driver import ReplDriver
 from leanq.drivers.repl.program import find_repl
 from leanq.drivers.repl.session import Recycling
+from leanq.drivers.source import split_header
 from leanq.errors import SandboxError, ToolchainError, UsageError
+from leanq.sandbox import Sandbox
+from leanq.wire import Request
 
 HEAD = "import Library\n"
 GOOD = "theorem one\n"
@@ -137,8 +142,8 @@ async def test_cancelling_ends_what_runs(site: Site) -> None:
 
 async def test_a_dead_warden_costs_one_request(site: Site) -> None:
     driver = await site.standin()
-    await eventually(lambda: bool(driver._sessions._idle))
-    warden = driver._sessions._idle[-1].sandbox._warden
+    await eventually(lambda: bool(driver._kept.sessions._idle))
+    warden = driver._kept.sessions._idle[-1].sandbox._warden
     task = asyncio.create_task(driver.run(check(f"{GOOD}-- standin:spin", audit=False)))
     await eventually(lambda: busy(site.marker) != [])
     warden.kill()
@@ -146,6 +151,71 @@ async def test_a_dead_warden_costs_one_request(site: Site) -> None:
         await task
     await eventually(lambda: busy(site.marker) == [])
     assert await verdict(driver, BAD) == "rejected"
+
+
+async def test_a_cancellation_costs_no_process(site: Site) -> None:
+    """What has ended is put away, whoever finds it and is cancelled."""
+    driver = await site.standin(slots=3)
+    sessions = driver._kept.sessions
+    header = split_header(HEAD)
+    async with sessions.take(header), sessions.take(header), sessions.take(header):
+        pass
+    await eventually(lambda: not sessions._starting)
+    for session in sessions._idle:
+        session.spoiled = True
+    for _ in range(3):
+        task = asyncio.create_task(driver.run(check(GOOD, audit=False)))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    await eventually(lambda: not (sessions._ending or sessions._starting))
+    assert sessions._count == len(sessions._idle) == len(repls(site))
+    assert await verdict(driver, BAD) == "rejected"
+
+
+async def test_closing_while_a_process_is_put_away(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = await site.standin()
+    clearing, go_on = threading.Event(), threading.Event()
+    clear = Sandbox.clear
+
+    def slow(sandbox: Sandbox) -> None:
+        clearing.set()
+        assert go_on.wait(20)
+        clear(sandbox)
+
+    monkeypatch.setattr(Sandbox, "clear", slow)
+    task = asyncio.create_task(driver.run(check(f"{GOOD}#eval 1\n", audit=False)))
+    await eventually(clearing.is_set)
+    closing = asyncio.create_task(driver._kept.sessions.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(task, closing)
+    # The site looks for processes and folders that are left.
+    assert driver._kept.sessions._count == 0
+
+
+async def test_an_answer_belongs_to_the_environment_in_which_it_was_asked_for(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lean_module, "_CHECK_CHANGES_EVERY_S", 0.0)
+    prints = ["a" * 64]
+    monkeypatch.setattr(Environment, "changed", lambda self: self.fingerprint != prints[0])
+    made = replace(site.tiny(), fingerprint=prints[0])
+    driver = await site.open_repl(
+        lambda: replace(made, fingerprint=prints[0]), site.standin_command(), slots=2
+    )
+    slow = f"{HEAD}theorem two := by sorry standin:slow=1000\n"
+    task = asyncio.create_task(driver.run(check(slow, audit=False)))
+    await eventually(lambda: driver._kept.sessions._count > len(driver._kept.sessions._idle))
+    prints[0] = "b" * 64
+    assert (await driver.run(check(GOOD, audit=False))).fingerprint == prints[0]
+    reply = await task
+    assert reply.fingerprint == "a" * 64
+    request = Request("step", state=str(reply.sorries[0].state), tactic="skip", audit=False)
+    assert "fingerprint aaaa" in str((await driver.run(request)).error)
 
 
 # The spare, and replacing
@@ -183,7 +253,7 @@ async def test_recycling(site: Site, rules: Recycling, code: str) -> None:
     driver = await site.standin(rules=rules)
     for _ in range(3):
         assert await verdict(driver, code) == "rejected"
-        assert all(session.requests == 0 for session in driver._sessions._idle)
+        assert all(session.requests == 0 for session in driver._kept.sessions._idle)
         assert len(repls(site)) <= 2
 
 
@@ -191,7 +261,7 @@ async def test_nothing_is_replaced_for_nothing(site: Site) -> None:
     driver = await site.standin()
     for count in range(1, 4):
         assert await verdict(driver, f"{BAD}-- standin:bloat=50") == "rejected"
-        assert driver._sessions._idle[-1].requests == count
+        assert driver._kept.sessions._idle[-1].requests == count
 
 
 async def test_no_request_waits_where_there_are_slots(site: Site) -> None:
@@ -205,80 +275,6 @@ async def test_no_request_waits_where_there_are_slots(site: Site) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-# Headers
-
-
-async def test_code_sees_nothing_of_earlier_requests(site: Site) -> None:
-    driver = await site.standin()
-    for header in ("", HEAD):
-        assert await verdict(driver, f"{header}define a\nuse a\n") == "accepted"
-        assert await verdict(driver, f"{header}use a\n") == "rejected"
-
-
-async def test_a_blank_header_is_one_of_its_own(site: Site) -> None:
-    driver = await site.standin()
-    assert await verdict(driver, f"define a\n{BAD}") == "rejected"
-    for blank in ("", "\n\n", "-- a comment\n", "/- another /- one -/ -/\n"):
-        assert await verdict(driver, f"{blank}use a\n") == "rejected"
-        assert list(headers(driver)) == [""]
-    assert await verdict(driver, f"{HEAD}use a\n") == "rejected"
-    assert await verdict(driver, "use Library\n") == "rejected"
-
-
-def headers(driver: ReplDriver) -> Collection[str]:
-    """Those in the process that was used last."""
-    return driver._sessions._idle[-1].headers
-
-
-@pytest.mark.parametrize(
-    ("one", "same"),
-    [
-        ("import A\nimport B\n", "/- x -/ import A -- y\n\n   import   B\n"),
-        ("module\npublic import all A\n", "module public  import\n all  A\n"),
-        ("prelude\nimport A\n", "-- z\nprelude import A\n"),
-    ],
-)
-async def test_headers_that_mean_the_same_are_one(site: Site, one: str, same: str) -> None:
-    driver = await site.standin()
-    for header, line in ((one, 3), (same, same.count("\n") + 1)):
-        reply = await driver.run(check(f"{header}{BAD}", audit=False))
-        assert [(m.line, m.column) for m in reply.messages] == [(line, 0)]
-        assert len(headers(driver)) == 1
-
-
-@pytest.mark.parametrize("other", ["import B\nimport A\n", "import A\n", "prelude\nimport A\n"])
-async def test_other_headers_are_others(site: Site, other: str) -> None:
-    driver = await site.standin()
-    for count, header in enumerate(("import A\nimport B\n", other), 1):
-        assert await verdict(driver, f"{header}{BAD}") == "rejected"
-        known = {key for session in driver._sessions._idle for key in session.headers}
-        assert len(known) == count
-
-
-async def test_a_header_that_failed_is_never_kept(site: Site) -> None:
-    driver = await site.standin()
-    reply = await driver.run(check(f"import Missing\n{GOOD}", audit=False))
-    assert reply.verdict == "rejected"
-    assert "unknown module prefix 'Missing'" in reply.messages[0].text
-    assert await verdict(driver, f"{HEAD}{GOOD}") == "accepted"
-    assert list(headers(driver)) == ["import Library"]
-    assert await verdict(driver, f"import Missing\n{GOOD}") == "rejected"
-
-
-async def test_many_headers_at_a_time(site: Site) -> None:
-    driver = await site.standin(slots=2)
-    codes = [f"import L{n % 5}\ndefine a{n}\n{BAD if n % 2 else GOOD}" for n in range(30)]
-    free = asyncio.Semaphore(2)
-
-    async def run(code: str) -> str | None:
-        async with free:
-            return await verdict(driver, code)
-
-    verdicts = await asyncio.gather(*map(run, codes))
-    assert verdicts == ["rejected" if BAD in code else "accepted" for code in codes]
-    assert len(repls(site)) <= 3
 
 
 # The program
@@ -295,6 +291,13 @@ async def test_many_headers_at_a_time(site: Site) -> None:
 async def test_a_repl_that_does_not_serve(site: Site, arguments: list[str], said: str) -> None:
     with pytest.raises(ToolchainError, match=said):
         await site.standin(*arguments)
+
+
+async def test_a_program_that_says_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = replace(session_module._VERSION_LIMITS, wall_s=0.5)
+    monkeypatch.setattr(session_module, "_VERSION_LIMITS", limits)
+    with pytest.raises(ToolchainError, match=r"did not answer within 0\.5 s"):
+        await site.standin("--hang", "1")
 
 
 async def test_a_banner_is_no_answer(site: Site) -> None:

@@ -204,6 +204,13 @@ def test_a_flood_of_beginnings_comes_to_an_end(flood: str) -> None:
         list(find_answers(flood * 3 if len(flood) < 9000 else flood * 300))
 
 
+def test_letters_are_sent_as_they_are() -> None:
+    """Older versions of Lean read a pair of escaped surrogates as no letter at all."""
+    sent = Exchange(elaborate("theorem t (𝓟 : Prop)")).sent
+    assert "(𝓟 : Prop)".encode() in sent
+    assert b"\\u" not in sent
+
+
 def test_a_command_is_one_line() -> None:
     sent = Exchange(run_tactic("intro x\n\n\n-- a comment\r\u2028end", 3)).sent.decode()
     first, second, rest = sent.split("\n\n")

@@ -98,6 +98,28 @@ async def test_the_repls_word_where_it_is_trusted(site: Site) -> None:
         assert (await step(driver, state, tactic)).verdict == "rejected"
 
 
+async def test_what_a_proof_state_lacks_the_text_has(site: Site) -> None:
+    """A refusal that may be the REPL's alone is no verdict."""
+    driver = await site.standin()
+    assert (await step(driver, await opened(driver), "shy")).verdict == "accepted"
+    # With what stands in front of a command alone, any refusal may be.
+    state = await opened(driver, OPEN.replace("theorem", "open Nat in theorem"))
+    reply = await step(driver, state, "fail no way")
+    assert (reply.verdict, reply.messages[0].text) == ("rejected", "no way")
+    # Told by the text, so with its place.
+    assert reply.messages[0].line == 1
+
+
+async def test_trust_ends_where_the_kernel_is_asked_for(site: Site) -> None:
+    driver = await site.standin(trust_steps=True)
+    checker = replace(driver._opened.lean.environment.toolchain, replay_command=("/bin/true",))
+    monkeyed = replace(driver._opened.lean.environment, toolchain=checker)
+    driver._opened.lean.environment = monkeyed
+    state = await opened(driver)
+    request = Request("step", state=state, tactic="wrong", audit=False, replay=True)
+    assert (await driver.run(request)).verdict == "rejected"
+
+
 async def test_several_tactics_at_once(site: Site) -> None:
     driver = await site.standin()
     state = await opened(driver)
@@ -216,8 +238,8 @@ def pickling(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dic
 
 async def in_a_new_process(driver: ReplDriver) -> None:
     """Nothing that a process holds is of use to the next request."""
-    await eventually(lambda: driver._pickles._saving is None)
-    for session in driver._sessions._idle:
+    await eventually(lambda: driver._kept.pickles._saving is None)
+    for session in driver._kept.sessions._idle:
         session.spoiled = True
 
 
@@ -232,7 +254,7 @@ async def test_a_pickle_is_made_and_loaded(site: Site, pickling: dict[str, Any])
     assert (tally.saved, tally.hits_disk) == (1, 0)
     assert await step(driver, state, "split 2") == first
     assert (tally.saved, tally.hits_disk, tally.damaged) == (1, 1, 0)
-    live = driver._sessions._idle[-1].states
+    live = driver._kept.sessions._idle[-1].states
     assert {state: each.pickled for state, each in live.items()} == {state: True, first.state: True}
 
 
@@ -245,7 +267,7 @@ async def test_no_verdict_rests_on_a_pickle(site: Site, pickling: dict[str, Any]
         await in_a_new_process(driver)
         assert (await step(driver, state, tactic)).verdict == verdict
     # What failed was tried again behind the source itself.
-    assert not any(live.pickled for live in driver._sessions._idle[-1].states.values())
+    assert not any(live.pickled for live in driver._kept.sessions._idle[-1].states.values())
     assert pickling["cache"].tally.hits_disk == 3
 
 
@@ -269,13 +291,13 @@ async def test_a_pickle_that_kills_its_reader_is_dropped(
     driver = await site.standin(**pickling)
     state = await opened(driver)
     await in_a_new_process(driver)
-    real = driver._pickles._snapshots.keep
+    real = driver._kept.pickles._snapshots.keep
 
     async def keep(key: str, file: Path, states: Any) -> None:
         file.write_text("no pickle")
         await real(key, file, states)
 
-    monkeypatch.setattr(driver._pickles._snapshots, "keep", keep)
+    monkeypatch.setattr(driver._kept.pickles._snapshots, "keep", keep)
     expected = await step(driver, state, "split 2")
     await in_a_new_process(driver)
     assert await step(driver, state, "split 2") == expected

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from images import Lean
 
 from leanq.drivers.olean import read_module
-from leanq.drivers.source import Header, name_examples, split_header
+from leanq.drivers.source import Header, can_act, header_statements, name_examples, split_header
 
 NAMED = re.compile("def [𝕬-𝖟]{3}")
 
@@ -239,3 +239,42 @@ def test_time_is_linear(piece: str) -> None:
     # Quadratic time would be hours here; the timeout of the suite is what fails then.
     assert name_examples(piece * 200_000, "salt") is None
     split_header(piece * 200_000)
+
+
+# Statements of a header, and words that act
+
+
+@pytest.mark.parametrize(
+    ("code", "statements"),
+    [
+        ("theorem t : True", []),
+        ("prelude\nimport  A.B -- x\nimport «a b».C", ["prelude", "import A.B", "import «a b».C"]),
+        (
+            "module public\n import all A /- y -/ public meta import B meta import C def module",
+            ["module", "public import all A", "public meta import B", "meta import C"],
+        ),
+    ],
+)
+def test_statements_of_a_header(code: str, statements: list[str]) -> None:
+    header = split_header(code)
+    found = header_statements(header)
+    assert [text for text, _ in found] == statements
+    assert [code[start:].split()[0] for _, start in found] == [s.split()[0] for s in statements]
+    # They say the same.
+    assert split_header("\n".join(statements)).imports == header.imports
+
+
+ACTING = (
+    "#eval 1|#eval! 1|run_cmd x|open Lean in x|IO.println|@[extern x]|elab_rules : tactic"
+    "|initialize x|unsafe def f|`IO|«IO».x|builtin_simproc x"
+)
+
+
+@pytest.mark.parametrize("code", ACTING.split("|"))
+def test_what_may_act(code: str) -> None:
+    assert can_act(f"theorem t : p := h\n{code}")
+
+
+def test_what_cannot_act() -> None:
+    assert not can_act('theorem t : Polynomial.eval x p = 0 := by simp -- IO "#eval" Lean')
+    assert not can_act('def s := "run_cmd" ++ "IO"')

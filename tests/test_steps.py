@@ -113,6 +113,25 @@ async def test_a_sorry_whose_place_looks_like_another_kind(lean: Lean) -> None:
     assert (await lean.step(sorry.state, "exact hq")).verdict == "accepted"
 
 
+async def test_a_word_in_a_comment_says_nothing_of_a_sorry(lean: Lean) -> None:
+    for before in ("exact -- shown by", "id -- follows by", "id /- exact -/"):
+        block = ":= by\n  " if before.startswith("exact") else ":=\n  "
+        sorry = await lean.open(f"""{HEAD}theorem t (p : Prop) (h : p) : p {block}{before}
+    sorry
+""")
+        assert (await lean.step(sorry.state, "exact h")).verdict == "accepted", before
+
+
+async def test_arguments_do_not_go_on_in_the_next_line(lean: Lean) -> None:
+    state = (await lean.open(THEOREM)).state
+    for tactic in (
+        "apply And.intro\nexact hp\nexact And.intro hq hp",
+        "refine And.intro ?_ ?_\nexact hp\nexact And.intro hq hp",
+        "exact And.intro\n  hp\n  (And.intro hq hp)",
+    ):
+        assert (await lean.step(state, tactic)).verdict == "accepted", tactic
+
+
 async def test_a_sorry_that_lean_shows_no_goal_of(lean: Lean) -> None:
     reply = await lean.check(f"""{HEAD}theorem t (p : Prop) (h : p) : p :=
   (fun (_ : Prop) => h) (@id _ sorry)

@@ -95,7 +95,7 @@ async def assert_check(driver: ReplDriver, row: Check) -> list[str]:
     places = [[m.severity[0], m.line, m.column, m.end_line, m.end_column] for m in reply.messages]
     assert places == row.messages
     assert [[s.line, s.column, s.goal] for s in reply.sorries] == row.sorries
-    source = Source(driver._environment.fingerprint, row.code, find_holes(row.code))
+    source = Source(driver._kept.environment.fingerprint, row.code, find_holes(row.code))
     parent = record_id(source.record())
     expected = [record_after(parent, number)[0] for number in range(len(row.sorries))]
     assert [s.state for s in reply.sorries] == expected

@@ -24,16 +24,13 @@ from itertools import accumulate
 from ..errors import InvalidRequestError
 from ..recipes import Form, Hole, Recipe, Tactic
 from ..wire import Message
-from .source import split_header, tokens
+from .source import Token, split_header, tokens
 
 _SORRY = "sorry"
 _UNSOLVED = "unsolved goals\n"
 # What can end a tactic, so that a word on the next line begins another.
 _ENDS = (")", "]", "}", "⟩", '"', "'", "_")
 _BEFORE_TACTICS = ("by", ";", "·", "<;>", "{")
-# What a tactic, or a term, is certain to follow on.
-_PLAIN = re.compile(r"(:=|\bexact|\bby)\s*\Z")
-_NEAR = 200  # characters in which to look for it
 # Code that rests on it compiles, as with sorryAx.
 _STAND_IN = '@[extern "lean_sorry", never_extract] axiom {}.{{u}} (α : Sort u) : α\n'
 
@@ -80,10 +77,19 @@ def find_holes(text: str) -> tuple[Hole, ...]:
     return tuple(holes)
 
 
-def is_plain(text: str, hole: Hole) -> bool:
-    """Whether nothing but Lean's own syntax could make the hole one of another form than found."""
-    found = _PLAIN.search(text, max(0, hole.offset - _NEAR), hole.offset)
-    return found is not None and hole.form == ("tactic" if found[1] == "by" else "term")
+def are_plain(text: str, holes: Sequence[Hole]) -> bool:
+    """Whether nothing but Lean's own syntax could make these holes of other forms than found: each
+    stands behind a word that only a term, or only a tactic, can follow."""
+    forms = {hole.offset: hole.form for hole in holes}
+    before, last = Token("", 0, 0), Token("", 0, 0)
+    for token in tokens(text):
+        if form := forms.pop(token.start, None):
+            follows_assign = (before.text, last.text, before.end) == (":", "=", last.start)
+            follows = "term" if follows_assign or last.text == "exact" else None
+            if form != ("tactic" if last.text == "by" else follows):
+                return False
+        before, last = last, token
+    return not forms
 
 
 def read_tactic(given: str) -> Given:

@@ -35,7 +35,7 @@ _CHECK_CHANGES_EVERY_S = 5.0
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Opened:
     """Everything that goes with one opening of the environment."""
 

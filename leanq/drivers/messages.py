@@ -119,14 +119,15 @@ def last_words(end: Exit, stderr: bytes) -> Message:
     elif end.stopped == "memory":
         text = "leanq: Lean was stopped because it used more memory than it may"
     elif end.signal is not None:
-        text = f"leanq: Lean died of {_signal_name(end.signal)}"
+        text = f"leanq: Lean died of {signal_name(end.signal)}"
     else:
         text = f"leanq: Lean ended with exit code {end.code} before it had checked the file"
     said = stderr.decode(errors="replace").strip()
     return Message("error", 1, 0, f"{text}\n{said[-2000:]}" if said else text)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """The name of a signal, such as SIGKILL."""
     try:
         return signal.Signals(number).name
     except ValueError:  # most real-time signals have none

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 
 from ..recipes import Recipe, Tactic, read_recipe, record_after
 from ..states import States
-from ..wire import Message, Reply, Request, Sorry
+from ..wire import Message, Reply, Request, Sorry, Verdict
 from .environment import Environment
 from .holes import Draft, Given, find_holes, misfit, read_tactic
+from .messages import is_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,17 @@ async def read_move(request: Request, states: States, environment: Environment) 
     if message:
         return Reply("rejected", (message,), fingerprint=fingerprint)
     return Move(request.state, recipe, given, tactic)
+
+
+def judged_apart(draft: Draft, verdict: Verdict, messages: Sequence[Message]) -> Verdict:
+    """The verdict on a draft once the messages that goals are left are set aside."""
+    counted = [message for message in messages if draft.level(message) is None]
+    errors = [message for message in counted if message.severity == "error"]
+    if verdict in ("rejected", "exhausted") and not errors:
+        return "incomplete"
+    if verdict == "rejected" and all(is_budget(message) for message in errors):
+        return "exhausted"
+    return verdict
 
 
 def other_environment(recipe: Recipe, environment: Environment) -> str:

@@ -62,9 +62,9 @@ _HEADER_WORDS = _IMPORT_MODIFIERS | {"module", "prelude", "import"}
 # Where programs come into play: commands that run them, attributes that hook them in, ways around
 # the type checker, and the names of the libraries without which none can do anything.
 _ACTING_WORD = re.compile(
-    r"\#eval | run_(?:cmd|elab|meta|tac) | by_elab | elab(?:_rules)? | (?:builtin_)?initialize"
-    r"| d?simproc(?:_decl)? | unsafe(?:IO|BaseIO|EIO)? | implemented_by | extern"
-    r"| IO | BaseIO | EIO | Task | Lean",
+    r"\#eval!? | run_(?:cmd|elab|meta|tac) | by_elab | elab(?:_rules)? | (?:builtin_)?initialize"
+    r"| (?:builtin_)?d?simproc(?:_decl)? | println! | dbg_trace | implemented_by | extern"
+    r"| unsafe(?:IO|BaseIO|EIO)? | IO | BaseIO | EIO | Task | Lean",
     re.VERBOSE,
 )
 

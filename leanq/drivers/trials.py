@@ -17,12 +17,11 @@ from dataclasses import replace
 from ..recipes import MAX_LEVELS, Tactic, record_after
 from ..sandbox import Sandbox
 from ..states import States
-from ..wire import Message, Reply, Request, Sorry, Verdict
+from ..wire import Reply, Request, Sorry
 from .check import Auditor, Compilation, check
 from .goals import Judged, keep_opened, look, sorries_of
 from .holes import Draft, draft_probe, draft_trial, find_holes, read_goals
-from .messages import is_budget
-from .moves import Move, read_move
+from .moves import Move, judged_apart, read_move
 from .prefixes import Prefixes
 from .program import Lean, Run
 
@@ -92,8 +91,7 @@ class _Step:
             run = await self._try(sandbox, draft, compile_=move.is_whole)
             verdict, messages = run.judged()
             left = [m for m in messages if draft.is_left(m)]
-            counted = [m for m in messages if draft.level(m) is None]
-            verdict = _verdict(verdict, counted)
+            verdict = judged_apart(draft, verdict, messages)
             outside = draft.left_outside(messages)
             cpu_s = run.done.exit.cpu_s
             reply = Reply(verdict, move.told(draft, messages), cpu_s=cpu_s, way=run.way)
@@ -160,13 +158,3 @@ class _Step:
             audit_s=time.monotonic() - started,
             way=reply.way,
         )
-
-
-def _verdict(verdict: Verdict, messages: Sequence[Message]) -> Verdict:
-    """The verdict once the messages that goals are left are set aside."""
-    errors = [message for message in messages if message.severity == "error"]
-    if verdict in ("rejected", "exhausted") and not errors:
-        return "incomplete"
-    if verdict == "rejected" and all(is_budget(message) for message in errors):
-        return "exhausted"
-    return verdict

@@ -11,7 +11,7 @@ from ...recipes import Hole
 from ...sandbox import Limits
 from ...wire import Message, Verdict
 from ..goals import Judged, Seen, look
-from ..holes import Draft, draft_probe, find_holes, is_plain
+from ..holes import Draft, are_plain, draft_probe, find_holes
 from ..messages import Position, Printed
 from ..source import Header, header_statements
 from .protocol import Elaborated, Opened
@@ -55,7 +55,7 @@ async def see(
     """
     holes = find_holes(code)
     opened = opened_at(holes, code, answer.sorries)
-    if len(opened) == len(holes) and all(is_plain(code, hole) for hole in holes):
+    if len(opened) == len(holes) and are_plain(code, holes):
         return Seen(holes, {number: each.goal for number, each in opened.items()})
 
     async def run(draft: Draft) -> Judged:

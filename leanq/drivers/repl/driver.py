@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...errors import QueueFullError, ReplError
@@ -22,7 +23,7 @@ from ...wire import Reply, Request
 from ..environment import Environment
 from ..goals import keep_opened
 from ..lean import LeanDriver, Opened, without_states
-from ..moves import Move, read_move
+from ..moves import read_move
 from ..program import limits_of
 from ..source import Header, can_act, split_header
 from .checks import is_silent, messages_of, opened_at, see, verdict_of
@@ -34,7 +35,26 @@ from .steps import LiveStep
 
 log = logging.getLogger("leanq.worker")
 
+_ODD_BLANK = re.compile(r"\t|\r(?!\n)")
+
 _Work = Callable[[Session], Awaitable[Reply | None]]
+
+
+@dataclass(frozen=True)
+class _Kept(Opened):
+    """Everything that goes with one opening of the environment."""
+
+    sessions: Sessions
+    pickles: Pickles
+
+    @property
+    def environment(self) -> Environment:
+        return self.lean.environment
+
+    async def close(self) -> None:
+        await self.pickles.close()
+        await self.sessions.close()
+        await super().close()
 
 
 class ReplDriver(LeanDriver):
@@ -72,36 +92,28 @@ class ReplDriver(LeanDriver):
 
     async def open(self, states: States) -> None:
         await super().open(states)
-        await self._sessions.open()
-
-    async def close(self) -> None:
-        await self._pickles.close()
-        await self._sessions.close()
-        await super().close()
-
-    async def _notice_changes(self) -> None:
-        sessions, pickles = self._sessions, self._pickles
-        await super()._notice_changes()
-        if self._sessions is not sessions:
-            await pickles.close()
-            await sessions.close()
+        await self._kept.sessions.open()
 
     async def _check(self, request: Request) -> Reply:
-        header = split_header(request.code)
+        # One environment from here to the end, whatever its files do meanwhile.
+        kept, header = self._kept, split_header(request.code)
         reply = await self._by_repl(
+            kept,
             header,
             "",
             [request.code[header.end_offset :]],
-            lambda session: self._elaborated(session, request, header),
+            lambda session: self._elaborated(kept, session, request, header),
         )
         if reply is None or (reply.verdict == "accepted" and (request.audit or request.replay)):
             return await super()._check(request)
         return reply
 
     async def _step(self, request: Request) -> Reply:
-        return await self._insist(lambda: self._stepped(request))
+        return await self._insist(lambda: self._stepped(self._kept, request))
 
-    async def _elaborated(self, session: Session, request: Request, header: Header) -> Reply | None:
+    async def _elaborated(
+        self, kept: _Kept, session: Session, request: Request, header: Header
+    ) -> Reply | None:
         """The verdict on a text, and the states of its holes; None: that is for Lean to say."""
         code, limits = request.code, limits_of(request)
         answer = await session.elaborate(code, header, limits)
@@ -113,7 +125,7 @@ class ReplDriver(LeanDriver):
         if is_silent(answer) and request.audit:
             return None
         seen = await see(session, code, header, answer, limits)
-        fingerprint = self._environment.fingerprint
+        fingerprint = kept.environment.fingerprint
         try:
             sorries = await self._insist(lambda: keep_opened(code, seen, fingerprint, self._states))
         except QueueFullError as error:
@@ -123,32 +135,27 @@ class ReplDriver(LeanDriver):
                 session.hold(state, opened)
         return replace(reply, sorries=sorries)
 
-    async def _stepped(self, request: Request) -> Reply:
-        move = await read_move(request, self._states, self._environment)
+    async def _stepped(self, kept: _Kept, request: Request) -> Reply:
+        move = await read_move(request, self._states, kept.environment)
         if isinstance(move, Reply):
             return move
         source, tactics = move.recipe.source.code, [*move.recipe.tactics, move.tactic]
         header = split_header(source)
         texts = [source[header.end_offset :], *(tactic.text for tactic in tactics)]
-        reply = await self._by_repl(
-            header, move.state, texts, lambda session: self._tried(session, move, request, header)
-        )
-        self._pickles.begin(self._states)
-        if reply is None:
-            return await self._opened.trials.run(move, request, self._states)
-        return reply
 
-    async def _tried(
-        self, session: Session, move: Move, request: Request, header: Header
-    ) -> Reply | None:
-        was_live = move.state in session.states
-        limits, trust = limits_of(request), self._trust_steps
-        step = LiveStep(session, self._pickles, move, header, limits, trust=trust)
-        reply = await step.run(request, self._states)
-        return reply and replace(reply, way="warm" if was_live else "replayed", warm=True)
+        async def work(session: Session) -> Reply | None:
+            was_live = move.state in session.states
+            limits, trust = limits_of(request), self._trust_steps
+            step = LiveStep(session, kept.pickles, move, header, limits, trust=trust)
+            reply = await step.run(request, self._states)
+            return reply and replace(reply, way="warm" if was_live else "replayed", warm=True)
+
+        reply = await self._by_repl(kept, header, move.state, texts, work)
+        kept.pickles.begin(self._states)
+        return reply or await kept.trials.run(move, request, self._states)
 
     async def _by_repl(
-        self, header: Header, state: str, texts: Iterable[str], work: _Work
+        self, kept: _Kept, header: Header, state: str, texts: Iterable[str], work: _Work
     ) -> Reply | None:
         """What ``work`` makes of it in a process with this header; None: none can tell.
 
@@ -156,10 +163,13 @@ class ReplDriver(LeanDriver):
             state: one that the process should hold already, if there is such a process.
             texts: all that Lean is to elaborate behind the header.
         """
+        # Lean knows blanks that it does not take, which are lost where headers are compared.
+        if _ODD_BLANK.search(header.text):
+            return None
         # What may act by itself is the last to run in its process, or those that follow see of it.
         acts = any(map(can_act, texts))
         for pristine in (False, True):
-            async with self._sessions.take(header, state, pristine=pristine) as session:
+            async with kept.sessions.take(header, state, pristine=pristine) as session:
                 session.spoiled = session.spoiled or acts
                 try:
                     if not await session.load(header):
@@ -170,14 +180,14 @@ class ReplDriver(LeanDriver):
                     log.info("%s", error)
                     session.spoiled = True
                     continue
-            cpu_s = session.cpu_s - before_s
-            return reply and replace(reply, cpu_s=cpu_s, fingerprint=self._environment.fingerprint)
+            cpu_s, fingerprint = session.cpu_s - before_s, kept.environment.fingerprint
+            return reply and replace(reply, cpu_s=cpu_s, fingerprint=fingerprint)
         return None
 
     def _open(self, environment: Environment) -> Opened:
         opened = super()._open(environment)
         program = find_repl(self._command, environment, os.environ)
-        self._sessions = Sessions(
+        sessions = Sessions(
             environment,
             program,
             slots=self._slots,
@@ -187,9 +197,11 @@ class ReplDriver(LeanDriver):
             inbox_root=self._cache.inbox_root if self._cache else None,
         )
         snapshots = Snapshots(self._cache, ()) if self._cache else None
-        self._pickles = Pickles(snapshots, self._sessions, program, environment.fingerprint)
-        return opened
+        pickles = Pickles(snapshots, sessions, program, environment.fingerprint)
+        parts = opened.lean, opened.auditor, opened.prefixes, opened.trials
+        return _Kept(*parts, sessions, pickles)
 
     @property
-    def _environment(self) -> Environment:
-        return self._opened.lean.environment
+    def _kept(self) -> _Kept:
+        assert isinstance(self._opened, _Kept)
+        return self._opened

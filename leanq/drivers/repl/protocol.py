@@ -156,9 +156,11 @@ class Exchange:
         self._printed = bytearray()
         self._looked = 0
         self._marked_at = -1
-        # As JSON writes them, no line of these is blank.
+        # As JSON writes them, no line of these is blank. What is no ASCII stays as it is: older
+        # versions of Lean cannot read a letter that is written as a pair of surrogates.
         commands = (command, elaborate_file(self._probe))
-        self.sent = "".join(f"{json.dumps(each)}\n\n" for each in commands).encode()
+        lines = (json.dumps(each, ensure_ascii=False) for each in commands)
+        self.sent = "".join(f"{line}\n\n" for line in lines).encode(errors="replace")
 
     @property
     def printed_bytes(self) -> int:

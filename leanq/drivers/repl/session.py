@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import ReplError, SandboxError
 from ...sandbox import Exit, Limits, Process, Sandbox, Usage
-from ..messages import Found, Printed, last_words
+from ..messages import Found, Printed, signal_name
 from ..source import Header, header_statements
 from .protocol import (
     Answer,
@@ -33,6 +33,8 @@ from .protocol import (
 
 # Imports are nobody's affair but the machine's: a library may be large and a disk cold.
 _HEADER_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=16 << 30)
+# Its version takes the import of the smallest library at most.
+_VERSION_LIMITS = Limits(cpu_s=60.0, wall_s=60.0, memory_bytes=16 << 30)
 # Between requests it has nothing to do.
 _IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=4 << 30, look_s=1.0)
 _MOST_PRINTED_BYTES = 32 << 20
@@ -107,6 +109,8 @@ class Session:
         self._memory_bytes = 0
         self._spent_s = 0.0
         self._asking = False
+        # Whether a candidate may have left something running; its own start takes CPU time as well.
+        self._touched = False
 
     @classmethod
     async def start(
@@ -143,7 +147,9 @@ class Session:
         said = ""
         # The first needs no library, the second serves where the first is not known yet.
         for question in ("prelude\n#version", "#eval Lean.versionString"):
-            answer = await self.ask(elaborate(question), _HEADER_LIMITS)
+            answer = await self.ask(elaborate(question), _VERSION_LIMITS)
+            if isinstance(answer, TimedOut):
+                raise ReplError(f"it did not answer within {_VERSION_LIMITS.wall_s:g} s")
             said = str(answer)
             for message, _ in answer.messages if isinstance(answer, Elaborated) else ():
                 if found := _VERSION.match(message.text):
@@ -185,6 +191,7 @@ class Session:
         blanks = "".join("\n" if each == "\n" else " " for each in header.text)
         body = blanks + code[header.end_offset :]
         answer = await self.ask(elaborate(body, self._imported[header_key(header)].env), limits)
+        self._touched = True
         if isinstance(answer, Elaborated | TimedOut):
             return answer
         raise ReplError(f"no answer to a text: {answer}")
@@ -195,6 +202,7 @@ class Session:
         """What Lean says of one tactic on a state that it holds. Errors as of :meth:`ask`."""
         self.requests += 1
         answer = await self.ask(run_tactic(tactic, live.proof_state), limits)
+        self._touched = True
         if isinstance(answer, Elaborated) or (isinstance(answer, Refused) and not answer.by_lean):
             raise ReplError(f"no answer to a tactic: {answer}")
         return answer
@@ -235,7 +243,9 @@ class Session:
         exchange = Exchange(command)
         self._asking = True
         idle = await self._renew(limits)
-        restless = idle.cpu_s > _RESTLESS_S
+        if idle is None:
+            raise ReplError(await self._last_words("while it was idle"))
+        restless = self._touched and idle.cpu_s > _RESTLESS_S
         self._process.discard()
         self._process.write(exchange.sent)
         while chunk := await self._process.read():
@@ -244,11 +254,11 @@ class Session:
                 return await self._answer(exchange)
             if exchange.printed_bytes > _MOST_PRINTED_BYTES:
                 await self._process.kill()
-        exit_, stderr = await self._process.wait(), self._process.stderr_tail
+        exit_ = await self._process.wait()
         self.cpu_s += exit_.cpu_s - self._spent_s
         if exit_.stopped in ("cpu", "wall") and not restless:
-            return TimedOut(exit_, stderr)
-        raise ReplError(f"the REPL ended before it had answered: {last_words(exit_, stderr).text}")
+            return TimedOut(exit_, self._process.stderr_tail)
+        raise ReplError(await self._last_words("before it had answered"))
 
     async def end(self) -> None:
         """Ends the process. The sandbox can start another."""
@@ -256,9 +266,10 @@ class Session:
         await self._process.kill()
 
     async def _answer(self, exchange: Exchange) -> Mapping[str, Any]:
-        used = await self._renew(_IDLE_LIMITS)
-        self.cpu_s += used.cpu_s
-        self._memory_bytes = used.memory_bytes
+        # One that has ended since will be found so.
+        if used := await self._renew(_IDLE_LIMITS):
+            self.cpu_s += used.cpu_s
+            self._memory_bytes = used.memory_bytes
         if exchange.printed_bytes < _READ_AT_ONCE_BYTES:
             answer = exchange.answer()
         else:
@@ -266,12 +277,20 @@ class Session:
         self._asking = False
         return answer
 
-    async def _renew(self, limits: Limits) -> Usage:
-        """New limits, as long as it runs; what it has used until now."""
+    async def _renew(self, limits: Limits) -> Usage | None:
+        """New limits; what it has used until now. None: it has ended."""
         try:
             used = await self._process.renew(limits)
         except SandboxError:
-            # How it ended is seen where its output ends, unless the machine is to blame.
-            return Usage(0.0, self._memory_bytes)
+            return None
         self._spent_s += used.cpu_s
         return used
+
+    async def _last_words(self, when: str) -> str:
+        """How it ended; SandboxError: the machine is to blame."""
+        exit_ = await self._process.wait()
+        said = self._process.stderr_tail.decode(errors="replace").strip().split("\n")[-1]
+        how = f"of {signal_name(exit_.signal)}" if exit_.signal else f"with exit code {exit_.code}"
+        if exit_.stopped:
+            how = f"by its limit ({exit_.stopped})"
+        return f"the REPL ended {how} {when}{said and ': '}{said}"

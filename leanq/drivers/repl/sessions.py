@@ -58,6 +58,7 @@ class Sessions:
         self._idle: list[Session] = []
         self._count = 0
         self._starting: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self._sandboxes: list[Sandbox] = []
         self._wanted: Header | None = None
         self._opening = asyncio.Lock()
@@ -84,7 +85,7 @@ class Sessions:
                 ) from None
             finally:
                 # It has imported something by now.
-                await self._retire(session)
+                await asyncio.shield(self._retire(session))
             ours = self._environment.toolchain.version
             if version != ours:
                 raise ToolchainError(
@@ -101,7 +102,9 @@ class Sessions:
             task.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
         while self._idle:
-            await self._retire(self._idle.pop())
+            self._retire(self._idle.pop())
+        while self._ending:
+            await asyncio.wait(self._ending)
         while self._sandboxes:
             await self._sandboxes.pop().close()
 
@@ -125,7 +128,7 @@ class Sessions:
             if header_key(header) in session.headers:
                 self._wanted = header
             if self._closed or not session.usable or session.is_worn(self._rules):
-                await self._retire(session)
+                await asyncio.shield(self._retire(session))
             else:
                 self._idle.append(session)
             self._replenish()
@@ -137,7 +140,7 @@ class Sessions:
                 self._idle.remove(found)
                 return found
             if self._count >= self._most and self._idle:
-                await self._retire(self._idle.pop(0))
+                await asyncio.shield(self._retire(self._idle.pop(0)))
             # With as many requests as slots, one that is not there is about to be.
             if self._count < self._most or not self._starting:
                 return await self._start()
@@ -161,8 +164,8 @@ class Sessions:
     async def _drop_unusable(self) -> None:
         ended = [session for session in self._idle if not session.usable]
         self._idle = [session for session in self._idle if session not in ended]
-        for session in ended:
-            await self._retire(session)
+        for task in [self._retire(session) for session in ended]:
+            await asyncio.shield(task)
 
     async def _start(self) -> Session:
         self._count += 1
@@ -179,15 +182,21 @@ class Sessions:
             self._count -= 1
             raise
 
-    async def _retire(self, session: Session) -> None:
+    def _retire(self, session: Session) -> asyncio.Task[None]:
+        """Ends a process in a task of its own, which no cancellation of a request can stop."""
+        task = asyncio.create_task(self._end(session))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
+    async def _end(self, session: Session) -> None:
         sandbox = session.sandbox
-        try:
-            with contextlib.suppress(SandboxError):
-                await session.end()
-        finally:
-            self._count -= 1
-        if sandbox.alive and not self._closed:
+        with contextlib.suppress(SandboxError):
+            await session.end()
+        self._count -= 1
+        if sandbox.alive:
             await asyncio.to_thread(sandbox.clear)
+        if sandbox.alive and not self._closed:
             self._sandboxes.append(sandbox)
         else:
             await sandbox.close()
@@ -216,7 +225,7 @@ class Sessions:
             if session.usable and not self._closed:
                 self._idle.append(session)
             else:
-                await self._retire(session)
+                await asyncio.shield(self._retire(session))
 
     async def _new_sandbox(self) -> Sandbox:
         return await Sandbox.open(

@@ -9,10 +9,10 @@ from ...recipes import MAX_LEVELS, Tactic, record_after
 from ...sandbox import Limits
 from ...states import States
 from ...wire import Message, Reply, Request, Sorry, Verdict
-from ..holes import draft_trial, is_plain
+from ..holes import are_plain, draft_trial
 from ..messages import Printed, is_budget
-from ..moves import Move
-from ..source import Header
+from ..moves import Move, judged_apart
+from ..source import Header, tokens
 from .checks import messages_of, opened_at, verdict_of
 from .pickles import Pickles
 from .protocol import Opened, Refused, Stepped
@@ -20,6 +20,7 @@ from .session import Live, Session, TimedOut
 
 _UNREAD = re.compile(r"<input>:(\d+):(\d+): ")
 _SEVERAL = re.compile(r"[\n;]")
+_LACKING = re.compile(r"instance|synthesize|universe")
 
 
 class LiveStep:
@@ -65,14 +66,14 @@ class LiveStep:
         if isinstance(answer, TimedOut):
             return Reply("timeout")
         if isinstance(answer, Refused):
-            return self._failed(answer, lines_before)
+            return await self._refused(self._failed(answer, lines_before))
         reply = self._told(answer)
         if reply.verdict != "accepted":
-            return reply
+            return await self._refused(reply)
         if answer.goals or self._move.tactic.holes:
             reply = replace(reply, verdict="incomplete")
             return await self._go_on(reply, answer, states, pickled=live.pickled)
-        if self._trust and answer.is_completed and not live.pickled:
+        if self._trust and not request.replay and answer.is_completed and not live.pickled:
             return reply
         # Only Lean itself audits, and knows how to tell what is left open elsewhere.
         if request.audit or request.replay or not self._move.is_whole:
@@ -127,12 +128,35 @@ class LiveStep:
             del states[state]
 
     async def _try(self, tactic: str, live: Live) -> tuple[Stepped | Refused | TimedOut, int]:
-        """The answer to a tactic, or to several: the REPL reads one, which can be a bracket. And
-        how many lines stood before it."""
-        answer = await self._session.run_tactic(tactic, live, self._limits)
-        if _is_unread(answer) and _SEVERAL.search(tactic):
-            return await self._session.run_tactic(f"(\n{tactic}\n)", live, self._limits), 1
-        return answer, 0
+        """The answer to a tactic, and how many lines stood before it.
+
+        The REPL reads one tactic, and what stands in its next line it would take for arguments of
+        it. So several lines, or several tactics, stand in a bracket, which is one.
+        """
+        if not _SEVERAL.search(tactic):
+            return await self._session.run_tactic(tactic, live, self._limits), 0
+        return await self._session.run_tactic(f"(\n{tactic}\n)", live, self._limits), 1
+
+    async def _refused(self, reply: Reply) -> Reply | None:
+        """The reply to a tactic that failed, once it is sure that it fails in the source as well.
+
+        A proof state lacks what its command brings for itself alone (``open … in``), names of
+        universes, in older versions instances from the context, and counts its budget otherwise.
+        """
+        move, said = self._move, " ".join(message.text for message in reply.messages)
+        body = move.recipe.source.code[self._header.end_offset :]
+        doubtful = reply.verdict == "exhausted" or _LACKING.search(said)
+        if not (doubtful or any(token.text == "in" for token in tokens(body))):
+            return reply
+        draft = draft_trial(move.recipe, move.tactic)
+        answer = await self._session.elaborate(draft.text, self._header, self._limits)
+        if isinstance(answer, TimedOut):
+            return Reply("timeout")
+        messages = messages_of(answer, self._session, self._header)
+        verdict = judged_apart(draft, verdict_of(answer), messages)
+        if verdict in ("rejected", "exhausted"):
+            return Reply(verdict, move.told(draft, messages))
+        return None
 
     def _failed(self, answer: Refused, lines_before: int) -> Reply:
         """A tactic that Lean refuses."""
@@ -167,7 +191,7 @@ class LiveStep:
         held: dict[str, Opened] = {}
         if tactic.holes:
             # Of several nobody knows which is which.
-            if not _has_one(answer, tactic) or not is_plain(tactic.text, tactic.holes[0]):
+            if not _has_one(answer, tactic) or not are_plain(tactic.text, tactic.holes):
                 return None
             (met,) = answer.sorries
             state = None
@@ -215,10 +239,6 @@ def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> Opened | Non
 
 def _has_one(answer: Stepped, tactic: Tactic) -> bool:
     return len(tactic.holes) == 1 == len(answer.sorries)
-
-
-def _is_unread(answer: object) -> bool:
-    return isinstance(answer, Refused) and _UNREAD.match(answer.reason) is not None
 
 
 def _place_in(tactic: Tactic) -> tuple[int, int]:
