@@ -206,6 +206,16 @@ def metrics(url: str | None, as_json: bool, port: int) -> None:
     run(url, as_json, port)
 
 
+@cli.command()
+@options.queue
+@options.scale
+def scale(url: str | None, as_json: bool, **options: Any) -> None:
+    """Size a fleet by what waits and what comes."""
+    from .commands.scale import scale as run
+
+    run(url, as_json, **options)
+
+
 @cli.group()
 def dead() -> None:
     """Look after requests that took down too many workers."""

@@ -12,6 +12,7 @@
     ├── QueueError                the queue could not take or answer the request
     │   ├── UnavailableError          no Redis at the URL, or it refuses to serve
     │   └── QueueFullError            back-pressure; carries ``retry_after_s``
+    ├── TargetError               a fleet's platform could not be asked, or refused an order
     ├── RequestError              a worker answered that it cannot carry the request out
     ├── LostError                 the server forgot the request and it was not sent again
     ├── ClosedError               the client was closed while the request was outstanding
@@ -72,6 +73,10 @@ class QueueFullError(QueueError):
     def __init__(self, text: str, retry_after_s: float) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
+
+
+class TargetError(LeanQError):
+    """The platform that a fleet runs on could not be asked, or refused an order."""
 
 
 class RequestError(LeanQError):

@@ -156,3 +156,126 @@ def lean(command: _F) -> _F:
     ):
         command = option(command)
     return command
+
+
+_KUBERNETES = ("namespace", "deployment", "hpa")
+_LOOP = ("target", "environments", "every_s", "port", "worker")
+
+
+def scale(command: Callable[..., Any]) -> Callable[..., Any]:
+    """How a fleet is sized."""
+
+    def grouped(url: str | None, as_json: bool, **given: Any) -> Any:
+        kubernetes = {name: given.pop(name) for name in _KUBERNETES}
+        loop = {name: given.pop(name) for name in _LOOP}
+        return command(url, as_json, kubernetes=kubernetes, how=given, **loop)
+
+    grouped.__name__, grouped.__doc__ = command.__name__, command.__doc__
+    for option in reversed(
+        (
+            click.option(
+                "--target",
+                type=click.Choice(["k8s", "local", "print"]),
+                required=True,
+                help="Whom to order workers from: a cluster, this machine, or nobody.",
+            ),
+            click.option(
+                "--law",
+                type=click.Choice(["deadline", "reference"]),
+                default="deadline",
+                show_default=True,
+                help="What the decision is made by.",
+            ),
+            click.option(
+                "--env",
+                "environments",
+                multiple=True,
+                default=["default"],
+                metavar="NAME",
+                help="An environment to size; may be given several times.",
+            ),
+            click.option(
+                "--floor",
+                "least",
+                type=click.IntRange(0),
+                default=0,
+                show_default=True,
+                help="The fewest workers.",
+            ),
+            click.option(
+                "--ceiling",
+                "most",
+                type=click.IntRange(1),
+                default=100,
+                show_default=True,
+                help="The most workers.",
+            ),
+            click.option(
+                "--slots",
+                type=click.IntRange(1),
+                default=1,
+                show_default=True,
+                help="Slots of a worker, while there is none to be asked.",
+            ),
+            click.option(
+                "--deadline",
+                "deadline_s",
+                type=DURATION,
+                default="10m",
+                show_default=True,
+                metavar="TIME",
+                help="Within which a backlog is to be cleared.",
+            ),
+            click.option(
+                "--settle",
+                "excess_s",
+                type=DURATION,
+                default="5m",
+                show_default=True,
+                metavar="TIME",
+                help="For how long there have to be too many workers before some go.",
+            ),
+            click.option(
+                "--every",
+                "every_s",
+                type=DURATION,
+                default="15s",
+                show_default=True,
+                metavar="TIME",
+                help="Between two decisions.",
+            ),
+            click.option(
+                "--port",
+                type=click.IntRange(0, 65535),
+                metavar="PORT",
+                help="Serve the fleet's metrics and the scaler's on this port.",
+            ),
+            click.option(
+                "--worker",
+                default="",
+                metavar="OPTIONS",
+                help="With local: the options of 'leanq worker'.",
+            ),
+            click.option(
+                "--namespace",
+                default="default",
+                show_default=True,
+                metavar="NAME",
+                help="With k8s: where the Deployments are.",
+            ),
+            click.option(
+                "--deployment",
+                default="leanq-worker",
+                show_default=True,
+                metavar="NAME",
+                help="With k8s: whose size to set; {env} in it is the environment's name.",
+            ),
+            click.option(
+                "--hpa",
+                metavar="NAME",
+                help="With k8s: set this autoscaler's minReplicas instead.",
+            ),
+        )
+    ):
+        grouped = option(grouped)
+    return grouped

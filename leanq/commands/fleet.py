@@ -48,7 +48,7 @@ def queue_settings(url: str | None) -> Settings:
 def work(url: str | None, as_json: bool, metrics_port: int | None, **options: Any) -> None:
     """Runs a worker until it is told to stop."""
     settings = queue_settings(url)
-    _log_to_stderr(as_json)
+    log_to_stderr(as_json)
     worker = make_worker(settings, **options)
     with _page(worker, metrics_port):
         asyncio.run(_until_stopped(worker))
@@ -70,7 +70,7 @@ def metrics(url: str | None, as_json: bool, port: int) -> None:
             shown = asdict(value) if isinstance(value, Times) else value
             click.echo(json.dumps({"metric": name, "labels": labels, "value": shown}))
         return
-    _log_to_stderr(False)
+    log_to_stderr(False)
     with Page(port, read) as page:
         click.echo(f"metrics at http://localhost:{page.port}/metrics (Ctrl-C ends it)", err=True)
         stopped = threading.Event()
@@ -81,7 +81,7 @@ def metrics(url: str | None, as_json: bool, port: int) -> None:
 
 def up(metrics_port: int | None, **options: Any) -> None:
     """Runs a server and a worker until interrupted."""
-    _log_to_stderr(False)
+    log_to_stderr(False)
     place = UpFile(os.environ)
     with EmbeddedServer() as server:
         settings = embedded_settings(server, os.environ)
@@ -143,7 +143,8 @@ async def _until_stopped(worker: Worker) -> None:
     await worker.run()
 
 
-def _log_to_stderr(as_json: bool) -> None:
+def log_to_stderr(as_json: bool) -> None:
+    """What this process has to say goes to standard error, as JSON lines or for people."""
     handler = logging.StreamHandler()
     if as_json:
         handler.setFormatter(_JsonLines())

@@ -183,7 +183,7 @@ def _fewer(
         return order, "enough", "enough"
     if goal >= order:
         return order, "settling", f"{now} would do, if that lasts"
-    if memory.known_s < _SHORT_S:
+    if memory.known_s < min(_SHORT_S, settings.excess_s):
         return order, "cold", f"{goal} would do, as far as is known by now"
     idle = stats.idle_workers
     if terms.work_s <= settings.drain_s * _DRAINS:

@@ -1,0 +1,5 @@
+"""``python -m leanq``."""
+
+from .cli import main
+
+main()

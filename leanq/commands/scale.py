@@ -1,0 +1,84 @@
+"""``leanq scale``: sizes a fleet, and shows why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from ..config import check_name
+from ..errors import UsageError
+from ..exposition import Page
+from ..scaling import Decision, ScaleSettings, Stats
+from ..scaling.loop import Scaler
+from ..scaling.targets import LocalTarget, PrintTarget, Target
+from .fleet import log_to_stderr, queue_settings
+
+
+def scale(
+    url: str | None,
+    as_json: bool,
+    *,
+    target: str,
+    environments: Sequence[str],
+    every_s: float,
+    port: int | None,
+    worker: str,
+    kubernetes: dict[str, Any],
+    how: dict[str, Any],
+) -> None:
+    """Decides until interrupted."""
+    settings = queue_settings(url)
+    log_to_stderr(as_json)
+    sizes = {check_name("environment", name): ScaleSettings(**how) for name in environments}
+
+    def tell(name: str, decision: Decision, stats: Stats) -> None:
+        if as_json:
+            line = {"environment": name, "order": stats.order, "target": decision.target}
+            line |= {"reason": decision.reason, "text": decision.text, "terms": decision.terms}
+            click.echo(json.dumps(line))
+        elif target == "print" or decision.target != stats.order:
+            click.echo(f"{name}: {decision.target} workers, {decision.reason}: {decision.text}")
+
+    made = Scaler(
+        settings,
+        _target(target, settings.url, settings.prefix, worker, kubernetes),
+        sizes,
+        every_s=every_s,
+        tell=tell,
+    )
+    page = contextlib.nullcontext() if port is None else Page(port, made.samples)
+    with page:
+        if isinstance(page, Page):
+            click.echo(f"metrics at http://localhost:{page.port}/metrics", err=True)
+        asyncio.run(_until_stopped(made))
+
+
+def _target(name: str, url: str, prefix: str, worker: str, kubernetes: dict[str, Any]) -> Target:
+    if name == "local":
+        return LocalTarget(worker, {**os.environ, "LEANQ_URL": url, "LEANQ_PREFIX": prefix})
+    if name == "print":
+        return PrintTarget()
+    try:
+        from ..scaling.kube import KubernetesTarget
+    except ImportError as error:
+        raise UsageError(f"--target k8s needs: pip install 'leanq[k8s]' ({error})") from None
+    identity = f"{socket.gethostname()}-{secrets.token_hex(4)}"
+    return KubernetesTarget(identity=identity, **kubernetes)
+
+
+async def _until_stopped(scaler: Scaler) -> None:
+    task = asyncio.create_task(scaler.run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,158 @@
+"""What a scaler can do about a fleet: see how large it is to be, and say how large it should be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..errors import UsageError
+from ..fleet import Glance, info_of
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """What a target knows of an environment's workers.
+
+    Attributes:
+        order: how many are wanted so far.
+        starting_s: ages of those that are ordered and not ready, as far as they are known.
+        started_s: how long those took that became ready since the last look.
+    """
+
+    order: int
+    starting_s: tuple[float, ...] = ()
+    started_s: tuple[float, ...] = ()
+
+
+class Target(Protocol):
+    """Where orders go."""
+
+    async def leads(self) -> bool:
+        """Whether this scaler is the one that acts; raises TargetError."""
+
+    async def look(self, environment: str, seen: Glance) -> Ordered:
+        """What is ordered; raises TargetError."""
+
+    async def order(self, environment: str, workers: int, seen: Glance) -> None:
+        """Asks for so many workers; raises TargetError."""
+
+    async def close(self) -> None:
+        """Leaves the fleet as it is, unless nobody else could end it."""
+
+
+class PrintTarget:
+    """No target: decisions are shown, and the workers that there are count as ordered."""
+
+    async def leads(self) -> bool:
+        return True
+
+    async def look(self, environment: str, seen: Glance) -> Ordered:
+        lane = seen.lanes.get(environment)
+        return Ordered(round(lane.workers) if lane else 0)
+
+    async def order(self, environment: str, workers: int, seen: Glance) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Started:
+    """A worker process of ours."""
+
+    process: subprocess.Popen[bytes]
+    since_s: float
+    joined: bool = False
+    told_to_go: bool = False
+
+
+class LocalTarget:
+    """Worker processes on this machine, started and ended here. They end with the scaler.
+
+    Args:
+        worker: options of ``leanq worker``, as on a command line.
+        environ: their environment variables, which name the queue.
+
+    Raises:
+        UsageError: the options cannot be read.
+    """
+
+    def __init__(self, worker: str, environ: Mapping[str, str]) -> None:
+        try:
+            options = shlex.split(worker)
+        except ValueError as error:
+            raise UsageError(f"--worker {worker!r} cannot be read: {error}") from None
+        self._command = [sys.executable, "-m", "leanq", "worker", *options]
+        self._environ = dict(environ)
+        self._workers: list[_Started] = []
+
+    async def leads(self) -> bool:
+        return True
+
+    async def look(self, environment: str, seen: Glance) -> Ordered:
+        self._workers = [worker for worker in self._workers if worker.process.poll() is None]
+        present, now = _held_by_pid(seen), time.monotonic()
+        started: list[float] = []
+        for worker in self._workers:
+            if not worker.joined and worker.process.pid in present:
+                worker.joined = True
+                started.append(now - worker.since_s)
+        wanted = [worker for worker in self._workers if not worker.told_to_go]
+        starting = tuple(now - worker.since_s for worker in wanted if not worker.joined)
+        return Ordered(len(wanted), starting, tuple(started))
+
+    async def order(self, environment: str, workers: int, seen: Glance) -> None:
+        wanted = [worker for worker in self._workers if not worker.told_to_go]
+        self._workers += (self._start() for _ in range(workers - len(wanted)))
+        held = _held_by_pid(seen)
+        # Those that run nothing go first, and of these the youngest, which are warm for least.
+        wanted.sort(key=lambda worker: (held.get(worker.process.pid, 0), -worker.since_s))
+        for worker in wanted[: max(0, len(wanted) - workers)]:
+            worker.told_to_go = True
+            worker.process.send_signal(signal.SIGTERM)
+
+    async def close(self) -> None:
+        for worker in self._workers:
+            if worker.process.poll() is None:
+                worker.process.send_signal(signal.SIGTERM)
+        await asyncio.gather(*(asyncio.to_thread(worker.process.wait) for worker in self._workers))
+
+    def _start(self) -> _Started:
+        # In a session of its own, so that Ctrl-C reaches the scaler alone, which then drains them.
+        process = subprocess.Popen(
+            self._command, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        return _Started(process, time.monotonic())
+
+
+def _held_by_pid(seen: Glance) -> dict[int, int]:
+    """How many requests each living worker of this machine holds, by its process."""
+    here = os.uname().nodename
+    found: dict[int, int] = {}
+    for row in seen.status.workers:
+        info = info_of(row.info)
+        if row.lease_s > 0 and info.get("host") == here and isinstance(info.get("pid"), int):
+            found[info["pid"]] = row.held
+    return found
+
+
+def idle_workers(seen: Glance, environment: str) -> int:
+    """How many living workers of an environment hold nothing."""
+    return sum(
+        row.lease_s > 0 and row.held == 0 and environment in _lanes(info_of(row.info))
+        for row in seen.status.workers
+    )
+
+
+def _lanes(info: Mapping[str, object]) -> Sequence[object]:
+    lanes = info.get("lanes")
+    return lanes if isinstance(lanes, list) else []
