@@ -112,8 +112,11 @@ def test_whoever_sizes_the_workers_is_alone(objects: tuple[Object, ...]) -> None
         assert int(options["--floor"]) <= int(options["--ceiling"])
         hpa = [each["metadata"]["name"] for each in hpas]
         assert [options[word] for word in ("--hpa",) if word in options] == hpa
-        # The least size is the scaler's word.
-        assert all("minReplicas" not in each["spec"] for each in hpas)
+        for each in hpas:
+            # The least size is the scaler's word, and has to be one that is allowed.
+            assert "minReplicas" not in each["spec"]
+            assert int(options["--floor"]) >= 1
+            assert int(options["--ceiling"]) <= each["spec"]["maxReplicas"]
     assert len(scalers) + len(scaled) == 1
 
 
