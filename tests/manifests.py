@@ -20,6 +20,8 @@ from leanq.config import Settings
 
 ROOT = Path(__file__).parents[1]
 OVERLAYS = sorted(path.name for path in (ROOT / "k8s" / "overlays").iterdir())
+# Also the base, parts of which every overlay here replaces and another one may not.
+EVERYTHING = [*(f"overlays/{name}" for name in OVERLAYS), "base"]
 
 Object = Mapping[str, Any]
 

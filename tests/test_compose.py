@@ -237,6 +237,15 @@ def test_the_image_is_built_from_what_is_pinned() -> None:
     assert re.fullmatch(r"[0-9a-f]{64}", versions["ELAN_SHA256"])
 
 
+def test_the_shell_understands_each_step() -> None:
+    steps = [line for _, _, instructions in _stages() for line in instructions]
+    for script in (line.removeprefix("RUN ") for line in steps if line.startswith("RUN ")):
+        done = subprocess.run(
+            ["sh", "-n"], input=script, capture_output=True, text=True, timeout=10, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, ""), script
+
+
 def test_the_last_stage_has_nothing_to_build_with_and_no_root() -> None:
     *earlier, (_, _, instructions) = _stages()
     assert instructions[-2].startswith("ENTRYPOINT [")
