@@ -199,11 +199,12 @@ def reap(url: str | None, as_json: bool, watch: bool) -> None:
     show_default=True,
     help="Where to listen.",
 )
-def metrics(url: str | None, as_json: bool, port: int) -> None:
-    """Show the fleet's metrics to Prometheus; with --json print them."""
+@click.option("--once", is_flag=True, help="Print them instead.")
+def metrics(url: str | None, as_json: bool, port: int, once: bool) -> None:
+    """Show the fleet's metrics to Prometheus, at /metrics."""
     from .commands.fleet import metrics as run
 
-    run(url, as_json, port)
+    run(url, as_json, port, once)
 
 
 @cli.command()

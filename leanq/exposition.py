@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.core import (
     Metric as Family,
 )
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 
 from .errors import UsageError
@@ -77,6 +77,13 @@ def counted_samples() -> Iterator[Sample]:
     """What this process has counted."""
     for (name, *labels), count in list(COUNTS.items()):
         yield name, tuple(labels), count
+
+
+def exposition(samples: Iterable[Sample]) -> str:
+    """The samples as Prometheus reads them."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(lambda: samples))
+    return generate_latest(registry).decode()
 
 
 class Page:

@@ -25,15 +25,6 @@ EVERYTHING = [*(f"overlays/{name}" for name in OVERLAYS), "base"]
 
 Object = Mapping[str, Any]
 
-# Of commands that the command line does not have yet.
-_TO_COME = {
-    "worker": {"--metrics-port"},
-    "metrics": {"--url", "--json", "--port"},
-    "scale": {
-        *("--url", "--json", "--target", "--law", "--port", "--namespace", "--deployment"),
-        *("--hpa", "--floor", "--ceiling"),
-    },
-}
 _FLAGS = {"--json", "--trust-steps"}
 _SUFFIXES = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9}
 
@@ -118,10 +109,8 @@ def pod(objects: Sequence[Object], name: str) -> Pod:
 def parse(args: Sequence[str]) -> tuple[str, dict[str, str]]:
     """The command of leanq and its options; fails where leanq would not understand them."""
     command, *rest = args
-    known = set(_TO_COME.get(command, ()))
-    if command in cli.commands:
-        known |= {word for param in cli.commands[command].params for word in param.opts}
-    assert known, f"leanq has no command {command!r}"
+    assert command in cli.commands, f"leanq has no command {command!r}"
+    known = {word for param in cli.commands[command].params for word in param.opts}
     options: dict[str, str] = {}
     words = iter(rest)
     for word in words:

@@ -22,7 +22,19 @@ from leanq.drivers.toolchain import ask
 from leanq.queue import Queue
 from leanq.transitions import Settlement
 
-SIMPLE = ["dead", "doctor", "metrics", "reap", "state", "status", "step", "submit", "up", "worker"]
+SIMPLE = [
+    "dead",
+    "doctor",
+    "metrics",
+    "reap",
+    "scale",
+    "state",
+    "status",
+    "step",
+    "submit",
+    "up",
+    "worker",
+]
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:

@@ -224,7 +224,8 @@ def test_a_worker_and_the_exporter(place: Terminal, core: Environment) -> None:
     exporter.send_signal(signal.SIGTERM)
     assert ended(exporter).code == 0
 
-    done = place.run("metrics", "--json")
+    assert "leanq_up 1.0" in place.run("metrics", "--once").out.splitlines()
+    done = place.run("metrics", "--once", "--json")
     lines: list[dict[str, Any]] = [json.loads(line) for line in done.out.splitlines()]
     assert {"metric": "leanq_up", "labels": [], "value": 1} in lines
     worker.send_signal(signal.SIGTERM)
@@ -238,7 +239,7 @@ def test_an_exporter_without_a_server(place: Terminal) -> None:
     assert parsed(scrape(port)[1]) == {"leanq_up": 0}
     exporter.send_signal(signal.SIGINT)
     assert ended(exporter).code == 0
-    assert place.run("metrics", "--json").code == 3
+    assert place.run("metrics", "--once").code == 3
 
 
 def test_a_port_that_is_taken(place: Terminal) -> None:

@@ -18,7 +18,7 @@ import click
 
 from ..config import Settings
 from ..errors import UnavailableError, UsageError
-from ..exposition import Page, Sample, counted_samples, fleet_samples
+from ..exposition import Page, Sample, counted_samples, exposition, fleet_samples
 from ..fleet import Times, glance
 from ..local import EmbeddedServer, UpFile, embedded_settings
 from ..queue import every_shard
@@ -54,9 +54,18 @@ def work(url: str | None, as_json: bool, metrics_port: int | None, **options: An
         asyncio.run(_until_stopped(worker))
 
 
-def metrics(url: str | None, as_json: bool, port: int) -> None:
-    """Shows the fleet's metrics to whoever asks on a port, until interrupted; or once, as JSON."""
+def metrics(url: str | None, as_json: bool, port: int, once: bool) -> None:
+    """Shows the fleet's metrics to whoever asks on a port, until interrupted; or once."""
     settings = queue_settings(url)
+    if once:
+        seen = list(fleet_samples(asyncio.run(glance(settings))))
+        for name, labels, value in seen if as_json else ():
+            shown = asdict(value) if isinstance(value, Times) else value
+            click.echo(json.dumps({"metric": name, "labels": labels, "value": shown}))
+        if not as_json:
+            click.echo(exposition(seen), nl=False)
+        return
+    log_to_stderr(as_json)
 
     def read() -> Iterator[Sample]:
         try:
@@ -65,14 +74,8 @@ def metrics(url: str | None, as_json: bool, port: int) -> None:
             log.warning("%s", error)
             yield "leanq_up", (), 0
 
-    if as_json:
-        for name, labels, value in fleet_samples(asyncio.run(glance(settings))):
-            shown = asdict(value) if isinstance(value, Times) else value
-            click.echo(json.dumps({"metric": name, "labels": labels, "value": shown}))
-        return
-    log_to_stderr(False)
     with Page(port, read) as page:
-        click.echo(f"metrics at http://localhost:{page.port}/metrics (Ctrl-C ends it)", err=True)
+        log.info("metrics at http://localhost:%d/metrics (Ctrl-C ends it)", page.port)
         stopped = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopped.set())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import secrets
 import signal
@@ -21,6 +22,8 @@ from ..scaling import Decision, ScaleSettings, Stats
 from ..scaling.loop import Scaler
 from ..scaling.targets import LocalTarget, PrintTarget, Target
 from .fleet import log_to_stderr, queue_settings
+
+log = logging.getLogger("leanq.scaler")
 
 
 def scale(
@@ -58,7 +61,7 @@ def scale(
     page = contextlib.nullcontext() if port is None else Page(port, made.samples)
     with page:
         if isinstance(page, Page):
-            click.echo(f"metrics at http://localhost:{page.port}/metrics", err=True)
+            log.info("metrics at http://localhost:%d/metrics", page.port)
         asyncio.run(_until_stopped(made))
 
 
