@@ -36,8 +36,10 @@ class Placing(TypedDict, total=False):
         priority: 0 (most urgent) to 2; 1 unless given.
         deadline_s: seconds in the queue after which the verdict is ``expired``.
         rid: a name for the request; the same name again gives the same reply.
+        traceparent: the caller's trace context (W3C), which the worker's log then names.
     """
 
+    traceparent: str
     tenant: str
     priority: int
     deadline_s: float | None
@@ -215,6 +217,9 @@ class Calls:
         body = wire.pack_request(request)
         # An echo is for load tests, where each request is to run.
         digest = b"" if request.op == "echo" else blake2b(body, digest_size=16).digest()
+        if traceparent := placing.get("traceparent"):
+            # Whoever asks the same may share a run, wherever it is traced to.
+            body = wire.pack_request(replace(request, traceparent=traceparent))
         return Submission(
             rid=new_rid(self._settings.shards, digest) if rid is None else self.rid(rid),
             lane="" if lane is None else check_name("environment", lane),

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from . import wire
+from . import logs, wire
 from .drivers import Driver
 from .errors import NewerMessageError, WireError, WorkerError
 from .metrics import count
@@ -283,6 +283,8 @@ class Slots:
     async def _work(self, held: _Held) -> None:
         job = held.job
         started_s = time.monotonic()
+        about = {"rid": job.rid, "attempt": job.attempts, "worker": self._worker}
+        logs.ABOUT.set({**about, "environment": job.lane})
         try:
             settlement = self._settlement(job, started_s, await self._answer(job))
         except NewerMessageError as error:
@@ -327,6 +329,8 @@ class Slots:
             raise
         except WireError as error:
             return Reply(error=f"the request cannot be read: {error}")
+        if request.traceparent:
+            logs.ABOUT.set({**logs.ABOUT.get(), "traceparent": request.traceparent})
         driver = self._drivers.get(job.lane)
         if driver is None:
             return Reply(error=f"worker {self._worker} does not serve {job.lane!r}")
@@ -339,6 +343,9 @@ class Slots:
         lasts = reply.verdict in wire.LEAN_VERDICTS and reply.error is None
         fingerprint = (reply.fingerprint or "") if lasts else ""
         ran_s = time.monotonic() - started_s
+        if outcome != "echo" and logs.requests.isEnabledFor(logging.INFO):
+            said = {"verdict": outcome, "queued_s": job.queued_s, "ran_s": round(ran_s, 4)}
+            logs.requests.info("%s in %.3f s", outcome, ran_s, extra={"fields": said})
         data = wire.pack_reply(
             job.token,
             reply,

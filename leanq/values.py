@@ -50,6 +50,7 @@ LEVELS = 3
 # a step tries, perhaps once more without a snapshot, and looks at holes or ends as a check.
 _LEAN_RUNS: Mapping[Operation, int] = {"check": 7, "step": 9}
 _STATE = re.compile(r"[0-9a-f]{64}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 @value
@@ -69,6 +70,7 @@ class Request:
         allow_axioms: names of axioms allowed beside the environment's own.
         audit: whether what Lean accepts is audited.
         replay: whether the kernel also replays what Lean accepts.
+        traceparent: the caller's trace context as W3C writes it, for the worker's log.
     """
 
     op: Operation
@@ -83,8 +85,14 @@ class Request:
     allow_axioms: tuple[str, ...] = ()
     audit: bool = True
     replay: bool = False
+    traceparent: str = ""
 
     def __post_init__(self) -> None:
+        if self.traceparent and not _TRACEPARENT.fullmatch(self.traceparent):
+            raise InvalidRequestError(
+                f"{self.traceparent!r:.80} is no traceparent; one looks like "
+                "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+            )
         _within("timeout", self.timeout_s, 0.01, MAX_TIMEOUT_S, "CPU seconds")
         _within("wall time", self.wall_s, 0.01, 10 * MAX_TIMEOUT_S, "seconds")
         _within("memory", self.memory_mb, 16, 1 << 24, "MB")

@@ -280,7 +280,7 @@ def _verdict(_: str, value: object) -> object:
 _REQUEST = _Shape(
     Request,
     {
-        **dict.fromkeys(("code", "state", "tactic"), _is(str)),
+        **dict.fromkeys(("code", "state", "tactic", "traceparent"), _is(str)),
         "payload": _is(bytes),
         **dict.fromkeys(("delay_s", "timeout_s", "wall_s"), _number),
         "memory_mb": _is(int),

@@ -9,7 +9,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
@@ -21,6 +20,7 @@ from ..errors import UnavailableError, UsageError
 from ..exposition import Page, Sample, counted_samples, exposition, fleet_samples
 from ..fleet import Times, glance
 from ..local import EmbeddedServer, UpFile, embedded_settings
+from ..logs import log_to_stderr
 from ..queue import every_shard
 from ..reaper import reap_all
 from ..worker import Worker
@@ -144,23 +144,3 @@ async def _until_stopped(worker: Worker) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     await worker.run()
-
-
-def log_to_stderr(as_json: bool) -> None:
-    """What this process has to say goes to standard error, as JSON lines or for people."""
-    handler = logging.StreamHandler()
-    if as_json:
-        handler.setFormatter(_JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    logger = logging.getLogger("leanq")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-
-
-class _JsonLines(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        line = {"time": time.time(), "level": record.levelname, "message": record.getMessage()}
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)

@@ -18,10 +18,11 @@ import click
 from ..config import check_name
 from ..errors import UsageError
 from ..exposition import Page
+from ..logs import log_to_stderr
 from ..scaling import Decision, ScaleSettings, Stats
 from ..scaling.loop import Scaler
 from ..scaling.targets import LocalTarget, PrintTarget, Target
-from .fleet import log_to_stderr, queue_settings
+from .fleet import queue_settings
 
 log = logging.getLogger("leanq.scaler")
 
