@@ -209,6 +209,26 @@ def metrics(url: str | None, as_json: bool, port: int, once: bool) -> None:
 
 @cli.command()
 @options.queue
+@options.held
+def pause(url: str | None, as_json: bool, env: str | None, tenant: str | None) -> None:
+    """Hold an environment or a tenant back: nothing of it starts."""
+    from .commands.pause import hold_back
+
+    hold_back(url, as_json, env, tenant, hold=True)
+
+
+@cli.command()
+@options.queue
+@options.held
+def resume(url: str | None, as_json: bool, env: str | None, tenant: str | None) -> None:
+    """Let an environment or a tenant go on that was paused."""
+    from .commands.pause import hold_back
+
+    hold_back(url, as_json, env, tenant, hold=False)
+
+
+@cli.command()
+@options.queue
 @options.scale
 def scale(url: str | None, as_json: bool, **options: Any) -> None:
     """Size a fleet by what waits and what comes."""

@@ -37,7 +37,8 @@ def fleet_samples(seen: Glance) -> Iterator[Sample]:
     yield "leanq_up", (), 1
     for name, lane in seen.lanes.items():
         for state, count in (
-            ("waiting", lane.waiting),
+            ("waiting", lane.waiting - lane.held),
+            ("held", lane.held),
             ("suspect", lane.suspects),
             ("running", lane.running),
         ):

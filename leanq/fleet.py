@@ -32,7 +32,7 @@ class Lane:
     """One environment. A worker that serves several counts in equal parts for each.
 
     Attributes:
-        waiting: requests in lines, suspects left out.
+        waiting: requests in lines, suspects left out; ``held`` of them are held back by operators.
         running: requests that workers hold.
         submitted, finished: how many ever; the latter by verdict.
         waited, ran, took: from submit to the last claim, from there to the end, and together.
@@ -41,6 +41,7 @@ class Lane:
     """
 
     waiting: int = 0
+    held: int = 0
     suspects: int = 0
     oldest_s: float = 0.0
     running: float = 0.0
@@ -90,6 +91,7 @@ def lanes_of(status: Status) -> dict[str, Lane]:
     for row in status.levels:
         lane = lanes[row.lane]
         lane.waiting += row.waiting
+        lane.held += row.waiting if f"l:{row.lane}" in status.paused else row.held
         lane.oldest_s = max(lane.oldest_s, row.oldest_s)
     for name, count in status.suspects.items():
         lanes[name].suspects += count

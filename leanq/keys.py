@@ -11,6 +11,8 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:where`` | hash | rid → where it is if not in its line | submit, claim, requeue | at its reply |
 | ``:wait:LANE:LEVEL:TENANT`` | list | rids that wait, next first | submit, requeue | when empty |
 | ``:ring:LANE:LEVEL`` | list | tenants whose wait list is not empty | the same | when empty |
+| ``:parked:LANE:LEVEL`` | set | such tenants that are held back | submit, pause | resume |
+| ``:paused`` | hash | ``l:LANE`` or ``t:TENANT`` held back → since when, ms | pause | resume |
 | ``:suspects:LANE`` | list | rids that must run alone | requeue | when empty |
 | ``:work:WORKER`` | sorted set | its processing list: rid → overrun, ms | claim | when empty |
 | ``:workers`` | sorted set | worker → end of its lease, ms | join, claim, renew | leave, reap |

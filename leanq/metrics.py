@@ -43,7 +43,10 @@ def _histogram(name: str, text: str, *labels: str) -> Metric:
 FLEET = (
     _gauge("leanq_up", "1 while the exporter reaches every shard of the queue."),
     _gauge(
-        "leanq_requests", "Requests by state: waiting, running, suspect.", "environment", "state"
+        "leanq_requests",
+        "Requests by state: waiting, held, running, suspect.",
+        "environment",
+        "state",
     ),
     _gauge("leanq_oldest_waiting_seconds", "Age of the oldest request that waits.", "environment"),
     _gauge("leanq_dead_letters", "Requests that took down too many workers and are kept."),

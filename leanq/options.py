@@ -158,6 +158,13 @@ def lean(command: _F) -> _F:
     return command
 
 
+def held(command: _F) -> _F:
+    """What is held back."""
+    env = click.option("--env", metavar="NAME", help="An environment.")
+    tenant = click.option("--tenant", metavar="NAME", help="A tenant, in all environments.")
+    return env(tenant(command))
+
+
 _KUBERNETES = ("namespace", "deployment", "hpa")
 _LOOP = ("target", "environments", "every_s", "port", "worker")
 

@@ -23,7 +23,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import redis.asyncio as redis
 
@@ -206,17 +206,23 @@ class Queue:
             args += (lane, about, (fingerprints or {}).get(lane, ""))
         await self.run("join", args)
 
+    async def pause(self, kind: Literal["lane", "tenant"], name: str, *, hold: bool) -> bool:
+        """Holds a lane or a tenant back, or lets it go on; whether that was otherwise before."""
+        return bool(await self.run("pause", [kind[0], name, int(hold)]))
+
     async def status(self) -> Status:
         """One look at the shard. Tenants beyond the first 1,000 of a lane are not counted."""
-        _, stats, lanes, workers, levels, suspects, dead, tallies = await self.run("status", [])
+        found = await self.run("status", [])
+        _, stats, lanes, workers, levels, suspects, dead, tallies, paused = found
         return Status(
             counters={_text(k): int(v) for k, v in _pairs(stats)},
             lanes={_text(k): v for k, v in _pairs(lanes)},
             workers=tuple(WorkerRow(_text(w), ms / 1000, n, i) for w, ms, n, i in workers),
-            levels=tuple(LevelRow(_text(l_), p, t, n, a / 1000) for l_, p, t, n, a in levels),
+            levels=tuple(LevelRow(_text(l_), p, t, n, a / 1000, h) for l_, p, t, n, a, h in levels),
             suspects={_text(lane): n for lane, n in suspects},
             dead=dead,
             tallies={_text(k): int(v) for k, v in _pairs(tallies)},
+            paused={_text(k): int(v) / 1000 for k, v in _pairs(paused)},
         )
 
     async def minutes(self, since_minute: int) -> list[dict[str, int]]:

@@ -252,11 +252,15 @@ class WorkerRow:
 
 @value
 class LevelRow:
+    """What waits in a lane with one priority; ``held`` of it is of tenants that are paused, whose
+    age does not count."""
+
     lane: str
     level: int
     tenants: int
     waiting: int
     oldest_s: float
+    held: int = 0
 
 
 @value
@@ -266,7 +270,8 @@ class Status:
     ``tallies`` are counters of lanes: ``s:LANE`` requests taken in, ``f:LANE:VERDICT`` ended, and
     of the times that they waited (w), ran (r) and took in all (t) ``w_ms:LANE`` the sum and
     ``w:LANE:N`` how many fell into the N-th bucket of :data:`leanq.metrics.BUCKETS_S`. Beside these
-    ``snapshot_bytes`` and ``snapshots_evicted``.
+    ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: lanes (``l:LANE``) and tenants
+    (``t:TENANT``) that are held back, and since when, in seconds since 1970.
     """
 
     counters: Mapping[str, int]
@@ -276,6 +281,7 @@ class Status:
     suspects: Mapping[str, int]
     dead: int
     tallies: Mapping[str, int] = field(default_factory=dict)
+    paused: Mapping[str, float] = field(default_factory=dict)
 
 
 def merged(shards: Sequence[Status]) -> Status:
@@ -283,6 +289,7 @@ def merged(shards: Sequence[Status]) -> Status:
     those of the shard with most of them, and all else is added up."""
     counters, suspects, tallies = Counter[str](), Counter[str](), Counter[str]()
     lanes: dict[str, bytes] = {}
+    paused: dict[str, float] = {}
     workers: dict[str, WorkerRow] = {}
     levels: dict[tuple[str, int], LevelRow] = {}
     for shard in shards:
@@ -290,19 +297,21 @@ def merged(shards: Sequence[Status]) -> Status:
         suspects.update(shard.suspects)
         tallies.update({k: n for k, n in shard.tallies.items() if k != "minute"})
         lanes |= shard.lanes
+        paused |= shard.paused
         for row in shard.workers:
             known = workers.get(row.worker, replace(row, held=0))
             lease_s, held = min(row.lease_s, known.lease_s), row.held + known.held
             workers[row.worker] = replace(row, lease_s=lease_s, held=held)
         for level in shard.levels:
             place = (level.lane, level.level)
-            seen = levels.get(place, replace(level, waiting=0))
+            seen = levels.get(place, replace(level, waiting=0, held=0))
             levels[place] = replace(
                 level,
                 tenants=max(level.tenants, seen.tenants),
                 waiting=level.waiting + seen.waiting,
+                held=level.held + seen.held,
                 oldest_s=max(level.oldest_s, seen.oldest_s),
             )
     dead = sum(shard.dead for shard in shards)
     rows = tuple(workers.values()), tuple(levels.values())
-    return Status(counters, lanes, *rows, suspects, dead, tallies)
+    return Status(counters, lanes, *rows, suspects, dead, tallies, paused)

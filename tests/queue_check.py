@@ -51,8 +51,16 @@ def compare(found: Dump, model: Model) -> None:
     assert found.hashes.get("prints", {}) == model.prints
     rings = {f"{lane}:{level}": ring for (lane, level), ring in model.rings.items() if ring}
     assert found.lists["ring"] == {place: list(ring) for place, ring in rings.items()}
+    parked = {f"{lane}:{level}": ring for (lane, level), ring in model.parked.items() if ring}
+    assert found.parked == {place: set(ring) for place, ring in parked.items()}
     assert found.lists["wait"] == {
-        f"{place}:{tenant}": rids for place, ring in rings.items() for tenant, rids in ring.items()
+        f"{place}:{tenant}": rids
+        for lines in (rings, parked)
+        for place, ring in lines.items()
+        for tenant, rids in ring.items()
+    }
+    assert {(k[0], k[2:]) for k in found.hashes.get("paused", {})} == {
+        (kind[0], name) for kind, name in model.paused
     }
     assert found.lists["suspects"] == {k: v for k, v in model.suspects.items() if v}
     assert found.work == {worker: work for worker, work in model.work.items() if work}
@@ -76,7 +84,13 @@ def compare(found: Dump, model: Model) -> None:
 def check_bells(found: Dump, model: Model, woken: Collection[str]) -> None:
     """Where work waits, somebody is or will be woken."""
     for lane in model.lanes | {item.sub.lane for item in model.flying.values()}:
-        queued = [w for w in model.flying.values() if w.status == "queued" and w.sub.lane == lane]
+        queued = [
+            w
+            for w in model.flying.values()
+            if w.status == "queued"
+            and w.sub.lane == lane
+            and not {("lane", lane), ("tenant", w.sub.tenant)} & model.paused
+        ]
         tokens = len(found.lists["bell"].get(lane, ()))
         assert tokens <= 16
         in_time = {w.sub.rid for w in queued if w.deadline >= model.now} - model.to.keys()

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Literal
 
 from leanq.transitions import Returning, Submission
 
@@ -62,6 +63,9 @@ class Model:
         self.isolating: dict[str, str] = {}
         self.turns: Counter[str] = Counter()
         self.heard = self.truce = 0
+        # Lanes and tenants that are held back, and the lines of such tenants.
+        self.paused: set[tuple[Literal["lane", "tenant"], str]] = set()
+        self.parked: defaultdict[tuple[str, int], dict[str, list[str]]] = defaultdict(dict)
         # Whom a request is promised to that stands in no line, and which such the last claim took.
         self.to: dict[str, str] = {}
         self.redeemed: set[str] = set()
@@ -73,7 +77,7 @@ class Model:
         self.prints |= dict.fromkeys(lanes, fingerprint) if fingerprint else {}
 
     def submit(self, client: str, sub: Submission) -> str:
-        ring = self.rings[sub.lane, sub.level]
+        ring = self._ring(sub)
         if sub.rid in self.verdicts:
             return "reply"
         if sub.rid in self.flying:
@@ -123,6 +127,7 @@ class Model:
         """The rids, whether the one runs alone, and whether the worker is to empty itself."""
         self.leases[worker] = self.now + self.lease_ms
         self.passed.clear()
+        lanes = [lane for lane in lanes if ("lane", lane) not in self.paused]
         for lane in lanes if want else ():
             suspect = self._first_suspect(lane)
             if suspect and busy == 0:
@@ -212,8 +217,23 @@ class Model:
     def _by_age(self, worker: str) -> list[str]:
         return sorted(self.work[worker], key=lambda rid: (self.work[worker][rid], rid))
 
+    def pause(self, kind: Literal["lane", "tenant"], name: str, hold: bool) -> bool:
+        """Whether it was otherwise before."""
+        if hold == ((kind, name) in self.paused):
+            return False
+        self.paused ^= {(kind, name)}
+        source, target = (self.rings, self.parked) if hold else (self.parked, self.rings)
+        for place in list(source) if kind == "tenant" else ():
+            if name in source[place]:
+                target[place][name] = source[place].pop(name)
+        return True
+
+    def _ring(self, sub: Submission) -> dict[str, list[str]]:
+        held = ("tenant", sub.tenant) in self.paused
+        return (self.parked if held else self.rings)[sub.lane, sub.level]
+
     def _enter(self, sub: Submission) -> None:
-        self.rings[sub.lane, sub.level].setdefault(sub.tenant, []).append(sub.rid)
+        self._ring(sub).setdefault(sub.tenant, []).append(sub.rid)
 
     def _fill(self, worker: str, lanes: Sequence[str], want: int) -> list[str]:
         rids: list[str] = []
@@ -327,12 +347,14 @@ class Model:
         return "queued"
 
     def _go_back(self, sub: Submission, defer: bool = False) -> None:
-        ring = self.rings[sub.lane, sub.level]
+        ring = self._ring(sub)
         if waiting := ring.get(sub.tenant):
             waiting.insert(len(waiting) if defer else 0, sub.rid)
-        else:
-            new = {sub.tenant: [sub.rid]}
-            self.rings[sub.lane, sub.level] = {**ring, **new} if defer else {**new, **ring}
+            return
+        held = dict(ring)
+        ring.clear()
+        new = {sub.tenant: [sub.rid]}
+        ring |= {**held, **new} if defer else {**new, **held}
 
     def _end(self, rid: str, verdict: str) -> None:
         self._tell(rid, verdict)

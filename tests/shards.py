@@ -55,6 +55,7 @@ class Dump:
     work: dict[str, dict[str, int]] = field(default_factory=dict)
     warm: dict[str, dict[str, int]] = field(default_factory=dict)
     promises: dict[str, int] = field(default_factory=dict)
+    parked: dict[str, set[str]] = field(default_factory=dict)
     workers: dict[str, int] = field(default_factory=dict)
     isolating: dict[str, str] = field(default_factory=dict)
     inbox: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
@@ -94,6 +95,7 @@ class Dump:
         assert set(self.work) | set(self.hashes.get("vacant", ())) <= set(self.workers)
         assert set(self.promises) == set(promised) <= set(self.workers)
         rings = [f"{place}:{t}" for place, ring in self.lists["ring"].items() for t in ring]
+        rings += [f"{place}:{t}" for place, tenants in self.parked.items() for t in tenants]
         assert sorted(rings) == sorted(waiting)
         for name, count in self.hashes.get("stats", {}).items():
             kind, _, lane = name.partition(":")
@@ -109,10 +111,12 @@ def dump(server: redis.Redis, tag: str) -> Dump:
     pipe = server.pipeline(transaction=False)
     for name in names:
         match name[len(tag) + 1 :].partition(":")[0]:
-            case "deadreq" | "stats" | "tally" | "info" | "lanes" | "prints" | "pinning" | "vacant":
+            case "deadreq" | "where" | "runs" | "stats" | "tally" | "paused":
                 pipe.hgetall(name)
-            case "where" | "runs":
+            case "info" | "lanes" | "prints" | "pinning" | "vacant":
                 pipe.hgetall(name)
+            case "parked":
+                pipe.smembers(name)
             case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
                 pipe.lrange(name, 0, -1)
             case "work" | "workers" | "dead" | "with" | "warm" | "promises" | "minutes":
@@ -133,8 +137,10 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 places = _texts(value)
             case "runs":
                 found.run = _texts(value)
-            case "stats" | "tally" | "info" | "lanes" | "prints" | "pinning" | "vacant":
+            case "stats" | "tally" | "paused" | "info" | "lanes" | "prints" | "pinning" | "vacant":
                 found.hashes[kind] = _texts(value)
+            case "parked":
+                found.parked[rest] = {tenant.decode() for tenant in value}
             case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
                 found.lists[kind][rest] = [item.decode() for item in value]
             case "work":

@@ -259,7 +259,7 @@ def _look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Co
             replies[name] = key
         elif kind in ("inbox", "isolating"):
             left[f"{kind} for ever"] += ttl_ms == -1
-        elif kind not in ("stats", "lanes", "prints", "bell", "collect"):
+        elif kind not in ("stats", "tally", "minutes", "lanes", "prints", "bell", "collect"):
             left[key.decode()] += 1
     if replies:
         values: Any = connection.mget(list(replies.values()))

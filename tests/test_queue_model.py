@@ -11,7 +11,7 @@ import os
 from collections import defaultdict
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import pytest
 import redis
@@ -242,6 +242,12 @@ class QueueMachine(RuleBasedStateMachine):
             else:
                 assert answer is (name == "in flight")
 
+    @rule(kind=st.sampled_from(("lane", "tenant")), hold=st.booleans(), number=st.integers(0, 1))
+    def hold_back(self, kind: Literal["lane", "tenant"], hold: bool, number: int) -> None:
+        name = (LANES if kind == "lane" else TENANTS)[number]
+        changed = self.call(self.queue.pause(kind, name, hold=hold))
+        assert changed == self.model.pause(kind, name, hold)
+
     @precondition(anyone_late)
     @rule()
     def reap(self) -> None:
@@ -327,6 +333,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     def drain(self) -> None:
         """From any state, whoever is left brings every request to its end."""
+        for kind, name in sorted(self.model.paused):
+            assert self.call(self.queue.pause(kind, name, hold=False))
+            self.model.pause(kind, name, hold=False)
         self.kill(0)
         self.advance(1_000_000)
         if self.anyone_late():

@@ -55,6 +55,7 @@ def _record(settings: Settings, found: Status) -> dict[str, Any]:
         "url": without_password(settings.url),
         "waiting": [asdict(row) for row in found.levels],
         "suspects": dict(found.suspects),
+        "paused": dict(found.paused),
         "running": sum(row.held for row in found.workers),
         "dead": found.dead,
         "submitted": counters.get("submitted", 0),
@@ -105,6 +106,9 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
         )
     for lane, count in record["suspects"].items():
         yield f"          {lane}: {count} suspects, each to run alone"
+    for name, since_s in sorted(record["paused"].items()):
+        what = "environment" if name.startswith("l:") else "tenant"
+        yield f"paused    {what} {name[2:]}, since {time.time() - since_s:.0f} s (leanq resume)"
     yield f"running   {record['running']}"
     counts = ", ".join(f"{name} {count}" for name, count in record["verdicts"].items())
     yield f"ended     {counts or 'nothing yet'}"

@@ -34,7 +34,14 @@ local function conclude()
   return call('ZCARD', work)
 end
 
-if first_lane > #ARGV then return {acks, {}, conclude(), 0, 0, now, 0} end
+-- The lanes that are not held back.
+local lanes = {unpack(ARGV, first_lane)}
+if #lanes > 0 and call('EXISTS', PAUSED) == 1 then
+  for i = #lanes, 1, -1 do
+    if is_paused('l', lanes[i]) then table.remove(lanes, i) end
+  end
+end
+if #lanes == 0 then return {acks, {}, conclude(), 0, 0, now, 0} end
 
 -- What was withdrawn is popped as well, so that one call takes bounded time.
 local MOST_POPS = 1000
@@ -42,8 +49,8 @@ local pops, jobs, leases, places, taken = 0, {}, {}, {}, {}
 
 -- Per lane in which some requests name affinities, who watches over promises there and until when.
 local pinning = {}
-for i, note in ipairs(call('HMGET', P .. ':pinning', unpack(ARGV, first_lane))) do
-  pinning[ARGV[first_lane + i - 1]] = note or nil
+for i, note in ipairs(call('HMGET', P .. ':pinning', unpack(lanes))) do
+  pinning[lanes[i]] = note or nil
 end
 local pinned = next(pinning) ~= nil
 
@@ -327,8 +334,7 @@ end
 
 local hold = 0
 -- All lanes' suspects come before any lane's other work, which would never let them be alone.
-for i = first_lane, #ARGV do
-  local lane = ARGV[i]
+for _, lane in ipairs(lanes) do
   local r = want > 0 and suspect(lane)
   if r then
     local isolating = P .. ':isolating:' .. lane
@@ -352,8 +358,8 @@ if pinned then
   recall_overdue()
   redeemed = redeem()
 end
-for i = first_lane, #ARGV do
-  if want > 0 then want = claim(ARGV[i], want) end
+for _, lane in ipairs(lanes) do
+  if want > 0 then want = claim(lane, want) end
 end
 local again = 0
 if pinned then
@@ -373,11 +379,10 @@ if #leases > 0 then
 end
 if #leases > 0 or pops >= MOST_POPS or hold == 1 then
   -- Whoever leaves work behind wakes the next idle worker.
-  for i = first_lane, #ARGV do
-    local name = 'waiting:' .. ARGV[i]
-    if tonumber(call('HGET', STATS, name) or 0) + (counts[name] or 0) > 0
-      and (not pinning[ARGV[i]] or has_line(ARGV[i])) then
-      ring_bell(ARGV[i], 1)
+  for _, lane in ipairs(lanes) do
+    local name = 'waiting:' .. lane
+    if tonumber(call('HGET', STATS, name) or 0) + (counts[name] or 0) > 0 and has_line(lane) then
+      ring_bell(lane, 1)
     end
   end
 end

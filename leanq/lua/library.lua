@@ -16,6 +16,9 @@ local DEAD_LETTERS = 10000
 -- A warm worker that waits comes for its promise within milliseconds, over any network. Who has not
 -- come by then is dead or stuck, and others take what it was promised.
 local STEAL_MS = 100
+-- What operators hold back: lanes (l:LANE), of which nothing is claimed, and tenants (t:TENANT), who
+-- stand in :parked instead of their rings.
+local PAUSED = P .. ':paused'
 local call = redis.call
 
 local function now_ms()
@@ -174,6 +177,15 @@ local function bury(rid, attempts, worker, now)
   end
 end
 
+local function is_paused(kind, name) return call('HEXISTS', PAUSED, kind .. ':' .. name) == 1 end
+
+-- Gives a tenant whose line was empty its place in the ring (push says at which end), or keeps it
+-- apart while it is paused.
+local function give_turn(push, line, tenant)
+  if is_paused('t', tenant) then call('SADD', P .. ':parked:' .. line, tenant)
+  else call(push, P .. ':ring:' .. line, tenant) end
+end
+
 -- Puts one request that was leased or attached back to the front, or makes it a dead letter.
 -- charge: whether the attempt counts. defer: to the end of its line instead.
 -- Returns 'queued', 'poisoned' or 'lost'.
@@ -199,7 +211,7 @@ local function put_back(rid, charge, max_attempts, now, ttl_ms, told, defer)
   if is_suspect(n, max_attempts) then
     call(push, P .. ':suspects:' .. r[LANE], rid)
   elseif call(push, P .. ':wait:' .. line .. ':' .. r[TENANT], rid) == 1 then
-    call(push, P .. ':ring:' .. line, r[TENANT])
+    give_turn(push, line, r[TENANT])
   end
   ring_bell(r[LANE], 1)
   return 'queued'
@@ -257,7 +269,7 @@ local function recall(worker)
       call('HDEL', WHERE, rids[i])
       local line = r[LANE] .. ':' .. r[LEVEL]
       if call('LPUSH', P .. ':wait:' .. line .. ':' .. r[TENANT], rids[i]) == 1 then
-        call('LPUSH', P .. ':ring:' .. line, r[TENANT])
+        give_turn('LPUSH', line, r[TENANT])
       end
       ring_bell(r[LANE], 1)
       recalled = recalled + 1

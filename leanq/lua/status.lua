@@ -1,8 +1,9 @@
 #!lua flags=no-writes
 -- status: one look at the shard; changes nothing.
 -- Returns {now (ms), counters, lanes, {worker, lease (ms left), requests held, what it says}*,
---   {lane, level, tenants, waiting of the first 1,000 tenants, age of the oldest (ms)}*,
---   {lane, suspects}*, dead letters, tallies by lane}
+--   {lane, level, tenants, waiting of the first 1,000 tenants, age of the oldest (ms),
+--    how many of these their operators hold back}*,
+--   {lane, suspects}*, dead letters, tallies by lane, what is held back and since when (ms)}
 local now = now_ms()
 local workers, levels, suspects = {}, {}, {}
 local leases = call('ZRANGE', P .. ':workers', 0, -1, 'WITHSCORES')
@@ -18,15 +19,19 @@ for i = 1, #stats, 2 do
     for level = 0, LEVELS - 1 do
       local ring = P .. ':ring:' .. lane .. ':' .. level
       local tenants = call('LRANGE', ring, 0, 999)
-      local waiting, oldest = 0, now
-      for _, tenant in ipairs(tenants) do
+      local parked = call('SMEMBERS', P .. ':parked:' .. lane .. ':' .. level)
+      local waiting, held, oldest = 0, 0, now
+      for i = 1, #tenants + #parked do
+        local tenant = tenants[i] or parked[i - #tenants]
         local wait = P .. ':wait:' .. lane .. ':' .. level .. ':' .. tenant
-        waiting = waiting + call('LLEN', wait)
+        local n = call('LLEN', wait)
+        waiting = waiting + n
+        if i > #tenants then held = held + n end
         local r = record(call('LINDEX', wait, 0))
-        if r then oldest = math.min(oldest, r[AT]) end
+        if r and i <= #tenants then oldest = math.min(oldest, r[AT]) end
       end
-      if #tenants > 0 then
-        levels[#levels + 1] = {lane, level, call('LLEN', ring), waiting, now - oldest}
+      if #tenants + #parked > 0 then
+        levels[#levels + 1] = {lane, level, call('LLEN', ring) + #parked, waiting, now - oldest, held}
       end
     end
     local n = call('LLEN', P .. ':suspects:' .. lane)
@@ -34,4 +39,5 @@ for i = 1, #stats, 2 do
   end
 end
 return {now, stats, call('HGETALL', P .. ':lanes'), workers, levels, suspects,
-  call('ZCARD', P .. ':dead'), call('HGETALL', TALLY)}
+  call('ZCARD', P .. ':dead'), call('HGETALL', TALLY),
+  call('HGETALL', PAUSED)}

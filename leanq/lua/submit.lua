@@ -16,6 +16,7 @@ local out, lanes, kinds, rings = {}, {}, {}, {}
 local first, twice = {}, {}
 local names, runs, digested, asked = {}, {}, {}, {}
 local records, count, remembered = {}, 0, 0
+local any_paused = call('EXISTS', PAUSED) == 1
 
 -- The record of the k-th, which is written with the others.
 local function keep(k, kind)
@@ -30,7 +31,8 @@ local function lane_of(name)
   if not lane then
     lane = {added = 0, promised = 0, attached = 0, pinned = false, open = nil,
       known = call('HEXISTS', P .. ':lanes', name) == 1 or call('HLEN', P .. ':lanes') == 0,
-      print = remember > 0 and call('HGET', P .. ':prints', name)}
+      print = remember > 0 and call('HGET', P .. ':prints', name),
+      paused = any_paused and is_paused('l', name)}
     lanes[name] = lane
   end
   return lane
@@ -43,7 +45,7 @@ local function read_kind(text)
   deadline = tonumber(deadline)
   local place = name .. ':' .. level
   if not rings[place] then
-    rings[place] = {key = P .. ':ring:' .. place, wait = P .. ':wait:' .. place .. ':',
+    rings[place] = {line = place, key = P .. ':ring:' .. place, wait = P .. ':wait:' .. place .. ':',
       lane = lane_of(name), lines = {}, tenants = {}}
     rings[#rings + 1] = rings[place]
   end
@@ -73,7 +75,7 @@ end
 -- The worker to be promised a request: idle, and warm for the strongest affinity possible. None
 -- where something else waits in the lane, which has the first claim to any idle worker.
 local function warm_worker(name, lane, affinities)
-  if lane.open == nil then lane.open = not has_line(name) end
+  if lane.open == nil then lane.open = not lane.paused and not has_line(name) end
   if not lane.open then return nil end
   for affinity in string.gmatch(affinities, '%S+') do
     local workers = call('ZREVRANGE', P .. ':warm:' .. name .. ':' .. affinity, 0, -1)
@@ -149,7 +151,8 @@ local function take_in(k, kind, leader, held)
   local attached, warm = attach(rid, leader, digest, now), nil
   if kind.affinities ~= '' then
     pin(kind.name, lane)
-    warm = not attached and warm_worker(kind.name, lane, kind.affinities)
+    local held = any_paused and is_paused('t', ARGV[5 * k + 1])
+    warm = not attached and not held and warm_worker(kind.name, lane, kind.affinities)
   end
   if not attached and not warm then return line_up(k, kind) end
   if warm then promise(rid, lane, warm) else lane.attached = lane.attached + 1 end
@@ -219,7 +222,10 @@ end
 for _, ring in ipairs(rings) do
   local opened = {}
   for _, tenant in ipairs(ring.tenants) do
-    if extend(ring, tenant, ring.lines[tenant]) then opened[#opened + 1] = tenant end
+    if extend(ring, tenant, ring.lines[tenant]) then
+      if any_paused then give_turn('RPUSH', ring.line, tenant)
+      else opened[#opened + 1] = tenant end
+    end
   end
   bulk('RPUSH', ring.key, opened)
 end
@@ -232,7 +238,7 @@ for name, lane in pairs(lanes) do
   count = count + taken
   if waiting > 0 then call('HINCRBY', STATS, 'waiting:' .. name, waiting) end
   if taken > 0 then call('HINCRBY', TALLY, 's:' .. name, taken) end
-  if lane.added > 0 then ring_bell(name, lane.added) end
+  if lane.added > 0 and not lane.paused then ring_bell(name, lane.added) end
   if lane.promised > 0 then post_guard(name) end
 end
 if count > 0 then call('HINCRBY', STATS, 'submitted', count) end

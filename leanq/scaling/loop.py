@@ -137,7 +137,8 @@ def _stats(name: str, seen: Glance, ordered: Ordered, now: float) -> Stats:
     lane = seen.lanes.get(name) or Lane()
     return Stats(
         time_s=now,
-        queued=lane.waiting + lane.suspects,
+        # For what is held back nobody is needed.
+        queued=lane.waiting - lane.held + lane.suspects,
         leased=round(lane.running),
         oldest_s=lane.oldest_s,
         submitted=lane.submitted,

@@ -3,7 +3,7 @@
 What Lean rejects, and what is left to prove, is said by a process of the REPL in milliseconds. What
 would be accepted is compiled and audited by a Lean of its own, as the lean driver does it; so is
 all that no process of the REPL could tell: it died, or what it printed was not one answer. For that
-a request is tried in two of them, the second of which has seen no other candidate.
+a request is tried in one that has seen no other candidate, if the first one had.
 """
 
 from __future__ import annotations
@@ -171,6 +171,7 @@ class ReplDriver(LeanDriver):
         for pristine in (False, True):
             async with kept.sessions.take(header, state, pristine=pristine) as session:
                 session.spoiled = session.spoiled or acts
+                was_pristine = not session.requests
                 try:
                     if not await session.load(header):
                         break
@@ -179,6 +180,8 @@ class ReplDriver(LeanDriver):
                 except ReplError as error:
                     log.info("%s", error)
                     session.spoiled = True
+                    if was_pristine:
+                        break
                     continue
             cpu_s, fingerprint = session.cpu_s - before_s, kept.environment.fingerprint
             return reply and replace(reply, cpu_s=cpu_s, fingerprint=fingerprint)
