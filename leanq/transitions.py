@@ -266,7 +266,8 @@ class Status:
     ``tallies`` are counters of lanes: ``s:LANE`` requests taken in, ``f:LANE:VERDICT`` ended, and
     of the times that they waited (w), ran (r) and took in all (t) ``w_ms:LANE`` the sum and
     ``w:LANE:N`` how many fell into the N-th bucket of :data:`leanq.metrics.BUCKETS_S`. Beside these
-    ``snapshot_bytes`` and ``snapshots_evicted``.
+    ``snapshot_bytes`` and ``snapshots_evicted``. ``decisions``: what the scaler
+    last told of each environment, as JSON.
     """
 
     counters: Mapping[str, int]
@@ -276,6 +277,7 @@ class Status:
     suspects: Mapping[str, int]
     dead: int
     tallies: Mapping[str, int] = field(default_factory=dict)
+    decisions: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def merged(shards: Sequence[Status]) -> Status:
@@ -283,6 +285,7 @@ def merged(shards: Sequence[Status]) -> Status:
     those of the shard with most of them, and all else is added up."""
     counters, suspects, tallies = Counter[str](), Counter[str](), Counter[str]()
     lanes: dict[str, bytes] = {}
+    decisions: dict[str, bytes] = {}
     workers: dict[str, WorkerRow] = {}
     levels: dict[tuple[str, int], LevelRow] = {}
     for shard in shards:
@@ -290,6 +293,7 @@ def merged(shards: Sequence[Status]) -> Status:
         suspects.update(shard.suspects)
         tallies.update({k: n for k, n in shard.tallies.items() if k != "minute"})
         lanes |= shard.lanes
+        decisions |= shard.decisions
         for row in shard.workers:
             known = workers.get(row.worker, replace(row, held=0))
             lease_s, held = min(row.lease_s, known.lease_s), row.held + known.held
@@ -305,4 +309,4 @@ def merged(shards: Sequence[Status]) -> Status:
             )
     dead = sum(shard.dead for shard in shards)
     rows = tuple(workers.values()), tuple(levels.values())
-    return Status(counters, lanes, *rows, suspects, dead, tallies)
+    return Status(counters, lanes, *rows, suspects, dead, tallies, decisions)

@@ -2,7 +2,7 @@
 -- status: one look at the shard; changes nothing.
 -- Returns {now (ms), counters, lanes, {worker, lease (ms left), requests held, what it says}*,
 --   {lane, level, tenants, waiting of the first 1,000 tenants, age of the oldest (ms)}*,
---   {lane, suspects}*, dead letters, tallies by lane}
+--   {lane, suspects}*, dead letters, tallies by lane, the scaler's decisions by environment}
 local now = now_ms()
 local workers, levels, suspects = {}, {}, {}
 local leases = call('ZRANGE', P .. ':workers', 0, -1, 'WITHSCORES')
@@ -34,4 +34,4 @@ for i = 1, #stats, 2 do
   end
 end
 return {now, stats, call('HGETALL', P .. ':lanes'), workers, levels, suspects,
-  call('ZCARD', P .. ':dead'), call('HGETALL', TALLY)}
+  call('ZCARD', P .. ':dead'), call('HGETALL', TALLY), call('HGETALL', P .. ':scaler')}
