@@ -301,8 +301,16 @@ def drop_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     metavar="TIME",
     help="What happened in the last 30m, 24h or 1d, by periods.",
 )
-def status(url: str | None, as_json: bool, since_s: float | None) -> None:
+@click.option("--watch", is_flag=True, help="Look each second until interrupted.")
+def status(url: str | None, as_json: bool, since_s: float | None, watch: bool) -> None:
     """Show what waits, runs and died, and which workers there are."""
+    if watch:
+        if since_s is not None:
+            raise UsageError("--watch shows what happens and --since what happened; give one")
+        from .commands.watch import watch as run
+
+        run(url, as_json)
+        return
     from .commands import look
 
     if since_s is None:

@@ -4,18 +4,25 @@ scaler and for people."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from . import wire
 from .config import Settings
 from .errors import WireError
 from .metrics import BUCKETS_S
-from .queue import every_shard
+from .queue import Queue, every_shard
 from .transitions import Status, merged
+
+_T = TypeVar("_T")
+
+TOLD_S = 600.0
+"""A scaler's decision that is older, in seconds, is that of one that has gone."""
 
 
 @dataclass(slots=True)
@@ -72,11 +79,34 @@ class Glance:
     memory_limit_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The scaler's last decision on an environment, as it told it to the queue.
+
+    Attributes:
+        at: when, in seconds since 1970 by the scaler's clock.
+        target, order: workers wanted from now on, and before.
+        who: which scaler.
+    """
+
+    at: float
+    target: int
+    order: int
+    reason: str
+    text: str
+    who: str
+
+
 async def glance(settings: Settings) -> Glance:
     """One look at the whole queue; raises UnavailableError."""
     async with every_shard(settings) as queues:
-        found = merged(await asyncio.gather(*(queue.status() for queue in queues)))
-        infos = await asyncio.gather(*(queue.ping() for queue in queues))
+        return await glance_at(queues)
+
+
+async def glance_at(queues: Sequence[Queue]) -> Glance:
+    """One look at all shards of a queue, over connections that stay; raises UnavailableError."""
+    found = merged(await _all(queue.status() for queue in queues))
+    infos = await _all(queue.ping() for queue in queues)
     used, limit = (
         sum(int(info.get(name, 0)) for info in infos) for name in ("used_memory", "maxmemory")
     )
@@ -110,6 +140,29 @@ def lanes_of(status: Status) -> dict[str, Lane]:
     for name, count in status.tallies.items():
         _tally(lanes, name, count)
     return dict(lanes)
+
+
+def decisions_of(status: Status) -> dict[str, Told]:
+    """What a scaler last decided, by environment; nothing of scalers that have gone."""
+    told: dict[str, Told] = {}
+    for name, data in sorted(status.decisions.items()):
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+            said = json.loads(data)
+            at, target, order = float(said["at"]), int(said["target"]), int(said["order"])
+            # Another scaler may keep the hash alive.
+            if at > time.time() - TOLD_S:
+                why = (str(said[part]) for part in ("reason", "text", "who"))
+                told[name] = Told(at, target, order, *why)
+    return told
+
+
+async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
+    # One that fails at once leaves none behind that would hold up the next look.
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return cast("list[_T]", answers)
 
 
 def info_of(data: bytes) -> dict[str, Any]:

@@ -34,6 +34,7 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:stats`` | hash | counters, and ``waiting:LANE`` | every script | never |
 | ``:tally`` | hash | counters by lane, see ``Status.tallies`` | submit, claim, cancel | never |
 | ``:minutes`` | sorted set | the totals of each minute, a day long | submit, renew | bounded |
+| ``:scaler`` | hash | environment → the scaler's last decision | the scaler | time-to-live |
 | ``:dead`` | sorted set | dead letters: rid → time of death, ms | reap, renew | dead drop, retry |
 | ``:deadreq:RID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
 | ``:states:XXX`` | hash | records of states whose ids begin so | state_… scripts | collected |
@@ -49,7 +50,9 @@ and may be shared, digest), attached to another (the leader, its worker), promis
 worker), or that a warmer one first went before it (when, ms); of one that simply waits in its line,
 nothing. A leased request whose client is "" was withdrawn: it runs on for others, and has its
 reply. A request in flight carries no time-to-live, so no eviction policy that spares such keys can
-lose it.
+lose it. ``:scaler`` is in shard 0 alone; its values are JSON objects: ``at`` (seconds since 1970 by
+the scaler's clock), ``target`` and ``order`` (workers wanted from now on, and before), ``reason``,
+``text``, ``who``.
 """
 
 from __future__ import annotations
@@ -105,6 +108,10 @@ class Keys:
     @property
     def minutes(self) -> str:
         return f"{self.tag}:minutes"
+
+    @property
+    def scaler(self) -> str:
+        return f"{self.tag}:scaler"
 
     @property
     def dead(self) -> str:

@@ -60,6 +60,7 @@ _T = TypeVar("_T")
 
 # Each holds what one call settled for the client.
 _INBOX_ENTRIES = 250
+_DECISIONS_MS = 600_000
 
 
 class Queue:
@@ -212,8 +213,8 @@ class Queue:
 
     async def status(self) -> Status:
         """One look at the shard. Tenants beyond the first 1,000 of a lane are not counted."""
-        found = await self.run("status", [])
-        _, stats, lanes, workers, levels, suspects, dead, tallies, paused = found
+        answer = await self.run("status", [])
+        _, stats, lanes, workers, levels, suspects, dead, tallies, paused, decisions = answer
         return Status(
             counters={_text(k): int(v) for k, v in _pairs(stats)},
             lanes={_text(k): v for k, v in _pairs(lanes)},
@@ -223,7 +224,13 @@ class Queue:
             dead=dead,
             tallies={_text(k): int(v) for k, v in _pairs(tallies)},
             paused={_text(k): int(v) / 1000 for k, v in _pairs(paused)},
+            decisions={_text(k): v for k, v in _pairs(decisions)},
         )
+
+    async def tell_decisions(self, decisions: Mapping[str, bytes]) -> None:
+        """Keeps what the scaler decided for environments, for ten minutes after the last call."""
+        key, told = self.keys.scaler, [part for pair in decisions.items() for part in pair]
+        await self._at_once(("HSET", key, *told), ("PEXPIRE", key, _DECISIONS_MS))
 
     async def minutes(self, since_minute: int) -> list[dict[str, int]]:
         """The totals that were noted once a minute, oldest first; ``minute`` in each says when."""

@@ -271,7 +271,8 @@ class Status:
     of the times that they waited (w), ran (r) and took in all (t) ``w_ms:LANE`` the sum and
     ``w:LANE:N`` how many fell into the N-th bucket of :data:`leanq.metrics.BUCKETS_S`. Beside these
     ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: lanes (``l:LANE``) and tenants
-    (``t:TENANT``) that are held back, and since when, in seconds since 1970.
+    (``t:TENANT``) that are held back, and since when, in seconds since 1970. ``decisions``: what
+    the scaler last told of each environment, as JSON.
     """
 
     counters: Mapping[str, int]
@@ -282,6 +283,7 @@ class Status:
     dead: int
     tallies: Mapping[str, int] = field(default_factory=dict)
     paused: Mapping[str, float] = field(default_factory=dict)
+    decisions: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def merged(shards: Sequence[Status]) -> Status:
@@ -290,6 +292,7 @@ def merged(shards: Sequence[Status]) -> Status:
     counters, suspects, tallies = Counter[str](), Counter[str](), Counter[str]()
     lanes: dict[str, bytes] = {}
     paused: dict[str, float] = {}
+    decisions: dict[str, bytes] = {}
     workers: dict[str, WorkerRow] = {}
     levels: dict[tuple[str, int], LevelRow] = {}
     for shard in shards:
@@ -298,6 +301,7 @@ def merged(shards: Sequence[Status]) -> Status:
         tallies.update({k: n for k, n in shard.tallies.items() if k != "minute"})
         lanes |= shard.lanes
         paused |= shard.paused
+        decisions |= shard.decisions
         for row in shard.workers:
             known = workers.get(row.worker, replace(row, held=0))
             lease_s, held = min(row.lease_s, known.lease_s), row.held + known.held
@@ -314,4 +318,4 @@ def merged(shards: Sequence[Status]) -> Status:
             )
     dead = sum(shard.dead for shard in shards)
     rows = tuple(workers.values()), tuple(levels.values())
-    return Status(counters, lanes, *rows, suspects, dead, tallies, paused)
+    return Status(counters, lanes, *rows, suspects, dead, tallies, paused, decisions)

@@ -93,8 +93,8 @@ def server() -> Iterator[EmbeddedServer]:
 
 def _ends(connection: redis.Redis, key: str) -> bool:
     """Whether a key has a time-to-live, or is a hash with nothing but what makes it indexed."""
-    if connection.type(key) == b"hash":
-        return connection.hkeys(key) == [b""]
+    if connection.type(key) == b"hash" and connection.hkeys(key) == [b""]:
+        return True
     return int(connection.pttl(key)) >= 0  # type: ignore[arg-type]
 
 

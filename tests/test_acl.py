@@ -11,21 +11,23 @@ import pytest
 import redis
 from conftest import eventually, missing
 from fleets import Recorder, echo_body, own_server, submission, working
+from test_scaler import Loop
 
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
 from leanq.errors import UnavailableError
+from leanq.fleet import glance_at
 from leanq.local import find_server
 from leanq.queue import Queue, look
 from leanq.reaper import reap
 from leanq.recipes import Hole, Recipe, Source
 from leanq.states import Packed, RedisStates
 from leanq.switch import Finder
-from leanq.transitions import Full, Queued, Settlement
+from leanq.transitions import Full, Queued, Settlement, merged
 from leanq.wire import Reply, pack_reply
 
 USERS = Path(__file__).parents[1] / "deploy" / "users.acl"
-ROLES = ("client", "worker", "observer", "operator")
+ROLES = ("client", "worker", "observer", "scaler", "operator")
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +176,26 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
         await queue.close()
 
 
+async def test_a_scaler_tells_what_it_decided(socket: Path) -> None:
+    scaler, observer = Queue(as_role(socket, "scaler")), Queue(as_role(socket, "observer"))
+    assert (await glance_at([scaler])).status == merged([await observer.status()])
+    await scaler.tell_decisions({"echo": b"{}"})
+    assert (await observer.status()).decisions == {"echo": b"{}"}
+    with pytest.raises(UnavailableError, match=r"(?i)permission"):
+        await observer.tell_decisions({"echo": b"{}"})
+    for queue in (scaler, observer):
+        await queue.close()
+
+
+async def test_a_scaler_that_may_not_tell_orders_all_the_same(
+    socket: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(as_role(socket, "observer"), least=3)
+    await loop.tick()
+    assert loop.target.orders == [3]
+    assert "not shown to others" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("role", "words"),
     [
@@ -195,6 +217,12 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
         ("observer", "SET {leanq:0}:reply:x y"),
         ("observer", "DEL {leanq:0}:dead"),
         ("observer", "GET another"),
+        ("observer", "HSET {leanq:0}:scaler echo x"),
+        ("client", "HSET {leanq:0}:scaler echo x"),
+        ("scaler", "HSET {leanq:0}:lanes echo x"),
+        ("scaler", "PEXPIRE {leanq:0}:stats 1"),
+        ("scaler", "DEL {leanq:0}:scaler"),
+        ("scaler", "FLUSHALL"),
         ("operator", "FLUSHALL"),
         ("operator", "ZADD {leanq:0}:workers 1 x"),
     ],

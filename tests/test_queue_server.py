@@ -228,6 +228,7 @@ async def live_a_full_life(shard: Shard) -> None:
     await states.collect()
     await queue.read_inbox("c", "0-0", 1)
     await queue.lanes()
+    await queue.tell_decisions({"a": b"{}"})
 
 
 TYPES = {"sorted set": b"zset"}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -25,7 +26,7 @@ from test_metrics import parsed, port_in, scrape
 from leanq.client import LeanQClient
 from leanq.config import Settings
 from leanq.errors import TargetError
-from leanq.fleet import Glance, glance
+from leanq.fleet import Glance, Told, decisions_of, glance
 from leanq.queue import Queue
 from leanq.scaling import Decision, ScaleSettings, Stats
 from leanq.scaling.kube import KubernetesTarget
@@ -86,7 +87,9 @@ class Loop:
         def tell(_name: str, decision: Decision, stats: Stats) -> None:
             self.told.append((decision, stats))
 
-        self.scaler = Scaler(settings, self.target, sizes, tell=tell, clock=lambda: self.now)
+        self.scaler = Scaler(
+            settings, self.target, sizes, tell=tell, who="tester", clock=lambda: self.now
+        )
 
     async def tick(self) -> Decision:
         self.now += 15
@@ -162,6 +165,19 @@ async def test_a_target_in_trouble_is_asked_again(settings: Settings, queue: Que
     assert loop.target.orders == [2]
 
 
+async def test_the_one_that_leads_tells_the_queue(settings: Settings, queue: Queue) -> None:
+    loop = Loop(settings, least=3)
+    loop.target.leading = False
+    await loop.tick()
+    assert (await queue.status()).decisions == {}
+    loop.target.leading = True
+    decision = await loop.tick()
+    told = decisions_of(await queue.status())["echo"]
+    assert told == Told(told.at, 3, 0, decision.reason, decision.text, "tester")
+    assert told.at == pytest.approx(time.time(), abs=60)
+    assert 0 < await queue.call(lambda c: c.pttl(queue.keys.scaler)) <= 600_000
+
+
 # Processes on this machine
 
 
@@ -211,6 +227,8 @@ def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Setti
         # Nothing waits, so it goes down to nobody again.
         if max(targets) > 0 and targets[-1] == 0:
             break
+    until(lambda: terminal.run("status", "--json").lines[0]["scaler"]["echo"]["target"] == 0)
+    assert "scaler    echo: 0 workers, before " in terminal.run("status").out
     assert 1 < max(targets) <= 3
     scaler.send_signal(signal.SIGINT)
     assert ended(scaler).code == 0

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ..config import Settings, without_password
-from ..fleet import info_of
+from ..fleet import decisions_of, info_of
 from ..history import history
 from ..queue import look
 from ..transitions import Status
@@ -22,11 +22,11 @@ from .fleet import queue_settings
 def status(url: str | None, as_json: bool) -> None:
     """Prints one look at the queue."""
     settings = queue_settings(url)
-    record = _record(settings, asyncio.run(look(settings)))
+    record = record_of(settings, asyncio.run(look(settings)))
     if as_json:
         click.echo(json.dumps(record, default=str))
     else:
-        click.echo("\n".join(_lines(record)))
+        click.echo("\n".join(lines(record)))
 
 
 def since(url: str | None, as_json: bool, since_s: float) -> None:
@@ -49,7 +49,8 @@ def since(url: str | None, as_json: bool, since_s: float) -> None:
         click.echo("nothing was noted in that time")
 
 
-def _record(settings: Settings, found: Status) -> dict[str, Any]:
+def record_of(settings: Settings, found: Status) -> dict[str, Any]:
+    """What ``leanq status --json`` prints."""
     counters = found.counters
     return {
         "url": without_password(settings.url),
@@ -70,6 +71,7 @@ def _record(settings: Settings, found: Status) -> dict[str, Any]:
         "warm_misses": counters.get("warm_misses", 0),
         "steals": counters.get("steals", 0),
         "verdicts": _counted(counters, "verdict:"),
+        "scaler": {lane: asdict(told) for lane, told in decisions_of(found).items()},
         "environments": {lane: info_of(about) for lane, about in sorted(found.lanes.items())},
         "workers": [
             {
@@ -95,7 +97,8 @@ def _counted(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
 _SHOWN: Mapping[str, type] = {"slots": int, "started": float, "lanes": list}
 
 
-def _lines(record: dict[str, Any]) -> Iterator[str]:
+def lines(record: dict[str, Any]) -> Iterator[str]:
+    """A record for people."""
     yield f"queue     {record['url']}"
     waiting = sum(row["waiting"] for row in record["waiting"])
     yield f"waiting   {waiting}"
@@ -110,6 +113,17 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
         what = "environment" if name.startswith("l:") else "tenant"
         yield f"paused    {what} {name[2:]}, since {time.time() - since_s:.0f} s (leanq resume)"
     yield f"running   {record['running']}"
+    yield from summary(record)
+    for lane, about in record["environments"].items():
+        yield f"offered   {lane}: {_about(about)}"
+    for row in record["workers"]:
+        yield f"worker    {row['worker']}: {', '.join(worker_cells(row))}"
+    if not record["workers"]:
+        yield "worker    none is alive; start one with 'leanq worker'"
+
+
+def summary(record: dict[str, Any]) -> Iterator[str]:
+    """The part of :func:`lines` that is about the queue as a whole, and the scaler."""
     counts = ", ".join(f"{name} {count}" for name, count in record["verdicts"].items())
     yield f"ended     {counts or 'nothing yet'}"
     if record["coalesced"] or record["remembered"]:
@@ -130,17 +144,20 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
             f"warm      {record['warm_hits']} hits, {record['warm_misses']} misses, "
             f"{record['steals']} stolen from workers that did not come"
         )
-    for lane, about in record["environments"].items():
-        yield f"offered   {lane}: {_about(about)}"
-    for row in record["workers"]:
-        lease = f"lease {row['lease_s']} s" if row["lease_s"] > 0 else "LAPSED"
-        age = time.time() - row.get("started", time.time())
+    for lane, told in record["scaler"].items():
         yield (
-            f"worker    {row['worker']}: {row['running']} of {row.get('slots', '?')} slots, "
-            f"{lease}, up {age:.0f} s, serves {', '.join(map(str, row.get('lanes', [])))}"
+            f"scaler    {lane}: {told['target']} workers, before {told['order']} "
+            f"({told['reason']}, {time.time() - told['at']:.0f} s ago, {told['who']}): "
+            f"{told['text']}"
         )
-    if not record["workers"]:
-        yield "worker    none is alive; start one with 'leanq worker'"
+
+
+def worker_cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
+    """What a worker does, how long its lease lasts, since when it is there, and what it serves."""
+    lease = f"lease {row['lease_s']} s" if row["lease_s"] > 0 else "LAPSED"
+    age_s = time.time() - row.get("started", time.time())
+    serves = f"serves {', '.join(map(str, row.get('lanes', [])))}"
+    return f"{row['running']} of {row.get('slots', '?')} slots", lease, f"up {age_s:.0f} s", serves
 
 
 def _about(about: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from ..config import check_name
+from ..config import Settings, check_name
 from ..errors import UsageError
 from ..exposition import Page
 from ..logs import log_to_stderr
@@ -52,12 +52,15 @@ def scale(
         elif target == "print" or decision.target != stats.order:
             click.echo(f"{name}: {decision.target} workers, {decision.reason}: {decision.text}")
 
+    # A decision that orders nothing is nobody else's concern.
+    who = "" if target == "print" else f"{socket.gethostname()}-{secrets.token_hex(4)}"
     made = Scaler(
         settings,
-        _target(target, settings.url, settings.prefix, worker, kubernetes),
+        _target(target, settings, who, worker, kubernetes),
         sizes,
         every_s=every_s,
         tell=tell,
+        who=who,
     )
     page = contextlib.nullcontext() if port is None else Page(port, made.samples)
     with page:
@@ -66,17 +69,19 @@ def scale(
         asyncio.run(_until_stopped(made))
 
 
-def _target(name: str, url: str, prefix: str, worker: str, kubernetes: dict[str, Any]) -> Target:
+def _target(
+    name: str, settings: Settings, who: str, worker: str, kubernetes: dict[str, Any]
+) -> Target:
     if name == "local":
-        return LocalTarget(worker, {**os.environ, "LEANQ_URL": url, "LEANQ_PREFIX": prefix})
+        place = {"LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
+        return LocalTarget(worker, os.environ | place)
     if name == "print":
         return PrintTarget()
     try:
         from ..scaling.kube import KubernetesTarget
     except ImportError as error:
         raise UsageError(f"--target k8s needs: pip install 'leanq[k8s]' ({error})") from None
-    identity = f"{socket.gethostname()}-{secrets.token_hex(4)}"
-    return KubernetesTarget(identity=identity, **kubernetes)
+    return KubernetesTarget(identity=who, **kubernetes)
 
 
 async def _until_stopped(scaler: Scaler) -> None:

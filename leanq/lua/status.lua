@@ -3,7 +3,8 @@
 -- Returns {now (ms), counters, lanes, {worker, lease (ms left), requests held, what it says}*,
 --   {lane, level, tenants, waiting of the first 1,000 tenants, age of the oldest (ms),
 --    how many of these their operators hold back}*,
---   {lane, suspects}*, dead letters, tallies by lane, what is held back and since when (ms)}
+--   {lane, suspects}*, dead letters, tallies by lane, what is held back and since when (ms),
+--   the scaler's decisions by environment}
 local now = now_ms()
 local workers, levels, suspects = {}, {}, {}
 local leases = call('ZRANGE', P .. ':workers', 0, -1, 'WITHSCORES')
@@ -39,5 +40,5 @@ for i = 1, #stats, 2 do
   end
 end
 return {now, stats, call('HGETALL', P .. ':lanes'), workers, levels, suspects,
-  call('ZCARD', P .. ':dead'), call('HGETALL', TALLY),
-  call('HGETALL', PAUSED)}
+  call('ZCARD', P .. ':dead'), call('HGETALL', TALLY), call('HGETALL', PAUSED),
+  call('HGETALL', P .. ':scaler')}

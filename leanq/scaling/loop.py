@@ -7,16 +7,18 @@ where statistics cannot be had, the last ones grow old, and old ones change noth
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 from ..config import Settings
-from ..errors import TargetError, UnavailableError
+from ..errors import QueueError, TargetError, UnavailableError
 from ..exposition import Sample, fleet_samples
-from ..fleet import Glance, Lane, glance
+from ..fleet import Glance, Lane, Told, glance_at
+from ..queue import Queue, every_shard
 from . import decide
 from .targets import Ordered, Target, idle_workers
 from .values import Decision, Memory, ScaleSettings, Stats
@@ -43,6 +45,7 @@ class Scaler:
         environments: how each is to be sized, by name.
         every_s: seconds between two decisions.
         tell: called with each decision, for people.
+        who: under which name the queue is told what was decided; without one it is not.
         clock: seconds, of which only differences count.
     """
 
@@ -54,6 +57,7 @@ class Scaler:
         *,
         every_s: float = 15.0,
         tell: Callable[[str, Decision, Stats], None] = lambda *_: None,
+        who: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -61,6 +65,7 @@ class Scaler:
         self._environments = {name: _Environment(how) for name, how in environments.items()}
         self._every_s = every_s
         self._tell = tell
+        self._who = who
         self._clock = clock
         self._seen: Glance | None = None
         self._seen_at_s = 0.0
@@ -78,9 +83,13 @@ class Scaler:
 
     async def tick(self) -> None:
         """One look, and a decision for each environment."""
+        async with every_shard(self._settings) as queues:
+            await self._tick(queues)
+
+    async def _tick(self, queues: Sequence[Queue]) -> None:
         now = self._clock()
         try:
-            self._seen, self._seen_at_s = await glance(self._settings), now
+            self._seen, self._seen_at_s = await glance_at(queues), now
         except UnavailableError as error:
             log.warning("no statistics: %s", error)
         try:
@@ -90,15 +99,23 @@ class Scaler:
             self._leads = False
         if self._seen is None:
             return
+        told: dict[str, Told] = {}
         for name, environment in self._environments.items():
             try:
-                await self._decide(name, environment, self._seen, now)
+                told[name] = await self._decide(name, environment, self._seen, now)
             except TargetError as error:
                 # The next tick tries again, with what is known by then.
                 environment.errors += 1
                 log.warning("%s", error)
+        # A server that was just out of reach is not waited for a second time.
+        if told and self._who and self._leads and self._seen_at_s == now:
+            try:
+                data = {name: json.dumps(asdict(what)).encode() for name, what in told.items()}
+                await queues[0].tell_decisions(data)
+            except QueueError as error:
+                log.warning("the decision is not shown to others: %s", error)
 
-    async def _decide(self, name: str, environment: _Environment, seen: Glance, now: float) -> None:
+    async def _decide(self, name: str, environment: _Environment, seen: Glance, now: float) -> Told:
         ordered = await self._target.look(name, seen)
         stats = replace(_stats(name, seen, ordered, now), age_s=now - self._seen_at_s)
         decision = decide(stats, environment.settings, environment.memory)
@@ -109,6 +126,8 @@ class Scaler:
         if self._leads and decision.target != ordered.order:
             log.info("%s: from %d to %d: %s", name, ordered.order, decision.target, decision.text)
             await self._target.order(name, decision.target, seen)
+        why = decision.reason, decision.text
+        return Told(time.time(), decision.target, ordered.order, *why, self._who)
 
     def samples(self) -> Iterator[Sample]:
         """The fleet's metrics as of the last look, and the scaler's own."""

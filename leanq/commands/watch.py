@@ -1,0 +1,261 @@
+"""``leanq status --watch``: the queue as it changes, a look each second."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ..config import Settings, without_password
+from ..errors import QueueError
+from ..fleet import Glance, glance_at
+from ..queue import every_shard
+from .fleet import queue_settings
+from .look import lines, record_of, summary, worker_cells
+
+_EVERY_S = 1.0
+# Rates are over so many looks: enough to be read, few enough to follow.
+_LOOKS = 11
+# Of the workers in plain output, which no screen bounds.
+_MOST_WORKERS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The last look that succeeded, and what has been wrong since; either may be missing."""
+
+    record: dict[str, Any] | None
+    trouble: str = ""
+
+
+_Show = Callable[[_Seen], None]
+
+
+def watch(url: str | None, as_json: bool) -> None:
+    """Shows the queue until interrupted: on a terminal in place, elsewhere look after look."""
+    settings = queue_settings(url)
+    if as_json:
+        show = _json_lines(settings)
+    elif sys.stdout.isatty() and not Console().is_dumb_terminal:
+        show = _live()
+    else:
+        show = _blocks()
+    with show as each:
+        asyncio.run(_until_stopped(settings, each))
+
+
+async def _until_stopped(settings: Settings, show: _Show) -> None:
+    task = asyncio.create_task(_watch(settings, show))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def _watch(settings: Settings, show: _Show) -> None:
+    loop, rates = asyncio.get_running_loop(), _Rates()
+    seen = _Seen(None)
+    async with every_shard(settings) as queues:
+        while True:
+            start_s = loop.time()
+            look = asyncio.create_task(glance_at(queues))
+            try:
+                while not (await asyncio.wait({look}, timeout=_EVERY_S))[0]:
+                    late = f"no answer for {loop.time() - start_s:.0f} s"
+                    show(_Seen(seen.record, late))
+                seen = _Seen(_record(settings, look.result(), rates))
+            except QueueError as error:
+                # It may come back, and then this goes on.
+                seen = _Seen(seen.record, str(error))
+            finally:
+                look.cancel()
+                await asyncio.gather(look, return_exceptions=True)
+            show(seen)
+            await asyncio.sleep(max(0.0, start_s + _EVERY_S - loop.time()))
+
+
+class _Rates:
+    """How many requests came and ended per second, by environment, over the last looks."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, dict[str, tuple[int, int]]]] = deque(maxlen=_LOOKS)
+
+    def add(self, seen: Glance) -> None:
+        counts = {name: (l_.submitted, l_.finished.total()) for name, l_ in seen.lanes.items()}
+        # A server that was restarted, or a replica that took over, counts from less.
+        if self._looks and any(
+            counts.get(name, (0, 0))[n] < before[n]
+            for name, before in self._looks[-1][1].items()
+            for n in (0, 1)
+        ):
+            self._looks.clear()
+        self._looks.append((seen.at_s, counts))
+
+    def of(self, name: str) -> tuple[float, float] | None:
+        """Per second; None where there were no two looks yet."""
+        (start_s, first), (end_s, last) = self._looks[0], self._looks[-1]
+        if end_s <= start_s:
+            return None
+        came, ended = (last[name][n] - first.get(name, (0, 0))[n] for n in (0, 1))
+        return round(came / (end_s - start_s), 2), round(ended / (end_s - start_s), 2)
+
+
+def _record(settings: Settings, seen: Glance, rates: _Rates) -> dict[str, Any]:
+    """That of ``leanq status`` with the time and, by environment, what moves; busiest first."""
+    rates.add(seen)
+    record = record_of(settings, seen.status)
+    record["workers"].sort(key=lambda row: (-row["running"], row["worker"]))
+    lanes = {}
+    by_size = sorted(seen.lanes.items(), key=lambda item: -(item[1].waiting + item[1].running))
+    for name, lane in by_size:
+        came, ended = rates.of(name) or (None, None)
+        lanes[name] = {
+            "waiting": lane.waiting + lane.suspects,
+            "oldest_s": round(lane.oldest_s, 1),
+            "submitted_per_s": came,
+            "finished_per_s": ended,
+            "running": lane.running,
+            "slots_busy": lane.busy,
+            "slots_idle": lane.slots - lane.busy,
+            "workers": lane.workers,
+        }
+    return {"at_s": seen.at_s} | record | {"lanes": lanes}
+
+
+# Plain output
+
+
+@contextlib.contextmanager
+def _json_lines(settings: Settings) -> Iterator[_Show]:
+    def show(seen: _Seen) -> None:
+        record = seen.record
+        if seen.trouble or not record:
+            url = without_password(settings.url)
+            record = {"at_s": time.time(), "url": url, "error": seen.trouble}
+        click.echo(json.dumps(record, default=str))
+
+    yield show
+
+
+@contextlib.contextmanager
+def _blocks() -> Iterator[_Show]:
+    def show(seen: _Seen) -> None:
+        click.echo("\n".join(_block(seen)) + "\n")
+
+    yield show
+
+
+def _block(seen: _Seen) -> Iterator[str]:
+    yield f"at        {time.strftime('%Y-%m-%d %H:%M:%S')}"
+    if seen.trouble or not seen.record:
+        yield f"trouble   {seen.trouble}"
+        return
+    workers = seen.record["workers"]
+    yield from lines(seen.record | {"workers": workers[:_MOST_WORKERS]})
+    if len(workers) > _MOST_WORKERS:
+        yield f"          and {len(workers) - _MOST_WORKERS} more"
+    for name, lane in seen.record["lanes"].items():
+        cells = ", ".join(map(" ".join, zip(_cells(lane), _TITLES, strict=True)))
+        yield f"moves     {name}: {cells}"
+
+
+_TITLES = ("waiting", "s old", "in/s", "out/s", "running", "slots busy", "idle", "workers")
+
+
+def _cells(lane: dict[str, Any]) -> Iterator[str]:
+    """One environment for people: under these titles, or before them."""
+    yield f"{lane['waiting']:,}"
+    yield f"{lane['oldest_s']:.0f}"
+    for rate in (lane["submitted_per_s"], lane["finished_per_s"]):
+        yield "–" if rate is None else f"{rate:,.1f}"
+    for what in ("running", "slots_busy", "slots_idle", "workers"):
+        yield f"{lane[what]:,.0f}"
+
+
+# The live view
+
+
+@contextlib.contextmanager
+def _live() -> Iterator[_Show]:
+    console = Console()
+    # On a screen of its own, so that a terminal that changes its size is no trouble.
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        last: RenderableType = ""
+
+        def show(seen: _Seen) -> None:
+            nonlocal last
+            last = _view(seen, console)
+            live.update(last, refresh=True)
+
+        yield show
+    # The screen is gone, and whoever ended it may want to keep what it showed.
+    console.print(last)
+
+
+def _view(seen: _Seen, console: Console) -> RenderableType:
+    title = Text(f"leanq  {time.strftime('%H:%M:%S')}", style="bold")
+    trouble = [_text(seen.trouble, "bold red")] if seen.trouble else []
+    record = seen.record
+    if record is None:
+        return Group(title, *trouble)
+    if trouble:
+        trouble.append(Text(f"the last look was {time.time() - record['at_s']:.0f} s ago"))
+    title.append_text(_text(f"  {record['url']}", "not bold dim"))
+    shown = dict(list(record["lanes"].items())[: max(1, console.height // 4)])
+    lanes = _table("environment", *_TITLES)
+    for name, lane in shown.items():
+        lanes.add_row(_text(name), *_cells(lane))
+    more = [Text(f"and {n} more", style="dim")] if (n := len(record["lanes"]) - len(shown)) else []
+    told = {name: told for name, told in record["scaler"].items() if name in shown}
+    about = [_line(line) for line in summary(record | {"scaler": told})]
+    head = Group(title, *trouble, Text(), lanes, *more, Text(), *about, Text())
+    # One line is the count of workers.
+    room = console.height - len(console.render_lines(head, pad=False)) - 1
+    return Group(head, *_workers(record["workers"], room))
+
+
+def _workers(rows: list[dict[str, Any]], room: int) -> Iterator[RenderableType]:
+    if not rows:
+        yield Text("no worker is alive; start one with 'leanq worker'", style="yellow")
+        return
+    lapsed = sum(row["lease_s"] <= 0 for row in rows)
+    count = Text(f"{len(rows) - lapsed} workers alive", style="bold")
+    yield count.append(f", {lapsed} lapsed", style="red") if lapsed else count
+    table = _table()
+    for _ in range(5):
+        table.add_column(no_wrap=True)
+    for row in rows[: max(0, room)]:
+        style = "red" if row["lease_s"] <= 0 else "" if row["running"] else "dim"
+        table.add_row(*map(_text, (row["worker"], *worker_cells(row))), style=style)
+    yield table
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, show_header=bool(titles), pad_edge=False, padding=(0, 2, 0, 0))
+    for number, title in enumerate(titles):
+        table.add_column(title, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
+def _line(text: str) -> Text:
+    is_bad = text.startswith("trouble") and any(c in "123456789" for c in text)
+    return _text(text, "yellow" if is_bad else "")
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Without what would steer a terminal: names come from whoever wrote them into Redis."""
+    return Text("".join(c if c.isprintable() else "�" for c in text), style=style)
