@@ -188,7 +188,7 @@ def test_a_steady_fleet_is_left_alone() -> None:
 def test_the_load_is_given_workers_before_a_queue_forms() -> None:
     stats, memory = steady(busy=90, workers=10)
     decision = decide(worked(stats, 1350), ScaleSettings(slots=SLOTS), memory)
-    assert (decision.target, decision.reason) == (24, "load")  # 90 + 0.6 √90 slots
+    assert (decision.target, decision.reason) == (24, "load")  # 90 + 0.5 √90 slots
 
 
 def test_idle_workers_go_by_halves_after_a_while_and_at_last_all() -> None:

@@ -11,13 +11,15 @@ from itertools import pairwise
 from .values import LEARNED_REQUESTS, LONG_S, Decision, Memory, Reason, Sample, ScaleSettings, Stats
 
 _SHORT_S = 120.0
-_RATE_WINDOWS = 10  # the arrival rate is the median of so many steps between decisions
+_RATE_WINDOWS = 8  # the arrival rate is the median of so many steps between decisions
 _RATE_WINDOWS_LEAST = 4
 # What is believed of the work before anything finished weighs as much as so many requests.
 _PRIOR_REQUESTS = 4.0
 _STARTS_LEAST = 20
 _SOON_S = 15.0
 _MOST_STEP_DOWN = 0.5
+# Less than that many of the workers too much is noise, and costs less than to order them again.
+_LEAST_EXCESS = 0.03
 # Workers whose requests end in a third of the time to drain lose next to nothing when told to go.
 _DRAINS = 1 / 3
 
@@ -186,7 +188,7 @@ def _fewer(
         if terms.short_slot_s > 0 and stats.ready < order:
             return order, "starting", f"{order - stats.ready} workers are about to start"
         return order, "enough", "enough"
-    if goal >= order:
+    if goal > order * (1 - _LEAST_EXCESS):
         return order, "settling", f"{now} would do, if that lasts"
     if memory.known_s < known_s:
         return order, "cold", f"{goal} would do, as far as is known by now"

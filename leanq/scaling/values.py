@@ -59,8 +59,8 @@ class ScaleSettings:
     work_s: float = 4.0
     start_s: float = 75.0
     drain_s: float = 15.0
-    spread: float = 0.6
-    excess_s: float = 300.0
+    spread: float = 0.5
+    excess_s: float = 240.0
     stale_s: float = 60.0
     clear_min: float = 5.0
 
