@@ -245,6 +245,13 @@ def test_counters_that_went_back_are_no_rates() -> None:
     assert decision.target == 24
 
 
+def test_a_clock_that_went_back_holds_nothing_up() -> None:
+    stats, memory = steady(busy=90, workers=24)
+    memory = decide(later(stats, -600.0), ScaleSettings(slots=SLOTS), memory).memory
+    assert [at for at, _ in memory.enough] == [stats.time_s - 600]
+    assert memory.known_s == 0
+
+
 @pytest.mark.parametrize(
     ("queued", "per_minute", "workers", "target", "reason"),
     [

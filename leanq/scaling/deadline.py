@@ -133,6 +133,7 @@ def _start(settings: ScaleSettings, starts_s: Sequence[float]) -> tuple[float, f
 
 
 def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
+    """What the law wants, without the settings' bounds; the memory has these statistics already."""
     terms = _terms(stats, settings, memory)
     requests = stats.queued + stats.leased
     base = terms.workers(terms.base_slots)
@@ -161,9 +162,8 @@ def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decisi
     enough = max(base, enough, min(requests, 1))
     memory = _noted(stats, settings, memory, enough)
     target, reason, why = _fewer(stats, settings, terms, memory)
-    return Decision(
-        target, reason, f"{seen}: {why}", terms.flat() | {"enough": float(enough)}, memory
-    )
+    explained = terms.flat() | {"enough": float(enough)}
+    return Decision(target, reason, f"{seen}: {why}", explained, memory)
 
 
 def _noted(stats: Stats, settings: ScaleSettings, memory: Memory, enough: int) -> Memory:

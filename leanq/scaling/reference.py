@@ -11,6 +11,7 @@ _MINUTE_S = 60.0
 
 
 def by_reference(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
+    """What the law wants, without the settings' bounds; the memory has these statistics already."""
     first = memory.since(_MINUTE_S)
     finished = stats.finished - first.finished
     span_s = stats.time_s - first.time_s
