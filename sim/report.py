@@ -36,11 +36,11 @@ def report(found: Mapping[str, Any]) -> str:
         "",
         *_targets(runs),
         "",
-        "## Against the reference",
+        "### Against the reference",
         "",
         *_against(runs),
         "",
-        "## Every scenario and law",
+        "### Every scenario and law",
         "",
         *_everything(runs, found["texts"]),
     ]
