@@ -32,13 +32,13 @@ def trade(found: dict[str, Any], path: Path) -> None:
         for law, figures in laws.items():
             cost, wait = (interval(known(figures, what)) for what in ("cost", "p99_s"))
             axis.errorbar(
-                cost.mean, max(wait.mean, 0.1),
+                cost.mean, wait.mean,
                 xerr=[[cost.mean - cost.low], [cost.high - cost.mean]],
                 yerr=[[max(0.0, wait.mean - wait.low)], [wait.high - wait.mean]],
                 fmt="o", color=_COLOURS[law], label=law,
             )  # fmt: skip
         axis.set_xscale("log")
-        axis.set_yscale("symlog", linthresh=1)
+        axis.set_ylim(bottom=0)
         axis.set_title(name, fontsize=10)
         axis.grid(color="#e5e7eb")
         axis.set_axisbelow(True)

@@ -32,7 +32,7 @@ def report(found: Mapping[str, Any]) -> str:
     seeds = found["seeds"]
     lines = [
         f"{seeds} seeds from {found['first']}, Python {found['python']}, {found['minutes']:.0f} "
-        f"minutes on {found['processes']} CPUs; mean (95 % confidence interval).",
+        f"minutes in {found['processes']} processes; mean (95 % confidence interval).",
         "",
         *_targets(runs),
         "",
