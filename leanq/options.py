@@ -237,7 +237,7 @@ def scale(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--settle",
                 "excess_s",
                 type=DURATION,
-                default="5m",
+                default="4m",
                 show_default=True,
                 metavar="TIME",
                 help="For how long there have to be too many workers before some go.",

@@ -79,7 +79,7 @@ def test_the_wheel_holds_the_package_and_no_more(published: Published) -> None:
 def test_the_sdist_holds_all_that_the_tests_need(published: Published) -> None:
     written = {path.name for path in ROOT.glob("*.md")}
     assert {"README.md", "CHANGELOG.md"} <= written
-    folders = tree("leanq", "tests", "bench", "examples", "deploy", "docs", "k8s")
+    folders = tree("leanq", "tests", "bench", "sim", "examples", "deploy", "docs", "k8s")
     assert {"tests/conftest.py", "tests/samples/wrong.lean", "examples/axiom.lean"} <= folders
     root = {"pyproject.toml", "Makefile", "LICENSE", ".gitignore", "PKG-INFO"}
     root |= {"compose.yaml", "Dockerfile", ".dockerignore"}

@@ -15,9 +15,11 @@ _RATE_WINDOWS = 8  # the arrival rate is the median of so many steps between dec
 _RATE_WINDOWS_LEAST = 4
 # What is believed of the work before anything finished weighs as much as so many requests.
 _PRIOR_REQUESTS = 4.0
-_STARTS_LEAST = 5
+_STARTS_LEAST = 20
 _SOON_S = 15.0
-_MOST_STEP_DOWN = 0.25
+_MOST_STEP_DOWN = 0.5
+# Less than that many of the workers too much is noise, and costs less than to order them again.
+_LEAST_EXCESS = 0.03
 # Workers whose requests end in a third of the time to drain lose next to nothing when told to go.
 _DRAINS = 1 / 3
 
@@ -97,14 +99,16 @@ def _work(stats: Stats, settings: ScaleSettings, memory: Memory) -> tuple[float,
     if memory.work_s is None and stats.finished >= LEARNED_REQUESTS:
         believed_s = stats.busy_s / stats.finished  # a new scaler of an old fleet
     now = memory.samples[-1]
-    best = (0.0, 1.0)
-    for window_s in (_SHORT_S, LONG_S):
+
+    def averaged(window_s: float) -> tuple[float, float]:
         first = memory.since(window_s)
         weight = now.finished - first.finished + _PRIOR_REQUESTS
-        worked_s = now.worked_s - first.worked_s + _PRIOR_REQUESTS * believed_s
-        best = max(best, (worked_s / weight, weight))
-    work_s, weight = best
-    return work_s, work_s * weight / (weight + math.sqrt(weight))
+        average_s = (now.worked_s - first.worked_s + _PRIOR_REQUESTS * believed_s) / weight
+        return average_s, average_s * weight / (weight + math.sqrt(weight))
+
+    long_s, careful_long_s = averaged(LONG_S)
+    _, careful_short_s = averaged(_SHORT_S)
+    return max(long_s, careful_short_s), max(careful_long_s, careful_short_s)
 
 
 def _rate(samples: Sequence[Sample]) -> float:
@@ -128,7 +132,8 @@ def _start(settings: ScaleSettings, starts_s: Sequence[float]) -> tuple[float, f
     return min(statistics.median(ranked), most_s), min(ranked[len(ranked) * 9 // 10], most_s)
 
 
-def deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
+def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
+    """What the law wants, without the settings' bounds; the memory has these statistics already."""
     terms = _terms(stats, settings, memory)
     requests = stats.queued + stats.leased
     base = terms.workers(terms.base_slots)
@@ -145,7 +150,8 @@ def deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
         wanted = max(wanted, terms.workers(slots))
     if requests and not wanted:
         wanted = 1
-    if base > wanted:
+    # The spread is also what the load may move by before an order follows it.
+    if terms.load_slots > stats.order * terms.slots_per_worker and base > wanted:
         wanted, reason = base, "load"
     if wanted > stats.order:
         text = f"{seen}: {wanted - stats.order} more for the {reason}"
@@ -156,9 +162,8 @@ def deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
     enough = max(base, enough, min(requests, 1))
     memory = _noted(stats, settings, memory, enough)
     target, reason, why = _fewer(stats, settings, terms, memory)
-    return Decision(
-        target, reason, f"{seen}: {why}", terms.flat() | {"enough": float(enough)}, memory
-    )
+    explained = terms.flat() | {"enough": float(enough)}
+    return Decision(target, reason, f"{seen}: {why}", explained, memory)
 
 
 def _noted(stats: Stats, settings: ScaleSettings, memory: Memory, enough: int) -> Memory:
@@ -175,15 +180,17 @@ def _fewer(
     lately = max(c for at, c in memory.enough if at > stats.time_s - terms.start_s)
     # A fleet of which not half is needed goes sooner, down to one: none at all costs the next
     # request a start.
-    goal = min(lasting, max(lately, 1)) if lately <= order / 2 else lasting
+    goal, known_s = lasting, settings.excess_s
+    if lately <= order / 2:
+        goal, known_s = min(lasting, max(lately, 1)), min(_SHORT_S, settings.excess_s)
     now = memory.enough[-1][1]
     if now >= order:
         if terms.short_slot_s > 0 and stats.ready < order:
             return order, "starting", f"{order - stats.ready} workers are about to start"
         return order, "enough", "enough"
-    if goal >= order:
+    if goal > order * (1 - _LEAST_EXCESS):
         return order, "settling", f"{now} would do, if that lasts"
-    if memory.known_s < min(_SHORT_S, settings.excess_s):
+    if memory.known_s < known_s:
         return order, "cold", f"{goal} would do, as far as is known by now"
     idle = stats.idle_workers
     if terms.work_s <= settings.drain_s * _DRAINS:

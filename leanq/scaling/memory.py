@@ -12,16 +12,17 @@ _GAP_S = 60.0
 
 def learned(stats: Stats, memory: Memory) -> Memory:
     """The memory with these statistics in it."""
-    samples = memory.samples
+    samples, enough = memory.samples, memory.enough
     last = samples[-1] if samples else None
-    # A failover may have forgotten the last writes; differences across it would mean nothing.
+    # A failover may have forgotten the last writes, and another server has another clock;
+    # differences across that would mean nothing.
     if last and (
         stats.time_s <= last.time_s
         or stats.submitted < last.submitted
         or stats.finished < last.finished
         or stats.busy_s < last.busy_s
     ):
-        last, samples = None, ()
+        last, samples, enough = None, (), ()
     worked_s = unfinished_s = 0.0
     if last:
         # What finished is known exactly, but late: a fleet that runs long requests would look idle
@@ -51,4 +52,4 @@ def learned(stats: Stats, memory: Memory) -> Memory:
     if finished >= LEARNED_REQUESTS:
         work_s = (now.worked_s - samples[0].worked_s) / finished
     starts = (*memory.starts_s, *stats.started_s)[-_STARTS_KEPT:]
-    return replace(memory, samples=samples, starts_s=starts, work_s=work_s)
+    return replace(memory, samples=samples, starts_s=starts, work_s=work_s, enough=enough)

@@ -10,7 +10,8 @@ from .values import Decision, Memory, ScaleSettings, Stats
 _MINUTE_S = 60.0
 
 
-def reference(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
+def by_reference(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
+    """What the law wants, without the settings' bounds; the memory has these statistics already."""
     first = memory.since(_MINUTE_S)
     finished = stats.finished - first.finished
     span_s = stats.time_s - first.time_s
@@ -18,11 +19,11 @@ def reference(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision
     rate = finished * _MINUTE_S / span_s if span_s else 0.0
     workers = statistics.fmean(minute)
     terms = {"queued": float(stats.queued), "finished_per_minute": rate, "workers": workers}
-    if stats.queued < rate:
-        text = f"{stats.queued} wait, fewer than the {rate:.0f} of a minute: CPU decides above 1"
+    if not stats.queued or stats.queued < rate:
+        text = f"{stats.queued} wait and {rate:.0f} a minute are done: CPU decides above 1"
         return Decision(1, "autoscaler", text, terms, memory)
     if not rate or not workers:
-        text = "in the past minute nothing was completed or nobody was there: the order is held"
+        text = f"{stats.queued} wait and nothing is known of how fast they are done: held"
         return Decision(max(1, stats.order), "undefined", text, terms, memory)
     wanted = (rate + stats.queued / settings.clear_min) / (rate / workers)
     text = (

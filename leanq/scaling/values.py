@@ -45,7 +45,7 @@ class ScaleSettings:
         drain_s: what the target gives a worker to end its requests when it has to go.
         spread: square roots of the load that stand by for the load's own unevenness.
         excess_s: for how long a small excess has to last before workers go; one of more than half
-            has to last for a start.
+            the fleet has to last for a start only.
         stale_s: older statistics are not acted on.
         clear_min: the reference's Cm, in minutes.
     """
@@ -59,8 +59,8 @@ class ScaleSettings:
     work_s: float = 4.0
     start_s: float = 75.0
     drain_s: float = 15.0
-    spread: float = 1.0
-    excess_s: float = 300.0
+    spread: float = 0.5
+    excess_s: float = 240.0
     stale_s: float = 60.0
     clear_min: float = 5.0
 

@@ -1,0 +1,1 @@
+"""The scaler's proof: fleets in simulated time, under its laws and others."""

@@ -1,0 +1,113 @@
+"""The simulated fleets: repeatable, and nothing is made or lost in them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from sim.fleet import Fleet
+from sim.laws import laws
+from sim.measure import difference, figures, interval, quantile
+from sim.parts import Outcome
+from sim.report import verdict
+from sim.scenarios import STEADY, TEN, Scenario, bursts, poisson
+
+SMALL = Scenario(
+    "small",
+    "a little of everything",
+    poisson(lambda t: 5 if t < 900 else 0.5, 5, 1200),
+    1800,
+    workers=6,
+    life_s=600.0,
+    storms=((600, 0.5),),
+    stock_outs=((700, 800),),
+    outages=((300, 400),),
+    restarts=((500, 560),),
+    mark_s=400,
+)
+LAWS = tuple(laws(STEADY, 0))
+
+
+def run(scenario: Scenario, law: str, seed: int = 1) -> Outcome:
+    return Fleet(scenario, laws(scenario, seed)[law](), seed, idle_first=law == "deadline").run()
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_every_request_ends_once_or_is_left(law: str) -> None:
+    outcome = run(SMALL, law)
+    assert outcome.submitted > 3000
+    assert outcome.submitted == outcome.finished + outcome.lost + outcome.left
+    # Those that run at the end are left, and have not been waited for to the end.
+    assert outcome.finished <= len(outcome.waits_s) <= outcome.finished + outcome.left
+    assert min(outcome.waits_s) >= 0
+    assert outcome.work_s <= outcome.slot_s
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_a_seed_says_everything(law: str) -> None:
+    assert run(SMALL, law) == run(SMALL, law)
+    assert run(SMALL, law).waits_s != run(SMALL, law, seed=2).waits_s
+
+
+def test_laws_are_compared_on_the_same_arrivals() -> None:
+    assert len({run(SMALL, law).submitted for law in LAWS}) == 1
+
+
+def test_a_backlog_is_cleared_by_its_deadline_and_the_fleet_goes_home() -> None:
+    burst = dataclasses.replace(SMALL, arrivals=bursts([60.0], 4000), workers=1, mark_s=120)
+    quiet = dataclasses.replace(burst, life_s=1e9, storms=(), stock_outs=(), outages=())
+    outcome = run(quiet, "deadline")
+    assert outcome.left == outcome.lost == 0
+    assert outcome.clear_s is not None
+    assert outcome.clear_s < 600
+    assert outcome.orders[-1][1] == 0
+
+
+def test_nothing_is_claimed_while_the_server_is_away() -> None:
+    away = dataclasses.replace(SMALL, outages=((300, 900),), storms=(), life_s=1e9)
+    waiting = dict(run(away, "deadline").queue)
+    during = [count for at, count in waiting.items() if 300 < at < 900]
+    assert during == sorted(during)
+    assert during[-1] > 2000
+
+
+def test_no_machine_is_had_while_there_are_none() -> None:
+    none = dataclasses.replace(SMALL, stock_outs=((0, 1700),), storms=(), life_s=1e9, outages=())
+    outcome = run(dataclasses.replace(none, workers=1), "deadline")
+    assert outcome.slot_s <= 4 * none.until_s + 100 * outcome.most_workers * 4
+
+
+def test_the_burst_meets_its_target_from_a_seed_of_no_report() -> None:
+    [burst] = (scenario for scenario in TEN if scenario.name == "burst")
+    found = figures(burst, run(burst, "deadline", seed=77_777))
+    assert found["clear_s"] is not None
+    assert found["cost"] is not None
+    assert found["clear_s"] < 600
+    assert found["cost"] < 1.8
+    assert found["lost"] == found["left"] == 0
+
+
+def test_intervals_hold_the_mean_and_pairs_cancel_what_they_share() -> None:
+    values = [float(n % 7) for n in range(30)]
+    mean, low, high = interval(values)
+    assert low < mean < high
+    ours, theirs = ([{"cost": value + more} for value in values] for more in (1.0, 0.0))
+    assert difference(ours, theirs, "cost") == pytest.approx((1.0, 1.0, 1.0))
+    assert quantile(values, 0.95) == 6
+    assert quantile([1.0, 2.0], 0.5) == 1
+
+
+@pytest.mark.parametrize(
+    ("cost", "wait", "word"),
+    [
+        (-1.0, -20.0, "better in both"),
+        (-1.0, 14.0, "better in cost, equal in wait"),
+        (-1.0, 16.0, "cheaper, slower"),
+        (1.0, 1.0, "worse in both"),
+        (1.0, -1.0, "dearer, faster"),
+    ],
+)
+def test_verdicts(cost: float, wait: float, word: str) -> None:
+    ours = [{"cost": 2 + cost, "p99_s": 100 + wait}] * 3
+    assert verdict({"deadline": ours, "reference": [{"cost": 2.0, "p99_s": 100.0}] * 3}) == word
