@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import pytest
 import redis
+from fairness import Fairness
 from hypothesis import HealthCheck
 from hypothesis import settings as profile
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from queue_check import check_bells, compare
-from queue_model import Fairness, Model
+from queue_model import Model
 from shards import dump, with_test_clock
 
 import leanq.queue
