@@ -8,59 +8,22 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import wait
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from conftest import eventually
-from fleets import HOUR_S, Recorder, Server, look, own_server, serving, until, working
+from fleets import Recorder, Server, look, own_server, serving, until, working
+from regions import DEADLINE_S, counted, in_its_thread, payloads, results, route, urls
 
 from leanq import clusters, dispatch, inbox
-from leanq.client import AsyncLeanQClient, LeanQClient, LeanQFuture
-from leanq.clusters import SeveralClusters
+from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import (
     ClosedError,
     InvalidRequestError,
     LeanQError,
-    LostError,
     RequestError,
     UnavailableError,
-    UnknownStateError,
 )
-from leanq.recipes import Hole, Recipe, Source
-from leanq.states import States
-from leanq.wire import Reply, Request, Sorry
-
-DEADLINE_S = 20.0
-FINGERPRINT = "f" * 64
-
-
-class Checker(Recorder):
-    """Makes a state of whatever it checks, and steps on the states that its cluster knows."""
-
-    def __init__(self) -> None:
-        super().__init__("default")
-
-    @property
-    def about(self) -> dict[str, object]:
-        return {"fingerprint": FINGERPRINT}
-
-    async def open(self, states: States) -> None:
-        await super().open(states)
-        self._states = states
-
-    async def run(self, request: Request) -> Reply:
-        return await super().run(replace(request, payload=request.code.encode() or b"step"))
-
-    async def answer(self, request: Request) -> Reply:
-        if request.op == "step":
-            known = await self._states.recall(request.state)
-            return Reply("accepted") if known else Reply(error="not known here")
-        if b"held" in request.payload:
-            await self._gate.wait()
-        recipe = Recipe(Source(FINGERPRINT, request.code, (Hole(0, "term"),)), 0)
-        await self._states.keep(dict(recipe.records()))
-        sorries = (Sorry(1, 0, state=recipe.id),)
-        return Reply("incomplete", sorries=sorries, fingerprint=FINGERPRINT)
+from leanq.wire import Reply
 
 
 @pytest.fixture
@@ -82,29 +45,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox, "_BLOCK_MS", 100)
     monkeypatch.setattr(clusters, "_SLOW_S", 0.1)
     monkeypatch.setattr(clusters, "_PROBE_S", 0.2)
-
-
-def urls(*servers: Server) -> list[str]:
-    return [server.settings.url for server in servers]
-
-
-def route(lean: LeanQClient) -> SeveralClusters:
-    assert lean._engine
-    assert isinstance(lean._engine.switch, SeveralClusters)
-    return lean._engine.switch
-
-
-def counted(name: str, *servers: Server) -> int:
-    return sum(look(server.settings).counters.get(name, 0) for server in servers)
-
-
-def results(futures: list[LeanQFuture[Any]]) -> list[Any]:
-    assert not wait(futures, DEADLINE_S).not_done
-    return [future.result() for future in futures]
-
-
-def payloads(count: int, start: int = 0, head: str = "") -> list[bytes]:
-    return [f"{head}{n}".encode() for n in range(start, start + count)]
 
 
 def test_traffic_is_in_proportion_to_the_weights(one: Server, other: Server) -> None:
@@ -214,6 +154,26 @@ def test_what_a_silent_cluster_may_have_is_withdrawn_there(one: Server, other: S
 
 
 @pytest.mark.usefixtures("quick")
+def test_nothing_goes_back_to_where_it_was_withdrawn(one: Server, other: Server) -> None:
+    with serving(other.settings), LeanQClient(urls(one, other), weights=[1, 0]) as lean:
+        here, there = route(lean)._each
+        one.send(signal.SIGSTOP)
+        future = lean.echo(b"moved")
+        until(lambda: not here.up)
+        other.send(signal.SIGSTOP)
+        lean.set_weights({other.settings.url: 1})
+        until(lambda: not there.up)
+        one.send(signal.SIGCONT)
+        until(lambda: counted("verdict:cancelled", one) == 1)
+        until(lambda: here.up)
+        # As its next probe would.
+        in_its_thread(lean, lambda: route(lean)._move_from(there))
+        assert list(there.waiting) == [future.rid]
+        other.send(signal.SIGCONT)
+        assert future.result(DEADLINE_S) == b"moved"
+
+
+@pytest.mark.usefixtures("quick")
 async def test_everything_ends_once_whatever_dies(one: Server, other: Server) -> None:
     ends: Counter[str] = Counter()
     answers: dict[str, bytes | None] = {}
@@ -248,65 +208,6 @@ async def test_everything_ends_once_whatever_dies(one: Server, other: Server) ->
         await way.close(withdraw=True)
     assert set(ends.values()) == {1}
     assert sorted(answers.values(), key=str) == sorted(payloads(sent), key=str)
-
-
-def test_identical_requests_of_all_clients_meet(one: Server, other: Server) -> None:
-    here, there = Checker(), Checker()
-    with (
-        serving(one.settings, here),
-        serving(other.settings, there),
-        LeanQClient(urls(one, other)) as lean,
-        LeanQClient(urls(other, one)) as second,
-    ):
-        codes = [f"sorry held {n}" for n in range(20)]
-        futures = [client.check(code) for client in (lean, second) for code in codes]
-        until(lambda: counted("submitted", one, other) == 40)
-        until(lambda: counted("waiting:default", one, other) == 0)
-        here.let_go()
-        there.let_go()
-        results(futures)
-    assert Counter(here.started + there.started) == Counter(code.encode() for code in codes)
-    assert here.started
-    assert there.started
-
-
-def test_a_step_goes_to_its_state(one: Server, other: Server) -> None:
-    with (
-        serving(one.settings, Checker()),
-        serving(other.settings, Checker()),
-        LeanQClient(urls(one, other)) as lean,
-        LeanQClient(urls(one, other)) as second,
-        LeanQClient(urls(one, other)) as third,
-    ):
-        replies = results([lean.check(f"sorry {n}") for n in range(20)])
-        states = [reply.sorries[0].state for reply in replies]
-        lean.set_weights({one.settings.url: 0})
-        steps = [lean.step(state, "simp") for state in states]
-        # These two know neither, and the last of them is told the environment.
-        steps += [second.step(state, "simp") for state in states]
-        steps += [third.step(state, "simp", env="default") for state in states]
-        assert {reply.verdict for reply in results(steps)} == {"accepted"}
-        with pytest.raises(UnknownStateError):
-            second.step("0" * 64, "simp").result(DEADLINE_S)
-
-
-def test_whoever_does_not_answer_may_know_it(one: Server, other: Server) -> None:
-    with serving(other.settings, Checker()):
-        one.stop()
-        with LeanQClient(urls(one, other), patience_s=0.3) as lean:
-            reply = lean.check("sorry").result(DEADLINE_S)
-            # What is found elsewhere does not wait for it.
-            state = reply.sorries[0].state
-            assert lean.step(state, "simp").result(DEADLINE_S).verdict == "accepted"
-            (known,) = lean.attach([reply.rid])
-            assert known.result(DEADLINE_S).rid == reply.rid
-            with pytest.raises(UnavailableError):
-                lean.step("0" * 64, "simp").result(DEADLINE_S)
-            with pytest.raises(UnavailableError):
-                lean.attach(["0-unknown"])[0].result(DEADLINE_S)
-        one.start()
-        with LeanQClient(urls(one, other)) as lean, pytest.raises(LostError):
-            lean.attach(["0-unknown"])[0].result(DEADLINE_S)
 
 
 @pytest.mark.usefixtures("quick")
@@ -364,16 +265,3 @@ def test_withdrawals_duplicates_and_the_end(one: Server, other: Server) -> None:
     for future in futures[2:]:
         assert isinstance(future.exception(0), ClosedError)
     assert counted("verdict:cancelled", one, other) == 20
-
-
-async def test_a_look_up_that_is_cancelled(one: Server, other: Server) -> None:
-    one.stop()
-    async with AsyncLeanQClient(urls(one, other), patience_s=HOUR_S) as lean:
-        step, closing = (asyncio.create_task(lean.step("0" * 64, "x")) for _ in range(2))
-        way = lean._engine
-        assert isinstance(way, SeveralClusters)
-        await eventually(lambda: len(way._outstanding) == 2)
-        step.cancel()
-        await eventually(lambda: len(way._outstanding) == 1)
-    with pytest.raises(ClosedError):
-        await closing
