@@ -87,7 +87,7 @@ class Whereabouts:
 class Call(Generic[_T]):
     """One request to be sent, and what its reply means to the caller.
 
-    ``state`` is set instead of the submission's lane where that has to be found first.
+    ``state``: the one that it is about, if any. Where that is unknown, the submission has no lane.
     """
 
     submission: Submission
@@ -202,7 +202,7 @@ class Calls:
     ) -> Call[_T]:
         if where is None:
             return Call(self._submission(request, None, placing), read, state)
-        return Call(self._submission(request, where.lane, placing, where.warmth), read)
+        return Call(self._submission(request, where.lane, placing, where.warmth), read, state)
 
     def _submission(
         self, request: Request, lane: str | None, placing: Placing, warmth: tuple[str, ...] = ()

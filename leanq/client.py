@@ -10,17 +10,19 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Self, TypeVar, Unpack
 
 from .calls import Call, Calls, Check, InEnvironment, Placing
+from .clusters import SeveralClusters
 from .config import Settings
 from .dispatch import Dispatcher, Done, WhenFull
 from .engine import Engine
 from .errors import ClosedError, LeanQError, UsageError
 from .queue import Queue
-from .switch import Finder, Switch
+from .switch import Finder, Route, Switch
+from .weights import Clusters
 from .wire import Reply
 
 _T = TypeVar("_T")
@@ -30,7 +32,10 @@ class _Client:
     """What both clients share.
 
     Args:
-        url: the Redis, or :class:`Settings` with further choices.
+        url: the Redis, or :class:`Settings` with further choices; or several, each a cluster of
+            its own, also as one text, ``redis://A*3 redis://B*1``. A request goes to one of them.
+        weights: how much of what is new goes to each of several, in proportion; 0 is nothing.
+            Equal unless given.
         tenant: who shares fairly, unless a call says otherwise.
         when_full: whether a submit that meets a full queue waits or raises QueueFullError.
         patience_s: how long the server may be out of reach, in seconds, before outstanding
@@ -39,24 +44,44 @@ class _Client:
 
     def __init__(
         self,
-        url: str | Settings,
+        url: str | Settings | Sequence[str | Settings],
         *,
+        weights: Sequence[float] | None = None,
         tenant: str = "default",
         when_full: WhenFull = "wait",
         patience_s: float = 120.0,
     ) -> None:
-        self.settings = url if isinstance(url, Settings) else Settings.load(url, os.environ)
+        self._clusters = Clusters.load(url, weights, os.environ)
+        # What is said of requests alone is the same for all clusters.
+        self.settings = self._clusters.each[0]
         self._calls = Calls(self.settings, tenant)
         self._when_full: WhenFull = when_full
         self._patience_s = patience_s
 
-    def _switch(self) -> Switch:
+    @property
+    def clusters(self) -> Sequence[Settings]:
+        """Each of its clusters, mostly one."""
+        return self._clusters.each
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Moves what is new between clusters, from now on: weights by URL, others keep theirs.
+
+        What is in flight finishes where it is. A step goes to its state, whatever the weight there.
+
+        Raises:
+            UsageError: a URL that the client was not given, a weight below 0, or nothing but 0.
+        """
+        self._clusters.change(weights)
+
+    def _switch(self) -> Route:
+        when_full, patience_s = self._when_full, self._patience_s
+        if len(self._clusters.each) > 1:
+            return SeveralClusters(self._clusters, when_full=when_full, patience_s=patience_s)
         queues = Queue.each(self.settings)
         dispatchers = [
-            Dispatcher(queue, when_full=self._when_full, patience_s=self._patience_s)
-            for queue in queues
+            Dispatcher(queue, when_full=when_full, patience_s=patience_s) for queue in queues
         ]
-        return Switch(dispatchers, Finder(queues, self._patience_s))
+        return Switch(dispatchers, Finder(queues, patience_s))
 
 
 class AsyncLeanQClient(_Client):
@@ -65,7 +90,7 @@ class AsyncLeanQClient(_Client):
     Cancelling a task that waits for a reply withdraws its request.
     """
 
-    _engine: Switch | None = None
+    _engine: Route | None = None
 
     async def __aenter__(self) -> Self:
         engine = self._switch()
@@ -111,7 +136,7 @@ class AsyncLeanQClient(_Client):
         rid = call.submission.rid
         return call.read(await self._end(rid, lambda engine, done: engine.send(call, done)))
 
-    async def _end(self, rid: str, begin: Callable[[Switch, Done], None]) -> Reply:
+    async def _end(self, rid: str, begin: Callable[[Route, Done], None]) -> Reply:
         engine = self._engine
         if engine is None:
             raise ClosedError("the client is not open; enter it with 'async with'")
@@ -152,18 +177,21 @@ class LeanQClient(_Client):
     inherited belong to the parent and never end in the child.
 
     Raises:
-        UnavailableError: no server answers at the URL.
+        UnavailableError: no server answers at the URL, or at none of several.
     """
 
     def __init__(
         self,
-        url: str | Settings,
+        url: str | Settings | Sequence[str | Settings],
         *,
+        weights: Sequence[float] | None = None,
         tenant: str = "default",
         when_full: WhenFull = "wait",
         patience_s: float = 120.0,
     ) -> None:
-        super().__init__(url, tenant=tenant, when_full=when_full, patience_s=patience_s)
+        super().__init__(
+            url, weights=weights, tenant=tenant, when_full=when_full, patience_s=patience_s
+        )
         self._lock = threading.Lock()
         self._closed = False
         self._engine: Engine | None = Engine(self._switch)

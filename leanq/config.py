@@ -18,7 +18,8 @@
 | ``LEANQ_REPL_AGE_S`` | seconds after which it is | 3600 |
 
 A URL may name several hosts, ``redis://HOST:PORT,HOST:PORT``: nodes of one cluster, or a master and
-the replicas that may follow it.
+the replicas that may follow it. A client may be given several clusters, with blanks between their
+URLs, and with weights if they are not to be equal: ``redis://A*3 redis://B*1``.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ MAX_REQUEST_BYTES = 16 << 20
 
 _MOST = 1_000_000_000
 _Number = TypeVar("_Number", int, float)
+_WEIGHTED = re.compile(r"(?s)(.*?)(?:\*(\d+(?:\.\d+)?))?")
+_HOST = re.compile(r"[^\s*]+\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z")
 
 
@@ -115,8 +118,23 @@ def each_host(url: str) -> list[str]:
     return [f"{scheme}{mark}{login}{at}{host}{rest[end:]}" for host in hosts.split(",")]
 
 
+def each_cluster(urls: str) -> list[tuple[str, float | None]]:
+    """The clusters in ``redis://A*3 redis://B*1``, each with its weight if it has one.
+
+    A single URL is left as it is: what ends it like a weight would be part of its path or options.
+    """
+    # Before a scheme alone, since a socket's path may have blanks.
+    each = re.split(r"\s+(?=\w+://)", urls.strip())
+    if len(each) == 1:
+        return [(urls, None)]
+    parts = (_WEIGHTED.fullmatch(text) for text in each)
+    return [(part[1], float(part[2]) if part[2] else None) for part in parts if part]
+
+
 def check_url(url: str) -> None:
-    """Raises UsageError where ``url`` names no Redis."""
+    """Raises UsageError where ``url`` names no Redis, or several clusters."""
+    if (count := len(each_cluster(url))) > 1:
+        raise UsageError(f"the URL names {count} clusters; only clients take more than one")
     try:
         good = all(map(_is_complete, each_host(url)))
     except ValueError:
@@ -133,7 +151,7 @@ def _is_complete(url: str) -> bool:
     _ = parts.port
     if parts.scheme == "unix":
         return bool(parts.path)
-    return parts.scheme in ("redis", "rediss") and bool(parts.hostname)
+    return parts.scheme in ("redis", "rediss") and bool(_HOST.match(parts.hostname or ""))
 
 
 def without_password(url: str) -> str:

@@ -105,6 +105,10 @@ class Dispatcher:
         except BaseException:
             await self._queue.close()
             raise
+        self.start()
+
+    def start(self) -> None:
+        """Starts them whether or not a server answers; until one does, they try."""
         for loop in (self._submit_forever, self._read_forever, self._watch_forever):
             self._spawn(loop())
 

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from .calls import Call
 from .errors import ClosedError, LeanQError
-from .switch import Switch
+from .switch import Route
 from .wire import Reply
 
 _T = TypeVar("_T")
@@ -77,7 +77,7 @@ class Engine:
         UnavailableError: no server answers.
     """
 
-    def __init__(self, make: Callable[[], Switch]) -> None:
+    def __init__(self, make: Callable[[], Route]) -> None:
         self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         # Calls cross to the loop's thread in batches: waking it costs more than a call. The
@@ -163,7 +163,7 @@ class Engine:
         self._loop.run_forever()
 
 
-async def _open(make: Callable[[], Switch]) -> Switch:
+async def _open(make: Callable[[], Route]) -> Route:
     switch = make()
     await switch.open()
     return switch

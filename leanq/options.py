@@ -56,7 +56,7 @@ def worker(command: _F) -> _F:
             click.option(
                 "--slots",
                 type=click.IntRange(1, 4096),
-                help="Lean processes at a time [default: the CPUs].",
+                help="Lean processes at a time [default: the CPUs, or the share of them].",
             ),
             click.option(
                 "--driver",
@@ -100,6 +100,13 @@ def worker(command: _F) -> _F:
                 default=0,
                 show_default=True,
                 help="Niceness of the Lean processes.",
+            ),
+            click.option(
+                "--cpu-share",
+                type=click.FloatRange(0, 1, min_open=True),
+                default=1.0,
+                show_default=True,
+                help="Keep the worker and its Lean processes to this share of the CPUs.",
             ),
         )
     ):

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from .calls import Call, Whereabouts, whereabouts
 from .dispatch import Dispatcher, Done
@@ -61,6 +61,25 @@ class Finder:
         )
 
 
+class Route(Protocol):
+    """Where a client's requests go; all on one event loop."""
+
+    async def open(self) -> None:
+        """Raises UnavailableError when no server answers."""
+
+    def send(self, call: Call[Any], done: Done) -> None:
+        """Submits; ``done`` is called once, with the end, unless it was cancelled before."""
+
+    def attach(self, rid: str, done: Done) -> None:
+        """Waits for a request that was submitted before."""
+
+    def cancel(self, rid: str, done: Done) -> bool:
+        """Withdraws; False where ``done`` has been called already."""
+
+    async def close(self, *, withdraw: bool) -> None:
+        """Ends everything; what is outstanding is withdrawn, or runs on."""
+
+
 class Switch:
     """All shards of the queue, with the methods of a :class:`Dispatcher`."""
 
@@ -79,10 +98,15 @@ class Switch:
             await asyncio.gather(*(d.close(withdraw=False) for d in opened))
             raise faults[0]
 
+    def start(self) -> None:
+        """Opens whether or not the servers answer."""
+        for dispatcher in self._each:
+            dispatcher.start()
+
     def send(self, call: Call[Any], done: Done) -> None:
         """Submits, once it is known where."""
         submission = call.submission
-        if call.state:
+        if call.state and not submission.lane:
             task = asyncio.get_running_loop().create_task(self._find(call, done))
             self._finding[submission.rid, done] = task
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leanq.config import Settings, check_name, check_url, without_password
+from leanq.config import Settings, check_name, check_url, each_cluster, without_password
 from leanq.errors import UsageError
 
 GOOD_URLS = [
@@ -37,6 +37,8 @@ BAD_URLS = [
     "redis://:hun\nter2@",
     "redis://host:6379,:6380",
     "redis://:hunter2@host:6379,",
+    "redis://:hunter2@host*3",
+    "redis://:hunter2@host other",
 ]
 
 
@@ -54,6 +56,28 @@ def test_bad_urls_are_refused_in_one_line_without_the_password(url: str) -> None
     assert "\n" not in text
     assert "hunter2" not in text
     assert "ter2" not in text
+
+
+@pytest.mark.parametrize(
+    ("urls", "each"),
+    [
+        ("redis://a*3 redis://b*0.5", [("redis://a", 3.0), ("redis://b", 0.5)]),
+        (" redis://a:1,b:2/3\n\trediss://c ", [("redis://a:1,b:2/3", None), ("rediss://c", None)]),
+        ("unix:///a b/c*2 unix:///d", [("unix:///a b/c", 2.0), ("unix:///d", None)]),
+        ("redis://a*x redis://b*-1", [("redis://a*x", None), ("redis://b*-1", None)]),
+        # Nothing of a single URL is taken for anything else.
+        ("unix:///a b/c*2", [("unix:///a b/c*2", None)]),
+        ("redis://a?password=b*2", [("redis://a?password=b*2", None)]),
+    ],
+)
+def test_several_clusters_in_one_text(urls: str, each: list[tuple[str, float | None]]) -> None:
+    assert each_cluster(urls) == each
+
+
+def test_what_is_about_one_cluster_takes_one() -> None:
+    with pytest.raises(UsageError, match=r"names 2 clusters; only clients") as refused:
+        Settings("redis://:hunter2@a redis://:hunter2@b")
+    assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

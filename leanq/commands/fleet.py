@@ -31,8 +31,8 @@ log = logging.getLogger("leanq.worker")
 _SECOND_SIGNAL_GRACE_S = 0.0
 
 
-def queue_settings(url: str | None) -> Settings:
-    """The queue that a command means: ``--url``, LEANQ_URL, or the ``leanq up`` of this machine.
+def queue_url(url: str | None) -> str:
+    """Where a command's queue is: ``--url``, LEANQ_URL, or the ``leanq up`` of this machine.
 
     Raises:
         UsageError: none of them names one.
@@ -42,7 +42,12 @@ def queue_settings(url: str | None) -> Settings:
         raise UsageError(
             "no queue: name a Redis with --url or LEANQ_URL, or start one here with 'leanq up'"
         )
-    return Settings.load(url, os.environ)
+    return url
+
+
+def queue_settings(url: str | None) -> Settings:
+    """The queue that a command means, which is one; raises UsageError as :func:`queue_url`."""
+    return Settings.load(queue_url(url), os.environ)
 
 
 def work(url: str | None, as_json: bool, metrics_port: int | None, **options: Any) -> None:

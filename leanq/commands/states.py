@@ -18,7 +18,7 @@ from ..client import LeanQClient
 from ..errors import InvalidRequestError, RequestError
 from ..recipes import Recipe, unpack_export
 from ..wire import Reply
-from .fleet import queue_settings
+from .fleet import queue_url
 from .submit import Ended, read_source
 
 _PATIENCE_S = 30.0
@@ -84,7 +84,7 @@ def import_(file: str, url: str | None, as_json: bool, options: InEnvironment) -
 
 
 def _ask(url: str | None, call: Callable[[LeanQClient], Future[_T]]) -> _T:
-    with LeanQClient(queue_settings(url), patience_s=_PATIENCE_S) as client:
+    with LeanQClient(queue_url(url), patience_s=_PATIENCE_S) as client:
         try:
             return call(client).result()
         except RequestError as error:

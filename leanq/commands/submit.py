@@ -70,10 +70,10 @@ async def _submit(
 ) -> int:
     codes = set()
     async with (
-        _queue_at(url) as (settings, worker),
-        AsyncLeanQClient(settings, patience_s=30.0) as client,
+        _queue_at(url) as (place, worker),
+        AsyncLeanQClient(place, patience_s=30.0) as client,
     ):
-        hint = asyncio.create_task(_hint(settings, options["env"]))
+        hint = asyncio.create_task(_hint(client.clusters, options["env"]))
         try:
             with _progress(len(files), as_json) as show:
                 checks = (_check(client, file, early, options) for file in files)
@@ -90,14 +90,14 @@ async def _submit(
 @contextlib.asynccontextmanager
 async def _queue_at(
     url: str | None,
-) -> AsyncIterator[tuple[Settings, set[asyncio.Task[None]]]]:
+) -> AsyncIterator[tuple[str | Settings, set[asyncio.Task[None]]]]:
     """The queue at ``url``, or of ``leanq up``, or a whole one for the length of the call.
 
     With the task of the worker beside it, if there is one.
     """
     url = url or UpFile(os.environ).read()
     if url:
-        yield Settings.load(url, os.environ), set()
+        yield url, set()
         return
     with contextlib.closing(EmbeddedServer()) as server:
         settings = embedded_settings(server, os.environ)
@@ -219,12 +219,12 @@ def _record(ended: Ended) -> dict[str, Any]:
     return record
 
 
-async def _hint(settings: Settings, env: str) -> None:
+async def _hint(clusters: Sequence[Settings], env: str) -> None:
     """Says why nothing happens, when nobody is there to work."""
     await asyncio.sleep(_HINT_AFTER_S)
     # The client itself reports a server that is out of reach.
     with contextlib.suppress(LeanQError):
-        workers = (await look(settings)).workers
+        workers = [row for settings in clusters for row in (await look(settings)).workers]
         if not any(env in unpack_info(row.info).get("lanes", ()) for row in workers):
             text = f"no worker for the environment {env!r} is alive; the requests wait for one"
             click.echo(f"leanq: {text} (leanq worker)", err=True)
