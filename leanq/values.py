@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, dataclass_transform
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 from .errors import InvalidRequestError
 
@@ -179,6 +179,42 @@ class Reply:
     audit_s: float = field(default=0.0, compare=False)
     warm: bool = field(default=False, compare=False)
     way: Way | None = field(default=None, compare=False)
+
+
+def told_of_check(reply: Reply) -> dict[str, Any]:
+    """What is told of a check's reply, in values that JSON has.
+
+    What belongs to other operations, or to the worker alone, is no part of it.
+    """
+    return {
+        "verdict": reply.verdict,
+        "messages": [_told_of_message(message) for message in reply.messages],
+        "sorries": [_told_of_sorry(sorry) for sorry in reply.sorries],
+        "axioms": None if reply.axioms is None else list(reply.axioms),
+        "fingerprint": reply.fingerprint,
+        "rid": reply.rid,
+        "worker": reply.worker,
+        "attempts": reply.attempts,
+        "queued_s": reply.queued_s,
+        "cpu_s": reply.cpu_s,
+        "wall_s": reply.wall_s,
+        "audit_s": reply.audit_s,
+    }
+
+
+def _told_of_message(message: Message) -> dict[str, Any]:
+    return {
+        "severity": message.severity,
+        "line": message.line,
+        "column": message.column,
+        "text": message.text,
+        "end_line": message.end_line,
+        "end_column": message.end_column,
+    }
+
+
+def _told_of_sorry(sorry: Sorry) -> dict[str, Any]:
+    return {"line": sorry.line, "column": sorry.column, "goal": sorry.goal, "state": sorry.state}
 
 
 def _within(what: str, value: float, least: float, most: float, unit: str) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from os.path import isfile
 from typing import Any, TextIO
@@ -21,6 +21,7 @@ from ..config import MAX_REQUEST_BYTES, Settings
 from ..errors import InvalidRequestError, LeanQError, RequestError, TooLargeError, UsageError
 from ..local import EmbeddedServer, UpFile, embedded_settings, running
 from ..queue import look
+from ..values import told_of_check
 from ..wire import LEAN_VERDICTS, Reply, unpack_info
 from .build import make_worker
 
@@ -212,11 +213,7 @@ def _print_plain(ended: Ended, out: TextIO) -> None:
 def _record(ended: Ended) -> dict[str, Any]:
     if ended.reply is None:
         return {"file": ended.file, "verdict": None, "error": str(ended.error)}
-    record = {"file": ended.file, **asdict(ended.reply)}
-    # What belongs to other operations, or to the worker alone, is no part of a check's line.
-    for name in ("payload", "error", "state", "goals", "warm", "way"):
-        del record[name]
-    return record
+    return {"file": ended.file, **told_of_check(ended.reply)}
 
 
 async def _hint(clusters: Sequence[Settings], env: str) -> None:

@@ -1,0 +1,236 @@
+"""Results of a campaign: a record for each row, or for each sample of a row.
+
+A record is a JSON object. Its fields, in this order:
+
+- ``id``: the row's id as it stood in the data (text or whole number); null where it has none.
+- ``line``: where the row stands in the data, from 1.
+- ``sample``: only where the row's code is a list of texts: the place in it, from 0.
+- ``problem``: only where the data names one.
+- ``verdict``: as a reply has it; null for an echo, and beside an ``error``.
+- ``messages``, ``sorries``, ``axioms``, ``attempts``, ``worker``, ``queued_s``, ``cpu_s``,
+  ``wall_s``, ``audit_s``, ``fingerprint``, ``rid``: of the reply.
+- ``code_hash``: 16 hexadecimal digits that tell the whole text that was checked.
+- ``error``: why nothing was checked, as one line. Such a record has only the fields ``id``,
+  ``line``, ``sample`` and ``problem`` where they are known, ``verdict`` and this one.
+
+A file of results is JSONL, or Parquet if its name ends so. In Parquet every record has all columns,
+null where it lacks the field, and ``id`` and ``problem`` are always text: whether all of them will
+be numbers cannot be known while the first are written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from typing import Any, BinaryIO
+
+from ..errors import UsageError
+from ..values import Reply, told_of_check
+from .fields import BadRow, Row
+from .parquet import ParquetFile, pyarrow
+
+_OF_REPLY = (
+    *("verdict", "messages", "sorries", "axioms", "attempts", "worker"),
+    *("queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "rid"),
+)
+_ALWAYS = frozenset({"id", "line", "verdict"})
+_ONLY_IF_KNOWN = frozenset({"sample", "problem", "error"})
+
+# A row group is written once it has as many records, or as much text in them.
+_GROUP_RECORDS = 8192
+_GROUP_CHARS = 16 << 20
+
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
+    """What came of the row's text number ``sample`` (from 0)."""
+    told = told_of_check(reply)
+    record = _head(row, sample)
+    record.update((name, told[name]) for name in _OF_REPLY)
+    record["code_hash"] = blake2b(row.codes[sample].encode(), digest_size=8).hexdigest()
+    return record
+
+
+def of_error(row: Row | BadRow, sample: int | None, error: str) -> dict[str, Any]:
+    """Why a row, or only its text number ``sample``, could not be checked."""
+    return {**_head(row, sample), "verdict": None, "error": error}
+
+
+def cancelled(row: Row, sample: int) -> dict[str, Any]:
+    """The same fields as a reply's for a text that was not sent, since it was no longer needed."""
+    return of_reply(row, sample, Reply("cancelled"))
+
+
+def pack(record: dict[str, Any]) -> bytes:
+    """The record as a line of JSONL."""
+    text = _dumps(record)
+    try:
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:
+        # Only escaped can what is no Unicode stand in a file of UTF-8.
+        return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def read_results(path: str) -> Iterator[dict[str, Any]]:
+    """The records in a file of results.
+
+    Raises:
+        UsageError: it cannot be read, or is damaged: with the line.
+    """
+    return _read_parquet(path) if _is_parquet(path) else _read_jsonl(path)
+
+
+def write_results(path: str, records: Iterable[dict[str, Any]]) -> None:
+    """Puts a file of ``records`` in place of what is at ``path``, once it is whole and on the disk.
+
+    Raises:
+        UsageError: it cannot be written, or pyarrow is missing; what was there is still there.
+    """
+    write = _parquet_writer(path) if _is_parquet(path) else _write_jsonl
+    # Beside the file that a link leads to, for only within one disk can it take its place at once.
+    path = os.path.realpath(path)
+    folder = os.path.dirname(path)
+    # Short whatever the name is, as that may be as long as a name can be.
+    part = os.path.join(folder, f".leanq-{secrets.token_hex(8)}.part")
+    try:
+        if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+            raise UsageError(f"{path} is no regular file, so it cannot be replaced")
+        try:
+            with open(part, "xb") as stream:
+                write(stream, records)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(part, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+        _sync_folder(folder)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _head(row: Row | BadRow, sample: int | None) -> dict[str, Any]:
+    record: dict[str, Any] = {"id": row.id, "line": row.line}
+    if isinstance(row, Row):
+        if row.listed and sample is not None:
+            record["sample"] = sample
+        if row.problem is not None:
+            record["problem"] = row.problem
+    return record
+
+
+def _is_parquet(path: str) -> bool:
+    return path.lower().endswith(".parquet")
+
+
+def _read_jsonl(path: str) -> Iterator[dict[str, Any]]:
+    try:
+        with open(path, "rb") as stream:
+            for line, text in enumerate(stream, 1):
+                try:
+                    record = json.loads(text)
+                except (ValueError, RecursionError):
+                    record = None
+                if not isinstance(record, dict) or not record.keys() >= _ALWAYS:
+                    raise UsageError(f"{path}:{line}: no record of a result")
+                yield record
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def _write_jsonl(stream: BinaryIO, records: Iterable[dict[str, Any]]) -> None:
+    stream.writelines(map(pack, records))
+
+
+def _read_parquet(path: str) -> Iterator[dict[str, Any]]:
+    schema = _schema(pyarrow(path)[0])
+    for row in ParquetFile(path).records(schema.names):
+        # Only a record of an error has no hash; what else is null in one of a reply, is known.
+        lacks = row.keys() - _ALWAYS if row["code_hash"] is None else _ONLY_IF_KNOWN
+        yield {name: row[name] for name in row if row[name] is not None or name not in lacks}
+
+
+def _parquet_writer(path: str) -> Callable[[BinaryIO, Iterable[dict[str, Any]]], None]:
+    """Writes results as Parquet. Raises UsageError before anything is written."""
+    arrow, parquet = pyarrow(path)
+    schema = _schema(arrow)
+
+    def table(records: list[dict[str, Any]]) -> Any:
+        try:
+            return arrow.Table.from_pylist(records, schema=schema)
+        except UnicodeEncodeError:
+            whole = (_dumps(record).encode(errors="replace") for record in records)
+            return arrow.Table.from_pylist([json.loads(text) for text in whole], schema=schema)
+
+    def write(stream: BinaryIO, records: Iterable[dict[str, Any]]) -> None:
+        with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
+            for group in _groups(map(_with_texts, records)):
+                writer.write_table(table(group))
+
+    return write
+
+
+def _groups(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    group: list[dict[str, Any]] = []
+    chars = 0
+    for record in records:
+        group.append(record)
+        chars += _chars(record)
+        if len(group) >= _GROUP_RECORDS or chars >= _GROUP_CHARS:
+            yield group
+            group, chars = [], 0
+    if group:
+        yield group
+
+
+def _chars(record: dict[str, Any]) -> int:
+    """About how much text is in a record's parts that can be large."""
+    return sum(
+        len(part) if isinstance(part, str) else len(part.get("text") or part.get("goal") or "")
+        for name in ("messages", "sorries", "axioms")
+        for part in record.get(name) or ()
+    )
+
+
+def _with_texts(record: dict[str, Any]) -> dict[str, Any]:
+    names = {name: record.get(name) for name in ("id", "problem")}
+    return {**record, **{name: None if v is None else str(v) for name, v in names.items()}}
+
+
+def _schema(arrow: Any) -> Any:
+    text, number, seconds = arrow.string(), arrow.int64(), arrow.float64()
+    place = {"line": number, "column": number}
+    end = {"end_line": number, "end_column": number}
+    message = arrow.struct({"severity": text, **place, "text": text, **end})
+    sorry = arrow.struct({**place, "goal": text, "state": text})
+    columns = {
+        "id": text,
+        "line": number,
+        "sample": number,
+        "problem": text,
+        "verdict": text,
+        "messages": arrow.list_(message),
+        "sorries": arrow.list_(sorry),
+        "axioms": arrow.list_(text),
+        "attempts": number,
+        "worker": text,
+        **dict.fromkeys(("queued_s", "cpu_s", "wall_s", "audit_s"), seconds),
+        **dict.fromkeys(("fingerprint", "rid", "code_hash", "error"), text),
+    }
+    return arrow.schema(columns)
+
+
+def _sync_folder(path: str) -> None:
+    """Puts a folder's entries on the disk, without which a loss of power undoes a rename."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
