@@ -229,6 +229,8 @@ async def live_a_full_life(shard: Shard) -> None:
     await queue.read_inbox("c", "0-0", 1)
     await queue.lanes()
     await queue.tell_decisions({"a": b"{}"})
+    await shard.submit("parked", tenant="held")
+    await queue.pause("tenant", "held", hold=True)
 
 
 TYPES = {"sorted set": b"zset"}

@@ -301,7 +301,7 @@ async def test_a_step_has_budgets(lean: Lean) -> None:
 
 
 async def test_ids_are_equal_across_drivers(site: Site) -> None:
-    one, other = Lean(await site.driver()), Lean(await site.driver())
+    one, other = [Lean(await site.driver(), knows_places=True) for _ in range(2)]
     states = [(await lean.open(THEOREM)).state for lean in (one, other)]
     assert states[0] == states[1]
     steps = [await lean.step(states[0], "constructor") for lean in (one, other)]
@@ -318,7 +318,7 @@ async def test_an_unknown_state(lean: Lean) -> None:
 
 
 async def test_export_and_import(site: Site) -> None:
-    here, there = Lean(await site.driver()), Lean(await site.driver())
+    here, there = [Lean(await site.driver(), knows_places=True) for _ in range(2)]
     start = await here.open(THEOREM)
     state = (await here.step(start.state, "constructor")).state
     assert state is not None
@@ -364,14 +364,15 @@ async def test_holes_in_holes_come_to_an_end(lean: Lean) -> None:
 
 
 async def test_what_cannot_be_imported(site: Site) -> None:
-    lean = Lean(await site.driver())
+    lean = Lean(await site.driver(), knows_places=True)
     state = (await lean.open(THEOREM)).state
     assert state is not None
     payload = (await lean.driver.run(Request("export", state=state))).payload
     assert payload is not None
     damaged = await lean.driver.run(Request("import", payload=payload[:-1] + b"x"))
     assert damaged.error == "the exported state is damaged: its checksum is wrong"
-    other = Lean(await site.driver(replace(site.core, fingerprint="0" * 64)))
+    elsewhere = replace(site.core, fingerprint="0" * 64)
+        other = Lean(await site.driver(elsewhere), knows_places=True)
     error = (await other.driver.run(Request("import", payload=payload))).error
     assert error is not None
     assert "of an environment with the fingerprint" in error
