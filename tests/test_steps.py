@@ -372,7 +372,7 @@ async def test_what_cannot_be_imported(site: Site) -> None:
     damaged = await lean.driver.run(Request("import", payload=payload[:-1] + b"x"))
     assert damaged.error == "the exported state is damaged: its checksum is wrong"
     elsewhere = replace(site.core, fingerprint="0" * 64)
-        other = Lean(await site.driver(elsewhere), knows_places=True)
+    other = Lean(await site.driver(elsewhere), knows_places=True)
     error = (await other.driver.run(Request("import", payload=payload))).error
     assert error is not None
     assert "of an environment with the fingerprint" in error
