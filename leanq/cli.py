@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import click
 
 from . import __version__, options
+from .cli_campaign import campaign
 from .errors import LeanQError, UsageError
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ class _Program(click.Group):
 @click.version_option(__version__, "-V", "--version", prog_name="leanq")
 def cli() -> None:
     """Lean 4 at the scale of reinforcement learning: a Redis-backed queue of Lean checks."""
+
+
+cli.add_command(campaign)
 
 
 @cli.command()

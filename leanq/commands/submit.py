@@ -71,10 +71,10 @@ async def _submit(
 ) -> int:
     codes = set()
     async with (
-        _queue_at(url) as (place, worker),
+        queue_at(url) as (place, worker),
         AsyncLeanQClient(place, patience_s=30.0) as client,
     ):
-        hint = asyncio.create_task(_hint(client.clusters, options["env"]))
+        idle = asyncio.create_task(hint(client.clusters, options["env"]))
         try:
             with _progress(len(files), as_json) as show:
                 checks = (_check(client, file, early, options) for file in files)
@@ -82,14 +82,14 @@ async def _submit(
                     codes.add(ended.exit_code)
                     show(ended)
         finally:
-            hint.cancel()
-            await asyncio.gather(hint, return_exceptions=True)
+            idle.cancel()
+            await asyncio.gather(idle, return_exceptions=True)
     # Wrong usage is what to mend first; then what is wrong with the fleet; then the proofs.
     return next((code for code in (2, 3, 1) if code in codes), 0)
 
 
 @contextlib.asynccontextmanager
-async def _queue_at(
+async def queue_at(
     url: str | None,
 ) -> AsyncIterator[tuple[str | Settings, set[asyncio.Task[None]]]]:
     """The queue at ``url``, or of ``leanq up``, or a whole one for the length of the call.
@@ -216,7 +216,7 @@ def _record(ended: Ended) -> dict[str, Any]:
     return {"file": ended.file, **told_of_check(ended.reply)}
 
 
-async def _hint(clusters: Sequence[Settings], env: str) -> None:
+async def hint(clusters: Sequence[Settings], env: str) -> None:
     """Says why nothing happens, when nobody is there to work."""
     await asyncio.sleep(_HINT_AFTER_S)
     # The client itself reports a server that is out of reach.

@@ -1,0 +1,188 @@
+"""``leanq campaign``: whole data sets, here and now or as jobs of RQ."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import redis
+
+from ..campaigns.campaign import Campaign
+from ..campaigns.coordinator import Command
+from ..campaigns.jobs import Campaigns, Sent
+from ..campaigns.worker import work as work_for_rq
+from ..client import AsyncLeanQClient
+from ..config import check_url, each_host
+from ..errors import UnavailableError, UsageError
+from ..logs import log_to_stderr
+from ..wire import LEAN_VERDICTS
+from .fleet import queue_url
+from .progress import Shown, summary
+from .submit import hint, queue_at
+
+_NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
+
+
+def run(campaign: Campaign, url: str | None, as_json: bool) -> int:
+    """Runs a campaign to its end, or on from where it was left; the exit code."""
+    try:
+        counts = asyncio.run(_run(campaign, url, as_json))
+    except KeyboardInterrupt:
+        click.echo("leanq: stopped; the same command goes on from here", err=True)
+        raise
+    # As of submit. What was stopped since a sibling had succeeded is no failure.
+    kinds = {name for name, count in counts.items() if count} - {"echoed"}
+    if campaign.plan.first_success:
+        kinds -= {"cancelled"}
+    if "error" in kinds:
+        return 2
+    return 3 if kinds - LEAN_VERDICTS else 1 if kinds - {"accepted"} else 0
+
+
+async def _run(campaign: Campaign, url: str | None, as_json: bool) -> dict[str, int]:
+    started = time.monotonic()
+    async with queue_at(url) as (place, worker), AsyncLeanQClient(place) as client:
+        idle = asyncio.create_task(hint(client.clusters, campaign.plan.options["env"]))
+        with Shown(campaign.data, as_json) as shown:
+            running: asyncio.Task[Command] = asyncio.create_task(campaign.run(client, shown))
+            try:
+                ends: set[asyncio.Future[Any]] = {running, *worker}
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+                for ended in worker:
+                    if ended.done():
+                        ended.result()
+                await running
+            finally:
+                idle.cancel()
+                running.cancel()
+                await asyncio.gather(idle, running, return_exceptions=True)
+    counts, wall_s = shown.counts, time.monotonic() - started
+    if as_json:
+        click.echo(json.dumps({"out": campaign.out, "counts": counts, "wall_s": round(wall_s, 3)}))
+    else:
+        click.echo(f"{campaign.out}: {summary(counts)} in {wall_s:.1f} s")
+    return counts
+
+
+def submit(
+    campaign: Campaign,
+    url: str | None,
+    as_json: bool,
+    delay_s: float | None,
+    after: Sequence[str],
+) -> None:
+    """Sends a campaign to whichever ``leanq campaign worker`` is free."""
+    # The worker has another working directory.
+    data, out = os.path.abspath(campaign.data), os.path.abspath(campaign.out)
+    if not os.path.exists(data):
+        click.echo(f"leanq: {data} is not on this machine; it must be on the workers'", err=True)
+    with _campaigns(url) as campaigns:
+        id_ = campaigns.submit(
+            replace(campaign, data=data, out=out), delay_s=delay_s or 0.0, after=after
+        )
+    click.echo(json.dumps({"id": id_}) if as_json else id_)
+
+
+def show_all(url: str | None, as_json: bool) -> None:
+    """The campaigns that RQ knows, the newest first."""
+    with _campaigns(url) as campaigns:
+        found = sorted(
+            campaigns.list(),
+            key=lambda each: each.sent.timestamp() if each.sent else 0,
+            reverse=True,
+        )
+    for each in found:
+        click.echo(json.dumps(_record(each)) if as_json else _line(each))
+    if not found and not as_json:
+        click.echo("no campaigns")
+
+
+def show(id_: str, url: str | None, as_json: bool) -> None:
+    """One campaign in full."""
+    with _campaigns(url) as campaigns:
+        sent = campaigns.show(id_)
+    if as_json:
+        click.echo(json.dumps(_record(sent)))
+        return
+    click.echo(_line(sent))
+    plan = sent.campaign.plan
+    options = ", ".join(f"{name} {value}" for name, value in sorted(plan.options.items()))
+    rows = {
+        "data": sent.campaign.data,
+        "results": sent.campaign.out,
+        "sent": sent.sent.isoformat(" ", "seconds"),
+        "checks": options,
+        "window": plan.window,
+        "bad rows": "\n".join(sent.bad),
+        "error": sent.error or "",
+    }
+    for name, value in rows.items():
+        if value:
+            head, *more = str(value).splitlines()
+            click.echo("\n".join([f"  {name:9} {head}", *(f"{'':12}{line}" for line in more)]))
+
+
+def change(id_: str, url: str | None, as_json: bool, how: Callable[[Campaigns, str], None]) -> None:
+    """Holds, ends or takes up a campaign, and prints what state it is in then."""
+    with _campaigns(url) as campaigns:
+        how(campaigns, id_)
+        sent = campaigns.show(id_)
+    click.echo(json.dumps(_record(sent)) if as_json else _line(sent))
+
+
+def work(url: str | None, as_json: bool, burst: bool) -> None:
+    """Runs campaigns until told to stop."""
+    log_to_stderr(as_json)
+    # Campaigns are coordinated in processes of their own, which find the queue by this.
+    os.environ["LEANQ_URL"] = queue_url(url)
+    with _connected(url) as connection:
+        work_for_rq(connection, burst=burst)
+
+
+@contextlib.contextmanager
+def _campaigns(url: str | None) -> Iterator[Campaigns]:
+    with _connected(url) as connection:
+        yield Campaigns(connection)
+
+
+@contextlib.contextmanager
+def _connected(url: str | None) -> Iterator[redis.Redis]:
+    """RQ's Redis: LEANQ_RQ_URL, or the queue's own where RQ can use that."""
+    named = os.environ.get("LEANQ_RQ_URL") or queue_url(url)
+    try:
+        check_url(named)
+    except UsageError as error:
+        raise UsageError(f"{error} ({_NO_CLUSTER})") from None
+    if len(each_host(named)) > 1:
+        raise UsageError(_NO_CLUSTER)
+    try:
+        with contextlib.closing(redis.Redis.from_url(named)) as connection:
+            about: Any = connection.info("server")
+            if about.get("redis_mode") == "cluster":
+                raise UsageError(_NO_CLUSTER)
+            yield connection
+    except redis.RedisError as error:
+        raise UnavailableError(f"RQ's Redis: {error}") from None
+
+
+def _line(sent: Sent) -> str:
+    of = "" if sent.total is None else f" of {sent.total:,}"
+    told = f"; {summary(sent.counts)}" if sent.counts else ""
+    why = f" ({sent.error})" if sent.error else ""
+    name = Path(sent.campaign.data).name
+    return f"{sent.id}  {sent.state}{why}  {name}: {sent.rows:,}{of} rows{told}"
+
+
+def _record(sent: Sent) -> dict[str, Any]:
+    return {
+        **asdict(sent),
+        "sent": sent.sent.isoformat(),
+    }
