@@ -80,8 +80,8 @@ class Data(Protocol):
         """The number of rows, bad ones too, if it can be told cheaply."""
 
     def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
-        """The rows from the one numbered ``line``, which begins at ``start``: the ``next`` of the
-        row before it.
+        """The rows from ``start`` on, where what is numbered ``line`` begins: after a row that is
+        its ``next``, and ``row.line + 1`` even if a blank line follows.
 
         Raises:
             UsageError: the data can no longer be read.

@@ -120,7 +120,9 @@ def _parse(text: bytes) -> dict[str, Any]:
         found = text[error.start]
         raise UnfitError(f"no UTF-8 text: byte {error.start + 1} is 0x{found:02x}") from None
     except json.JSONDecodeError as error:
-        raise UnfitError(f"no JSON: {error.msg} at column {error.colno}") from None
+        # What is missing at the end would be found missing after the line's own end.
+        column = min(error.pos, len(error.doc.rstrip())) + 1
+        raise UnfitError(f"no JSON: {error.msg} at column {column}") from None
     except RecursionError:
         raise UnfitError("JSON that is nested too deeply") from None
     except ValueError:  # which int() raises

@@ -85,8 +85,10 @@ class ParquetFile:
         try:
             return read()
         except self._errors as error:
-            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise UsageError(f"{self.path}: {' '.join(why.split()):.200}") from None
+            # Where the system refuses, pyarrow's words for it are many, and the path is among them.
+            number = error.errno if isinstance(error, OSError) else None
+            why = os.strerror(number) if number else " ".join(str(error).split())
+            raise UsageError(f"{self.path}: {why:.200}") from None
 
 
 class Parquet:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
@@ -89,20 +88,22 @@ def read_results(path: str) -> Iterator[dict[str, Any]]:
 def write_results(path: str, records: Iterable[dict[str, Any]]) -> None:
     """Puts a file of ``records`` in place of what is at ``path``, once it is whole and on the disk.
 
+    Only one may write to ``path`` at a time.
+
     Raises:
         UsageError: it cannot be written, or pyarrow is missing; what was there is still there.
     """
     write = _parquet_writer(path) if _is_parquet(path) else _write_jsonl
     # Beside the file that a link leads to, for only within one disk can it take its place at once.
     path = os.path.realpath(path)
-    folder = os.path.dirname(path)
-    # Short whatever the name is, as that may be as long as a name can be.
-    part = os.path.join(folder, f".leanq-{secrets.token_hex(8)}.part")
+    folder, name = os.path.split(path)
+    # Always the same, so that the next to write takes the place of what a killed one left.
+    part = os.path.join(folder, f".{name}.part")
     try:
         if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
             raise UsageError(f"{path} is no regular file, so it cannot be replaced")
         try:
-            with open(part, "xb") as stream:
+            with open(part, "wb") as stream:
                 write(stream, records)
                 stream.flush()
                 os.fsync(stream.fileno())
