@@ -80,13 +80,15 @@ class Journal:
         if os.path.exists(out) and fresh and not again:
             raise UsageError(f"{out} is there already; name another file, or remove it")
         try:
-            self._db = self._connect()
+            self._db = sqlite3.connect(self._state_path, timeout=0)
             try:
                 self._open()
             except BaseException:
                 self._db.close()
                 raise
         except (OSError, sqlite3.Error) as error:
+            if "database is locked" in str(error):
+                raise BusyError(f"{out} is being written by another campaign") from None
             raise _explained(self._state_path, error) from None
         if again:
             self._take_back()
@@ -193,22 +195,15 @@ class Journal:
         """Leaves the journal to whoever goes on; what was not committed is forgotten."""
         with suppress(sqlite3.Error):
             self._db.close()
-        self._part.close()
-
-    def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(self._state_path, timeout=0)
-        # For as long as it is open, whatever else looks at the file.
-        db.execute("PRAGMA locking_mode = EXCLUSIVE")
-        db.execute("PRAGMA synchronous = FULL")
-        return db
+        # On a full disk it still has what it could not write.
+        with suppress(OSError):
+            self._part.close()
 
     def _open(self) -> None:
-        try:
-            self._db.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error):
-                raise
-            raise BusyError(f"{self.out} is being written by another campaign") from None
+        # For as long as it is open, whatever else looks at the file.
+        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("BEGIN EXCLUSIVE")
         if not os.path.exists(self._state_path):
             raise BusyError(f"{self.out} was written by another campaign just now")
         if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:

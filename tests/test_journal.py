@@ -1,0 +1,234 @@
+"""Journals against a small model: what was committed is there, once, whoever dies where."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from leanq.campaigns import journal as module
+from leanq.campaigns.journal import BusyError, Cursor, Journal, Order
+from leanq.campaigns.results import read_results
+from leanq.errors import UsageError
+
+PURPOSE = {"data": "x"}
+VERDICTS = ("accepted", "rejected", "timeout", None)
+texts = st.text("aé\n∀", max_size=5)
+
+
+def record(line: int, sample: int, verdict: str | None, text: str = "") -> dict[str, Any]:
+    made = {"id": f"r{line}", "line": line, "sample": sample, "verdict": verdict, "text": text}
+    return made if verdict else made | {"error": "bad"}
+
+
+class JournalMachine(RuleBasedStateMachine):
+    """``added`` are the records by place that a successor would not see yet, ``kept`` those that
+    it would; ``seen`` are the ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="leanq-t-"))
+        self.out = str(self.folder / "out.jsonl")
+        self.kept: dict[tuple[int, int], dict[str, Any]] = {}
+        self.added: dict[tuple[int, int], dict[str, Any]] = {}
+        self.solved: set[str] = set()
+        self.solved_now: set[str] = set()
+        self.cursor = self.cursor_now = Cursor()
+        self.barren = 1
+        self.journal = Journal(self.out, PURPOSE)
+
+    @rule(
+        line=st.integers(1, 6),
+        sample=st.integers(0, 1),
+        verdict=st.sampled_from(VERDICTS),
+        text=texts,
+    )
+    def add(self, line: int, sample: int, verdict: str | None, text: str) -> None:
+        if (line, sample) not in {**self.kept, **self.added}:
+            made = self.added[line, sample] = record(line, sample, verdict, text)
+            self.journal.add(made)
+
+    @rule(line=st.integers(1, 6))
+    def solve(self, line: int) -> None:
+        self.journal.solve(f"r{line}")
+        self.solved_now.add(f"r{line}")
+
+    @rule(line=st.integers(1, 9), start=st.integers(0, 99))
+    def commit(self, line: int, start: int) -> None:
+        self.barren = 0 if self.added else self.barren
+        self.kept |= self.added
+        self.solved |= self.solved_now
+        self.added.clear()
+        self.cursor = Cursor(line, start)
+        self.journal.commit(self.cursor)
+
+    @rule(torn=st.binary(max_size=20))
+    def die_and_go_on(self, torn: bytes) -> None:
+        """A process ends anywhere: what the system had of it at that moment is what is there."""
+        # Its last lines may have been written and not yet committed.
+        self.journal._part.write(b"".join(self.journal._lines) + torn)
+        self.journal.close()
+        self.added.clear()
+        self.solved_now = set(self.solved)
+        self.journal = Journal(self.out, PURPOSE)
+        self.barren += 1
+        assert self.journal.cursor == self.cursor
+        assert self.journal.barren == self.barren
+        for place in ((line, sample) for line in range(1, 7) for sample in range(2)):
+            assert self.journal.has(*place) == (place in self.kept)
+
+    @rule(order=st.sampled_from(("input", "finished")), retry=st.booleans())
+    def finish(self, order: Order, retry: bool) -> None:
+        self.commit(9, 0)
+        self.journal.finish(order)
+        found = list(read_results(self.out))
+        places = sorted(self.kept) if order == "input" else list(self.kept)
+        assert found == [self.kept[place] for place in places]
+        assert os.listdir(self.folder) == ["out.jsonl"]
+        assert Journal.is_whole(self.out)
+        with pytest.raises(UsageError, match="is there already"):
+            Journal(self.out, PURPOSE)
+        if retry:
+            order_of = dict(zip(places, found, strict=True))
+            self.kept = {
+                p: r for p, r in order_of.items() if r["verdict"] in ("accepted", "rejected")
+            }
+            self.solved = {r["id"] for r in self.kept.values() if r["verdict"] == "accepted"}
+        else:
+            os.remove(self.out)
+            self.kept, self.solved = {}, set()
+        self.journal = Journal(self.out, PURPOSE, retry=retry)
+        self.solved_now, self.cursor = set(self.solved), Cursor()
+        self.barren = 0 if self.kept else 1
+
+    @rule(line=st.integers(1, 6), other=st.integers(1, 6))
+    def name(self, line: int, other: int) -> None:
+        first = self.journal.line_of(f"n{line}", other)
+        assert self.journal.line_of(f"n{line}", 99) == first
+
+    @invariant()
+    def counts_are_those_of_the_records(self) -> None:
+        told = [r["verdict"] or "error" for r in {**self.kept, **self.added}.values()]
+        counts = {name: count for name, count in self.journal.counts.items() if count}
+        assert counts == {name: told.count(name) for name in told}
+        for line in range(1, 7):
+            assert self.journal.is_solved(f"r{line}") == (f"r{line}" in self.solved_now)
+
+    def teardown(self) -> None:
+        self.journal.close()
+        shutil.rmtree(self.folder)
+
+
+def test_journals_keep_what_was_committed() -> None:
+    run_state_machine_as_test(
+        JournalMachine, settings=profile(profile.get_profile("leanq"), max_examples=60)
+    )
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> str:
+    return str(tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("order", ["input", "finished"])
+@pytest.mark.parametrize("step", ["replace", "remove"])
+def test_whoever_dies_amid_the_end_can_be_succeeded(
+    out: str, order: Order, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(out, PURPOSE)
+    records = [record(2, 0, "rejected"), record(1, 0, "accepted", "∀")]
+    for each in records:
+        journal.add(each)
+    journal.commit(Cursor(3, 0))
+    done: list[object] = []
+
+    def die(*arguments: object) -> None:
+        done.append(arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module.os, step, die)
+        with pytest.raises(KeyboardInterrupt):
+            journal.finish(order)
+    assert done
+    journal.close()
+    successor = Journal(out, PURPOSE)
+    assert successor.has(1, 0)
+    assert successor.has(2, 0)
+    successor.finish(order)
+    assert list(read_results(out)) == (records[::-1] if order == "input" else records)
+    assert os.listdir(Path(out).parent) == ["out.jsonl"]
+
+
+def test_two_coordinators_of_one_campaign(out: str) -> None:
+    one = Journal(out, PURPOSE)
+    with pytest.raises(BusyError, match="is being written"):
+        Journal(out, PURPOSE)
+    one.close()
+    Journal(out, PURPOSE).close()
+
+
+def test_a_journal_of_another_campaign(out: str) -> None:
+    Journal(out, PURPOSE).close()
+    with pytest.raises(UsageError, match="other data or other options"):
+        Journal(out, {"data": "y"})
+    Journal(out, PURPOSE).close()
+
+
+def test_files_that_are_no_journals(out: str) -> None:
+    journal = Journal(out, PURPOSE)
+    journal.add(record(1, 0, "accepted"))
+    journal.commit(Cursor(2, 0))
+    journal.close()
+    Path(out + ".part").write_text("")
+    with pytest.raises(UsageError, match=r"part is damaged: it ends before byte"):
+        Journal(out, PURPOSE)
+    Path(out + ".state").write_text("not a database, but long enough to be taken for one" * 99)
+    with pytest.raises(UsageError, match=r"state cannot be written: file is not a database"):
+        Journal(out, PURPOSE)
+
+
+def test_results_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        Journal(str(tmp_path / "missing" / "out.jsonl"), PURPOSE)
+
+
+def test_a_disk_that_is_full(out: str) -> None:
+    journal = Journal(out, PURPOSE)
+    journal._part.close()
+    journal._part = open("/dev/full", "ab")  # noqa: SIM115
+    journal.add(record(1, 0, "accepted"))
+    with pytest.raises(UsageError, match="No space left on device"):
+        journal.commit(Cursor(2, 0))
+    journal.close()
+    successor = Journal(out, PURPOSE)
+    assert not successor.has(1, 0)
+    successor.close()
+
+
+def test_numbers_and_texts_are_two_kinds_of_ids(out: str) -> None:
+    journal = Journal(out, PURPOSE)
+    assert [journal.line_of(1, 1), journal.line_of("1", 2), journal.line_of(1, 3)] == [1, 2, 1]
+    journal.close()
+
+
+def test_results_in_parquet_are_taken_up_again(tmp_path: Path) -> None:
+    out = str(tmp_path / "out.parquet")
+    journal = Journal(out, PURPOSE)
+    for line, verdict in ((1, "accepted"), (2, "timeout")):
+        made = {"id": f"r{line}", "line": line, "verdict": verdict, "messages": [], "sorries": []}
+        journal.add(made | {"code_hash": "0" * 16})
+    journal.commit(Cursor(3, 0))
+    journal.finish("finished")
+    again = Journal(out, PURPOSE, retry=True)
+    assert (again.has(1, 0), again.has(2, 0)) == (True, False)
+    again.finish("input")
+    assert [json.loads(json.dumps(r))["id"] for r in read_results(out)] == ["r1"]
