@@ -103,10 +103,21 @@ class KubeStandin:
             if asked[0] in ("create", "update"):
                 self.put(kind, name, metadata=body["metadata"], spec=body["spec"])
             if asked[0] == "patch":
-                changed = deepcopy(self.objects[kind, name])
-                changed["spec"] |= body["spec"]
-                self.put(kind, name, **changed)
+                self.put(kind, name, **_merged(self.objects[kind, name], body))
             return 200, self.objects[kind, name]
+
+
+def _merged(old: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """By key, as far down as both have one; null takes a key away."""
+    new = deepcopy(old)
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            new[key] = _merged(new.get(key, {}), value)
+        elif value is None:
+            new.pop(key, None)
+        else:
+            new[key] = value
+    return new
 
 
 def _fits(item: dict[str, Any], selector: str) -> bool:
