@@ -32,6 +32,8 @@ class KubeStandin:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # One packet for each answer.
+            wbufsize = -1
 
             def _handle(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
