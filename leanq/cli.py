@@ -204,11 +204,25 @@ def reap(url: str | None, as_json: bool, watch: bool) -> None:
     help="Where to listen.",
 )
 @click.option("--once", is_flag=True, help="Print them instead.")
-def metrics(url: str | None, as_json: bool, port: int, once: bool) -> None:
-    """Show the fleet's metrics to Prometheus, at /metrics."""
-    from .commands.fleet import metrics as run
+@click.option(
+    "--since",
+    "since_s",
+    type=options.DURATION,
+    metavar="TIME",
+    help="Print those of the last 12h or 1d that were noted by the minute, but of the last 3h.",
+)
+def metrics(url: str | None, as_json: bool, port: int, once: bool, since_s: float | None) -> None:
+    """Show the fleet's metrics to Prometheus, at /metrics.
 
-    run(url, as_json, port, once)
+    What --since prints is for 'promtool tsdb create-blocks-from openmetrics', where Prometheus was
+    away. The last three hours it still writes itself.
+    """
+    from .commands import fleet
+
+    if since_s is None:
+        fleet.metrics(url, as_json, port, once)
+    else:
+        fleet.metrics_since(url, as_json, since_s)
 
 
 @cli.command()

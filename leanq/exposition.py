@@ -18,8 +18,10 @@ from prometheus_client.core import (
     Metric as Family,
 )
 from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
+from .backfill import TimedSample
 from .errors import UsageError
 from .fleet import Glance, Times
 from .metrics import BUCKETS_S, COUNTS, FLEET, SCALER, WORKER, Kind, Metric
@@ -83,8 +85,23 @@ def counted_samples() -> Iterator[Sample]:
 def exposition(samples: Iterable[Sample]) -> str:
     """The samples as Prometheus reads them."""
     registry = CollectorRegistry()
-    registry.register(_Collector(lambda: samples))
+    registry.register(_Collector(lambda: _families(samples)))
     return generate_latest(registry).decode()
+
+
+def openmetrics(samples: Iterable[TimedSample]) -> str:
+    """Samples with their times, as ``promtool tsdb create-blocks-from openmetrics`` reads them."""
+    families: dict[str, Family] = {}
+    for name, labels, value, at_s in samples:
+        if name not in families:
+            families[name] = _family(_KNOWN[name])
+        family = families[name]
+        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+        family.add_metric(labels, value, timestamp=at_s)
+    registry = CollectorRegistry()
+    registry.register(_Collector(families.values))
+    data: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
+    return data.decode()
 
 
 class Page:
@@ -109,7 +126,7 @@ class Page:
         healthy: Callable[[], bool] = lambda: True,
     ) -> None:
         registry = CollectorRegistry()
-        registry.register(_Collector(read))
+        registry.register(_Collector(lambda: _families(read())))
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
@@ -150,9 +167,7 @@ class Page:
 
 
 class _Collector(Collector):
-    """Samples, in Prometheus' own types."""
-
-    def __init__(self, read: Callable[[], Iterable[Sample]]) -> None:
+    def __init__(self, read: Callable[[], Iterable[Family]]) -> None:
         self._read = read
 
     def describe(self) -> list[Family]:
@@ -160,12 +175,17 @@ class _Collector(Collector):
         return []
 
     def collect(self) -> Iterator[Family]:
-        families: dict[str, Family] = {}
-        for name, labels, value in self._read():
-            if name not in families:
-                families[name] = _family(_KNOWN[name])
-            _add(families[name], labels, value)
-        yield from families.values()
+        yield from self._read()
+
+
+def _families(samples: Iterable[Sample]) -> Iterable[Family]:
+    """Samples, in Prometheus' own types."""
+    families: dict[str, Family] = {}
+    for name, labels, value in samples:
+        if name not in families:
+            families[name] = _family(_KNOWN[name])
+        _add(families[name], labels, value)
+    return families.values()
 
 
 def _family(metric: Metric) -> Family:

@@ -39,7 +39,8 @@ class Lane:
     """One environment. A worker that serves several counts in equal parts for each.
 
     Attributes:
-        waiting: requests in lines, suspects left out; ``held`` of them are held back by operators.
+        waiting: requests in lines, suspects left out; ``held`` of them are held back by operators,
+            and do not count for ``oldest_s``, the age of the oldest in seconds.
         running: requests that workers hold.
         submitted, finished: how many ever; the latter by verdict.
         waited, ran, took: from submit to the last claim, from there to the end, and together.
@@ -121,8 +122,11 @@ def lanes_of(status: Status) -> dict[str, Lane]:
     for row in status.levels:
         lane = lanes[row.lane]
         lane.waiting += row.waiting
-        lane.held += row.waiting if f"l:{row.lane}" in status.paused else row.held
-        lane.oldest_s = max(lane.oldest_s, row.oldest_s)
+        if f"l:{row.lane}" in status.paused:
+            lane.held += row.waiting
+        else:
+            lane.held += row.held
+            lane.oldest_s = max(lane.oldest_s, row.oldest_s)
     for name, count in status.suspects.items():
         lanes[name].suspects += count
     for worker in status.workers:

@@ -16,7 +16,7 @@ from itertools import pairwise
 from .config import Settings
 from .queue import every_shard
 
-_MINUTE_S = 60
+MINUTE_S = 60
 # Of at most so many rows.
 _MOST_ROWS = 48
 _PERIODS_S = (60, 300, 900, 1800, 3600)
@@ -47,14 +47,19 @@ async def history(settings: Settings, since_s: float) -> list[Period]:
     Raises:
         UnavailableError: a shard cannot be reached.
     """
-    first = int((time.time() - since_s) // _MINUTE_S)
+    return periods(await noted(settings, since_s), since_s)
+
+
+async def noted(settings: Settings, since_s: float) -> list[list[Mapping[str, int]]]:
+    """The notes of each shard of the last ``since_s`` seconds, oldest first, and after them the
+    totals of now; raises UnavailableError."""
+    first = int((time.time() - since_s) // MINUTE_S)
     async with every_shard(settings) as queues:
         notes = await asyncio.gather(*(queue.minutes(first) for queue in queues))
         now = await asyncio.gather(*(queue.status() for queue in queues))
-    this_minute = int(time.time() // _MINUTE_S)
+    this_minute = int(time.time() // MINUTE_S)
     last = ({**status.tallies, "minute": this_minute} for status in now)
-    shards = [[*found, end] for found, end in zip(notes, last, strict=True)]
-    return periods(shards, since_s)
+    return [[*found, end] for found, end in zip(notes, last, strict=True)]
 
 
 def periods(shards: Sequence[Sequence[Mapping[str, int]]], since_s: float) -> list[Period]:
@@ -65,7 +70,7 @@ def periods(shards: Sequence[Sequence[Mapping[str, int]]], since_s: float) -> li
     for number, notes in enumerate(shards):
         readable = [note for note in notes if "minute" in note]
         for before, after in pairwise(readable):
-            start_s = before["minute"] * _MINUTE_S // length_s * length_s
+            start_s = before["minute"] * MINUTE_S // length_s * length_s
             period = found.setdefault(start_s, Period(start_s, length_s))
             _add(period, before, after)
             waiting = sum(n for name, n in before.items() if name.startswith("waiting:"))

@@ -48,6 +48,7 @@ class Worker:
         self._grace_s = grace_s
         self._room = Room(slots, self._room_changed)
         info = {
+            # In Kubernetes the pod's name, by which the scaler knows whose pod is idle.
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "slots": slots,

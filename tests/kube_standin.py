@@ -32,6 +32,8 @@ class KubeStandin:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            # One packet for each answer.
+            wbufsize = -1
 
             def _handle(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
@@ -103,10 +105,21 @@ class KubeStandin:
             if asked[0] in ("create", "update"):
                 self.put(kind, name, metadata=body["metadata"], spec=body["spec"])
             if asked[0] == "patch":
-                changed = deepcopy(self.objects[kind, name])
-                changed["spec"] |= body["spec"]
-                self.put(kind, name, **changed)
+                self.put(kind, name, **_merged(self.objects[kind, name], body))
             return 200, self.objects[kind, name]
+
+
+def _merged(old: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """By key, as far down as both have one; null takes a key away."""
+    new = deepcopy(old)
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            new[key] = _merged(new.get(key, {}), value)
+        elif value is None:
+            new.pop(key, None)
+        else:
+            new[key] = value
+    return new
 
 
 def _fits(item: dict[str, Any], selector: str) -> bool:

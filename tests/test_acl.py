@@ -78,6 +78,26 @@ async def test_a_full_line_stays_within_the_roles(socket: Path) -> None:
     await worker.close()
 
 
+async def test_operators_pause_and_clients_do_not(socket: Path) -> None:
+    client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
+    operator = Queue(as_role(socket, "operator"))
+    await worker.join("w", b"", {"echo": b""})
+    await client.submit("c", [submission("0-p1", echo_body(b""))])
+    tenant = submission("0-p1", b"").tenant
+    for kind, name in (("lane", "echo"), ("tenant", tenant)):
+        assert await operator.pause(kind, name, hold=True)
+        await client.submit("c", [submission(f"0-{kind}", echo_body(b""))])
+        assert not (await worker.claim("w", ["echo"], 9, busy=0, token="n:")).jobs
+        assert await operator.pause(kind, name, hold=False)
+        with pytest.raises(UnavailableError, match=r"(?i)permission"):
+            await client.pause(kind, name, hold=True)
+    assert await client.cancel(["0-p1", "0-lane", "0-tenant"]) == [True] * 3
+    await worker.claim("w", ["echo"], 9, busy=0, token="o:")
+    await worker.release("w", [], leave=True)
+    for queue in (client, operator, worker):
+        await queue.close()
+
+
 async def test_promises_stay_within_the_roles(socket: Path) -> None:
     client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
     operator = Queue(as_role(socket, "operator"))

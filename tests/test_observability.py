@@ -19,6 +19,7 @@ from leanq.metrics import FLEET, SCALER, WORKER, Metric
 from leanq.values import Verdict
 
 FOLDER = ROOT / "deploy" / "observability"
+TESTS = (FOLDER / "alerts_test.yaml", FOLDER / "alerts_scaler_test.yaml")
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
 METRICS = {each.name: each for each in (*FLEET, *SCALER, *WORKER)}
 SHARED = {each.name for each in FLEET}
@@ -173,12 +174,12 @@ def test_the_syntax_of_the_dashboards_queries(tmp_path: Path) -> None:
 
 def test_alerts_by_promtool() -> None:
     promtool("check", "rules", FOLDER / "alerts.yaml")
-    promtool("test", "rules", FOLDER / "alerts_test.yaml")
+    promtool("test", "rules", *TESTS)
     promtool("check", "config", FOLDER / "prometheus.yml")
 
 
 def test_each_alert_has_a_case_that_sets_it_off_and_one_that_does_not() -> None:
-    tests = read("deploy/observability/alerts_test.yaml")["tests"]
+    tests = [test for file in TESTS for test in read(str(file))["tests"]]
     firing = {
         case["alertname"]
         for test in tests

@@ -27,6 +27,11 @@ async def test_a_paused_lane_starts_nothing(shard: Shard) -> None:
     assert set(status.paused) == {"l:a"}
     lane = lanes_of(status)["a"]
     assert (lane.waiting, lane.held) == (2, 2)
+    # Nobody is to be woken for the age of what is held back.
+    shard.advance(7_200_000)
+    status = await shard.queue.status()
+    assert max(row.oldest_s for row in status.levels) > 7000
+    assert lanes_of(status)["a"].oldest_s == 0
     await shard.settle(*jobs)
     assert await shard.queue.pause("lane", "a", hold=False)
     assert shard.bell() > 0

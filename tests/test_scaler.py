@@ -1,24 +1,18 @@
-"""The loop around the scaler's decision, and whom it orders from: processes here, or Kubernetes."""
+"""The loop around the scaler's decision, and processes here as whom it orders from."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 import pytest
 from conftest import eventually
 from fleets import until
-from kube_standin import KubeStandin
-from lightkube.config.kubeconfig import SingleConfig
-from lightkube.config.models import Cluster, Context, User
 from sandboxes import running
 from terminals import Terminal, ended, wait_for_line
 from test_metrics import parsed, port_in, scrape
@@ -29,24 +23,11 @@ from leanq.errors import TargetError
 from leanq.fleet import Glance, Told, decisions_of, glance
 from leanq.queue import Queue
 from leanq.scaling import Decision, ScaleSettings, Stats
-from leanq.scaling.kube import KubernetesTarget
 from leanq.scaling.loop import Scaler
 from leanq.scaling.targets import LocalTarget, Ordered
 from leanq.transitions import Status
 
 NOBODY = Glance(0.0, Status({}, {}, (), (), {}, 0), {})
-# What the scaler's Role allows; k8s/base has the same.
-ALLOWED = {
-    ("create", "leases"),
-    ("get", "leases"),
-    ("update", "leases"),
-    ("get", "deployments/scale"),
-    ("patch", "deployments/scale"),
-    ("get", "pods"),
-    ("list", "pods"),
-    ("watch", "pods"),
-    ("patch", "horizontalpodautoscalers"),
-}
 
 
 # The loop
@@ -202,6 +183,29 @@ async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None
     await eventually(lambda: workers_are(settings, 0))
 
 
+async def test_the_idle_one_goes(settings: Settings, queue: Queue, lean: LeanQClient) -> None:
+    environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
+    target = LocalTarget("--driver echo --slots 1", environ)
+    await target.order("echo", 2, NOBODY)
+    try:
+        await eventually(lambda: workers_are(settings, 2))
+        future = lean.echo(b"long", delay_s=60)
+        await eventually(lambda: running_are(settings, 1))
+        seen = await glance(settings)
+        (busy,) = (row.worker for row in seen.status.workers if row.held)
+        await target.look("echo", seen)
+        await target.order("echo", 1, seen)
+        await eventually(lambda: workers_are(settings, 1))
+        assert [row.worker for row in (await glance(settings)).status.workers] == [busy]
+        future.cancel()
+    finally:
+        await target.close()
+
+
+async def running_are(settings: Settings, count: int) -> bool:
+    return sum(row.held for row in (await glance(settings)).status.workers) == count
+
+
 async def workers_are(settings: Settings, count: int) -> bool:
     return len((await glance(settings)).status.workers) == count
 
@@ -232,152 +236,6 @@ def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Setti
     assert 1 < max(targets) <= 3
     scaler.send_signal(signal.SIGINT)
     assert ended(scaler).code == 0
-
-
-# Kubernetes
-
-
-@pytest.fixture
-def cluster() -> Iterator[KubeStandin]:
-    with KubeStandin() as made:
-        made.put(
-            "deployments",
-            "leanq-worker",
-            spec={"replicas": 3},
-            status={"replicas": 3, "selector": "app=leanq,part=worker"},
-        )
-        yield made
-        assert {(verb, kind) for verb, kind, _ in made.calls} <= ALLOWED
-
-
-@pytest.fixture
-async def kube(cluster: KubeStandin) -> AsyncIterator[KubernetesTarget]:
-    target = new_target(cluster, "one")
-    yield target
-    await target.close()
-
-
-def new_target(cluster: KubeStandin, identity: str, **options: Any) -> KubernetesTarget:
-    config = SingleConfig(
-        context_name="test",
-        context=Context(cluster="test", namespace="fleet"),
-        cluster=Cluster(server=cluster.url),
-        user=User(),
-    )
-    return KubernetesTarget(
-        "fleet",
-        options.pop("deployment", "leanq-worker"),
-        identity=identity,
-        config=config,
-        **options,
-    )
-
-
-def pod(cluster: KubeStandin, name: str, age_s: float, ready_after_s: float | None) -> None:
-    born = datetime.now(UTC) - timedelta(seconds=age_s)
-    ready = ready_after_s is not None
-    at = born + timedelta(seconds=ready_after_s or 0)
-    condition = {"type": "Ready", "status": str(ready), "lastTransitionTime": stamp(at)}
-    cluster.put(
-        "pods",
-        name,
-        metadata={
-            "uid": name,
-            "creationTimestamp": stamp(born),
-            "labels": {"app": "leanq", "part": "worker"},
-        },
-        status={"phase": "Running", "conditions": [condition]},
-    )
-
-
-def stamp(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-async def test_pods_that_start_and_have_started(
-    cluster: KubeStandin, kube: KubernetesTarget
-) -> None:
-    pod(cluster, "old", 900, 60)
-    pod(cluster, "young", 30, None)
-    cluster.put("pods", "other", metadata={"creationTimestamp": stamp(datetime.now(UTC))})
-    first = await kube.look("default", NOBODY)
-    assert (first.order, first.started_s) == (3, ())
-    assert first.starting_s == pytest.approx((30,), abs=3)
-    pod(cluster, "young", 90, 80)
-    second = await kube.look("default", NOBODY)
-    assert (second.starting_s, second.started_s) == ((), (80.0,))
-    assert (await kube.look("default", NOBODY)).started_s == ()
-
-
-async def test_an_order_is_a_patch_of_the_scale(
-    cluster: KubeStandin, kube: KubernetesTarget
-) -> None:
-    await kube.order("default", 7, NOBODY)
-    assert cluster.objects["deployments", "leanq-worker"]["spec"] == {"replicas": 7}
-    assert cluster.calls == [("patch", "deployments/scale", "leanq-worker")]
-
-
-async def test_a_deployment_for_each_environment_and_an_autoscaler(cluster: KubeStandin) -> None:
-    least = {"minReplicas": 1, "maxReplicas": 9, "scaleTargetRef": {"kind": "x", "name": "y"}}
-    cluster.put("horizontalpodautoscalers", "leanq-big", spec=least)
-    target = new_target(cluster, "one", deployment="leanq-{env}", hpa="leanq-{env}")
-    for wanted in (5, 0):
-        await target.order("big", wanted, NOBODY)
-        spec = cluster.objects["horizontalpodautoscalers", "leanq-big"]["spec"]
-        assert spec == least | {"minReplicas": max(1, wanted)}
-    await target.close()
-
-
-async def test_of_two_scalers_one_leads(cluster: KubeStandin, kube: KubernetesTarget) -> None:
-    other = new_target(cluster, "two")
-    assert [await kube.leads(), await other.leads(), await kube.leads()] == [True, False, True]
-    assert cluster.objects["leases", "leanq-scaler"]["spec"]["holderIdentity"] == "one"
-    # A holder that is silent for longer than its lease has gone.
-    other._other_since_s -= 1000
-    assert await other.leads() is False  # it was renewed since
-    other._other_since_s -= 1000
-    assert await other.leads() is True
-    assert await kube.leads() is False
-    await other.close()
-
-
-async def test_whoever_writes_second_does_not_lead(
-    cluster: KubeStandin, kube: KubernetesTarget
-) -> None:
-    other = new_target(cluster, "two")
-    both = await asyncio.gather(kube.leads(), other.leads())
-    assert sorted(both) == [False, True]
-    await other.close()
-
-
-@pytest.mark.parametrize(
-    ("verb", "kind", "code"),
-    [
-        ("get", "leases", 403),
-        ("get", "deployments/scale", 500),
-        ("patch", "deployments/scale", 403),
-    ],
-)
-async def test_a_refusal_is_the_targets_trouble(
-    cluster: KubeStandin, kube: KubernetesTarget, verb: str, kind: str, code: int
-) -> None:
-    cluster.refuse[verb, kind] = code
-    call = {
-        "leases": kube.leads,
-        "deployments/scale": partial(kube.look, "default", NOBODY),
-        "patch": partial(kube.order, "default", 1, NOBODY),
-    }
-    with pytest.raises(TargetError, match="not allowed here"):
-        await call[verb if verb == "patch" else kind]()
-
-
-async def test_a_cluster_that_is_gone_is_the_targets_trouble() -> None:
-    with KubeStandin() as gone:
-        pass
-    target = new_target(gone, "one")
-    with pytest.raises(TargetError, match="no answer"):
-        await target.look("default", NOBODY)
-    await target.close()
 
 
 def test_no_cluster_and_options_that_make_no_sense(terminal: Terminal, settings: Settings) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 
 import click
 
+from ..backfill import backfill
 from ..config import Settings
 from ..errors import UnavailableError, UsageError
-from ..exposition import Page, Sample, counted_samples, exposition, fleet_samples
+from ..exposition import Page, Sample, counted_samples, exposition, fleet_samples, openmetrics
 from ..fleet import Times, glance
 from ..local import EmbeddedServer, UpFile, embedded_settings
 from ..logs import log_to_stderr
@@ -57,6 +58,16 @@ def work(url: str | None, as_json: bool, metrics_port: int | None, **options: An
     worker = make_worker(settings, **options)
     with _page(worker, metrics_port):
         asyncio.run(_until_stopped(worker))
+
+
+def metrics_since(url: str | None, as_json: bool, since_s: float) -> None:
+    """Prints what was noted of the fleet's metrics in the last so many seconds."""
+    seen = asyncio.run(backfill(queue_settings(url), since_s))
+    if not as_json:
+        click.echo(openmetrics(seen), nl=False)
+        return
+    for name, labels, value, at_s in seen:
+        click.echo(json.dumps({"metric": name, "labels": labels, "value": value, "at_s": at_s}))
 
 
 def metrics(url: str | None, as_json: bool, port: int, once: bool) -> None:

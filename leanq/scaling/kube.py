@@ -1,13 +1,19 @@
 """Kubernetes as a scaler's target: a Deployment's size, or the least of its autoscaler.
 
+Which pods go when a Deployment shrinks is its controller's choice: those that are not ready, then
+those with the least ``pod-deletion-cost``. So before an order for fewer, the pods of idle workers
+are marked with it. A worker says its pod's name as its host.
+
 Of several scalers the one that holds a Lease acts. Whether its holder is alive is judged by whether
 it still renews it, as seen here, and never by comparing clocks.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -23,12 +29,27 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Pod
 
 from ..errors import TargetError, UsageError
-from ..fleet import Glance
-from .targets import Ordered
+from ..fleet import Glance, info_of
+from .targets import Idleness, Ordered
 
+log = logging.getLogger("leanq.scaler")
+
+_COST, _GOES_FIRST = "controller.kubernetes.io/pod-deletion-cost", "-1"
+# Pods marked for one order. The API server is not to be busy with that, so a larger step is made in
+# several.
+_MOST_MARKS = 100
 _LEASE = "leanq-scaler"
 _NOT_FOUND, _CONFLICT = 404, 409
 _T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A Deployment at the last look, and of its pods that are ready, by name, who is marked."""
+
+    order: int
+    unready: int
+    marked: dict[str, bool]
 
 
 class KubernetesTarget:
@@ -62,7 +83,9 @@ class KubernetesTarget:
         # The holder and its renewal as seen last, and when they were first seen so.
         self._other: tuple[object, ...] = ()
         self._other_since_s = 0.0
-        self._ready: dict[str, set[str]] = {}
+        self._seen: dict[str, _Seen] = {}
+        self._idleness = Idleness()
+        self._marks_fail = False
         try:
             self._client = AsyncClient(config=config, namespace=namespace)
         except (ConfigError, OSError) as error:
@@ -89,35 +112,63 @@ class KubernetesTarget:
         scale = await _asked(self._client.get(Deployment.Scale, name))
         labels = _labels(scale.status.selector if scale.status else None)
         now = datetime.now(UTC)
+        before = self._seen.get(name)
         starting: list[float] = []
         started: list[float] = []
-        ready: set[str] = set()
+        marked: dict[str, bool] = {}
         async for pod in _each(self._client.list(Pod, labels=labels)):
             meta, status = pod.metadata, pod.status
             if not meta or not meta.creationTimestamp or meta.deletionTimestamp:
                 continue
             since = _ready_since(pod)
             if since is not None:
-                ready.add(str(meta.uid))
-                if meta.uid not in self._ready.get(name, {meta.uid}):
+                pod_name = str(meta.name)
+                marked[pod_name] = (meta.annotations or {}).get(_COST) == _GOES_FIRST
+                if before and pod_name not in before.marked:
                     started.append((since - meta.creationTimestamp).total_seconds())
             elif not status or status.phase in (None, "Pending", "Running"):
                 starting.append((now - meta.creationTimestamp).total_seconds())
-        self._ready[name] = ready
-        order = scale.spec.replicas if scale.spec else 0
-        return Ordered(order or 0, tuple(starting), tuple(started))
+        order = (scale.spec.replicas if scale.spec else 0) or 0
+        self._seen[name] = _Seen(order, len(starting), marked)
+        self._idleness.note(seen)
+        return Ordered(order, tuple(starting), tuple(started))
 
     async def order(self, environment: str, workers: int, seen: Glance) -> None:
         if self._hpa:
             # It cannot be less than one, and from zero only the Deployment's own size leads away.
+            # Nobody is marked: when the autoscaler lets pods go, others will be idle.
             name, patch = self._hpa.format(env=environment), {"minReplicas": max(1, workers)}
             await _asked(self._client.patch(HorizontalPodAutoscaler, name, {"spec": patch}))
             return
         name = self._deployment.format(env=environment)
+        known = self._seen.get(name)
+        if known and workers < known.order:
+            workers = max(workers, known.order - known.unready - _MOST_MARKS)
+            await self._mark(known, known.order - known.unready - workers, seen)
         await _asked(self._client.patch(Deployment.Scale, name, {"spec": {"replicas": workers}}))
 
     async def close(self) -> None:
         await self._client.close()
+
+    async def _mark(self, known: _Seen, count: int, seen: Glance) -> None:
+        """Marks so many pods to go first, and no others; a mark that fails stops nothing."""
+        # A host is what somebody wrote into Redis, so it is only compared with our pods' names.
+        hosts = [str(info_of(row.info).get("host")) for row in self._idleness.first_to_go(seen)]
+        going = [host for host in hosts if host in known.marked][: max(0, count)]
+        for name, marked in known.marked.items():
+            if marked == (name in going):
+                continue
+            patch = {"metadata": {"annotations": {_COST: None if marked else _GOES_FIRST}}}
+            try:
+                await _asked(self._client.patch(Pod, name, patch))
+            except _MissingError:
+                continue
+            except TargetError as error:
+                if not self._marks_fail:
+                    log.warning("idle workers' pods cannot be marked to go first: %s", error)
+                self._marks_fail = True
+                return
+            self._marks_fail = False
 
     def _lease(self) -> Lease:
         spec = LeaseSpec(

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from ..errors import UsageError
 from ..fleet import Glance, info_of
+from ..transitions import WorkerRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,32 @@ class Target(Protocol):
 
     async def close(self) -> None:
         """Leaves the fleet as it is, unless nobody else could end it."""
+
+
+class Idleness:
+    """For how long workers have held nothing, as far as looks at the queue tell."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[str, float] = {}
+
+    def note(self, seen: Glance) -> None:
+        """Takes in a look; the same one may come again."""
+        self._since_s = {
+            row.worker: self._since_s.get(row.worker, seen.at_s)
+            for row in _living(seen)
+            if row.held == 0
+        }
+
+    def first_to_go(self, seen: Glance) -> list[WorkerRow]:
+        """The living workers: first those that hold least, of these those that have been idle for
+        longest, and of these the youngest, which are warm for least."""
+
+        def rank(row: WorkerRow) -> tuple[int, float, float]:
+            started = info_of(row.info).get("started")
+            born_s = started if isinstance(started, int | float) else 0.0
+            return row.held, self._since_s.get(row.worker, seen.at_s), -born_s
+
+        return sorted(_living(seen), key=rank)
 
 
 class PrintTarget:
@@ -94,13 +121,15 @@ class LocalTarget:
         self._command = [sys.executable, "-m", "leanq", "worker", *options]
         self._environ = dict(environ)
         self._workers: list[_Started] = []
+        self._idleness = Idleness()
 
     async def leads(self) -> bool:
         return True
 
     async def look(self, environment: str, seen: Glance) -> Ordered:
         self._workers = [worker for worker in self._workers if worker.process.poll() is None]
-        present, now = _held_by_pid(seen), time.monotonic()
+        self._idleness.note(seen)
+        present, now = _pids(_living(seen)), time.monotonic()
         started: list[float] = []
         for worker in self._workers:
             if not worker.joined and worker.process.pid in present:
@@ -113,9 +142,9 @@ class LocalTarget:
     async def order(self, environment: str, workers: int, seen: Glance) -> None:
         wanted = [worker for worker in self._workers if not worker.told_to_go]
         self._workers += (self._start() for _ in range(workers - len(wanted)))
-        held = _held_by_pid(seen)
-        # Those that run nothing go first, and of these the youngest, which are warm for least.
-        wanted.sort(key=lambda worker: (held.get(worker.process.pid, 0), -worker.since_s))
+        places = {pid: n for n, pid in enumerate(_pids(self._idleness.first_to_go(seen)))}
+        # Before them those that have not joined, the youngest first.
+        wanted.sort(key=lambda worker: (places.get(worker.process.pid, -1), -worker.since_s))
         for worker in wanted[: max(0, len(wanted) - workers)]:
             worker.told_to_go = True
             worker.process.send_signal(signal.SIGTERM)
@@ -134,23 +163,20 @@ class LocalTarget:
         return _Started(process, time.monotonic())
 
 
-def _held_by_pid(seen: Glance) -> dict[int, int]:
-    """How many requests each living worker of this machine holds, by its process."""
+def _living(seen: Glance) -> list[WorkerRow]:
+    return [row for row in seen.status.workers if row.lease_s > 0]
+
+
+def _pids(rows: Sequence[WorkerRow]) -> list[int]:
+    """The processes of those that run on this machine, in the same order."""
     here = os.uname().nodename
-    found: dict[int, int] = {}
-    for row in seen.status.workers:
-        info = info_of(row.info)
-        if row.lease_s > 0 and info.get("host") == here and isinstance(info.get("pid"), int):
-            found[info["pid"]] = row.held
-    return found
+    infos = (info_of(row.info) for row in rows)
+    return [i["pid"] for i in infos if i.get("host") == here and isinstance(i.get("pid"), int)]
 
 
 def idle_workers(seen: Glance, environment: str) -> int:
     """How many living workers of an environment hold nothing."""
-    return sum(
-        row.lease_s > 0 and row.held == 0 and environment in _lanes(info_of(row.info))
-        for row in seen.status.workers
-    )
+    return sum(row.held == 0 and environment in _lanes(info_of(row.info)) for row in _living(seen))
 
 
 def _lanes(info: Mapping[str, object]) -> Sequence[object]:
