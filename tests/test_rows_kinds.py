@@ -143,7 +143,7 @@ def test_a_row_group_is_not_held(tmp_path: Path) -> None:
     held = [pa.total_allocated_bytes() - before for _ in open_data(str(path), Fields()).rows()]
     assert len(held) == 600
     assert pq.read_metadata(path).num_row_groups == 1
-    assert 0 < max(held) < 20 << 20 < path.stat().st_size
+    assert 0 < max(held) < 14 << 20 < path.stat().st_size
 
 
 def test_without_pyarrow_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
