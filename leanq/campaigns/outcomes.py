@@ -18,7 +18,7 @@ INFRASTRUCTURE = frozenset(get_args(Verdict)) - LEAN_VERDICTS - {"cancelled"}
 NO_SAMPLES = frozenset({"cancelled", "none"})
 """Ends of what was no attempt: withdrawn before anybody knew, or never one."""
 
-_QUOTED = re.compile(r"(?<![Tt]actic )(?:`[^`]+`|'[^\s']+'+|\"[^\"]*\"|«[^»]*»)")
+_QUOTED = re.compile(r"([Tt]actic )?(?:`[^`]+`|'[^\s']+'+|\"[^\"]*\"|«[^»]*»)")
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?:\.\d+)*")
 _LONGEST_COMPLAINT = 160
 
@@ -134,7 +134,7 @@ def normalised(text: str) -> str:
     """The first line of ``text`` with quoted names as ``…`` and numbers as ``#``, so that equal
     complaints about different things are equal. The name of a tactic that failed stays."""
     first = next(filter(None, map(str.strip, text.splitlines())), "")[: 8 * _LONGEST_COMPLAINT]
-    plain = _NUMBER.sub("#", _QUOTED.sub("…", first))
+    plain = _NUMBER.sub("#", _QUOTED.sub(lambda found: found[0] if found[1] else "…", first))
     return one_line(plain, _LONGEST_COMPLAINT)
 
 

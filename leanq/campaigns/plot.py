@@ -45,7 +45,7 @@ def draw(path: Path, found: Report, before: Report | None, comparison: Compariso
         each.tick_params(colors=_INK, labelsize=9)
     _verdicts(axes[0, 0], ends, found, before)
     _cpu_times(axes[0, 1], ends, found)
-    _passes(axes[1, 0], found.passes, before.passes if before else None)
+    _passes(axes[1, 0], found, before.passes if before else ())
     if comparison:
         _transitions(axes[1, 1], comparison)
     else:
@@ -117,12 +117,13 @@ def _time_axis(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _passes(axes: Axes, passes: Sequence[Pass], older: Sequence[Pass] | None) -> None:
-    _title(axes, "pass@k with its 95% interval")
-    for curve, colour, label in ((older or (), _OLD, "before"), (passes, _NEW, "now")):
+def _passes(axes: Axes, found: Report, older: Sequence[Pass]) -> None:
+    too_high = " (too high: samples were cancelled)" if found.cancelled else ""
+    _title(axes, f"pass@k with its 95% interval{too_high}")
+    for curve, colour, label in ((older, _OLD, "before"), (found.passes, _NEW, "now")):
         if curve:
             _curve(axes, curve, colour, label)
-    every = sorted({each.k for each in (*passes, *(older or ()))})
+    every = sorted({each.k for each in (*found.passes, *older)})
     if not every:
         _nothing(axes, "no samples")
         return
@@ -150,8 +151,15 @@ def _curve(axes: Axes, curve: Sequence[Pass], colour: str, label: str) -> None:
     axes.plot(ks, means, marker="o", markersize=4, color=colour, label=label)
     if label == "now":
         for k, mean in zip(ks, means, strict=True):
+            # Curves rise, so there is room on the left above them.
             axes.annotate(
-                f"{100 * mean:.1f}", (k, mean), (5, 5), textcoords="offset points", fontsize=9
+                f"{100 * mean:.1f} %",
+                (k, mean),
+                (-5, 5),
+                textcoords="offset points",
+                ha="right",
+                fontsize=9,
+                color=colour,
             )
 
 
