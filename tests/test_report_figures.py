@@ -21,7 +21,7 @@ from leanq.campaigns.estimates import (
     quantile,
 )
 from leanq.campaigns.outcomes import ENDS, normalised, outcomes
-from leanq.campaigns.report import Report, passes, summarise
+from leanq.campaigns.report import CPU_EDGES_S, Report, passes, summarise
 
 
 def of(records: Iterable[Record]) -> Report:
@@ -196,6 +196,15 @@ def test_counts_agree_with_a_plain_count(drawn: list[tuple[str, int]]) -> None:
         assert found.times["queued_s"].p50 == 2 * quantile(sent, 0.5)
 
 
+@given(st.floats(0, 1e7))
+def test_a_cpu_time_is_counted_between_its_edges(cpu_s: float) -> None:
+    (bins,) = of([done("a1", "accepted", cpu_s=cpu_s)]).cpu_bins.values()
+    assert sum(bins) == 1
+    place = bins.index(1)
+    inside = min(max(cpu_s, CPU_EDGES_S[0]), CPU_EDGES_S[-1])
+    assert CPU_EDGES_S[place] <= inside <= CPU_EDGES_S[place + 1]
+
+
 def test_equal_texts_with_different_verdicts_are_flaky() -> None:
     text = "00000000000000ff"
     found = of(
@@ -210,7 +219,8 @@ def test_equal_texts_with_different_verdicts_are_flaky() -> None:
             bad("a8", 8, "no code"),
         ]
     )
-    (flaky,) = found.flaky_texts
+    (flaky,) = found.flaky_texts.texts
+    assert found.flaky_texts.total == 1
     assert (flaky.code_hash, flaky.ends, flaky.lines) == (text, ("accepted", "timeout"), (1, 3))
     assert [(each.name, each.attempts) for each in found.retried.records] == [
         ("a5", 3),

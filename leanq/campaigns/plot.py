@@ -128,7 +128,8 @@ def _passes(axes: Axes, found: Report, older: Sequence[Pass]) -> None:
         _nothing(axes, "no samples")
         return
     axes.set_xscale("log", base=2)
-    axes.set_xlim(every[0] / 1.4, every[-1] * 1.4)
+    # The first label needs room, too.
+    axes.set_xlim(every[0] / 2, every[-1] * 1.4)
     axes.xaxis.set_major_locator(FixedLocator(every))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))

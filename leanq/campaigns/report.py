@@ -19,7 +19,7 @@ from array import array
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from itertools import islice
 
 from ..values import value
 from .estimates import Interval, mean_of_shares, pass_at_k, quantile
@@ -28,7 +28,7 @@ from .outcomes import ENDS, INFRASTRUCTURE, NO_SAMPLES, Outcome
 SLOWEST = 10
 COMMONEST = 10
 KEPT = 1000
-"""Records of a kind that are kept for a list."""
+"""Records or texts of a kind that are kept for a list."""
 
 CPU_EDGES_S = tuple(10 ** (exponent / 5) for exponent in range(-15, 26))
 """Where the bins of CPU times begin and end, 1 ms to 28 h; the outer bins take what is beyond."""
@@ -86,6 +86,14 @@ class FlakyText:
 
 
 @value
+class FlakyTexts:
+    """Some of ``total`` flaky texts."""
+
+    total: int
+    texts: tuple[FlakyText, ...]
+
+
+@value
 class Common:
     """A complaint and how often it came."""
 
@@ -125,12 +133,12 @@ class Report:
     cpu_median_s: Mapping[str, float]
     cpu_bins: Mapping[str, tuple[int, ...]]
     slowest: tuple[Named, ...]
-    flaky_texts: tuple[FlakyText, ...]
+    flaky_texts: FlakyTexts
     retried: Listed
     infrastructure: Listed
     errors: tuple[Common, ...]
     reasons: tuple[Common, ...]
-    environments: Mapping[str, int] = field(default_factory=dict)
+    environments: Mapping[str, int]
 
     @property
     def cancelled(self) -> int:
@@ -177,7 +185,7 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
         cpu_median_s={end: quantile(sorted(s), 0.5) for end, s in times.cpu_s.items()},
         cpu_bins={end: _bins(s) for end, s in times.cpu_s.items()},
         slowest=slowest.listed().records,
-        flaky_texts=tuple(texts.flaky()),
+        flaky_texts=texts.flaky(),
         retried=retried.listed(),
         infrastructure=infrastructure.listed(),
         errors=errors.commonest(),
@@ -275,9 +283,12 @@ class _Texts:
             if len(lines) < _LINES_OF_A_TEXT and outcome.line not in lines:
                 lines.append(outcome.line)
 
-    def flaky(self) -> Iterable[FlakyText]:
-        for text, (ends, lines) in self._flaky.items():
-            yield FlakyText(f"{text:016x}", tuple(sorted(ends, key=ENDS.index)), tuple(lines))
+    def flaky(self) -> FlakyTexts:
+        shown = (
+            FlakyText(f"{text:016x}", tuple(sorted(ends, key=ENDS.index)), tuple(lines))
+            for text, (ends, lines) in islice(self._flaky.items(), KEPT)
+        )
+        return FlakyTexts(len(self._flaky), tuple(shown))
 
 
 class _Complaints:

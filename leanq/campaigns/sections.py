@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import field
 from urllib.parse import quote
 
 from ..values import value
@@ -25,7 +24,7 @@ class Section:
     title: str
     notes: tuple[str, ...] = ()
     header: tuple[str, ...] = ()
-    rows: tuple[tuple[str, ...], ...] = field(default=())
+    rows: tuple[tuple[str, ...], ...] = ()
 
 
 def sections(
@@ -145,17 +144,17 @@ def _flaky(report: Report, most: int) -> Iterator[Section]:
     yield Section(
         "flaky",
         (
-            f"{_count(len(texts), 'text')} with different verdicts, "
+            f"{_count(texts.total, 'text')} with different verdicts, "
             f"{_count(retried.total, 'record')} with more than one lease, "
             f"{failed.total:,} with a verdict of the infrastructure",
         ),
     )
-    if texts:
+    if texts.total:
         rows = [
             (each.code_hash, ", ".join(each.ends), ", ".join(map(str, each.lines)))
-            for each in texts[:most]
+            for each in texts.texts[:most]
         ]
-        left_out = _left_out(len(texts), len(rows))
+        left_out = _left_out(texts.total, len(rows))
         header = ("text", "verdicts", "first lines of the data")
         yield Section("equal texts, different verdicts", left_out, header, (*rows,))
     yield from _listed("more than one lease", retried, most)
