@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def _verdicts(axes: Axes, ends: Sequence[str], found: Report, before: Report | N
         axes.text(share, place, label, va="center", fontsize=9, color=_INK)
     # Room for the label of the longest bar.
     axes.set_xlim(0, most * 1.35)
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+    _no_scale(axes)
 
 
 def _cpu_times(axes: Axes, ends: Sequence[str], found: Report) -> None:
@@ -103,7 +104,9 @@ def _cpu_times(axes: Axes, ends: Sequence[str], found: Report) -> None:
     axes.set_xscale("log")
     used = [i for counts in found.cpu_bins.values() for i, count in enumerate(counts) if count]
     if used:
-        axes.set_xlim(CPU_EDGES_S[max(0, min(used) - 2)], CPU_EDGES_S[min(40, max(used) + 3)])
+        # Whole decades, so that there are marks to read the bins by.
+        low, high = CPU_EDGES_S[min(used)], CPU_EDGES_S[max(used) + 1]
+        axes.set_xlim(10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high)))
     _time_axis(axes)
 
 
@@ -154,7 +157,7 @@ def _curve(axes: Axes, curve: Sequence[Pass], colour: str, label: str) -> None:
         for k, mean in zip(ks, means, strict=True):
             # Curves rise, so there is room on the left above them.
             axes.annotate(
-                f"{100 * mean:.1f} %",
+                f"{100 * mean:.1f}",
                 (k, mean),
                 (-5, 5),
                 textcoords="offset points",
@@ -178,8 +181,7 @@ def _transitions(axes: Axes, comparison: Comparison) -> None:
     for place, each in enumerate(shown):
         axes.text(each.count, place, f" {each.count:,}", va="center", fontsize=9, color=_INK)
     axes.set_xlim(0, shown[0].count * 1.2)
-    axes.xaxis.set_major_locator(NullLocator())
-    axes.spines["bottom"].set_visible(False)
+    _no_scale(axes)
     if len(changed) > len(shown):
         axes.set_xlabel(f"and {len(changed) - len(shown)} rarer ones", fontsize=9, color=_INK)
 
@@ -202,6 +204,12 @@ def _quantiles(axes: Axes, found: Report) -> None:
     high = max(low, *(times.max for times in found.times.values()))
     axes.set_xlim(low / 4, high * 4)
     _time_axis(axes)
+
+
+def _no_scale(axes: Axes) -> None:
+    """For bars that have their values beside them."""
+    axes.xaxis.set_major_locator(NullLocator())
+    axes.spines["bottom"].set_visible(False)
 
 
 def _nothing(axes: Axes, text: str) -> None:
