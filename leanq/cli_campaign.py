@@ -199,6 +199,25 @@ def worker(url: str | None, as_json: bool, burst: bool) -> None:
     work(url, as_json, burst)
 
 
+@campaign.command()
+@click.argument("results")
+@click.option("--against", metavar="OLDER", help="Results to compare with.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    help="Where the report goes, as Markdown, and a plot beside it [default: beside RESULTS].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def report(results: str, against: str | None, output: str | None, as_json: bool) -> int:
+    """Report on a campaign's results: verdicts, pass@k, times, what is slow or flaky.
+
+    Prints it, and writes it with a plot.
+    """
+    from .commands.report import report as run_it
+
+    return run_it(results, against, output, as_json)
+
+
 def _campaign(data: str, out: str, **how: Any) -> Any:
     from .campaigns.campaign import Campaign
     from .campaigns.coordinator import Plan
