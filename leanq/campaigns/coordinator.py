@@ -128,8 +128,7 @@ class Coordinator:
             raise self._journal.fault(error) from None
         finally:
             if not done:
-                # What is withdrawn now would be answered with that for ever.
-                self._journal.renew_token()
+                self._journal.give_up()
                 self._commit()
             await self._stop(reading, watching)
             self._commit()

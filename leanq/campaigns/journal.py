@@ -105,12 +105,13 @@ class Journal:
 
     @property
     def barren(self) -> int:
-        """How many coordinators in a row began and died without a single record, with this one."""
+        """How many coordinators in a row began and vanished without a record, with this one."""
         return int(self._meta("barren"))
 
-    def renew_token(self) -> None:
-        """From the next commit on requests are new: withdrawn ones are answered with that."""
-        self._set(token=secrets.token_hex(16))
+    def give_up(self) -> None:
+        """This coordinator ends before its campaign, and withdraws its requests. From the next
+        commit on they are new ones, since what was withdrawn is answered with that."""
+        self._set(token=secrets.token_hex(16), barren="0")
 
     def line_of(self, id_: str | int, line: int) -> int:
         """The first line that has this id, which is ``line`` if none had it before."""
