@@ -80,9 +80,11 @@ class Maps:
         """Lean's verdicts on any number of codes, each a :class:`Result`.
 
         Codes are read as they are needed, in the thread that iterates; what is wrong with one of
-        them, or with its request, is its result's ``error``. Whoever leaves the iterator early, by
-        ``break``, ``close()`` or an exception, withdraws what is outstanding. An iterator belongs
-        to one thread at a time; a client may have many of them.
+        them, or with its request, is its result's ``error``. When the iterator ends, what is
+        outstanding is withdrawn: at once by ``close()`` and an exception of the codes, and where a
+        loop is left early, when Python collects the iterator, which after ``break`` is at once too;
+        a traceback can keep it (``contextlib.closing`` does not wait). An iterator belongs to one
+        thread at a time; a client may have many of them.
 
         Args:
             codes: Lean sources, from an iterable that may be endless.

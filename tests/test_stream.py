@@ -13,16 +13,15 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any, Unpack
+from typing import Any
 
 import pytest
 from conftest import eventually
 from fleets import Recorder, look, serving, until, working
 
 from leanq import AsyncLeanQClient, LeanQClient, Result
-from leanq.calls import Calls, Check
 from leanq.config import MAX_REQUEST_BYTES, Settings
 from leanq.errors import (
     ClosedError,
@@ -33,7 +32,6 @@ from leanq.errors import (
     UsageError,
 )
 from leanq.queue import Queue
-from leanq.stream import Maps
 from leanq.wire import Reply, Request
 
 pytestmark = pytest.mark.usefixtures("swept")
@@ -412,91 +410,3 @@ def test_loops_of_several_threads_share_a_client(settings: Settings) -> None:
     with LeanQClient(settings) as lean, serving(settings, Checker()), ThreadPoolExecutor(8) as pool:
         users = [pool.submit((by_map, by_amap)[n % 2], n) for n in range(8)]
         assert [user.result(60) for user in users] == [codes(n) for n in range(8)]
-
-
-def test_a_loop_that_is_closed_amid_the_iteration(caplog: pytest.LogCaptureFixture) -> None:
-    answers = Answers()
-    results = answers.amap(["first", "second"])
-
-    async def first() -> None:
-        task = asyncio.ensure_future(anext(results))
-        await eventually(lambda: len(answers.futures) == 2)
-        answers.futures[0].set_result(Reply("accepted"))
-        await task
-
-    loop = asyncio.new_event_loop()
-    loop.run_until_complete(first())
-    loop.close()
-    answers.futures[1].set_result(Reply("accepted"))
-    assert not caplog.records
-
-
-class Answers(Maps):
-    """Ends what it is asked when it is told to."""
-
-    def __init__(self) -> None:
-        self._calls = Calls(Settings(url="unix:///-"), "t")
-        self.futures: list[Future[Reply]] = []
-
-    def check(self, code: str, **options: Unpack[Check]) -> Future[Reply]:
-        self.futures.append(Future())
-        return self.futures[-1]
-
-
-def test_a_slow_source_holds_back_little_and_the_fleet_keeps_its_work() -> None:
-    answers = Answers()
-    given = 0
-    seen: list[int] = []
-
-    def codes() -> Iterator[str]:
-        for number in range(20):
-            seen.append(given)
-            if number == 10:
-                for future in answers.futures:
-                    future.set_result(Reply("accepted"))
-            yield str(number)
-        answers.futures[-1].set_result(Reply("accepted"))
-
-    results = answers.map(codes())
-    for _ in range(10):
-        next(results)
-        given += 1
-    # Nothing until they ended; then two for each that is read.
-    assert seen == [0] * 11 + [2, 4, 6, 8]
-    results.close()
-    assert [future.cancelled() for future in answers.futures] == [False] * 10 + [True] * 5
-
-
-def test_a_fault_that_is_nobodys_error_is_raised() -> None:
-    answers = Answers()
-
-    def codes() -> Iterator[str]:
-        yield "x"
-        answers.futures[0].set_exception(ZeroDivisionError())
-        yield "y"
-
-    with pytest.raises(ZeroDivisionError):
-        list(answers.map(codes()))
-    assert answers.futures[1].cancelled()
-
-
-async def test_who_uses_results_without_waiting_does_not_stop_the_reader() -> None:
-    answers = Answers()
-    read = 0
-
-    def codes() -> Iterator[str]:
-        nonlocal read
-        for number in range(100):
-            read += 1
-            yield str(number)
-
-    results = answers.amap(codes(), window=10)
-    first = asyncio.ensure_future(anext(results))
-    await eventually(lambda: len(answers.futures) == 10)
-    for future in answers.futures:
-        future.set_result(Reply("accepted"))
-    await first
-    for _ in range(9):
-        await anext(results)
-    assert read >= 15
-    await results.aclose()
