@@ -2,6 +2,7 @@
 
 from .client import AsyncLeanQClient, LeanQClient, LeanQFuture
 from .config import Settings
+from .stream import Result
 from .wire import Message, Reply, Sorry
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "LeanQFuture",
     "Message",
     "Reply",
+    "Result",
     "Settings",
     "Sorry",
 ]

@@ -110,7 +110,7 @@ class Calls:
     def check(self, code: str, options: Check) -> Call[Reply]:
         """A check of ``code``."""
         _only(Check.__optional_keys__, options)
-        request = _budgeted(Request("check", code=code), options)
+        request = _budgeted(Request("check", code=_text(code)), options)
         lane = options.get("env", DEFAULT_LANE)
         header, source = text_hash(split_header(code).text), text_hash(code)
         fingerprint = self._fingerprints.get(lane)
@@ -124,6 +124,15 @@ class Calls:
             return reply
 
         return Call(self._submission(request, lane, options, warmth), read)
+
+    def shared(self, options: Check) -> Check:
+        """``options`` for any number of checks; what is wrong with them is wrong at once."""
+        if options.get("rid") is not None:
+            raise InvalidRequestError("a rid names one request, and these are many")
+        # An iterator could be read only once.
+        shared: Check = {**options, "allow_axioms": tuple(options.get("allow_axioms", ()))}
+        self.check("-- any code", shared)
+        return shared
 
     def step(self, state: str, tactic: str, options: Check) -> Call[Reply]:
         """A step: ``tactic`` tried on ``state``."""
@@ -251,6 +260,12 @@ def _budgeted(request: Request, options: Check) -> Request:
         audit=options.get("audit", True),
         replay=options.get("replay", False),
     )
+
+
+def _text(code: object) -> str:
+    if not isinstance(code, str):
+        raise InvalidRequestError(f"Lean code is text; this is {type(code).__name__}")
+    return code
 
 
 def _only(known: frozenset[str], options: Mapping[str, object]) -> None:

@@ -10,8 +10,16 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import Future
+from functools import partial
 from typing import Self, TypeVar, Unpack
 
 from .calls import Call, Calls, Check, InEnvironment, Placing
@@ -21,6 +29,7 @@ from .dispatch import Dispatcher, Done, WhenFull
 from .engine import Engine
 from .errors import ClosedError, LeanQError, UsageError
 from .queue import Queue
+from .stream import WINDOW, End, Maps, Result, astream
 from .switch import Finder, Route, Switch
 from .weights import Clusters
 from .wire import Reply
@@ -111,6 +120,22 @@ class AsyncLeanQClient(_Client):
         """Lean's verdict on ``code``; arguments and errors as :meth:`LeanQClient.check`."""
         return await self._reply(self._calls.check(code, options))
 
+    def amap(
+        self,
+        codes: Iterable[str] | AsyncIterable[str],
+        *,
+        window: int = WINDOW,
+        ordered: bool = True,
+        **options: Unpack[Check],
+    ) -> AsyncGenerator[Result, None]:
+        """Lean's verdicts on any number of codes; as :meth:`LeanQClient.amap`."""
+        shared = self._calls.shared(options)
+
+        def send(code: str, done: Callable[[End], None]) -> Callable[[], object]:
+            return self._send(self._calls.check(code, shared), done)
+
+        return astream(send, codes, window, ordered)
+
     async def step(self, state: str, tactic: str, **options: Unpack[Check]) -> Reply:
         """What becomes of ``state`` by ``tactic``; as :meth:`LeanQClient.step`."""
         return await self._reply(self._calls.step(state, tactic, options))
@@ -132,14 +157,21 @@ class AsyncLeanQClient(_Client):
         rid = self._calls.rid(rid)
         return await self._end(rid, lambda engine, done: engine.attach(rid, done))
 
+    def _send(self, call: Call[Reply], done: Callable[[End], None]) -> Callable[[], object]:
+        engine = self._open_engine()
+
+        def ended(end: Reply | LeanQError) -> None:
+            done(call.read(end) if isinstance(end, Reply) else end)
+
+        engine.send(call, ended)
+        return partial(engine.cancel, call.submission.rid, ended)
+
     async def _reply(self, call: Call[_T]) -> _T:
         rid = call.submission.rid
         return call.read(await self._end(rid, lambda engine, done: engine.send(call, done)))
 
     async def _end(self, rid: str, begin: Callable[[Route, Done], None]) -> Reply:
-        engine = self._engine
-        if engine is None:
-            raise ClosedError("the client is not open; enter it with 'async with'")
+        engine = self._open_engine()
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def done(end: Reply | LeanQError) -> None:
@@ -157,6 +189,11 @@ class AsyncLeanQClient(_Client):
             engine.cancel(rid, done)
             raise
 
+    def _open_engine(self) -> Route:
+        if self._engine is None:
+            raise ClosedError("the client is not open; enter it with 'async with'")
+        return self._engine
+
 
 class LeanQFuture(Future[_T]):
     """A ``concurrent.futures.Future``; ``rid`` names the request in the queue.
@@ -169,7 +206,7 @@ class LeanQFuture(Future[_T]):
         self.rid = rid
 
 
-class LeanQClient(_Client):
+class LeanQClient(_Client, Maps):
     """The client for threads: its methods return futures at once.
 
     It may be used from any thread, inside a running event loop, and in a notebook. After

@@ -81,8 +81,9 @@ class Engine:
         self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         # Calls cross to the loop's thread in batches: waking it costs more than a call. The
-        # lock guards the three fields below it.
-        self._lock = threading.Lock()
+        # lock guards the three fields below it; a collection of garbage may end an iterator of
+        # the client's, and so call while the same thread holds it.
+        self._lock = threading.RLock()
         self._calls: list[Callable[[], None]] = []
         self._woken = False
         self._over = False

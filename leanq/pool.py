@@ -31,12 +31,13 @@ from .errors import (
 )
 from .recipes import read_recipe
 from .states import MemoryStates
+from .stream import Maps
 from .wire import Reply, unpack_request
 
 _T = TypeVar("_T")
 
 
-class Pool:
+class Pool(Maps):
     """Checks and steps on this machine, with the methods of :class:`leanq.LeanQClient`.
 
     Whoever waits goes by priority, and then in the order of the calls. There is one caller, so a

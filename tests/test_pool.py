@@ -56,6 +56,13 @@ def test_checks(pool: Pool) -> None:
     assert {reply.attempts for reply in replies} == {1}
 
 
+def test_streams(pool: Pool) -> None:
+    codes = [(SAMPLES / f"{name}.lean").read_text() for name in ("and_swap", "wrong")] * 3
+    results = list(pool.map(iter(codes), window=4))
+    assert [result.code for result in results] == codes
+    assert [result.verdict for result in results] == ["accepted", "rejected"] * 3
+
+
 def test_a_proof(pool: Pool) -> None:
     (sorry,) = pool.check(THEOREM).result(DEADLINE_S).sorries
     assert sorry.state
