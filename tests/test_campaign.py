@@ -165,6 +165,8 @@ def test_what_cannot_be_run(client: Terminal) -> None:
         ("data.csv", "--out", "out.jsonl"): "data.csv",
         ("data.jsonl", "--out", "no/out.jsonl"): "no/out.jsonl",
         ("data.jsonl", "--out", "out.jsonl", "--priority", "3"): "--priority",
+        ("data.jsonl", "--out", "out.jsonl", "--tenant", "a b"): "tenant",
+        ("data.jsonl", "--out", "out.jsonl", "--timeout", "-1"): "timeout",
         ("data.jsonl",): "--out",
     }.items():
         done = client.run("campaign", "run", *arguments)

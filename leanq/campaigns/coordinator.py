@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
-from ..calls import ECHO_LANE, Check
+from ..calls import ECHO_LANE, Calls, Check
 from ..client import AsyncLeanQClient
+from ..config import Settings
 from ..errors import LeanQError, LostError, QueueError, UnknownEnvironmentError, UsageError
 from ..wire import Reply
 from .journal import Cursor, Journal, Order
@@ -42,12 +43,19 @@ class Plan:
         window: requests in flight at a time.
         first_success: whether a problem's other attempts end with its first success.
         order: of the records in the results.
+
+    Raises:
+        UsageError: options that no check can have.
     """
 
     options: Check = field(default_factory=Check)
     window: int = 1000
     first_success: bool = False
     order: Order = "input"
+
+    def __post_init__(self) -> None:
+        # Or else each row would be told so. Which queue it is has no say.
+        Calls(Settings("unix:///-"), "default").shared(self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +135,13 @@ class Coordinator:
         except sqlite3.Error as error:
             raise self._journal.fault(error) from None
         finally:
-            if not done:
-                self._journal.give_up()
-                self._commit()
-            await self._stop(reading, watching)
-            self._commit()
+            try:
+                if not done:
+                    self._journal.give_up()
+                    self._commit()
+            finally:
+                await self._stop(reading, watching)
+        self._commit()
         await self._watcher.look(self._look())
         return command
 
