@@ -178,7 +178,7 @@ def test_a_plot_of_hardly_anything(tmp_path: Path, records: list[Record]) -> Non
 def test_without_matplotlib_there_is_no_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "leanq.campaigns.plot", raising=False)
+    monkeypatch.delitem(sys.modules, "leanq.reports.plot", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
     path = write(tmp_path / "run.jsonl", FIXTURE)
     assert report(path, None, None, as_json=False) == 0

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from records import Record, bad, done, said
 
-from leanq.campaigns.comparison import Comparing, Comparison
-from leanq.campaigns.estimates import (
+from leanq.reports.comparison import Comparing, Comparison
+from leanq.reports.estimates import (
     mean_of_differences,
     mean_of_shares,
     pass_at_k,
     quantile,
 )
-from leanq.campaigns.outcomes import ENDS, normalised, outcomes
-from leanq.campaigns.report import CPU_EDGES_S, Report, passes, summarise
+from leanq.reports.outcomes import ENDS, normalised, outcomes
+from leanq.reports.report import CPU_EDGES_S, Report, passes, summarise
 
 
 def of(records: Iterable[Record]) -> Report:

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from ..campaigns.comparison import Comparing, Comparison
-from ..campaigns.outcomes import Outcome, one_line, outcomes
-from ..campaigns.report import Report, summarise
 from ..campaigns.results import read_results
-from ..campaigns.sections import markdown, sections, text
 from ..errors import UsageError
+from ..reports.comparison import Comparing, Comparison
+from ..reports.outcomes import Outcome, one_line, outcomes
+from ..reports.report import Report, summarise
+from ..reports.sections import markdown, sections, text
 
 _PRINTED = 30
 """Rows in a list on a terminal: what changed counts most, the rest stands on the page."""
@@ -80,7 +80,7 @@ def _draw(path: Path, found: Report, before: Report | None, comparison: Comparis
     if not found.records:
         return False
     try:
-        from ..campaigns.plot import draw
+        from ..reports.plot import draw
     except ImportError:
         click.echo("leanq: no plot: it needs matplotlib (pip install matplotlib)", err=True)
         return False
