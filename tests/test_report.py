@@ -191,7 +191,6 @@ def test_without_matplotlib_there_is_no_plot(
 @pytest.mark.parametrize(
     ("record", "why"),
     [
-        ({"id": "a", "code": "theorem"}, "it has no 'verdict'"),
         (done("a1", "great"), "'great' is no verdict"),
         (done("a1", "accepted", cpu_s=math.nan), "queued_s is nan"),
         (done("a1", "accepted", id=["a"]), r"its id is \['a'\]"),

@@ -1,2 +1,1 @@
-"""Reports over a campaign's results: figures (``report``), what changed (``comparison``), a page and
-a plot."""
+"""Reports over results: figures (``report``), what changed (``comparison``), a page and a plot."""
