@@ -90,11 +90,16 @@ class Desk:
         return int(self.connection.scard(f"rq:workers:{self.campaigns.queue.name}"))  # type: ignore[arg-type]
 
 
-def horse_of(boss: Popen) -> int:
-    """The process that coordinates for a worker, once there is one."""
-    until(lambda: bool(children(boss.pid)))
-    (pid,) = children(boss.pid)
-    return pid
+def horse_of(boss: Popen, *, after: int = 0) -> int:
+    """The process that coordinates for a worker, once there is one, which is not ``after``."""
+    found: list[int] = []
+
+    def begun() -> bool:
+        found[:] = [pid for pid in children(boss.pid) if pid != after]
+        return bool(found)
+
+    until(begun, RESUMED_S)
+    return found[0]
 
 
 def gone(pid: int) -> bool:

@@ -167,8 +167,8 @@ def _connected(url: str | None) -> Iterator[redis.Redis]:
         raise UsageError(_NO_CLUSTER)
     try:
         with contextlib.closing(redis.Redis.from_url(named)) as connection:
-            about: Any = connection.info("server")
-            if about.get("redis_mode") == "cluster":
+            about: Any = connection.info("cluster")
+            if about.get("cluster_enabled"):
                 raise UsageError(_NO_CLUSTER)
             yield connection
     except redis.RedisError as error:
