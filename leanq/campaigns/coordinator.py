@@ -119,6 +119,9 @@ class Coordinator:
             UsageError: RESULTS cannot be written, or coordinators die over this campaign.
         """
         if self._journal.barren > _MOST_BARREN:
+            # Whoever asks for it once more gets as many.
+            self._journal.give_up()
+            self._commit()
             text = f"{_MOST_BARREN} coordinators have died over it without a single result"
             raise UsageError(f"the campaign is given up: {text}")
         reading = asyncio.ensure_future(self._read())

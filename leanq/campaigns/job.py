@@ -17,7 +17,7 @@ from ..client import AsyncLeanQClient
 from ..errors import LeanQError, UsageError
 from .campaign import Campaign
 from .coordinator import Command, Progress
-from .jobs import RETRIES, note, noted
+from .jobs import RETRIES, CampaignError, note, noted
 from .journal import BusyError, Journal, kind
 from .results import read_results
 
@@ -25,10 +25,6 @@ log = logging.getLogger("leanq.campaign")
 
 _BUSY_RETRY_S, _RETRY_S, _FOREVER_S = 3, 10, 10 * 365 * 86_400
 _BAD_SHOWN = 20
-
-
-class CampaignError(Exception):
-    """What RQ shows of a campaign that ends without results: cancelled, or impossible."""
 
 
 def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:

@@ -12,15 +12,17 @@ How far it is stands in the job's meta, where rq-dashboard shows it; only coordi
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import redis
 import rq
-from rq.exceptions import NoSuchJobError
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.intermediate_queue import IntermediateQueue
 from rq.job import Dependency, Job
 from rq.registry import BaseRegistry
 from rq.serializers import JSONSerializer
@@ -28,7 +30,6 @@ from rq.serializers import JSONSerializer
 from ..errors import UsageError
 from .campaign import Campaign
 
-QUEUE = "leanq-campaigns"
 # Deaths are no fault of a campaign's: a fleet of preemptible machines has them all day.
 RETRIES = 1_000_000
 
@@ -48,13 +49,31 @@ State = Literal[
 _RESULT_TTL_S = 30 * 86_400
 _FAILURE_TTL_S = 365 * 86_400
 _JOB = "leanq.campaigns.job.coordinate"
+_TAKEN_UP_S = 10
+
+
+class CampaignError(Exception):
+    """What RQ shows of a campaign that ends without results: cancelled, or impossible."""
 
 
 class CampaignQueue(rq.Queue):
-    """RQ's queue; a worker that dies amid its maintenance does not hold it up for 15 minutes."""
+    """RQ's queue; a worker that dies amid its maintenance does not hold it up for 15 minutes, nor
+    a job for a minute that it had just taken."""
 
     def acquire_maintenance_lock(self) -> bool:
         return bool(self.connection.set(self.registry_cleaning_key, 1, nx=True, ex=10))
+
+    @property
+    def intermediate_queue(self) -> IntermediateQueue:
+        return _Taken(self.key, self.connection)
+
+
+class _Taken(IntermediateQueue):
+    """Jobs that a worker has taken and not begun."""
+
+    def should_be_cleaned_up(self, job_id: str) -> bool:
+        seen = self.get_first_seen(job_id)
+        return seen is not None and datetime.now(UTC) - seen > timedelta(seconds=_TAKEN_UP_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +99,29 @@ class Sent:
 
 
 class Campaigns:
-    """The campaigns in one RQ.
+    """The campaigns of one leanq in an RQ.
+
+    Args:
+        prefix: as LEANQ_PREFIX, which keeps several leanqs apart in one Redis.
 
     Raises (all methods):
         UnavailableError: RQ's Redis does not answer.
         UsageError: no such campaign, or it is in no state for that.
     """
 
-    def __init__(self, connection: redis.Redis) -> None:
+    def __init__(self, connection: redis.Redis, prefix: str) -> None:
         self._connection = connection
-        self.queue = CampaignQueue(QUEUE, connection=connection, serializer=JSONSerializer)
+        self.queue = CampaignQueue(
+            queue_name(prefix), connection=connection, serializer=JSONSerializer
+        )
 
     def submit(self, campaign: Campaign, *, delay_s: float = 0.0, after: Sequence[str] = ()) -> str:
         """Sends a campaign, to begin after ``delay_s`` seconds or after others have finished.
 
         Returns its id.
         """
+        if delay_s and after:
+            raise UsageError("a campaign begins at a time or after others, not both")
         id_ = f"campaign-{secrets.token_hex(4)}"
         how: dict[str, Any] = {
             "args": (campaign.spec(),),
@@ -144,11 +170,21 @@ class Campaigns:
 
     def resume(self, id_: str) -> None:
         """Lets a campaign go on that was paused."""
-        job = self._expect(id_, "paused", "pausing")
+        self._expect(id_, "paused", "pausing")
         self._tell(id_, command="")
+        self.let_go(id_)
+
+    def let_go(self, id_: str) -> None:
+        """Puts a paused campaign back into the queue, if nobody wants it paused any more.
+
+        Whoever puts it away looks once more after that, so that none stays there who was resumed
+        meanwhile.
+        """
+        job = self._job(id_)
         # One that was paused before it began is still where it was.
-        if job.meta.get("paused"):
-            self._enqueue(job, self.queue.scheduled_job_registry)
+        if job.meta.get("paused") and noted(self._connection, id_, "command") != "pause":
+            with contextlib.suppress(InvalidJobOperation):  # it is not there yet, or not any more
+                self._enqueue(job, self.queue.scheduled_job_registry)
 
     def cancel(self, id_: str) -> None:
         """Ends it; what has come stays beside its results, for ``retry``."""
@@ -192,7 +228,7 @@ class Campaigns:
             job = Job.fetch(id_, self._connection, serializer=JSONSerializer)
         except NoSuchJobError:
             job = None
-        if job is None or job.origin != QUEUE:
+        if job is None or job.origin != self.queue.name:
             raise UsageError(f"no campaign {id_!r}; 'leanq campaign list' shows those there are")
         return job
 
@@ -226,6 +262,11 @@ def _state(job: Job, command: str) -> State:
     if command == "pause" or job.meta.get("paused"):
         return "paused"
     return "waiting" if status == "deferred" else "scheduled" if status == "scheduled" else "queued"
+
+
+def queue_name(prefix: str) -> str:
+    """RQ's queue for the campaigns of the leanq with this prefix."""
+    return f"{prefix}-campaigns"
 
 
 def note(connection: redis.Redis, id_: str, **fields: str) -> None:

@@ -11,16 +11,20 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import redis
 import rq
+from redis.client import Pipeline
+from rq.exceptions import StopRequested
 from rq.job import Job
 from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
 
 from ..confine import die_with_parent
-from .jobs import QUEUE, CampaignQueue
+from .jobs import CampaignError, CampaignQueue, Campaigns, queue_name
 
 log = logging.getLogger("leanq.campaign")
 
@@ -36,9 +40,9 @@ class CampaignWorker(rq.Worker):
     queue_class = CampaignQueue
     max_connection_wait_time = float(_LOOK_S)
 
-    def __init__(self, connection: redis.Redis) -> None:
+    def __init__(self, connection: redis.Redis, prefix: str) -> None:
         super().__init__(
-            [QUEUE],
+            [queue_name(prefix)],
             connection=connection,
             serializer=JSONSerializer,
             worker_ttl=_DEQUEUE_MARGIN_S + _LOOK_S,
@@ -46,6 +50,7 @@ class CampaignWorker(rq.Worker):
             maintenance_interval=_LOOK_S,
         )
         self.told_to_stop = False
+        self._prefix = prefix
         self._due = RQScheduler(
             self.queues,
             connection=connection,
@@ -57,11 +62,14 @@ class CampaignWorker(rq.Worker):
         return _LOOK_S * _SIGNS_MISSED
 
     def maintain_heartbeats(self, job: Job) -> None:
-        try:
+        with _patience():
             super().maintain_heartbeats(job)
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            # RQ would quit, and take a campaign down that waits for the server as well.
-            log.warning("RQ's server: %s", error)
+
+    def set_current_job_working_time(
+        self, current_job_working_time: float, pipeline: Pipeline | None = None
+    ) -> None:
+        with _patience():
+            super().set_current_job_working_time(current_job_working_time, pipeline)
 
     def run_maintenance_tasks(self) -> None:
         """Also puts into the queue what was to begin by now. RQ has a process of its own for that,
@@ -79,6 +87,21 @@ class CampaignWorker(rq.Worker):
         if os.getppid() != parent:
             os._exit(1)
 
+    def handle_job_retry(self, job: Job, *args: Any, **how: Any) -> None:
+        super().handle_job_retry(job, *args, **how)
+        Campaigns(self.connection, self._prefix).let_go(job.id)
+
+    def handle_exception(self, job: Job, *exc_info: Any) -> None:
+        if isinstance(exc_info[1], CampaignError):
+            log.warning("%s: %s", job.id, exc_info[1])
+        else:
+            super().handle_exception(job, *exc_info)
+
+    def handle_work_horse_killed(self, job: Job, *how: Any) -> None:
+        super().handle_work_horse_killed(job, *how)
+        # The job is saved next, and its coordinator has written there since it was read.
+        job.get_meta()
+
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         self.told_to_stop = True
         super().request_stop(signum, frame)
@@ -90,23 +113,49 @@ class CampaignWorker(rq.Worker):
             self.kill_horse(signal.SIGTERM)
 
 
-def work(connection: redis.Redis, *, burst: bool = False) -> None:
+def work(connection: redis.Redis, prefix: str, *, burst: bool = False) -> None:
     """Runs campaigns until SIGTERM or SIGINT, or until there is none left to begin.
 
     A campaign that runs then goes back into the queue. LEANQ_URL names the queue that they use.
     """
     os.environ["LEANQ_CAMPAIGN_WORKER"] = str(os.getpid())
-    while True:
-        stopped = False
-        with contextlib.suppress(redis.ConnectionError, redis.TimeoutError):
-            worker = CampaignWorker(connection)
-            try:
-                worker.work(burst=burst, logging_level="WARNING")
-            finally:
-                stopped = worker.told_to_stop
-            if burst:
-                return
-        if stopped:
-            return
-        log.warning("RQ's server is out of reach; trying again")
-        time.sleep(_PAUSE_S)
+    logging.getLogger("rq.worker").addFilter(_in_one_line)
+    with contextlib.suppress(StopRequested):
+        while not _has_worked(connection, prefix, burst):
+            log.warning("RQ's server is out of reach; trying again")
+            time.sleep(_PAUSE_S)
+
+
+def _has_worked(connection: redis.Redis, prefix: str, burst: bool) -> bool:
+    """Whether a worker has come to its end. Raises StopRequested where it was told to."""
+    # Until it has handlers of its own, and when it has ended, there is nothing to hand back.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    with _patience():
+        worker = CampaignWorker(connection, prefix)
+        try:
+            worker.work(burst=burst, logging_level="WARNING")
+        finally:
+            if worker.told_to_stop:
+                raise StopRequested
+    return burst
+
+
+def _stop(_signum: int, _frame: FrameType | None) -> None:
+    raise StopRequested
+
+
+@contextlib.contextmanager
+def _patience() -> Iterator[None]:
+    """RQ would quit, and take a campaign down that waits for the server as well."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        log.warning("RQ's server: %s", error)
+
+
+def _in_one_line(record: logging.LogRecord) -> bool:
+    if record.exc_info:
+        record.msg, record.args = f"{record.getMessage()} {record.exc_info[1]!r}", ()
+        record.exc_info = None
+    return True

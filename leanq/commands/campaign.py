@@ -20,7 +20,7 @@ from ..campaigns.coordinator import Command
 from ..campaigns.jobs import Campaigns, Sent
 from ..campaigns.worker import work as work_for_rq
 from ..client import AsyncLeanQClient
-from ..config import check_url, each_host
+from ..config import Settings, check_name, check_url, each_host
 from ..errors import UnavailableError, UsageError
 from ..logs import log_to_stderr
 from ..wire import LEAN_VERDICTS
@@ -142,15 +142,17 @@ def work(url: str | None, as_json: bool, burst: bool) -> None:
     """Runs campaigns until told to stop."""
     log_to_stderr(as_json)
     # Campaigns are coordinated in processes of their own, which find the queue by this.
-    os.environ["LEANQ_URL"] = queue_url(url)
+    os.environ["LEANQ_URL"] = named = queue_url(url)
+    # Better now than in each campaign.
+    AsyncLeanQClient(named)
     with _connected(url) as connection:
-        work_for_rq(connection, burst=burst)
+        work_for_rq(connection, _prefix(), burst=burst)
 
 
 @contextlib.contextmanager
 def _campaigns(url: str | None) -> Iterator[Campaigns]:
     with _connected(url) as connection:
-        yield Campaigns(connection)
+        yield Campaigns(connection, _prefix())
 
 
 @contextlib.contextmanager
@@ -165,12 +167,16 @@ def _connected(url: str | None) -> Iterator[redis.Redis]:
         raise UsageError(_NO_CLUSTER)
     try:
         with contextlib.closing(redis.Redis.from_url(named)) as connection:
-            about: Any = connection.info("server")
-            if about.get("redis_mode") == "cluster":
+            about: Any = connection.info("cluster")
+            if about.get("cluster_enabled"):
                 raise UsageError(_NO_CLUSTER)
             yield connection
     except redis.RedisError as error:
         raise UnavailableError(f"RQ's Redis: {error}") from None
+
+
+def _prefix() -> str:
+    return check_name("LEANQ_PREFIX", os.environ.get("LEANQ_PREFIX", Settings.prefix))
 
 
 def _line(sent: Sent) -> str:
