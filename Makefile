@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format types bench bench-quick bench-submit bench-lean bench-states bench-scale soak soak-repl sim sim-quick dist clean help
+.PHONY: demo test lint format types bench bench-quick bench-submit bench-lean bench-states bench-scale soak soak-repl soak-campaign sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -47,6 +47,9 @@ soak: $(VENV)/dev     ## ten minutes of kills, cuts, restarts and failovers, and
 
 soak-repl: $(VENV)/dev  ## 20,000 requests to a REPL that crashes, bloats and talks nonsense
 	$(BIN)/python tests/repl_soak.py
+
+soak-campaign: $(VENV)/dev  ## 5,000 rows of real Lean, and everybody who has a part in it is killed
+	$(BIN)/python tests/campaign_soak.py
 
 sim: $(VENV)/dev      ## the scaler in simulated fleets, 30 seeds; half an hour at most
 	$(BIN)/python -m sim

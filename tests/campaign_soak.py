@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from campaigns import RESUMED_S, Desk, Popen, desk_at
-from fleets import Server, look, own_server, until
+from fleets import Server, look, own_server
 from sandboxes import children
 from terminals import SAMPLES, Terminal, ended, new_terminal, wait_for_line
 
@@ -76,7 +76,9 @@ class Outcome:
         lines = [f"{plan.rows} rows, {plan.kills} kills, seed {plan.seed}"]
         lines += [f"undisturbed {self.quiet_s:.0f} s, disturbed {self.stormy_s:.0f} s"]
         lines += [", ".join(f"{count} {name}" for name, count in self.verdicts.most_common())]
-        lines += [f"{kind} at row {row}: next result after {s:.1f} s" for kind, row, s in self.resumed]
+        lines += [
+            f"{kind} at row {row}: next result after {s:.1f} s" for kind, row, s in self.resumed
+        ]
         lines += [", ".join(f"{name} {count}" for name, count in sorted(self.counters.items()))]
         return "\n".join([*lines, *self.faults[:20], f"{len(self.faults)} faults"])
 

@@ -124,4 +124,4 @@ def desk_at(terminal: Terminal, settings: Settings, rq_url: str | None = None) -
             if process.poll() is None:
                 dismiss(process)
         for sent in desk.campaigns.list():
-            desk.connection.delete(f"leanq:campaign:{sent.id}")
+            desk.connection.delete(f"{desk.campaigns.queue.name}:{sent.id}")

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import redis
+from campaigns import desk_at, dismiss
 from conftest import eventually, missing
-from fleets import Recorder, echo_body, own_server, submission, working
+from fleets import Recorder, echo_body, own_server, serving, submission, working
+from terminals import Terminal
 from test_scaler import Loop
 
 from leanq.client import AsyncLeanQClient
@@ -27,7 +29,7 @@ from leanq.transitions import Full, Queued, Settlement, merged
 from leanq.wire import Reply, pack_reply
 
 USERS = Path(__file__).parents[1] / "deploy" / "users.acl"
-ROLES = ("client", "worker", "observer", "scaler", "operator")
+ROLES = ("client", "worker", "observer", "scaler", "operator", "campaigns")
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +218,28 @@ async def test_a_scaler_that_may_not_tell_orders_all_the_same(
     assert "not shown to others" in caplog.text
 
 
+def test_campaigns_run_as_two_of_them(socket: Path, terminal: Terminal) -> None:
+    """Coordinators are clients of the queue, and have a server of RQ's, or the same, as another."""
+    rq_url = as_role(socket, "campaigns").url
+    with (
+        serving(as_role(socket, "worker"), Recorder()),
+        desk_at(terminal, as_role(socket, "client"), rq_url) as desk,
+    ):
+        ids = [desk.send("first"), desk.send("second", options=("--in", "1s"))]
+        ids.append(desk.send("third", options=("--after", ids[0])))
+        held = desk.send("fourth")
+        desk.run("pause", held)
+        boss = desk.hire()
+        for id_ in ids:
+            desk.reaches(id_, "finished")
+        desk.run("resume", held)
+        desk.reaches(held, "finished")
+        desk.run("retry", held)
+        desk.reaches(held, "finished")
+        assert len([*desk.campaigns.list()]) == 4
+        dismiss(boss)
+
+
 @pytest.mark.parametrize(
     ("role", "words"),
     [
@@ -243,6 +267,11 @@ async def test_a_scaler_that_may_not_tell_orders_all_the_same(
         ("scaler", "PEXPIRE {leanq:0}:stats 1"),
         ("scaler", "DEL {leanq:0}:scaler"),
         ("scaler", "FLUSHALL"),
+        ("campaigns", "GET {leanq:0}:lanes"),
+        ("campaigns", "GET another"),
+        ("campaigns", "KEYS *"),
+        ("campaigns", "FLUSHDB"),
+        ("campaigns", "CONFIG GET *"),
         ("operator", "FLUSHALL"),
         ("operator", "ZADD {leanq:0}:workers 1 x"),
     ],

@@ -23,6 +23,7 @@ from leanq.queue import Queue
 from leanq.transitions import Settlement
 
 SIMPLE = [
+    "campaign",
     "dead",
     "doctor",
     "metrics",

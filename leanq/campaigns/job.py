@@ -92,7 +92,7 @@ class _Reporter:
         return "pause" if told == "pause" else "cancel" if told == "cancel" else "go on"
 
     def noted(self, name: str) -> str:
-        return noted(self._job.connection, self._job.id, name)
+        return noted(self._job, name)
 
     def again(self, delay_s: int, **said: Any) -> rq.Retry:
         """The job goes back to RQ, to be run after ``delay_s`` seconds."""
@@ -111,7 +111,7 @@ class _Reporter:
     def _report(self, progress: dict[str, Any]) -> Command:
         if not self._begun:
             # From now on results that are there are its own.
-            note(self._job.connection, self._job.id, begun="1", retry="")
+            note(self._job, begun="1", retry="")
             self._begun = True
         self._job.meta["progress"] = progress
         self._job.save_meta()

@@ -1,6 +1,6 @@
 """Campaigns as jobs of RQ: sent, listed, held, ended and taken up again.
 
-A job carries its campaign as JSON. Beside it, in RQ's Redis, stands a hash ``leanq:campaign:ID``:
+A job carries its campaign as JSON. Beside it, in RQ's Redis, stands a hash ``QUEUE:ID``:
 
 - ``command``: what the coordinator is to do, if not to go on;
 - ``begun``: whether some coordinator has opened the journal, so that results that are there are
@@ -165,13 +165,11 @@ class Campaigns:
 
     def pause(self, id_: str) -> None:
         """Holds it: what is in flight is withdrawn, and what has come is kept."""
-        self._expect(id_, "waiting", "scheduled", "queued", "running")
-        self._tell(id_, command="pause")
+        note(self._expect(id_, "waiting", "scheduled", "queued", "running"), command="pause")
 
     def resume(self, id_: str) -> None:
         """Lets a campaign go on that was paused."""
-        self._expect(id_, "paused", "pausing")
-        self._tell(id_, command="")
+        note(self._expect(id_, "paused", "pausing"), command="")
         self.let_go(id_)
 
     def let_go(self, id_: str) -> None:
@@ -182,14 +180,14 @@ class Campaigns:
         """
         job = self._job(id_)
         # One that was paused before it began is still where it was.
-        if job.meta.get("paused") and noted(self._connection, id_, "command") != "pause":
+        if job.meta.get("paused") and noted(job, "command") != "pause":
             with contextlib.suppress(InvalidJobOperation):  # it is not there yet, or not any more
                 self._enqueue(job, self.queue.scheduled_job_registry)
 
     def cancel(self, id_: str) -> None:
         """Ends it; what has come stays beside its results, for ``retry``."""
         job = self._expect(id_, "waiting", "scheduled", "queued", "running", "pausing", "paused")
-        self._tell(id_, command="cancel")
+        note(job, command="cancel")
         if not job.is_started:
             job.cancel()
 
@@ -204,7 +202,7 @@ class Campaigns:
             queue.finished_job_registry,
         ):
             if job.id in registry:
-                self._tell(id_, command="", retry="1")
+                note(job, command="", retry="1")
                 self._enqueue(job, registry)
                 return
         raise UsageError(f"the campaign {id_} is just ending; try again")
@@ -232,11 +230,8 @@ class Campaigns:
             raise UsageError(f"no campaign {id_!r}; 'leanq campaign list' shows those there are")
         return job
 
-    def _tell(self, id_: str, **fields: str) -> None:
-        note(self._connection, id_, **fields)
-
     def _sent(self, job: Job) -> Sent:
-        command = noted(self._connection, job.id, "command")
+        command = noted(job, "command")
         progress = job.meta.get("progress", {})
         return Sent(
             id=job.id,
@@ -269,17 +264,21 @@ def queue_name(prefix: str) -> str:
     return f"{prefix}-campaigns"
 
 
-def note(connection: redis.Redis, id_: str, **fields: str) -> None:
+def _notes(job: Job) -> str:
+    return f"{job.origin}:{job.id}"
+
+
+def note(job: Job, **fields: str) -> None:
     """Writes what is noted beside a campaign's job."""
-    key = f"leanq:campaign:{id_}"
-    with connection.pipeline() as pipe:
+    key = _notes(job)
+    with job.connection.pipeline() as pipe:
         for name, text in fields.items():
             pipe.hset(key, name, text)
         pipe.expire(key, _FAILURE_TTL_S)
         pipe.execute()
 
 
-def noted(connection: redis.Redis, id_: str, name: str) -> str:
+def noted(job: Job, name: str) -> str:
     """What is noted beside a campaign's job, or nothing."""
-    found: Any = connection.hget(f"leanq:campaign:{id_}", name)
+    found: Any = job.connection.hget(_notes(job), name)
     return found.decode() if found else ""
