@@ -284,9 +284,7 @@ async def charge(shard: Shard, job: Job) -> None:
     await shard.queue.release("w", [("leader", job.token)], how="charge")
 
 
-@pytest.mark.parametrize(
-    ("end", "attempts"), [(lapse, 1), (overrun, 1), (charge, 1), (release, 0)], ids=lambda x: str(x)
-)
+@pytest.mark.parametrize(("end", "attempts"), [(lapse, 1), (overrun, 1), (charge, 1), (release, 0)])
 async def test_followers_go_back_to_their_own_lines_as_their_leader_does(
     shard: Shard, end: Callable[[Shard, Job], Awaitable[None]], attempts: int
 ) -> None:
