@@ -12,7 +12,7 @@ demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 	$(BIN)/leanq submit examples/*.lean || test $$? -eq 1
 
 test: $(VENV)/dev     ## run the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/dev     ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
