@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -155,6 +156,8 @@ async def working(
     joined = asyncio.create_task(worker.joined.wait())
     try:
         await asyncio.wait({task, joined}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
         yield worker
     finally:
         joined.cancel()
@@ -352,11 +355,17 @@ class Server:
         return Settings(url=f"unix://{self.folder}/server.sock")
 
     def start(self) -> None:
-        socket = self.folder / "server.sock"
-        options = ["--port", "0", "--unixsocket", str(socket), "--save", ""]
+        place = str(self.folder / "server.sock")
+        options = ["--port", "0", "--unixsocket", place, "--save", ""]
         options += ["--dir", str(self.folder), *self.options]
         self.process = subprocess.Popen([str(find_server()), *options], stdout=subprocess.DEVNULL)
-        until(socket.exists)
+
+        def listens() -> bool:
+            # The socket is there before that.
+            with socket.socket(socket.AF_UNIX) as probe:
+                return probe.connect_ex(place) == 0
+
+        until(listens)
 
     def stop(self) -> None:
         if self.process:

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from types import FrameType
@@ -51,6 +52,7 @@ class CampaignWorker(rq.Worker):
         )
         self.told_to_stop = False
         self._prefix = prefix
+        self._torn_down = threading.Event()
         self._due = RQScheduler(
             self.queues,
             connection=connection,
@@ -101,6 +103,23 @@ class CampaignWorker(rq.Worker):
         super().handle_work_horse_killed(job, *how)
         # The job is saved next, and its coordinator has written there since it was read.
         job.get_meta()
+
+    def teardown(self) -> None:
+        self._torn_down.set()
+        try:
+            super().teardown()
+        finally:
+            # RQ forgets it where the server is away, and it would outlive the worker.
+            listener: Any = self.pubsub_thread
+            if listener:
+                listener.stop()
+                listener.join(timeout=_PAUSE_S)
+
+    def _pubsub_exception_handler(self, exc: Exception, *_: Any) -> None:
+        # RQ would end its thread with a traceback at whatever is no lost connection.
+        if not self._torn_down.is_set():
+            log.warning("RQ's server: %s", exc)
+            self._torn_down.wait(_PAUSE_S)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
         self.told_to_stop = True
