@@ -194,6 +194,25 @@ async def test_attempts_after_a_success_of_long_ago_are_not_sent(stage: Stage) -
     assert stage.judge.started == [b"accepted", b"rejected"]
 
 
+class Gun(AsyncLeanQClient):
+    """Lets ``first`` succeed in the moment in which ``second`` has begun, and the next is sent."""
+
+    async def check(self, code: str, **_: Any) -> Reply:
+        if code == "first":
+            self.fired = asyncio.get_running_loop().create_future()
+            await self.fired
+            return Reply("accepted")
+        if code == "second":
+            self.fired.set_result(None)
+        return await asyncio.get_running_loop().create_future()
+
+
+async def test_an_attempt_that_was_just_sent_when_another_succeeds(stage: Stage) -> None:
+    campaign = stage.campaign(row(1, "first", "second", "third"), first_success=True)
+    assert await campaign.run(Gun(stage.settings), stage.watcher) == "go on"
+    assert stage.verdicts() == ["accepted", "cancelled", "cancelled"]
+
+
 # Ends before the end
 
 

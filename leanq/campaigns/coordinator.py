@@ -171,22 +171,22 @@ class Coordinator:
             self._open[row.line] = _Open(start, len(samples))
         for i in samples:
             await self._room()
-            if self._plan.first_success and journal.is_solved(problem(row)):
-                journal.add(cancelled(row, i))
-                self._settled(row)
-            else:
-                self._send(row, i)
+            self._send(row, i)
 
     def _send(self, row: Row, sample: int) -> None:
         task = asyncio.create_task(self._check(row, sample))
         self._flying[task] = row
         self._bytes += len(row.codes[sample])
-        if self._plan.first_success:
-            self._siblings.setdefault(problem(row), set()).add(task)
         task.add_done_callback(lambda task: self._landed(task, sample))
 
     async def _check(self, row: Row, sample: int) -> None:
         code = row.codes[sample]
+        if self._plan.first_success:
+            if self._journal.is_solved(problem(row)):
+                self._journal.add(cancelled(row, sample))
+                return
+            # Only now that it runs: cancelled before that, it could leave no record.
+            self._siblings.setdefault(problem(row), set()).add(_this_task())
         try:
             record = of_reply(row, sample, await self._ask(code, self._rid(row, sample)))
         except (QueueError, LostError, UnknownEnvironmentError):
@@ -221,14 +221,13 @@ class Coordinator:
     def _solve(self, row: Row) -> None:
         self._journal.solve(problem(row))
         for sibling in self._siblings[problem(row)]:
-            if sibling is not asyncio.current_task():
+            if sibling is not _this_task():
                 sibling.cancel()
 
     def _landed(self, task: asyncio.Task[None], sample: int) -> None:
         row = self._flying.pop(task)
         self._bytes -= len(row.codes[sample])
-        if self._plan.first_success:
-            siblings = self._siblings[problem(row)]
+        if siblings := self._siblings.get(problem(row)):
             siblings.discard(task)
             if not siblings:
                 del self._siblings[problem(row)]
@@ -279,6 +278,12 @@ class Coordinator:
         for task in (*tasks, *flying):
             task.cancel()
         await asyncio.gather(*tasks, *flying, return_exceptions=True)
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def problem(row: Row) -> str | int:
