@@ -220,8 +220,9 @@ def test_numbers_and_texts_are_two_kinds_of_ids(out: str) -> None:
     journal.close()
 
 
-def test_results_in_parquet_are_taken_up_again(tmp_path: Path) -> None:
-    out = str(tmp_path / "out.parquet")
+@pytest.mark.parametrize("name", ["out.parquet", "OUT.PARQUET"])
+def test_results_in_parquet_are_taken_up_again(tmp_path: Path, name: str) -> None:
+    out = str(tmp_path / name)
     journal = Journal(out, PURPOSE)
     for line, verdict in ((1, "accepted"), (2, "timeout")):
         made = {"id": f"r{line}", "line": line, "verdict": verdict, "messages": [], "sorries": []}

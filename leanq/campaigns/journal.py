@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Literal
 
 from ..errors import UsageError
 from ..values import LEAN_VERDICTS
-from .results import pack, read_results, write_results
+from .results import is_parquet, pack, read_results, write_results
 
 Order = Literal["input", "finished"]
 
@@ -108,10 +108,24 @@ class Journal:
         """How many coordinators in a row began and vanished without a record, with this one."""
         return int(self._meta("barren"))
 
+    @property
+    def rows(self) -> int:
+        """How many rows there are before the cursor."""
+        query = "SELECT count(DISTINCT line) FROM done WHERE line < ?"
+        found: int = self._db.execute(query, (self.cursor.line,)).fetchone()[0]
+        return found
+
     def give_up(self) -> None:
         """This coordinator ends before its campaign, and withdraws its requests. From the next
-        commit on they are new ones, since what was withdrawn is answered with that."""
-        self._set(token=secrets.token_hex(16), barren="0")
+        commit on they are new ones, since what was withdrawn is answered with that.
+
+        Raises:
+            UsageError: the index cannot be written.
+        """
+        try:
+            self._set(token=secrets.token_hex(16), barren="0")
+        except sqlite3.Error as error:
+            raise self.fault(error) from None
 
     def line_of(self, id_: str | int, line: int) -> int:
         """The first line that has this id, which is ``line`` if none had it before."""
@@ -176,7 +190,7 @@ class Journal:
         Interrupted at any place, it can be done again by whoever opens the journal next.
         """
         try:
-            if order == "finished" and not self.out.endswith(".parquet"):
+            if order == "finished" and not is_parquet(self.out):
                 os.replace(self._part_path, self.out)
             else:
                 write_results(self.out, self._records(order))
@@ -185,7 +199,7 @@ class Journal:
             with suppress(FileNotFoundError):
                 os.remove(self._part_path)
             self.close()
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             raise _explained(self.out, error) from None
 
     def fault(self, error: sqlite3.Error) -> UsageError:
