@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from campaigns import Desk, desk_at, dismiss
@@ -21,7 +22,7 @@ def desk(terminal: Terminal, settings: Settings) -> Iterator[Desk]:
 
 def test_those_that_cannot_be(desk: Desk, settings: Settings) -> None:
     there = desk.send("a")
-    desk.terminal.file("c0.out", "mine\n")
+    mine = desk.terminal.file("c0.out", '{"id": 0, "line": 1, "verdict": "accepted"}\n')
     lost = desk.send("b")
     (desk.folder / "c1.jsonl").unlink()
     odd = desk.send("c", options=("--id-field", "name", "--code-field", "code"))
@@ -36,13 +37,22 @@ def test_those_that_cannot_be(desk: Desk, settings: Settings) -> None:
         assert len(sent.bad) == 1
         assert f"  bad rows  {sent.bad[0]}" in desk.run("show", odd)
         assert f"{lost}  failed (" in desk.run("list")
-        # Once it is mended it can be taken up again.
-        (desk.folder / "c0.out").unlink()
+        # A user's own file is left alone, however often.
         desk.run("retry", there)
-        desk.reaches(there, "finished")
+        assert "is there already" in str(desk.reaches(there, "failed").error)
+        # Once it is mended it can be taken up again.
+        Path(mine).unlink()
+        desk.run("retry", there)
+        assert desk.reaches(there, "finished").counts == {"echoed": 1}
+        # Rows are known by their places in the data.
+        desk.terminal.file("c0.jsonl", '{"id": "new", "code": "b"}\n{"id": 0, "code": "a"}\n')
+        desk.run("retry", there)
+        text = f"{desk.folder}/c0.jsonl is no longer what {mine} is of"
+        assert desk.reaches(there, "failed").error == text
         said = dismiss(boss)
-    assert said.count("is there already") == 1
-    # A user's own file is left alone, and what failed stays failed.
+    assert said.count("is there already") == 2
+    assert [record["id"] for record in desk.results(there)] == [0]
+    # What failed stays failed.
     assert desk.look(lost).state == "failed"
 
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from leanq.campaigns import journal as module
 from leanq.campaigns.journal import BusyError, Cursor, Journal, Order
-from leanq.campaigns.results import read_results
+from leanq.campaigns.results import read_results, write_results
 from leanq.errors import UsageError
 
 PURPOSE = {"data": "x"}
@@ -166,6 +166,39 @@ def test_whoever_dies_amid_the_end_can_be_succeeded(
     successor.finish(order)
     assert list(read_results(out)) == (records[::-1] if order == "input" else records)
     assert os.listdir(Path(out).parent) == ["out.jsonl"]
+
+
+def test_whoever_dies_while_results_are_taken_back_can_be_succeeded(
+    out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [record(line, 0, "accepted") for line in range(1, 5)]
+    write_results(out, records)
+    monkeypatch.setattr(module, "_BATCH", 1)
+    commit = Journal.commit
+
+    def die(journal: Journal, cursor: Cursor) -> None:
+        commit(journal, cursor)
+        journal.close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "commit", die)
+        with pytest.raises(KeyboardInterrupt):
+            Journal(out, PURPOSE, retry=True)
+    journal = Journal(out, PURPOSE)
+    assert all(journal.has(each["line"], 0) for each in records)
+    assert journal.counts == {"accepted": 4}
+    journal.finish("input")
+    assert list(read_results(out)) == records
+
+
+def test_results_that_cannot_be_taken_back_stay_as_they_are(out: str) -> None:
+    Path(out).write_text("mine\n")
+    for _ in range(2):
+        with pytest.raises(UsageError, match="no record of a result"):
+            Journal(out, PURPOSE, retry=True)
+        assert os.listdir(Path(out).parent) == ["out.jsonl"]
+    assert Path(out).read_text() == "mine\n"
 
 
 def test_two_coordinators_of_one_campaign(out: str) -> None:

@@ -3,8 +3,8 @@
 A job carries its campaign as JSON. Beside it, in RQ's Redis, stands a hash ``QUEUE:ID``:
 
 - ``command``: what the coordinator is to do, if not to go on;
-- ``begun``: whether some coordinator has opened the journal, so that results that are there are
-  the campaign's own;
+- ``begun``: the fingerprint of the data, once some coordinator has opened the journal, so that
+  results that are there are the campaign's own;
 - ``retry``: whether results that are there are taken up again.
 
 How far it is stands in the job's meta, where rq-dashboard shows it; only coordinators write that.
@@ -209,7 +209,8 @@ class Campaigns:
 
     def _enqueue(self, job: Job, registry: BaseRegistry) -> None:
         job.retries_left = RETRIES
-        job.meta.pop("paused", None)
+        for name in ("paused", "error"):
+            job.meta.pop(name, None)
         # RQ has given what has ended a time-to-live.
         self._connection.persist(job.key)
         registry.requeue(job)

@@ -82,7 +82,7 @@ class Journal:
         try:
             self._db = sqlite3.connect(self._state_path, timeout=0)
             try:
-                self._open()
+                self._open(again)
             except BaseException:
                 self._db.close()
                 raise
@@ -90,8 +90,14 @@ class Journal:
             if "database is locked" in str(error):
                 raise BusyError(f"{out} is being written by another campaign") from None
             raise _explained(self._state_path, error) from None
-        if again:
-            self._take_back()
+        if self._meta("results") == "to be taken back":
+            try:
+                self._take_back()
+            except UsageError:
+                # Or else the next would begin with none of them, and replace them all.
+                self._remove()
+                self.close()
+                raise
 
     @staticmethod
     def is_whole(out: str) -> bool:
@@ -194,10 +200,7 @@ class Journal:
                 os.replace(self._part_path, self.out)
             else:
                 write_results(self.out, self._records(order))
-            # The index first, and under its lock: a part alone means nothing to anybody.
-            os.remove(self._state_path)
-            with suppress(FileNotFoundError):
-                os.remove(self._part_path)
+            self._remove()
             self.close()
         except (OSError, sqlite3.Error) as error:
             raise _explained(self.out, error) from None
@@ -214,7 +217,7 @@ class Journal:
         with suppress(OSError):
             self._part.close()
 
-    def _open(self) -> None:
+    def _open(self, again: bool) -> None:
         # For as long as it is open, whatever else looks at the file.
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._db.execute("PRAGMA synchronous = FULL")
@@ -231,6 +234,7 @@ class Journal:
                 cursor="1 0",
                 counts="{}",
                 barren="0",
+                results="to be taken back" if again else "",
             )
         if self._meta("purpose") != self._purpose:
             raise UsageError(
@@ -260,6 +264,12 @@ class Journal:
 
     def _take_back(self) -> None:
         """Begins with those of the results that have a verdict of Lean's."""
+        # Whoever began with it may have been killed.
+        for table in ("done", "ids", "solved"):
+            self._db.execute(f"DELETE FROM {table}")
+        self._part.truncate(0)
+        self._size_bytes = 0
+        self.counts.clear()
         for record in read_results(self.out):
             if record["verdict"] in LEAN_VERDICTS:
                 self.line_of(record["id"], record["line"])
@@ -268,8 +278,15 @@ class Journal:
                     self.solve(record.get("problem", record["id"]))
                 if len(self._lines) > _BATCH:
                     self.commit(Cursor())
+        self._set(results="")
         self.commit(Cursor())
         self._last = self._db.execute("SELECT coalesce(max(line), 0) FROM done").fetchone()[0]
+
+    def _remove(self) -> None:
+        # The index first, and under its lock: a part alone means nothing to anybody.
+        os.remove(self._state_path)
+        with suppress(FileNotFoundError):
+            os.remove(self._part_path)
 
     def _records(self, order: Order) -> Iterator[dict[str, Any]]:
         by = "line, sample" if order == "input" else "start"
