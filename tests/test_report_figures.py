@@ -308,6 +308,12 @@ def test_what_changed_its_verdict() -> None:
     assert found.pairs == 6
 
 
+def test_ids_that_are_numbers_are_texts_in_parquet() -> None:
+    old = [done(1, "accepted"), done(2, "rejected")]
+    found = compared(old, [done("a2", "accepted") | {"id": "2"}])
+    assert (found.matched, found.gained.total, found.only_old.names) == (1, 1, ("1",))
+
+
 def test_differences_are_by_problem_and_cancelled_pairs_are_none() -> None:
     old = [done("a1", "rejected", sample=s) for s in range(4)]
     new = [done("a1", "accepted", sample=s) for s in (0, 1)]
