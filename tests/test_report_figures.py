@@ -21,7 +21,7 @@ from leanq.reports.estimates import (
     quantile,
 )
 from leanq.reports.outcomes import ENDS, normalised, outcomes
-from leanq.reports.report import CPU_EDGES_S, Report, passes, summarise
+from leanq.reports.report import CPU_EDGES_S, Quantiles, Report, passes, summarise
 
 
 def of(records: Iterable[Record]) -> Report:
@@ -169,6 +169,14 @@ def test_cancelled_samples_are_none_and_only_pass_at_1_is_left() -> None:
     )
     assert (found.samples, found.cancelled, found.solved, found.problems) == (2, 2, 1, 1)
     assert [(each.k, each.share.estimate) for each in found.passes] == [(1, 0.5)]
+
+
+def test_what_was_not_sent_has_no_times() -> None:
+    unsent = {"rid": "", "attempts": 0, "queued_s": 0.0, "cpu_s": 0.0, "wall_s": 0.0}
+    found = of([done("a1", "accepted"), *(done("a1", "cancelled", **unsent) for _ in range(9))])
+    assert found.times["cpu_s"] == Quantiles(1.0, 1.0, 1.0, 1.0)
+    assert [*found.cpu_median_s] == ["accepted"]
+    assert [each.end for each in found.slowest] == ["accepted"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(ENDS), st.integers(0, 4)), max_size=60))
