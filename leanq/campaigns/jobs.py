@@ -209,8 +209,8 @@ class Campaigns:
 
     def _enqueue(self, job: Job, registry: BaseRegistry) -> None:
         job.retries_left = RETRIES
-        for name in ("paused", "error"):
-            job.meta.pop(name, None)
+        # Not taken out, as RQ saves none that is empty.
+        job.meta |= {"paused": False, "error": None}
         # RQ has given what has ended a time-to-live.
         self._connection.persist(job.key)
         registry.requeue(job)
