@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import rq
 from campaigns import Desk, desk_at, dismiss
 from cluster import Node
 from fleets import Recorder, own_server, serving
+from rq.serializers import DefaultSerializer, JSONSerializer
 from terminals import Terminal
 
 from leanq.config import Settings
@@ -79,6 +81,20 @@ def test_what_is_said_to_a_user(desk: Desk) -> None:
     done = desk.terminal.run(*send, "--json")
     assert (done.code, [*done.lines[0]]) == (0, ["id"])
     assert "is not on this machine; it must be on the workers'" in done.err
+
+
+@pytest.mark.parametrize("serializer", [JSONSerializer, DefaultSerializer])
+def test_other_jobs_in_its_queue(desk: Desk, serializer: type) -> None:
+    queue = rq.Queue(desk.campaigns.queue.name, connection=desk.connection, serializer=serializer)
+    other = queue.enqueue("os.getcwd")
+    mine = desk.send("a")
+    assert desk.run("list") == f"{mine}  queued  c0.jsonl: 0 rows\n"
+    done = desk.terminal.run("campaign", "cancel", other.id)
+    assert (
+        done.err
+        == f"leanq: no campaign {other.id!r}; 'leanq campaign list' shows those there are\n"
+    )
+    other.delete()
 
 
 @pytest.mark.parametrize(
