@@ -38,6 +38,8 @@ def test_those_that_cannot_be(desk: Desk, settings: Settings) -> None:
         assert sent.counts == {"error": 1}
         assert len(sent.bad) == 1
         assert f"  bad rows  {sent.bad[0]}" in desk.run("show", odd)
+        desk.run("retry", odd)
+        assert desk.reaches(odd, "finished").bad == sent.bad
         assert f"{lost}  failed (" in desk.run("list")
         # A user's own file is left alone, however often.
         desk.run("retry", there)

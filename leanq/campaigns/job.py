@@ -91,8 +91,10 @@ class _Reporter:
     def bad(self, line: int, error: str) -> None:
         log.warning("line %d: %s", line, error)
         bad = self._job.meta.setdefault("bad", [])
-        if len(bad) < _BAD_SHOWN:
-            bad.append(f"line {line}: {error}")
+        text = f"line {line}: {error}"
+        # Whoever goes on, or takes it up again, comes past it as well.
+        if len(bad) < _BAD_SHOWN and text not in bad:
+            bad.append(text)
 
     def command(self) -> Command:
         told = self.noted("command")
