@@ -184,6 +184,8 @@ def test_what_cannot_be_run(client: Terminal) -> None:
         ("data.jsonl", "--out", "out.jsonl", "--tenant", "a b"): "tenant",
         ("data.jsonl", "--out", "out.jsonl", "--timeout", "-1"): "timeout",
         ("data.jsonl", "--out", "./data.jsonl"): "./data.jsonl is the data; name another file",
+        ("data.jsonl", "--out", ""): "'' names no file",
+        ("data.jsonl", "--out", "t/"): "'t/' names no file",
         ("data.jsonl",): "--out",
     }.items():
         done = client.run("campaign", "run", *arguments)

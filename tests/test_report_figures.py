@@ -264,6 +264,7 @@ def test_complaints_are_grouped_without_their_names() -> None:
         ("doesn't and can't", "doesn't and can't"),
         ("\n  \nlinarith failed", "linarith failed"),
         ("?m.123 at h2 of 4.5", "?m.# at h2 of #"),
+        ("h12 at U+D800", "h12 at U+D800"),
         ("a\x1b[2Jb", "a [#Jb"),
         ("", ""),
     ],

@@ -64,11 +64,13 @@ class Journal:
 
     Raises:
         BusyError: another coordinator works on it.
-        UsageError: ``out`` is there already, the journal is another campaign's or damaged, or the
-            files cannot be written.
+        UsageError: ``out`` names no file or is there already, the journal is another campaign's or
+            damaged, or the files cannot be written.
     """
 
     def __init__(self, out: str, purpose: dict[str, Any], *, retry: bool = False) -> None:
+        if not os.path.basename(out):
+            raise UsageError(f"{out!r} names no file for the results")
         self.out = out
         self.cursor = Cursor()
         self.counts = Counter[str]()

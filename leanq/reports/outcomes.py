@@ -19,7 +19,7 @@ NO_SAMPLES = frozenset({"cancelled", "none"})
 """Ends of what was no attempt: withdrawn before anybody knew, or never one."""
 
 _QUOTED = re.compile(r"([Tt]actic )?(?:`[^`]+`|'[^\s']+'+|\"[^\"]*\"|«[^»]*»)")
-_NUMBER = re.compile(r"(?<![A-Za-z])\d+(?:\.\d+)*")
+_NUMBER = re.compile(r"(?<![A-Za-z\d])\d+(?:\.\d+)*")
 _LONGEST_COMPLAINT = 160
 
 
