@@ -210,7 +210,18 @@ def test_two_coordinators_of_one_campaign(out: str) -> None:
 
 
 def test_a_journal_of_another_campaign(out: str) -> None:
-    Journal(out, PURPOSE).close()
+    other = Journal(out, {"data": "y"})
+    other.line_of("a", 1)
+    other.commit(Cursor(2, 9))
+    token = other.token
+    other.close()
+    # Nothing had come of it.
+    journal = Journal(out, PURPOSE)
+    assert (journal.cursor, journal.line_of("a", 7)) == (Cursor(), 7)
+    assert journal.token != token
+    journal.add(record(7, 0, "accepted"))
+    journal.commit(Cursor(8, 0))
+    journal.close()
     with pytest.raises(UsageError, match="other data or other options"):
         Journal(out, {"data": "y"})
     Journal(out, PURPOSE).close()

@@ -59,7 +59,8 @@ class Journal:
 
     Args:
         out: the results' path.
-        purpose: what the campaign is to do; a journal of another purpose is not continued.
+        purpose: what the campaign is to do; a journal of another purpose is not continued, and
+            gives way if it has no record.
         retry: whether records without a verdict of Lean's are checked anew, where ``out`` is whole.
 
     Raises:
@@ -226,7 +227,18 @@ class Journal:
         self._db.execute("BEGIN EXCLUSIVE")
         if not os.path.exists(self._state_path):
             raise BusyError(f"{self.out} was written by another campaign just now")
-        if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        begun = bool(self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+        if begun and self._meta("purpose") != self._purpose:
+            if self._meta("size_bytes") != "0" or os.path.exists(self.out):
+                raise UsageError(
+                    f"{self._state_path} is of a campaign with other data or other options; "
+                    "go on with those, name other results, or remove that file"
+                )
+            # Nothing has come of that one, as where an option was wrong.
+            for table in ("meta", "done", "ids", "solved"):
+                self._db.execute(f"DROP TABLE {table}")
+            begun = False
+        if not begun:
             for statement in _SCHEMA.split(";"):
                 self._db.execute(statement)
             self._set(
@@ -237,11 +249,6 @@ class Journal:
                 counts="{}",
                 barren="0",
                 results="to be taken back" if again else "",
-            )
-        if self._meta("purpose") != self._purpose:
-            raise UsageError(
-                f"{self._state_path} is of a campaign with other data or other options; "
-                "go on with those, name other results, or remove that file"
             )
         self._set(barren=str(self.barren + 1))
         self._db.commit()
