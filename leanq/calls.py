@@ -130,7 +130,7 @@ class Calls:
         if options.get("rid") is not None:
             raise InvalidRequestError("a rid names one request, and these are many")
         # An iterator could be read only once.
-        shared: Check = {**options, "allow_axioms": tuple(options.get("allow_axioms", ()))}
+        shared: Check = {**options, "allow_axioms": _axioms(options)}
         self.check("-- any code", shared)
         return shared
 
@@ -256,10 +256,18 @@ def _budgeted(request: Request, options: Check) -> Request:
         timeout_s=timeout_s,
         wall_s=wire.wall_for(timeout_s),
         memory_mb=options.get("memory_mb", 4096),
-        allow_axioms=tuple(sorted(set(options.get("allow_axioms", ())))),
+        allow_axioms=tuple(sorted(set(_axioms(options)))),
         audit=options.get("audit", True),
         replay=options.get("replay", False),
     )
+
+
+def _axioms(options: Check) -> tuple[str, ...]:
+    names = options.get("allow_axioms", ())
+    # Each of its letters would be allowed.
+    if isinstance(names, str):
+        raise InvalidRequestError(f"allow_axioms is the text {names!r:.80}; give a list of names")
+    return tuple(names)
 
 
 def _text(code: object) -> str:

@@ -6,6 +6,7 @@ verdict, or no Redis. No error of leanq's own ever shows a traceback.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -26,8 +27,9 @@ _READER_GONE = 141
 
 def main() -> None:
     """The program ``leanq``."""
-    # The caller may have closed it.
+    # The caller may have closed them.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # Lean's text is UTF-8 in any locale, and a file's name can be any bytes.
         if isinstance(stream, io.TextIOWrapper):
@@ -53,8 +55,10 @@ def main() -> None:
         if isinstance(error, BrokenPipeError):
             code = _READER_GONE
         else:
-            click.echo(f"leanq: {error}", err=True)
             code = 3
+            # It may be this stream that takes nothing.
+            with contextlib.suppress(OSError):
+                click.echo(f"leanq: {error}", err=True)
     sys.exit(code)
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from fleets import look, own_server, until, worker_processes
 from sites import sample
-from terminals import Terminal, ended, read_terminal, screen
+from terminals import LEANQ, Terminal, ended, read_terminal, screen
 
 from leanq.campaigns.results import read_results
 from leanq.config import Settings
@@ -155,6 +155,22 @@ def test_an_interrupt_withdraws_and_the_same_command_goes_on(
     assert [r["line"] for r in records(client, "out.jsonl")] == list(range(1, 20_001))
 
 
+def test_two_interrupts(terminal: Terminal) -> None:
+    """The second ends it at once, with all that it has started and without a word."""
+    rows = ({"id": n, "code": f"{sample('and_swap')}-- {n}"} for n in range(50))
+    terminal.file("data.jsonl", jsonl(*rows))
+    process = terminal.start("campaign", "run", "data.jsonl", "--out", "out.jsonl")
+    until(lambda: lines(terminal.folder / "out.jsonl.part") > 0)
+    process.send_signal(signal.SIGINT)
+    # Or else the two are one.
+    status = Path(f"/proc/{process.pid}/status")
+    until(lambda: "ShdPnd:\t0000000000000000" in status.read_text())
+    process.send_signal(signal.SIGINT)
+    done = ended(process)
+    assert done.code in (130, -signal.SIGINT)
+    assert done.out == ""
+
+
 def test_what_cannot_be_run(client: Terminal) -> None:
     client.file("data.jsonl", echoes(1))
     client.file("there.jsonl", "")
@@ -167,6 +183,9 @@ def test_what_cannot_be_run(client: Terminal) -> None:
         ("data.jsonl", "--out", "out.jsonl", "--priority", "3"): "--priority",
         ("data.jsonl", "--out", "out.jsonl", "--tenant", "a b"): "tenant",
         ("data.jsonl", "--out", "out.jsonl", "--timeout", "-1"): "timeout",
+        ("data.jsonl", "--out", "./data.jsonl"): "./data.jsonl is the data; name another file",
+        ("data.jsonl", "--out", ""): "'' names no file",
+        ("data.jsonl", "--out", "t/"): "'t/' names no file",
         ("data.jsonl",): "--out",
     }.items():
         done = client.run("campaign", "run", *arguments)
@@ -190,7 +209,7 @@ def test_a_run_with_other_options_does_not_go_on(client: Terminal, fleet: Settin
 
 
 def test_progress_on_a_terminal(client: Terminal, fleet: Settings) -> None:
-    client.file("data.jsonl", echoes(4000))
+    client.file("data.jsonl", echoes(4000) + "{bad\n")
     with screen() as (ours, theirs):
         process = client.start(
             *("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo"),
@@ -200,7 +219,20 @@ def test_progress_on_a_terminal(client: Terminal, fleet: Settings) -> None:
         )
         os.close(theirs)
         shown = read_terminal(ours)
-        assert process.wait() == 0
-    assert "of 4,000 rows;" in shown
+        assert process.wait() == 2
+    assert "of 4,001 rows;" in shown
     assert "/s;" in shown
-    assert "out.jsonl: 4,000 echoed in " in shown
+    # Above the bar, and not behind it.
+    assert "\r\x1b[2Kleanq: data.jsonl:4001: no JSON" in shown
+    assert "out.jsonl: 4,000 echoed, 1 error in " in shown
+
+
+def test_where_nothing_can_be_shown(client: Terminal) -> None:
+    client.file("data.jsonl", echoes(3) + "{bad\n")
+    run = ("campaign", "run", "data.jsonl", "--env", "echo", "--out")
+    closed = ("/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *LEANQ)
+    done = ended(client.start(*run, "closed.jsonl", program=closed))
+    assert (done.code, len(records(client, "closed.jsonl"))) == (2, 4)
+    with open("/dev/full", "wb") as full:
+        done = ended(client.start(*run, "full.jsonl", stderr=full))
+    assert done.code == 3

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+import rq
 from campaigns import Desk, desk_at, dismiss
 from cluster import Node
 from fleets import Recorder, own_server, serving
+from rq.serializers import DefaultSerializer, JSONSerializer
 from terminals import Terminal
 
 from leanq.config import Settings
@@ -21,7 +24,7 @@ def desk(terminal: Terminal, settings: Settings) -> Iterator[Desk]:
 
 def test_those_that_cannot_be(desk: Desk, settings: Settings) -> None:
     there = desk.send("a")
-    desk.terminal.file("c0.out", "mine\n")
+    mine = desk.terminal.file("c0.out", '{"id": 0, "line": 1, "verdict": "accepted"}\n')
     lost = desk.send("b")
     (desk.folder / "c1.jsonl").unlink()
     odd = desk.send("c", options=("--id-field", "name", "--code-field", "code"))
@@ -35,14 +38,25 @@ def test_those_that_cannot_be(desk: Desk, settings: Settings) -> None:
         assert sent.counts == {"error": 1}
         assert len(sent.bad) == 1
         assert f"  bad rows  {sent.bad[0]}" in desk.run("show", odd)
+        desk.run("retry", odd)
+        assert desk.reaches(odd, "finished").bad == sent.bad
         assert f"{lost}  failed (" in desk.run("list")
-        # Once it is mended it can be taken up again.
-        (desk.folder / "c0.out").unlink()
+        # A user's own file is left alone, however often.
         desk.run("retry", there)
-        desk.reaches(there, "finished")
+        assert "is there already" in str(desk.reaches(there, "failed").error)
+        # Once it is mended it can be taken up again.
+        Path(mine).unlink()
+        desk.run("retry", there)
+        assert desk.reaches(there, "finished").counts == {"echoed": 1}
+        # Rows are known by their places in the data.
+        desk.terminal.file("c0.jsonl", '{"id": "new", "code": "b"}\n{"id": 0, "code": "a"}\n')
+        desk.run("retry", there)
+        text = f"{desk.folder}/c0.jsonl is no longer what {mine} is of"
+        assert desk.reaches(there, "failed").error == text
         said = dismiss(boss)
-    assert said.count("is there already") == 1
-    # A user's own file is left alone, and what failed stays failed.
+    assert said.count("is there already") == 2
+    assert [record["id"] for record in desk.results(there)] == [0]
+    # What failed stays failed.
     assert desk.look(lost).state == "failed"
 
 
@@ -69,6 +83,20 @@ def test_what_is_said_to_a_user(desk: Desk) -> None:
     done = desk.terminal.run(*send, "--json")
     assert (done.code, [*done.lines[0]]) == (0, ["id"])
     assert "is not on this machine; it must be on the workers'" in done.err
+
+
+@pytest.mark.parametrize("serializer", [JSONSerializer, DefaultSerializer])
+def test_other_jobs_in_its_queue(desk: Desk, serializer: type) -> None:
+    queue = rq.Queue(desk.campaigns.queue.name, connection=desk.connection, serializer=serializer)
+    other = queue.enqueue("os.getcwd")
+    mine = desk.send("a")
+    assert desk.run("list") == f"{mine}  queued  c0.jsonl: 0 rows\n"
+    done = desk.terminal.run("campaign", "cancel", other.id)
+    assert (
+        done.err
+        == f"leanq: no campaign {other.id!r}; 'leanq campaign list' shows those there are\n"
+    )
+    other.delete()
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from conftest import eventually
@@ -151,6 +153,23 @@ async def test_records_are_in_the_order_of_rows_or_of_their_ends(stage: Stage) -
         stage.watcher.looks.clear()
 
 
+async def test_blank_lines_are_no_rows(stage: Stage) -> None:
+    campaign = stage.campaign(row(1, "accepted"), row(2, "held accepted"), row(3, "rejected"))
+    data = Path(campaign.data)
+    data.write_text("\n" + data.read_text().replace("\n", "\n \n\n"))
+    running = asyncio.create_task(stage.run(campaign))
+    looks = stage.watcher.looks
+    await eventually(lambda: looks and looks[-1] == Progress(3, 2, {"accepted": 1, "rejected": 1}))
+    stage.watcher.command = "pause"
+    await running
+    looks.clear()
+    stage.watcher.command = "go on"
+    stage.judge.let_go()
+    assert await stage.run(campaign) == "go on"
+    assert looks[-1] == Progress(3, 3, {"accepted": 2, "rejected": 1})
+    assert [record["line"] for record in stage.records()] == [2, 5, 8]
+
+
 async def test_bad_rows_stand_in_the_results_and_stop_nothing(stage: Stage) -> None:
     campaign = stage.campaign(
         row(1, "accepted"),
@@ -194,6 +213,25 @@ async def test_attempts_after_a_success_of_long_ago_are_not_sent(stage: Stage) -
     assert stage.judge.started == [b"accepted", b"rejected"]
 
 
+class Gun(AsyncLeanQClient):
+    """Lets ``first`` succeed in the moment in which ``second`` has begun, and the next is sent."""
+
+    async def check(self, code: str, **_: Any) -> Reply:
+        if code == "first":
+            self.fired = asyncio.get_running_loop().create_future()
+            await self.fired
+            return Reply("accepted")
+        if code == "second":
+            self.fired.set_result(None)
+        return await asyncio.get_running_loop().create_future()
+
+
+async def test_an_attempt_that_was_just_sent_when_another_succeeds(stage: Stage) -> None:
+    campaign = stage.campaign(row(1, "first", "second", "third"), first_success=True)
+    assert await campaign.run(Gun(stage.settings), stage.watcher) == "go on"
+    assert stage.verdicts() == ["accepted", "cancelled", "cancelled"]
+
+
 # Ends before the end
 
 
@@ -210,8 +248,8 @@ async def test_what_was_in_flight_is_asked_for_again_and_runs_once(stage: Stage)
             )
         )
         # As SIGKILL would: neither the journal nor the queue hears of it.
-        await client.close(withdraw=False)
         stash = {p: p.read_bytes() for p in stage.folder.iterdir() if p.name != "data.jsonl"}
+        await client.close(withdraw=False)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
     for path, content in stash.items():
@@ -254,6 +292,25 @@ async def test_a_server_that_stays_away_leaves_the_rows_for_later(
             stage.judge.let_go()
             assert await stage.run(campaign) == "go on"
     assert stage.verdicts() == ["accepted", "accepted"]
+    assert stage.watcher.told == []
+
+
+async def test_a_disk_that_is_full_leaves_the_rows_for_later(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = stage.campaign(row(1, "held accepted"), row(2, "accepted"))
+    running = asyncio.create_task(stage.run(campaign))
+    await eventually(lambda: b"held accepted" in stage.judge.running)
+    with monkeypatch.context() as patch:
+        full = sqlite3.OperationalError("database or disk is full")
+        patch.setattr(Journal, "_set", Mock(side_effect=full))
+        with pytest.raises(UsageError, match="state cannot be written: database or disk is full"):
+            await running
+    stage.judge.let_go()
+    assert await stage.run(campaign) == "go on"
+    # Nothing was withdrawn, for whoever goes on could not know that.
+    assert stage.verdicts() == ["accepted", "accepted"]
+    assert stage.judge.stopped == []
     assert stage.watcher.told == []
 
 

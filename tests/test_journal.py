@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from leanq.campaigns import journal as module
 from leanq.campaigns.journal import BusyError, Cursor, Journal, Order
-from leanq.campaigns.results import read_results
+from leanq.campaigns.results import read_results, write_results
 from leanq.errors import UsageError
 
 PURPOSE = {"data": "x"}
@@ -168,6 +168,39 @@ def test_whoever_dies_amid_the_end_can_be_succeeded(
     assert os.listdir(Path(out).parent) == ["out.jsonl"]
 
 
+def test_whoever_dies_while_results_are_taken_back_can_be_succeeded(
+    out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = [record(line, 0, "accepted") for line in range(1, 5)]
+    write_results(out, records)
+    monkeypatch.setattr(module, "_BATCH", 1)
+    commit = Journal.commit
+
+    def die(journal: Journal, cursor: Cursor) -> None:
+        commit(journal, cursor)
+        journal.close()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "commit", die)
+        with pytest.raises(KeyboardInterrupt):
+            Journal(out, PURPOSE, retry=True)
+    journal = Journal(out, PURPOSE)
+    assert all(journal.has(each["line"], 0) for each in records)
+    assert journal.counts == {"accepted": 4}
+    journal.finish("input")
+    assert list(read_results(out)) == records
+
+
+def test_results_that_cannot_be_taken_back_stay_as_they_are(out: str) -> None:
+    Path(out).write_text("mine\n")
+    for _ in range(2):
+        with pytest.raises(UsageError, match="no record of a result"):
+            Journal(out, PURPOSE, retry=True)
+        assert os.listdir(Path(out).parent) == ["out.jsonl"]
+    assert Path(out).read_text() == "mine\n"
+
+
 def test_two_coordinators_of_one_campaign(out: str) -> None:
     one = Journal(out, PURPOSE)
     with pytest.raises(BusyError, match="is being written"):
@@ -177,7 +210,18 @@ def test_two_coordinators_of_one_campaign(out: str) -> None:
 
 
 def test_a_journal_of_another_campaign(out: str) -> None:
-    Journal(out, PURPOSE).close()
+    other = Journal(out, {"data": "y"})
+    other.line_of("a", 1)
+    other.commit(Cursor(2, 9))
+    token = other.token
+    other.close()
+    # Nothing had come of it.
+    journal = Journal(out, PURPOSE)
+    assert (journal.cursor, journal.line_of("a", 7)) == (Cursor(), 7)
+    assert journal.token != token
+    journal.add(record(7, 0, "accepted"))
+    journal.commit(Cursor(8, 0))
+    journal.close()
     with pytest.raises(UsageError, match="other data or other options"):
         Journal(out, {"data": "y"})
     Journal(out, PURPOSE).close()
@@ -220,8 +264,9 @@ def test_numbers_and_texts_are_two_kinds_of_ids(out: str) -> None:
     journal.close()
 
 
-def test_results_in_parquet_are_taken_up_again(tmp_path: Path) -> None:
-    out = str(tmp_path / "out.parquet")
+@pytest.mark.parametrize("name", ["out.parquet", "OUT.PARQUET"])
+def test_results_in_parquet_are_taken_up_again(tmp_path: Path, name: str) -> None:
+    out = str(tmp_path / name)
     journal = Journal(out, PURPOSE)
     for line, verdict in ((1, "accepted"), (2, "timeout")):
         made = {"id": f"r{line}", "line": line, "verdict": verdict, "messages": [], "sorries": []}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -203,6 +204,20 @@ def test_what_is_no_result_is_named(tmp_path: Path, record: Record, why: str) ->
     with pytest.raises(UsageError, match=f"record 2 is no result of a campaign: .*{why}"):
         report(path, None, None, as_json=False)
     assert [each.name for each in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_a_folder_is_no_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="is a folder"):
+        report(name, None, None, as_json=False)
+    with pytest.raises(UsageError, match="is a folder"):
+        report(write(tmp_path / "run.jsonl", FIXTURE), None, name or ".", as_json=False)
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    path = write(tmp_path / os.fsdecode(b"\xff.jsonl"), FIXTURE)
+    assert report(path, None, None, as_json=False) == 0
+    assert "](%FF.report.png)\n" in Path(path).with_suffix(".report.md").read_text()
 
 
 def test_nothing_that_is_read_is_written_over(tmp_path: Path) -> None:

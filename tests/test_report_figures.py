@@ -21,7 +21,7 @@ from leanq.reports.estimates import (
     quantile,
 )
 from leanq.reports.outcomes import ENDS, normalised, outcomes
-from leanq.reports.report import CPU_EDGES_S, Report, passes, summarise
+from leanq.reports.report import CPU_EDGES_S, Quantiles, Report, passes, summarise
 
 
 def of(records: Iterable[Record]) -> Report:
@@ -171,6 +171,14 @@ def test_cancelled_samples_are_none_and_only_pass_at_1_is_left() -> None:
     assert [(each.k, each.share.estimate) for each in found.passes] == [(1, 0.5)]
 
 
+def test_what_was_not_sent_has_no_times() -> None:
+    unsent = {"rid": "", "attempts": 0, "queued_s": 0.0, "cpu_s": 0.0, "wall_s": 0.0}
+    found = of([done("a1", "accepted"), *(done("a1", "cancelled", **unsent) for _ in range(9))])
+    assert found.times["cpu_s"] == Quantiles(1.0, 1.0, 1.0, 1.0)
+    assert [*found.cpu_median_s] == ["accepted"]
+    assert [each.end for each in found.slowest] == ["accepted"]
+
+
 @given(st.lists(st.tuples(st.sampled_from(ENDS), st.integers(0, 4)), max_size=60))
 def test_counts_agree_with_a_plain_count(drawn: list[tuple[str, int]]) -> None:
     records = []
@@ -256,6 +264,7 @@ def test_complaints_are_grouped_without_their_names() -> None:
         ("doesn't and can't", "doesn't and can't"),
         ("\n  \nlinarith failed", "linarith failed"),
         ("?m.123 at h2 of 4.5", "?m.# at h2 of #"),
+        ("h12 at U+D800", "h12 at U+D800"),
         ("a\x1b[2Jb", "a [#Jb"),
         ("", ""),
     ],
@@ -306,6 +315,12 @@ def test_what_changed_its_verdict() -> None:
     }
     assert found.pass_1 == mean_of_differences({0: 3, 1: 2, -1: 1})
     assert found.pairs == 6
+
+
+def test_ids_that_are_numbers_are_texts_in_parquet() -> None:
+    old = [done(1, "accepted"), done(2, "rejected")]
+    found = compared(old, [done("a2", "accepted") | {"id": "2"}])
+    assert (found.matched, found.gained.total, found.only_old.names) == (1, 1, ("1",))
 
 
 def test_differences_are_by_problem_and_cancelled_pairs_are_none() -> None:

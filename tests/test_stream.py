@@ -231,6 +231,7 @@ async def test_what_is_wrong_with_all_is_an_error_at_once(settings: Settings, qu
         ("timeout is -1", {"timeout_s": -1}),
         ("a rid names one", {"rid": "0-one"}),
         ("window is 0", {"window": 0}),
+        ("allow_axioms is the text 'ax'", {"allow_axioms": "ax"}),
         ("single text", {"codes": "theorem"}),
         ("single text", {"codes": b"theorem"}),
         ("not iterable", {"codes": 5}),

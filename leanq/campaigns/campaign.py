@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from ..client import AsyncLeanQClient
+from ..errors import UsageError
 from .coordinator import Command, Coordinator, Plan, Watcher
 from .journal import Journal
 from .rows import Data, Fields, open_data
@@ -51,6 +53,8 @@ class Campaign:
             UnavailableError, UnknownEnvironmentError: as :meth:`.coordinator.Coordinator.run`.
         """
         data = open_data(self.data, self.fields)
+        if os.path.exists(self.out) and os.path.samefile(self.data, self.out):
+            raise UsageError(f"{self.out} is the data; name another file for the results")
         journal = Journal(self.out, self._purpose(data), retry=retry)
         try:
             command = await Coordinator(client, data, journal, self.plan, watcher).run()

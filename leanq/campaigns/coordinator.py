@@ -18,7 +18,14 @@ from typing import Any, Literal, Protocol
 from ..calls import ECHO_LANE, Calls, Check
 from ..client import AsyncLeanQClient
 from ..config import Settings
-from ..errors import LeanQError, LostError, QueueError, UnknownEnvironmentError, UsageError
+from ..errors import (
+    ClosedError,
+    LeanQError,
+    LostError,
+    QueueError,
+    UnknownEnvironmentError,
+    UsageError,
+)
 from ..wire import Reply
 from .journal import Cursor, Journal, Order
 from .results import cancelled, of_error, of_reply
@@ -79,9 +86,12 @@ class Watcher(Protocol):
 
 @dataclass(slots=True)
 class _Open:
-    """A row that is not done: where it begins, and how many of its samples are outstanding."""
+    """A row that is not done: where it is found, and how many of its samples are outstanding.
 
-    start: int
+    The cursor may be before the row, at lines that are blank.
+    """
+
+    cursor: Cursor
     left: int
 
 
@@ -101,6 +111,8 @@ class Coordinator:
         # By line, in the order of reading: the first is where a successor would begin.
         self._open: dict[int, _Open] = {}
         self._next = journal.cursor
+        # Read so far. Lines do not tell, since those that are blank are no rows.
+        self._rows = journal.rows
         self._flying: dict[asyncio.Task[None], Row] = {}
         self._bytes = 0
         # Of problems with attempts in flight, where one success is enough.
@@ -142,6 +154,10 @@ class Coordinator:
                 if not done:
                     self._journal.give_up()
                     self._commit()
+            except UsageError:
+                # Whoever goes on asks by the same rids, and would be told that they are cancelled.
+                await self._client.close(withdraw=False)
+                raise
             finally:
                 await self._stop(reading, watching)
         self._commit()
@@ -157,8 +173,9 @@ class Coordinator:
 
     async def _begin(self, row: Row | BadRow) -> None:
         await self._room()
-        journal, start = self._journal, self._next.start
+        journal, cursor = self._journal, self._next
         self._next = Cursor(row.line + 1, row.next)
+        self._rows += 1
         if isinstance(row, Row) and (line := journal.line_of(row.id, row.line)) != row.line:
             row = BadRow(row.line, row.next, row.id, f"line {line} has the same id")
         if isinstance(row, BadRow):
@@ -168,28 +185,28 @@ class Coordinator:
             return
         samples = [i for i in range(len(row.codes)) if not journal.has(row.line, i)]
         if samples:
-            self._open[row.line] = _Open(start, len(samples))
+            self._open[row.line] = _Open(cursor, len(samples))
         for i in samples:
             await self._room()
-            if self._plan.first_success and journal.is_solved(problem(row)):
-                journal.add(cancelled(row, i))
-                self._settled(row)
-            else:
-                self._send(row, i)
+            self._send(row, i)
 
     def _send(self, row: Row, sample: int) -> None:
         task = asyncio.create_task(self._check(row, sample))
         self._flying[task] = row
         self._bytes += len(row.codes[sample])
-        if self._plan.first_success:
-            self._siblings.setdefault(problem(row), set()).add(task)
         task.add_done_callback(lambda task: self._landed(task, sample))
 
     async def _check(self, row: Row, sample: int) -> None:
         code = row.codes[sample]
+        if self._plan.first_success:
+            if self._journal.is_solved(problem(row)):
+                self._journal.add(cancelled(row, sample))
+                return
+            # Only now that it runs: cancelled before that, it could leave no record.
+            self._siblings.setdefault(problem(row), set()).add(_this_task())
         try:
             record = of_reply(row, sample, await self._ask(code, self._rid(row, sample)))
-        except (QueueError, LostError, UnknownEnvironmentError):
+        except (QueueError, LostError, ClosedError, UnknownEnvironmentError):
             # Nothing is wrong with this row.
             raise
         except LeanQError as error:
@@ -221,14 +238,13 @@ class Coordinator:
     def _solve(self, row: Row) -> None:
         self._journal.solve(problem(row))
         for sibling in self._siblings[problem(row)]:
-            if sibling is not asyncio.current_task():
+            if sibling is not _this_task():
                 sibling.cancel()
 
     def _landed(self, task: asyncio.Task[None], sample: int) -> None:
         row = self._flying.pop(task)
         self._bytes -= len(row.codes[sample])
-        if self._plan.first_success:
-            siblings = self._siblings[problem(row)]
+        if siblings := self._siblings.get(problem(row)):
             siblings.discard(task)
             if not siblings:
                 del self._siblings[problem(row)]
@@ -267,18 +283,23 @@ class Coordinator:
                 return command
 
     def _look(self) -> Progress:
-        rows = self._next.line - 1 - len(self._open)
-        return Progress(self._total, rows, dict(self._journal.counts))
+        return Progress(self._total, self._rows - len(self._open), dict(self._journal.counts))
 
     def _commit(self) -> None:
-        line, opened = next(iter(self._open.items()), (0, None))
-        self._journal.commit(Cursor(line, opened.start) if opened else self._next)
+        first = next(iter(self._open.values()), None)
+        self._journal.commit(first.cursor if first else self._next)
 
     async def _stop(self, *tasks: asyncio.Task[Any]) -> None:
         flying = [*self._flying]
         for task in (*tasks, *flying):
             task.cancel()
         await asyncio.gather(*tasks, *flying, return_exceptions=True)
+
+
+def _this_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def problem(row: Row) -> str | int:

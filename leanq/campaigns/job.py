@@ -20,6 +20,7 @@ from .coordinator import Command, Progress
 from .jobs import RETRIES, CampaignError, note, noted
 from .journal import BusyError, Journal, kind
 from .results import read_results
+from .rows import open_data
 
 log = logging.getLogger("leanq.campaign")
 
@@ -53,13 +54,18 @@ def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:
 async def _run(campaign: Campaign, reporter: _Reporter) -> Command:
     if (command := reporter.command()) != "go on":
         return command
-    retry = bool(reporter.noted("retry"))
-    if reporter.noted("begun") and not retry and Journal.is_whole(campaign.out):
+    retry, begun = bool(reporter.noted("retry")), reporter.noted("begun")
+    whole = Journal.is_whole(campaign.out)
+    if begun and not retry and whole:
         # Its last coordinator died before it could say so.
         reporter.counts = dict(Counter(map(kind, read_results(campaign.out))))
         return "go on"
+    reporter.data = open_data(campaign.data, campaign.fields).fingerprint
+    if begun and whole and begun != reporter.data:
+        raise UsageError(f"{campaign.data} is no longer what {campaign.out} is of")
     async with AsyncLeanQClient(os.environ["LEANQ_URL"]) as client:
-        return await campaign.run(client, reporter, retry=retry)
+        # Results that were there before it began are somebody else's.
+        return await campaign.run(client, reporter, retry=retry and bool(begun))
 
 
 class _Reporter:
@@ -67,6 +73,7 @@ class _Reporter:
 
     def __init__(self, job: Job) -> None:
         self.counts: dict[str, int] = {}
+        self.data = ""
         self._job = job
         self._begun = False
         job.meta = {name: job.meta[name] for name in ("progress", "bad") if name in job.meta}
@@ -84,8 +91,10 @@ class _Reporter:
     def bad(self, line: int, error: str) -> None:
         log.warning("line %d: %s", line, error)
         bad = self._job.meta.setdefault("bad", [])
-        if len(bad) < _BAD_SHOWN:
-            bad.append(f"line {line}: {error}")
+        text = f"line {line}: {error}"
+        # Whoever goes on, or takes it up again, comes past it as well.
+        if len(bad) < _BAD_SHOWN and text not in bad:
+            bad.append(text)
 
     def command(self) -> Command:
         told = self.noted("command")
@@ -111,7 +120,7 @@ class _Reporter:
     def _report(self, progress: dict[str, Any]) -> Command:
         if not self._begun:
             # From now on results that are there are its own.
-            note(self._job, begun="1", retry="")
+            note(self._job, begun=self.data, retry="")
             self._begun = True
         self._job.meta["progress"] = progress
         self._job.save_meta()

@@ -3,8 +3,8 @@
 A job carries its campaign as JSON. Beside it, in RQ's Redis, stands a hash ``QUEUE:ID``:
 
 - ``command``: what the coordinator is to do, if not to go on;
-- ``begun``: whether some coordinator has opened the journal, so that results that are there are
-  the campaign's own;
+- ``begun``: the fingerprint of the data, once some coordinator has opened the journal, so that
+  results that are there are the campaign's own;
 - ``retry``: whether results that are there are taken up again.
 
 How far it is stands in the job's meta, where rq-dashboard shows it; only coordinators write that.
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import redis
 import rq
-from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.intermediate_queue import IntermediateQueue
 from rq.job import Dependency, Job
 from rq.registry import BaseRegistry
@@ -156,7 +156,7 @@ class Campaigns:
             # Whoever looks leaves it to the workers to judge who is dead.
             ids.update(dict.fromkeys(registry.get_job_ids(cleanup=False)))
         for job in Job.fetch_many([*ids], self._connection, serializer=JSONSerializer):
-            if job is not None:
+            if job is not None and _is_campaign(job):
                 yield self._sent(job)
 
     def show(self, id_: str) -> Sent:
@@ -209,7 +209,8 @@ class Campaigns:
 
     def _enqueue(self, job: Job, registry: BaseRegistry) -> None:
         job.retries_left = RETRIES
-        job.meta.pop("paused", None)
+        # Not taken out, as RQ saves none that is empty.
+        job.meta |= {"paused": False, "error": None}
         # RQ has given what has ended a time-to-live.
         self._connection.persist(job.key)
         registry.requeue(job)
@@ -226,7 +227,7 @@ class Campaigns:
             job = Job.fetch(id_, self._connection, serializer=JSONSerializer)
         except NoSuchJobError:
             job = None
-        if job is None or job.origin != self.queue.name:
+        if job is None or job.origin != self.queue.name or not _is_campaign(job):
             raise UsageError(f"no campaign {id_!r}; 'leanq campaign list' shows those there are")
         return job
 
@@ -244,6 +245,14 @@ class Campaigns:
             bad=job.meta.get("bad", ()),
             error=job.meta.get("error"),
         )
+
+
+def _is_campaign(job: Job) -> bool:
+    """Whether it is not somebody's other job who has put it into this queue."""
+    try:
+        return job.func_name == _JOB
+    except DeserializationError:
+        return False
 
 
 def _state(job: Job, command: str) -> State:

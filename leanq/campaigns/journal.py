@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, Literal
 
 from ..errors import UsageError
 from ..values import LEAN_VERDICTS
-from .results import pack, read_results, write_results
+from .results import is_parquet, pack, read_results, write_results
 
 Order = Literal["input", "finished"]
 
@@ -59,16 +59,19 @@ class Journal:
 
     Args:
         out: the results' path.
-        purpose: what the campaign is to do; a journal of another purpose is not continued.
+        purpose: what the campaign is to do; a journal of another purpose is not continued, and
+            gives way if it has no record.
         retry: whether records without a verdict of Lean's are checked anew, where ``out`` is whole.
 
     Raises:
         BusyError: another coordinator works on it.
-        UsageError: ``out`` is there already, the journal is another campaign's or damaged, or the
-            files cannot be written.
+        UsageError: ``out`` names no file or is there already, the journal is another campaign's or
+            damaged, or the files cannot be written.
     """
 
     def __init__(self, out: str, purpose: dict[str, Any], *, retry: bool = False) -> None:
+        if not os.path.basename(out):
+            raise UsageError(f"{out!r} names no file for the results")
         self.out = out
         self.cursor = Cursor()
         self.counts = Counter[str]()
@@ -82,7 +85,7 @@ class Journal:
         try:
             self._db = sqlite3.connect(self._state_path, timeout=0)
             try:
-                self._open()
+                self._open(again)
             except BaseException:
                 self._db.close()
                 raise
@@ -90,8 +93,14 @@ class Journal:
             if "database is locked" in str(error):
                 raise BusyError(f"{out} is being written by another campaign") from None
             raise _explained(self._state_path, error) from None
-        if again:
-            self._take_back()
+        if self._meta("results") == "to be taken back":
+            try:
+                self._take_back()
+            except UsageError:
+                # Or else the next would begin with none of them, and replace them all.
+                self._remove()
+                self.close()
+                raise
 
     @staticmethod
     def is_whole(out: str) -> bool:
@@ -108,10 +117,24 @@ class Journal:
         """How many coordinators in a row began and vanished without a record, with this one."""
         return int(self._meta("barren"))
 
+    @property
+    def rows(self) -> int:
+        """How many rows there are before the cursor."""
+        query = "SELECT count(DISTINCT line) FROM done WHERE line < ?"
+        found: int = self._db.execute(query, (self.cursor.line,)).fetchone()[0]
+        return found
+
     def give_up(self) -> None:
         """This coordinator ends before its campaign, and withdraws its requests. From the next
-        commit on they are new ones, since what was withdrawn is answered with that."""
-        self._set(token=secrets.token_hex(16), barren="0")
+        commit on they are new ones, since what was withdrawn is answered with that.
+
+        Raises:
+            UsageError: the index cannot be written.
+        """
+        try:
+            self._set(token=secrets.token_hex(16), barren="0")
+        except sqlite3.Error as error:
+            raise self.fault(error) from None
 
     def line_of(self, id_: str | int, line: int) -> int:
         """The first line that has this id, which is ``line`` if none had it before."""
@@ -176,16 +199,13 @@ class Journal:
         Interrupted at any place, it can be done again by whoever opens the journal next.
         """
         try:
-            if order == "finished" and not self.out.endswith(".parquet"):
+            if order == "finished" and not is_parquet(self.out):
                 os.replace(self._part_path, self.out)
             else:
                 write_results(self.out, self._records(order))
-            # The index first, and under its lock: a part alone means nothing to anybody.
-            os.remove(self._state_path)
-            with suppress(FileNotFoundError):
-                os.remove(self._part_path)
+            self._remove()
             self.close()
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             raise _explained(self.out, error) from None
 
     def fault(self, error: sqlite3.Error) -> UsageError:
@@ -200,14 +220,25 @@ class Journal:
         with suppress(OSError):
             self._part.close()
 
-    def _open(self) -> None:
+    def _open(self, again: bool) -> None:
         # For as long as it is open, whatever else looks at the file.
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("BEGIN EXCLUSIVE")
         if not os.path.exists(self._state_path):
             raise BusyError(f"{self.out} was written by another campaign just now")
-        if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        begun = bool(self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+        if begun and self._meta("purpose") != self._purpose:
+            if self._meta("size_bytes") != "0" or os.path.exists(self.out):
+                raise UsageError(
+                    f"{self._state_path} is of a campaign with other data or other options; "
+                    "go on with those, name other results, or remove that file"
+                )
+            # Nothing has come of that one, as where an option was wrong.
+            for table in ("meta", "done", "ids", "solved"):
+                self._db.execute(f"DROP TABLE {table}")
+            begun = False
+        if not begun:
             for statement in _SCHEMA.split(";"):
                 self._db.execute(statement)
             self._set(
@@ -217,11 +248,7 @@ class Journal:
                 cursor="1 0",
                 counts="{}",
                 barren="0",
-            )
-        if self._meta("purpose") != self._purpose:
-            raise UsageError(
-                f"{self._state_path} is of a campaign with other data or other options; "
-                "go on with those, name other results, or remove that file"
+                results="to be taken back" if again else "",
             )
         self._set(barren=str(self.barren + 1))
         self._db.commit()
@@ -246,6 +273,12 @@ class Journal:
 
     def _take_back(self) -> None:
         """Begins with those of the results that have a verdict of Lean's."""
+        # Whoever began with it may have been killed.
+        for table in ("done", "ids", "solved"):
+            self._db.execute(f"DELETE FROM {table}")
+        self._part.truncate(0)
+        self._size_bytes = 0
+        self.counts.clear()
         for record in read_results(self.out):
             if record["verdict"] in LEAN_VERDICTS:
                 self.line_of(record["id"], record["line"])
@@ -254,8 +287,15 @@ class Journal:
                     self.solve(record.get("problem", record["id"]))
                 if len(self._lines) > _BATCH:
                     self.commit(Cursor())
+        self._set(results="")
         self.commit(Cursor())
         self._last = self._db.execute("SELECT coalesce(max(line), 0) FROM done").fetchone()[0]
+
+    def _remove(self) -> None:
+        # The index first, and under its lock: a part alone means nothing to anybody.
+        os.remove(self._state_path)
+        with suppress(FileNotFoundError):
+            os.remove(self._part_path)
 
     def _records(self, order: Order) -> Iterator[dict[str, Any]]:
         by = "line, sample" if order == "input" else "start"

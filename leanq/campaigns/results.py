@@ -82,7 +82,7 @@ def read_results(path: str) -> Iterator[dict[str, Any]]:
     Raises:
         UsageError: it cannot be read, or is damaged: with the line.
     """
-    return _read_parquet(path) if _is_parquet(path) else _read_jsonl(path)
+    return _read_parquet(path) if is_parquet(path) else _read_jsonl(path)
 
 
 def write_results(path: str, records: Iterable[dict[str, Any]]) -> None:
@@ -93,7 +93,7 @@ def write_results(path: str, records: Iterable[dict[str, Any]]) -> None:
     Raises:
         UsageError: it cannot be written, or pyarrow is missing; what was there is still there.
     """
-    write = _parquet_writer(path) if _is_parquet(path) else _write_jsonl
+    write = _parquet_writer(path) if is_parquet(path) else _write_jsonl
     # Beside the file that a link leads to, for only within one disk can it take its place at once.
     path = os.path.realpath(path)
     folder, name = os.path.split(path)
@@ -127,7 +127,8 @@ def _head(row: Row | BadRow, sample: int | None) -> dict[str, Any]:
     return record
 
 
-def _is_parquet(path: str) -> bool:
+def is_parquet(path: str) -> bool:
+    """Whether results at ``path`` are Parquet, by their name."""
     return path.lower().endswith(".parquet")
 
 

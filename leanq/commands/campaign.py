@@ -26,7 +26,7 @@ from ..logs import log_to_stderr
 from ..wire import LEAN_VERDICTS
 from .fleet import queue_url
 from .progress import Shown, summary
-from .submit import hint, queue_at
+from .submit import hint, interruptible, queue_at
 
 _NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
 
@@ -34,7 +34,7 @@ _NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
 def run(campaign: Campaign, url: str | None, as_json: bool) -> int:
     """Runs a campaign to its end, or on from where it was left; the exit code."""
     try:
-        counts = asyncio.run(_run(campaign, url, as_json))
+        counts = interruptible(_run(campaign, url, as_json))
     except KeyboardInterrupt:
         click.echo("leanq: stopped; the same command goes on from here", err=True)
         raise

@@ -41,7 +41,8 @@ class Shown(contextlib.ExitStack):
 
             columns = (BarColumn(), TextColumn("{task.description}"))
             self._bar = self.enter_context(
-                Progress(*columns, transient=True, console=Console(stderr=True))
+                # Lines are left whole, as people copy them.
+                Progress(*columns, transient=True, console=Console(stderr=True, soft_wrap=True))
             )
             self._task = self._bar.add_task("", total=None)
         return self
@@ -59,15 +60,15 @@ class Shown(contextlib.ExitStack):
             )
         elif not self._quiet and now_s - self._told_s >= _LINE_S:
             self._told_s = now_s
-            click.echo(f"leanq: {self._text(progress)}", err=True)
+            _tell(self._text(progress))
         return "go on"
 
     def bad(self, line: int, error: str) -> None:
         self._bad += 1
         if self._bad <= _BAD_SHOWN:
-            click.echo(f"leanq: {self._data}:{line}: {error}", err=True)
+            _tell(f"{self._data}:{line}: {error}")
         elif self._bad == _BAD_SHOWN + 1:
-            click.echo("leanq: more bad rows are in the results alone", err=True)
+            _tell("more bad rows are in the results alone")
 
     def _text(self, progress: Progress) -> str:
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
@@ -77,6 +78,11 @@ class Shown(contextlib.ExitStack):
         if progress.total is not None and rate:
             parts.append(f"{_clock((progress.total - progress.rows) / rate)} left")
         return "; ".join([*parts, summary(progress.counts)])
+
+
+def _tell(text: str) -> None:
+    # Named, as click would write past what keeps lines above a progress bar.
+    click.echo(f"leanq: {text}", file=sys.stderr)
 
 
 def summary(counts: Mapping[str, int]) -> str:

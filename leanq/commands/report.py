@@ -61,6 +61,9 @@ def report(results: str, against: str | None, output: str | None, as_json: bool)
 
 
 def _page(results: str, against: str | None, output: str | None) -> Path:
+    for path in (Path(results), Path(output or results)):
+        if not path.name:
+            raise UsageError(f"{path} is a folder")
     page = Path(output) if output else Path(results).with_suffix(".report.md")
     read = {Path(each).resolve() for each in (results, against) if each}
     for path in (page, page.with_suffix(".png")):

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from os.path import isfile
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import click
 
@@ -24,6 +25,8 @@ from ..queue import look
 from ..values import told_of_check
 from ..wire import LEAN_VERDICTS, Reply, unpack_info
 from .build import make_worker
+
+_T = TypeVar("_T")
 
 # Files that are read and outstanding at a time, so that memory stays flat for any number.
 _WINDOW = 512
@@ -59,7 +62,37 @@ def submit(files: Sequence[str], url: str | None, options: Check, as_json: bool)
     # A pipe or a terminal can keep its reader waiting, so what may be one is read while no
     # worker depends on this process and Ctrl-C ends it at once.
     early = {file: read_source(file) for file in files if file == "-" or not isfile(file)}
-    return asyncio.run(_submit(files, early, url, options, as_json))
+    return interruptible(_submit(files, early, url, options, as_json))
+
+
+def interruptible(main: Coroutine[Any, Any, _T]) -> _T:
+    """What ``main`` returns. Ctrl-C cancels it, and a second one ends the process at once.
+
+    Raises:
+        KeyboardInterrupt: after the first.
+    """
+
+    async def run() -> _T:
+        loop, task = asyncio.get_running_loop(), asyncio.create_task(main)
+
+        def interrupt(*_: object) -> None:
+            # As an exception it would come amid the cleaning up; and nothing outlives the process.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            loop.call_soon_threadsafe(task.cancel)
+
+        before = signal.getsignal(signal.SIGINT)
+        if before != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, interrupt)
+        try:
+            return await task
+        finally:
+            if not task.cancelled():
+                signal.signal(signal.SIGINT, before)
+
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 async def _submit(
@@ -192,7 +225,7 @@ def _progress(total: int, as_json: bool) -> Any:
 
 def _print_plain(ended: Ended, out: TextIO) -> None:
     if ended.reply is None:
-        click.echo(f"leanq: {ended.file}: {ended.error}", err=True)
+        click.echo(f"leanq: {ended.file}: {ended.error}", file=sys.stderr)
         return
     reply = ended.reply
     verdict = click.style(reply.verdict, fg=_COLOURS.get(reply.verdict or "", "magenta"), bold=True)
@@ -224,4 +257,4 @@ async def hint(clusters: Sequence[Settings], env: str) -> None:
         workers = [row for settings in clusters for row in (await look(settings)).workers]
         if not any(env in unpack_info(row.info).get("lanes", ()) for row in workers):
             text = f"no worker for the environment {env!r} is alive; the requests wait for one"
-            click.echo(f"leanq: {text} (leanq worker)", err=True)
+            click.echo(f"leanq: {text} (leanq worker)", file=sys.stderr)

@@ -19,7 +19,7 @@ from .outcomes import ENDS, NO_SAMPLES, Outcome
 KEPT = 2000
 """Records of a kind that are kept for a list."""
 
-_Key = tuple[str | int | tuple[int], int | None]
+_Key = tuple[str | tuple[int], int | None]
 _MATCHED = -1
 
 
@@ -182,11 +182,11 @@ def kind_of(old: str, new: str) -> str:
 
 
 def _key(outcome: Outcome) -> _Key:
-    # A line in a tuple of its own is no id of another row.
-    return ((outcome.line,) if outcome.id is None else outcome.id, outcome.sample)
+    # A line in a tuple of its own is no id of another row. In Parquet, ids are texts.
+    return ((outcome.line,) if outcome.id is None else str(outcome.id), outcome.sample)
 
 
 def _name(key: _Key) -> str:
     place, sample = key
-    name = f"line {place[0]}" if isinstance(place, tuple) else str(place)
+    name = f"line {place[0]}" if isinstance(place, tuple) else place
     return name if sample is None else f"{name} [{sample}]"

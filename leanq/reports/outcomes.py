@@ -19,7 +19,7 @@ NO_SAMPLES = frozenset({"cancelled", "none"})
 """Ends of what was no attempt: withdrawn before anybody knew, or never one."""
 
 _QUOTED = re.compile(r"([Tt]actic )?(?:`[^`]+`|'[^\s']+'+|\"[^\"]*\"|«[^»]*»)")
-_NUMBER = re.compile(r"(?<![A-Za-z])\d+(?:\.\d+)*")
+_NUMBER = re.compile(r"(?<![A-Za-z\d])\d+(?:\.\d+)*")
 _LONGEST_COMPLAINT = 160
 
 
@@ -42,7 +42,7 @@ class Outcome:
         code_hash: of the text that was checked; ``None`` where none was.
         fingerprint: the environment in which Lean answered.
         attempts: leases that it took; 0 where nothing was sent.
-        times: ``None`` where nothing was sent.
+        times: ``None`` where there was no reply.
         complaint: why Lean rejected it or what the error is, on one line without names and
             numbers; empty where nothing was wrong.
     """
@@ -97,6 +97,8 @@ def _outcome(record: dict[str, Any]) -> Outcome:
         if not isinstance(record.get(name), str | int | None):
             raise ValueError(f"its {name} is {record[name]!r:.80}")
     code_hash, sample = record.get("code_hash"), record.get("sample")
+    # What was withdrawn, or never sent, names no request, and its times are no measurements.
+    measured = record.get("cpu_s") is not None and record.get("rid") != ""
     return Outcome(
         id=record.get("id"),
         line=int(record["line"]),
@@ -106,7 +108,7 @@ def _outcome(record: dict[str, Any]) -> Outcome:
         code_hash=int(code_hash, 16) if code_hash else None,
         fingerprint=record.get("fingerprint"),
         attempts=int(record.get("attempts") or 0),
-        times=None if record.get("cpu_s") is None else Times(*_seconds(record)),
+        times=Times(*_seconds(record)) if measured else None,
         complaint=normalised(error) if error else _complaint(end, record),
     )
 

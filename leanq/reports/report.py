@@ -110,7 +110,7 @@ class Report:
         solved: problems with an accepted sample.
         ends: how often each verdict came, ``error`` and ``none`` among them; in a fixed order.
         passes: pass@k for k = 1, 2, 4, …; only k = 1 where samples were cancelled.
-        times: quantiles of ``queued_s``, ``cpu_s``, ``wall_s`` over all that were sent.
+        times: quantiles of ``queued_s``, ``cpu_s``, ``wall_s`` over all replies.
         cpu_hours: of all of them.
         cpu_median_s, cpu_bins: by verdict: the median, and counts between ``CPU_EDGES_S``.
         slowest: by CPU time, the slowest first.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import quote
@@ -68,7 +69,7 @@ def markdown(title: str, intro: str, image: str | None, parts: Iterable[Section]
     """A page with ``image`` (a path beside it) on top; nothing in a record can mark it up."""
     blocks = [f"# {_escaped(title)}", _escaped(intro)]
     if image:
-        blocks.append(f"![The same as a plot]({quote(image)})")
+        blocks.append(f"![The same as a plot]({quote(os.fsencode(image))})")
     for part in parts:
         blocks.append(f"## {part.title[0].upper()}{part.title[1:]}")
         blocks += (_escaped(note) for note in part.notes)
