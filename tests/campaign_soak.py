@@ -44,7 +44,8 @@ _MIX = {
     "silent_sorry": 5,
     "heartbeats": 1,
 }
-_MOMENT_S = 1.0
+# Kills come up to this part of the campaign, and so many seconds later for each row at most.
+_LATEST, _MOMENT_S = 0.6, 2e-3
 
 
 @dataclass(frozen=True)
@@ -112,10 +113,10 @@ class Storm:
         self._id = desk.run(*sent).strip()
         kinds = [*plan.kinds]
         self._rng.shuffle(kinds)
-        at = sorted(self._rng.uniform(0.02, 0.85) * plan.rows for _ in range(plan.kills))
+        at = sorted(self._rng.uniform(0.02, _LATEST) * plan.rows for _ in range(plan.kills))
         for number, row in enumerate(map(int, at)):
             self._wait(lambda row=row: self._rows() >= row)
-            time.sleep(self._rng.uniform(0.0, _MOMENT_S))
+            time.sleep(self._rng.uniform(0.0, min(1.0, _MOMENT_S * plan.rows)))
             self._kill(kinds[number % len(kinds)])
         self._wait(lambda: desk.look(self._id).state not in ("queued", "running"))
         sent_last = desk.look(self._id)
@@ -135,8 +136,9 @@ class Storm:
             self._end(worker)
             self._workers.append(self._hire_worker())
         else:
-            self._wait(lambda: any(children(each.pid) for each in self._bosses))
-            boss = next(each for each in self._bosses if children(each.pid))
+            self._wait(lambda: self._busy() or not self._part.exists())
+            boss = self._busy()
+            assert boss, "the campaign ended before it could be killed"
             if kind == "coordinator":
                 os.kill(children(boss.pid)[0], signal.SIGKILL)
             else:
@@ -151,6 +153,10 @@ class Storm:
         self._outcome.resumed.append((kind, row, took_s))
         if took_s > RESUMED_S:
             self._outcome.faults.append(f"{kind}: nothing came for {took_s:.1f} s")
+
+    def _busy(self) -> Popen | None:
+        """The worker that has a coordinator."""
+        return next((each for each in self._bosses if children(each.pid)), None)
 
     def _end(self, process: Popen) -> None:
         process.kill()
