@@ -186,6 +186,7 @@ def test_what_cannot_be_run(client: Terminal) -> None:
         ("data.jsonl", "--out", "./data.jsonl"): "./data.jsonl is the data; name another file",
         ("data.jsonl", "--out", ""): "'' names no file",
         ("data.jsonl", "--out", "t/"): "'t/' names no file",
+        ("data.jsonl", "--out", "t/out.jsonl"): "there is no folder t ",
         ("data.jsonl",): "--out",
     }.items():
         done = client.run("campaign", "run", *arguments)

@@ -70,8 +70,11 @@ class Journal:
     """
 
     def __init__(self, out: str, purpose: dict[str, Any], *, retry: bool = False) -> None:
-        if not os.path.basename(out):
+        folder, name = os.path.split(out)
+        if not name:
             raise UsageError(f"{out!r} names no file for the results")
+        if folder and not os.path.isdir(folder):
+            raise UsageError(f"there is no folder {folder} for the results")
         self.out = out
         self.cursor = Cursor()
         self.counts = Counter[str]()
