@@ -74,7 +74,7 @@ class Journal:
         if not name:
             raise UsageError(f"{out!r} names no file for the results")
         if folder and not os.path.isdir(folder):
-            raise UsageError(f"there is no folder {folder} for the results")
+            raise UsageError(f"{out} cannot be written: there is no folder {folder}")
         self.out = out
         self.cursor = Cursor()
         self.counts = Counter[str]()
