@@ -152,6 +152,20 @@ def test_rqs_server_goes_and_the_worker_is_told_to_stop(
         ends_well(desk, driver, id_)
 
 
+def test_one_is_resumed_and_whoever_was_putting_it_away_dies(desk: Desk, driver: Recorder) -> None:
+    desk.hire()
+    id_ = amid(desk, driver)
+    desk.run("pause", id_)
+    until(lambda: id_ in desk.campaigns.queue.scheduled_job_registry)
+    # Nobody looks whether it is still to be there.
+    desk.connection.hset(f"{desk.campaigns.queue.name}:{id_}", "command", "")
+    assert desk.look(id_).state != "paused"
+    desk.reaches(id_, "running")
+    driver.let_go()
+    desk.reaches(id_, "finished")
+    assert [record["id"] for record in desk.results(id_)] == [*range(len(ROWS + HELD))]
+
+
 def test_one_that_kills_its_coordinators_is_given_up(desk: Desk, driver: Recorder) -> None:
     boss = desk.hire()
     id_ = desk.send(*HELD)

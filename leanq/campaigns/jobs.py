@@ -184,6 +184,12 @@ class Campaigns:
             with contextlib.suppress(InvalidJobOperation):  # it is not there yet, or not any more
                 self._enqueue(job, self.queue.scheduled_job_registry)
 
+    def let_all_go(self) -> None:
+        """Lets go whoever was resumed, where whoever has put it away died before it looked."""
+        for id_ in self.queue.scheduled_job_registry.get_job_ids():
+            with contextlib.suppress(UsageError):  # it is no campaign, or gone
+                self.let_go(id_)
+
     def cancel(self, id_: str) -> None:
         """Ends it; what has come stays beside its results, for ``retry``."""
         job = self._expect(id_, "waiting", "scheduled", "queued", "running", "pausing", "paused")
@@ -263,9 +269,12 @@ def _state(job: Job, command: str) -> State:
         return "finished"
     if status == "started":
         return "pausing" if command == "pause" else "cancelling" if command else "running"
-    if command == "pause" or job.meta.get("paused"):
+    if command == "pause":
         return "paused"
-    return "waiting" if status == "deferred" else "scheduled" if status == "scheduled" else "queued"
+    if status == "deferred":
+        return "waiting"
+    # One that was resumed while it was put away is about to be let go.
+    return "scheduled" if status == "scheduled" and not job.meta.get("paused") else "queued"
 
 
 def queue_name(prefix: str) -> str:

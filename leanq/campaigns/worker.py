@@ -51,7 +51,7 @@ class CampaignWorker(rq.Worker):
             maintenance_interval=_LOOK_S,
         )
         self.told_to_stop = False
-        self._prefix = prefix
+        self._campaigns = Campaigns(connection, prefix)
         self._torn_down = threading.Event()
         self._due = RQScheduler(
             self.queues,
@@ -74,9 +74,10 @@ class CampaignWorker(rq.Worker):
             super().set_current_job_working_time(current_job_working_time, pipeline)
 
     def run_maintenance_tasks(self) -> None:
-        """Also puts into the queue what was to begin by now. RQ has a process of its own for that,
-        which outlives a worker that is killed."""
+        """Also puts into the queue what was resumed, or was to begin by now. For the latter RQ has
+        a process of its own, which outlives a worker that is killed."""
         super().run_maintenance_tasks()
+        self._campaigns.let_all_go()
         self._due.acquire_locks()
         self._due.enqueue_scheduled_jobs()
         self._due.release_locks()
@@ -91,7 +92,7 @@ class CampaignWorker(rq.Worker):
 
     def handle_job_retry(self, job: Job, *args: Any, **how: Any) -> None:
         super().handle_job_retry(job, *args, **how)
-        Campaigns(self.connection, self._prefix).let_go(job.id)
+        self._campaigns.let_go(job.id)
 
     def handle_exception(self, job: Job, *exc_info: Any) -> None:
         if isinstance(exc_info[1], CampaignError):
