@@ -296,8 +296,8 @@ def show_dead(rid: str, url: str | None, as_json: bool) -> None:
 def retry_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Send dead letters once more, each as a new request.
 
-    Prints each new request's id, by which its reply can be collected. The old id keeps its
-    reply.
+    Prints each new request's id, which 'attach' of Python's clients waits for. The old id keeps
+    its reply.
     """
     from .commands.dead import retry
 

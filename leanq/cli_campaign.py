@@ -107,7 +107,12 @@ def run(url: str | None, as_json: bool, **how: Any) -> int:
 @click.option(
     "--in", "delay_s", type=options.DURATION, metavar="TIME", help="Begin after 30m, 12h or 1d."
 )
-@click.option("--after", multiple=True, metavar="ID", help="Begin after a campaign has finished.")
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="ID",
+    help="Begin after a campaign has finished, if need be by a retry.",
+)
 def submit(
     url: str | None, as_json: bool, delay_s: float | None, after: tuple[str, ...], **how: Any
 ) -> None:

@@ -14,9 +14,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .config import Settings
+from .errors import UsageError
 from .queue import every_shard
 
 MINUTE_S = 60
+# What library.lua keeps.
+_MOST_S = 1500 * MINUTE_S
 # Of at most so many rows.
 _MOST_ROWS = 48
 _PERIODS_S = (60, 300, 900, 1800, 3600)
@@ -52,7 +55,9 @@ async def history(settings: Settings, since_s: float) -> list[Period]:
 
 async def noted(settings: Settings, since_s: float) -> list[list[Mapping[str, int]]]:
     """The notes of each shard of the last ``since_s`` seconds, oldest first, and after them the
-    totals of now; raises UnavailableError."""
+    totals of now; raises UnavailableError, and UsageError for more than a day."""
+    if since_s > _MOST_S:
+        raise UsageError("totals are noted for a day; ask for the last 24h at most")
     first = int((time.time() - since_s) // MINUTE_S)
     async with every_shard(settings) as queues:
         notes = await asyncio.gather(*(queue.minutes(first) for queue in queues))

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from campaigns import RESUMED_S, Desk, Popen, desk_at
+from campaigns import RESUMED_S, Desk, Popen, desk_at, start_again
 from fleets import Server, look, own_server
 from sandboxes import children
 from terminals import SAMPLES, Terminal, ended, new_terminal, wait_for_line
@@ -130,7 +130,7 @@ class Storm:
         row, size_bytes = self._rows(), self._size_bytes()
         if kind == "server":
             self._server.stop()
-            self._server.start()
+            start_again(self._server)
         elif kind == "worker":
             self._workers.remove(worker := self._rng.choice(self._workers))
             self._end(worker)

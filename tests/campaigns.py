@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import redis
-from fleets import Recorder, until
+from fleets import Recorder, Server, until
 from sandboxes import children, running
 from terminals import Terminal, ended
 
@@ -112,6 +112,20 @@ def dismiss(boss: Popen) -> str:
     done = ended(boss)
     assert done.code == 0, done
     return done.err
+
+
+def start_again(server: Server) -> None:
+    """Starts a server that has kept what it knew, and waits until it knows that again."""
+    server.start()
+
+    def knows() -> bool:
+        with redis.Redis.from_url(server.settings.url) as connection:
+            try:
+                return bool(connection.ping())
+            except redis.exceptions.BusyLoadingError:
+                return False
+
+    until(knows)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from campaigns import RESUMED_S, Desk, desk_at, dismiss, gone, horse_of
+from campaigns import RESUMED_S, Desk, desk_at, dismiss, gone, horse_of, start_again
 from fleets import Recorder, Server, look, own_server, serving, until
 from terminals import Terminal, ended
 
@@ -43,7 +43,7 @@ def stored(terminal: Terminal) -> Iterator[Server]:
 
 def restart(server: Server) -> None:
     server.stop()
-    server.start()
+    start_again(server)
 
 
 def amid(desk: Desk, driver: Recorder) -> str:
@@ -96,7 +96,7 @@ def test_a_worker_is_told_to_stop(desk: Desk, driver: Recorder) -> None:
     boss = desk.hire()
     id_ = amid(desk, driver)
     horse = horse_of(boss)
-    dismiss(boss)
+    assert "fail" not in dismiss(boss)
     assert gone(horse)
     assert desk.look(id_).state == "queued"
     desk.hire()
@@ -132,7 +132,7 @@ def test_rqs_server_is_away(
         until(lambda: not part.exists(), RESUMED_S)
         # Not seen by RQ, as nobody could tell it.
         until(lambda: gone(horse), 2 * RESUMED_S)
-        stored.start()
+        start_again(stored)
         ends_well(desk, driver, id_)
 
 
@@ -147,7 +147,7 @@ def test_rqs_server_goes_and_the_worker_is_told_to_stop(
         for each in (boss, idle):
             each.send_signal(signal.SIGTERM)
         assert [ended(each).code for each in (boss, idle)] == [0, 0]
-        stored.start()
+        start_again(stored)
         desk.hire()
         ends_well(desk, driver, id_)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from shards import Shard
-from terminals import Terminal
+from terminals import SAMPLES, Terminal, ended, wait_for_line
 
 from leanq.config import Settings
 from leanq.fleet import lanes_of
@@ -97,6 +99,7 @@ async def test_what_is_held_back_is_promised_to_nobody(shard: Shard) -> None:
     await shard.settle(*jobs)
 
 
+@pytest.mark.usefixtures("swept")
 def test_from_the_command_line(terminal: Terminal, settings: Settings) -> None:
     terminal.use(settings)
     done = terminal.run("pause", "--env", "core")
@@ -110,6 +113,13 @@ def test_from_the_command_line(terminal: Terminal, settings: Settings) -> None:
     shown = terminal.run("status")
     assert "paused    environment core" in shown.out
     assert "paused    tenant me" in shown.out
+    submit = terminal.start("submit", str(SAMPLES / "wrong.lean"), "--tenant", "me")
+    said = wait_for_line(submit.stderr, "the tenant 'me' is paused; the requests wait")
+    assert said.endswith("(leanq resume)\n")
+    shown = terminal.run("status")
+    assert "default, priority 1: 1 of 1 tenants, 1 held back\n" in shown.out
+    submit.send_signal(signal.SIGINT)
+    ended(submit)
     assert terminal.run("resume", "--env", "core").out == "environment core goes on\n"
     assert terminal.run("resume", "--env", "core").out == "environment core goes on, as before\n"
     assert terminal.run("resume", "--tenant", "me").code == 0

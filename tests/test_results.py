@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leanq.campaigns import results
+from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import (
     cancelled,
     of_error,
@@ -337,6 +338,15 @@ def test_results_that_are_none(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": ["a"]}), path)
     with pytest.raises(UsageError, match="has no one column 'line'"):
         list(read_results(str(path)))
+
+
+def test_without_pyarrow_a_campaign_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"needs pyarrow, .* \(pip install pyarrow\)"):
+        Journal(str(tmp_path / "results.parquet"), {})
+    assert left_in(tmp_path) == []
 
 
 def test_without_pyarrow_nothing_is_touched(

@@ -163,6 +163,13 @@ def test_a_terminal_is_drawn_over(place: Terminal, settings: Settings) -> None:
     assert "ended     echo 1" in after
 
 
+def test_no_more_than_a_day_is_noted(place: Terminal) -> None:
+    for command in ("status", "metrics"):
+        done = place.run(command, "--since", "2d")
+        assert (done.code, done.out) == (2, "")
+        assert done.err == "leanq: totals are noted for a day; ask for the last 24h at most\n"
+
+
 def test_watch_and_since_exclude_each_other(place: Terminal) -> None:
     done = place.run("status", "--watch", "--since", "1h")
     assert (done.code, done.out) == (2, "")

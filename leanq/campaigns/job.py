@@ -33,6 +33,7 @@ def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:
     job = rq.get_current_job()
     assert job is not None
     reporter = _Reporter(job)
+    log.info("%s: begins or goes on", job.id)
     try:
         command = asyncio.run(_run(Campaign.of(spec), reporter))
     except BusyError as error:
@@ -48,6 +49,7 @@ def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:
         # Unless somebody has resumed it meanwhile. Those that wait for it to finish go on waiting.
         held = reporter.command() == "pause"
         return reporter.again(_FOREVER_S if held else _BUSY_RETRY_S, paused=held)
+    log.info("%s: finished", job.id)
     return reporter.counts
 
 
@@ -89,11 +91,11 @@ class _Reporter:
             return "go on"
 
     def bad(self, line: int, error: str) -> None:
-        log.warning("line %d: %s", line, error)
         bad = self._job.meta.setdefault("bad", [])
         text = f"line {line}: {error}"
         # Whoever goes on, or takes it up again, comes past it as well.
         if len(bad) < _BAD_SHOWN and text not in bad:
+            log.warning("%s: %s", self._job.id, text)
             bad.append(text)
 
     def command(self) -> Command:
@@ -105,6 +107,7 @@ class _Reporter:
 
     def again(self, delay_s: int, **said: Any) -> rq.Retry:
         """The job goes back to RQ, to be run after ``delay_s`` seconds."""
+        log.info("%s: %s", self._job.id, said.get("error", "paused"))
         self._job.meta |= said
         self._job.save_meta()
         return rq.Retry(max=RETRIES, interval=delay_s)

@@ -83,6 +83,8 @@ class Sent:
     Attributes:
         rows: rows done, of all if that is known.
         counts: records by verdict.
+        begins: when, where it is scheduled.
+        after: where it waits, the campaigns that have to finish first.
         bad: the first of its bad rows, with their lines.
         error: why it failed, or was put off.
     """
@@ -91,6 +93,8 @@ class Sent:
     state: State
     campaign: Campaign
     sent: datetime
+    begins: datetime | None
+    after: Sequence[str]
     rows: int
     total: int | None
     counts: Mapping[str, int]
@@ -240,11 +244,19 @@ class Campaigns:
     def _sent(self, job: Job) -> Sent:
         command = noted(job, "command")
         progress = job.meta.get("progress", {})
+        state, begins, after = _state(job, command), None, []
+        if state == "scheduled":
+            with contextlib.suppress(NoSuchJobError):  # its time has just come
+                begins = self.queue.scheduled_job_registry.get_scheduled_time(job)
+        elif state == "waiting":
+            after = [other.id for other in job.fetch_dependencies()]
         return Sent(
             id=job.id,
-            state=_state(job, command),
+            state=state,
             campaign=Campaign.of(job.args[0]),
             sent=job.created_at,
+            begins=begins,
+            after=after,
             rows=progress.get("rows", 0),
             total=progress.get("total"),
             counts=progress.get("counts", {}),

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, Literal
 
 from ..errors import UsageError
 from ..values import LEAN_VERDICTS
+from .parquet import pyarrow
 from .results import is_parquet, pack, read_results, write_results
 
 Order = Literal["input", "finished"]
@@ -75,6 +76,9 @@ class Journal:
             raise UsageError(f"{out!r} names no file for the results")
         if folder and not os.path.isdir(folder):
             raise UsageError(f"{out} cannot be written: there is no folder {folder}")
+        if is_parquet(out):
+            # What is missing is better known before hours of checks.
+            pyarrow(out)
         self.out = out
         self.cursor = Cursor()
         self.counts = Counter[str]()

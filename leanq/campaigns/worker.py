@@ -130,6 +130,8 @@ class CampaignWorker(rq.Worker):
         # A campaign takes hours, a machine that is taken away leaves seconds. Its journal is whole
         # at any moment, and what is in flight is waited for by whoever goes on.
         if self.horse_pid:
+            # RQ would call it a failure.
+            logging.getLogger("rq.worker").setLevel(logging.CRITICAL)
             self.kill_horse(signal.SIGTERM)
 
 

@@ -50,7 +50,7 @@ def run(campaign: Campaign, url: str | None, as_json: bool) -> int:
 async def _run(campaign: Campaign, url: str | None, as_json: bool) -> dict[str, int]:
     started = time.monotonic()
     async with queue_at(url) as (place, worker), AsyncLeanQClient(place) as client:
-        idle = asyncio.create_task(hint(client.clusters, campaign.plan.options["env"]))
+        idle = asyncio.create_task(hint(client.clusters, campaign.plan.options))
         with Shown(campaign.data, as_json) as shown:
             running: asyncio.Task[Command] = asyncio.create_task(campaign.run(client, shown))
             try:
@@ -119,6 +119,8 @@ def show(id_: str, url: str | None, as_json: bool) -> None:
         "data": sent.campaign.data,
         "results": sent.campaign.out,
         "sent": sent.sent.isoformat(" ", "seconds"),
+        "begins": sent.begins.isoformat(" ", "seconds") if sent.begins else "",
+        "after": ", ".join(sent.after),
         "checks": options,
         "window": plan.window,
         "bad rows": "\n".join(sent.bad),
@@ -182,7 +184,7 @@ def _prefix() -> str:
 def _line(sent: Sent) -> str:
     of = "" if sent.total is None else f" of {sent.total:,}"
     told = f"; {summary(sent.counts)}" if sent.counts else ""
-    why = f" ({sent.error})" if sent.error else ""
+    why = f" ({sent.error})" if sent.error and sent.error != sent.state else ""
     name = Path(sent.campaign.data).name
     return f"{sent.id}  {sent.state}{why}  {name}: {sent.rows:,}{of} rows{told}"
 
@@ -191,4 +193,5 @@ def _record(sent: Sent) -> dict[str, Any]:
     return {
         **asdict(sent),
         "sent": sent.sent.isoformat(),
+        "begins": sent.begins.isoformat() if sent.begins else None,
     }

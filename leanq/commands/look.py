@@ -103,10 +103,12 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
     waiting = sum(row["waiting"] for row in record["waiting"])
     yield f"waiting   {waiting}"
     for row in record["waiting"]:
-        yield (
-            f"          {row['lane']}, priority {row['level']}: {row['waiting']} of "
-            f"{row['tenants']} tenants, the oldest for {row['oldest_s']:.1f} s"
-        )
+        text = f"{row['waiting']} of {row['tenants']} tenants"
+        if row["held"]:
+            text += f", {row['held']} held back"
+        if row["held"] < row["waiting"]:
+            text += f", the oldest for {row['oldest_s']:.1f} s"
+        yield f"          {row['lane']}, priority {row['level']}: {text}"
     for lane, count in record["suspects"].items():
         yield f"          {lane}: {count} suspects, each to run alone"
     for name, since_s in sorted(record["paused"].items()):

@@ -107,7 +107,7 @@ async def _submit(
         queue_at(url) as (place, worker),
         AsyncLeanQClient(place, patience_s=30.0) as client,
     ):
-        idle = asyncio.create_task(hint(client.clusters, options["env"]))
+        idle = asyncio.create_task(hint(client.clusters, options))
         try:
             with _progress(len(files), as_json) as show:
                 checks = (_check(client, file, early, options) for file in files)
@@ -249,12 +249,18 @@ def _record(ended: Ended) -> dict[str, Any]:
     return {"file": ended.file, **told_of_check(ended.reply)}
 
 
-async def hint(clusters: Sequence[Settings], env: str) -> None:
-    """Says why nothing happens, when nobody is there to work."""
+async def hint(clusters: Sequence[Settings], options: Check) -> None:
+    """Says why nothing happens, when it is paused or nobody is there to work."""
     await asyncio.sleep(_HINT_AFTER_S)
     # The client itself reports a server that is out of reach.
     with contextlib.suppress(LeanQError):
-        workers = [row for settings in clusters for row in (await look(settings)).workers]
+        seen = [await look(settings) for settings in clusters]
+        env, tenant = options["env"], options["tenant"]
+        for kind, what, name in (("l", "environment", env), ("t", "tenant", tenant)):
+            if any(f"{kind}:{name}" in status.paused for status in seen):
+                text = f"the {what} {name!r} is paused; the requests wait (leanq resume)"
+                click.echo(f"leanq: {text}", file=sys.stderr)
+        workers = [row for status in seen for row in status.workers]
         if not any(env in unpack_info(row.info).get("lanes", ()) for row in workers):
             text = f"no worker for the environment {env!r} is alive; the requests wait for one"
             click.echo(f"leanq: {text} (leanq worker)", file=sys.stderr)

@@ -139,8 +139,8 @@ def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decisi
     base = terms.workers(terms.base_slots)
     seen = (
         f"{stats.queued} wait and {stats.leased} run at {terms.work_s:.3g} s, "
-        f"{terms.requests_per_s:.3g} more come per second; {stats.ready} of {stats.order} "
-        f"workers are ready and clear what waits in {terms.clear_s:.0f} s"
+        f"{terms.requests_per_s:.3g} more come per second; {stats.ready} workers "
+        f"are ready, {stats.order} ordered; what waits is cleared in {terms.clear_s:.0f} s"
     )
     wanted = stats.order
     reason: Reason = "backlog"
