@@ -10,8 +10,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+import rq
 from campaigns import RESUMED_S, Desk, desk_at, dismiss, gone, horse_of, start_again
 from fleets import Recorder, Server, look, own_server, serving, until
+from rq.command import send_shutdown_command
 from terminals import Terminal, ended
 
 from leanq.config import Settings
@@ -101,6 +103,13 @@ def test_a_worker_is_told_to_stop(desk: Desk, driver: Recorder) -> None:
     assert desk.look(id_).state == "queued"
     desk.hire()
     ends_well(desk, driver, id_)
+
+
+def test_a_worker_hears_what_rq_tells_it(desk: Desk, driver: Recorder) -> None:
+    boss = desk.hire()
+    (name,) = (worker.name for worker in rq.Worker.all(queue=desk.campaigns.queue))
+    send_shutdown_command(desk.connection, name)
+    assert ended(boss).code == 0
 
 
 def test_a_worker_out_of_work_is_told_to_stop(desk: Desk, driver: Recorder) -> None:

@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -23,6 +22,7 @@ from rq.exceptions import StopRequested
 from rq.job import Job
 from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
+from rq.worker import WorkerStatus
 
 from ..confine import die_with_parent
 from .jobs import CampaignError, CampaignQueue, Campaigns, queue_name
@@ -32,7 +32,7 @@ log = logging.getLogger("leanq.campaign")
 _LOOK_S, _SIGNS_MISSED = 5, 3
 # RQ waits for jobs so much shorter than a worker is known to live.
 _DEQUEUE_MARGIN_S = 15
-_PAUSE_S = 1.0
+_PAUSE_S, _LISTEN_S = 1.0, 0.5
 
 
 class CampaignWorker(rq.Worker):
@@ -41,7 +41,7 @@ class CampaignWorker(rq.Worker):
     queue_class = CampaignQueue
     max_connection_wait_time = float(_LOOK_S)
 
-    def __init__(self, connection: redis.Redis, prefix: str) -> None:
+    def __init__(self, connection: redis.Redis, prefix: str, told_to_stop: threading.Event) -> None:
         super().__init__(
             [queue_name(prefix)],
             connection=connection,
@@ -50,7 +50,7 @@ class CampaignWorker(rq.Worker):
             job_monitoring_interval=_LOOK_S,
             maintenance_interval=_LOOK_S,
         )
-        self.told_to_stop = False
+        self._told_to_stop = told_to_stop
         self._campaigns = Campaigns(connection, prefix)
         self._torn_down = threading.Event()
         self._due = RQScheduler(
@@ -105,25 +105,42 @@ class CampaignWorker(rq.Worker):
         # The job is saved next, and its coordinator has written there since it was read.
         job.get_meta()
 
-    def teardown(self) -> None:
-        self._torn_down.set()
-        try:
-            super().teardown()
-        finally:
-            # RQ forgets it where the server is away, and it would outlive the worker.
-            listener: Any = self.pubsub_thread
-            if listener:
-                listener.stop()
-                listener.join(timeout=_PAUSE_S)
+    def subscribe(self) -> None:
+        # RQ lets two threads use this connection, when the worker ends; that can crash it.
+        self.pubsub = self.connection.pubsub()
+        self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload})
+        listener: Any = self.pubsub.run_in_thread(
+            sleep_time=_LISTEN_S, daemon=True, exception_handler=self._not_heard
+        )
+        self.pubsub_thread = listener
 
-    def _pubsub_exception_handler(self, exc: Exception, *_: Any) -> None:
-        # RQ would end its thread with a traceback at whatever is no lost connection.
+    def unsubscribe(self) -> None:
+        listener: Any = self.pubsub_thread
+        if listener:
+            listener.stop()
+            self._torn_down.set()
+            # It closes the connection.
+            listener.join(timeout=_PAUSE_S)
+
+    def _not_heard(self, error: Exception, *_: Any) -> None:
         if not self._torn_down.is_set():
-            log.warning("RQ's server: %s", exc)
+            log.warning("RQ's server: %s", error)
             self._torn_down.wait(_PAUSE_S)
 
+    def teardown(self) -> None:
+        # First, as where the server is away nothing else is done.
+        if not self.is_horse:
+            self.unsubscribe()
+        super().teardown()
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Pipeline | None = None) -> None:
+        # What a signal raises is lost where that comes amid a destructor or a line of the log.
+        if self._told_to_stop.is_set() and self.get_state() != WorkerStatus.BUSY:
+            raise StopRequested
+        super().heartbeat(timeout, pipeline)
+
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        self.told_to_stop = True
+        self._told_to_stop.set()
         super().request_stop(signum, frame)
 
     def handle_warm_shutdown_request(self) -> None:
@@ -142,29 +159,28 @@ def work(connection: redis.Redis, prefix: str, *, burst: bool = False) -> None:
     """
     os.environ["LEANQ_CAMPAIGN_WORKER"] = str(os.getpid())
     logging.getLogger("rq.worker").addFilter(_in_one_line)
+    # A signal may come amid a line.
+    logging.raiseExceptions = False
+    told_to_stop = threading.Event()
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        told_to_stop.set()
+        raise StopRequested
+
     with contextlib.suppress(StopRequested):
-        while not _has_worked(connection, prefix, burst):
+        while not told_to_stop.is_set():
+            # Until a worker has handlers of its own, and when it has ended, there is nothing to
+            # hand back.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, stop)
+            with _patience():
+                CampaignWorker(connection, prefix, told_to_stop).work(
+                    burst=burst, logging_level="WARNING"
+                )
+                if burst or told_to_stop.is_set():
+                    return
             log.warning("RQ's server is out of reach; trying again")
-            time.sleep(_PAUSE_S)
-
-
-def _has_worked(connection: redis.Redis, prefix: str, burst: bool) -> bool:
-    """Whether a worker has come to its end. Raises StopRequested where it was told to."""
-    # Until it has handlers of its own, and when it has ended, there is nothing to hand back.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
-    with _patience():
-        worker = CampaignWorker(connection, prefix)
-        try:
-            worker.work(burst=burst, logging_level="WARNING")
-        finally:
-            if worker.told_to_stop:
-                raise StopRequested
-    return burst
-
-
-def _stop(_signum: int, _frame: FrameType | None) -> None:
-    raise StopRequested
+            told_to_stop.wait(_PAUSE_S)
 
 
 @contextlib.contextmanager
