@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from campaigns import RESUMED_S, Desk, Popen, desk_at, start_again
-from fleets import Server, look, own_server
+from fleets import look
 from sandboxes import children
+from servers import Server, own_server
 from terminals import SAMPLES, Terminal, ended, new_terminal, wait_for_line
 
 from leanq.campaigns.results import read_results

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import redis
-from fleets import Recorder, Server, until
+from fleets import Recorder, until
 from sandboxes import children, running
+from servers import Server
 from terminals import Terminal, ended
 
 from leanq.campaigns.jobs import Campaigns, Sent

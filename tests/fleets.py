@@ -1,4 +1,4 @@
-"""What the tests of clients and workers share: drivers that tell, workers, a server to torment."""
+"""What the tests of clients and workers share: drivers that tell, workers, looks at the queue."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,6 @@ from leanq.client import AsyncLeanQClient
 from leanq.config import Settings
 from leanq.drivers.echo import EchoDriver
 from leanq.errors import UnavailableError, WorkerError
-from leanq.local import find_server
 from leanq.queue import Queue
 from leanq.states import RedisStates, States
 from leanq.transitions import Status, Submission, WorkerRow
@@ -340,60 +336,6 @@ def worker_processes(
     finally:
         for process in started:
             process.end()
-
-
-@dataclass
-class Server:
-    """A server that may be stopped, and started again without what it knew."""
-
-    folder: Path
-    options: tuple[str, ...] = ()
-    process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def settings(self) -> Settings:
-        return Settings(url=f"unix://{self.folder}/server.sock")
-
-    def start(self) -> None:
-        place = str(self.folder / "server.sock")
-        options = ["--port", "0", "--unixsocket", place, "--save", ""]
-        options += ["--dir", str(self.folder), *self.options]
-        self.process = subprocess.Popen([str(find_server()), *options], stdout=subprocess.DEVNULL)
-
-        def listens() -> bool:
-            # The socket is there before that.
-            with socket.socket(socket.AF_UNIX) as probe:
-                return probe.connect_ex(place) == 0
-
-        until(listens)
-
-    def stop(self) -> None:
-        if self.process:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
-            self.process.wait()
-            (self.folder / "server.sock").unlink()
-            self.process = None
-
-    def send(self, number: signal.Signals) -> None:
-        assert self.process
-        self.process.send_signal(number)
-
-    def configure(self, name: str, value: str) -> None:
-        with redis.Redis.from_url(self.settings.url) as connection:
-            connection.config_set(name, value)
-
-
-@contextlib.contextmanager
-def own_server(*options: str) -> Iterator[Server]:
-    """A server for one test, at a socket that stays the same when it is started again."""
-    server = Server(Path(tempfile.mkdtemp(prefix="leanq-t-", dir="/tmp")), options)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        shutil.rmtree(server.folder)
 
 
 def short_lease(settings: Settings, lease_s: float = 0.5) -> Settings:

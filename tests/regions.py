@@ -7,7 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from typing import Any
 
-from fleets import Server, look
+from fleets import look
+from servers import Server
 
 from leanq.client import LeanQClient, LeanQFuture
 from leanq.clusters import SeveralClusters

@@ -11,7 +11,8 @@ import pytest
 import redis
 from campaigns import desk_at, dismiss
 from conftest import eventually, missing
-from fleets import Recorder, echo_body, own_server, serving, submission, working
+from fleets import Recorder, echo_body, serving, submission, working
+from servers import own_server
 from terminals import Terminal
 from test_scaler import Loop
 

@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from fleets import look, own_server, until, worker_processes
+from fleets import look, until, worker_processes
+from servers import own_server
 from sites import sample
 from terminals import LEANQ, Terminal, ended, read_terminal, screen
 

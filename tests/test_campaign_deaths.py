@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import pytest
 import rq
 from campaigns import RESUMED_S, Desk, desk_at, dismiss, gone, horse_of, start_again
-from fleets import Recorder, Server, look, own_server, serving, until
+from fleets import Recorder, look, serving, until
 from rq.command import send_shutdown_command
+from servers import Server, own_server
 from terminals import Terminal, ended
 
 from leanq.config import Settings

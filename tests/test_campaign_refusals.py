@@ -9,8 +9,9 @@ import pytest
 import rq
 from campaigns import Desk, desk_at, dismiss
 from cluster import Node
-from fleets import Recorder, own_server, serving
+from fleets import Recorder, serving
 from rq.serializers import DefaultSerializer, JSONSerializer
+from servers import own_server
 from terminals import Terminal
 
 from leanq.config import Settings

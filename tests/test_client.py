@@ -12,17 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 from conftest import eventually
-from fleets import (
-    HOUR_S,
-    Recorder,
-    ask,
-    connections,
-    look,
-    own_server,
-    serving,
-    until,
-    working,
-)
+from fleets import HOUR_S, Recorder, ask, connections, look, serving, until, working
+from servers import own_server
 
 from leanq import dispatch
 from leanq.client import AsyncLeanQClient, LeanQClient, LeanQFuture

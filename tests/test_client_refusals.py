@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from fleets import Recorder, look, own_server, serving, until
+from fleets import Recorder, look, serving, until
+from servers import own_server
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.config import Settings

@@ -13,16 +13,8 @@ from typing import Any
 
 import pytest
 from conftest import eventually
-from fleets import (
-    HOUR_S,
-    Recorder,
-    Server,
-    kill_connections,
-    look,
-    own_server,
-    serving,
-    until,
-)
+from fleets import HOUR_S, Recorder, kill_connections, look, serving, until
+from servers import Server, own_server
 
 from leanq import dispatch, inbox
 from leanq.client import LeanQClient, LeanQFuture

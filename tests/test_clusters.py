@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import pytest
 from conftest import eventually
-from fleets import Recorder, Server, look, own_server, serving, until, working
+from fleets import Recorder, look, serving, until, working
 from regions import DEADLINE_S, counted, in_its_thread, payloads, results, route, urls
+from servers import Server, own_server
 
 from leanq import clusters, dispatch, inbox
 from leanq.client import AsyncLeanQClient, LeanQClient

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import pytest
 from conftest import eventually
-from fleets import HOUR_S, Recorder, Server, own_server, serving, until
+from fleets import HOUR_S, Recorder, serving, until
 from regions import DEADLINE_S, counted, results, urls
+from servers import Server, own_server
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.clusters import SeveralClusters

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import redis
 from conftest import missing
-from fleets import own_server
 from manifests import (
     ROOT,
     check_pinned,
@@ -25,6 +24,7 @@ from manifests import (
 )
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+from servers import own_server
 
 from leanq import __version__
 from leanq.config import check_url

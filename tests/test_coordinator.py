@@ -14,7 +14,8 @@ from unittest.mock import Mock
 
 import pytest
 from conftest import eventually
-from fleets import Recorder, own_server, working
+from fleets import Recorder, working
+from servers import own_server
 
 from leanq.campaigns import coordinator as module
 from leanq.campaigns.campaign import Campaign

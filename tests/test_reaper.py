@@ -6,17 +6,8 @@ import asyncio
 
 import pytest
 from conftest import eventually
-from fleets import (
-    Recorder,
-    counter,
-    counts,
-    echo_body,
-    new_token,
-    own_server,
-    short_lease,
-    submission,
-    working,
-)
+from fleets import Recorder, counter, counts, echo_body, new_token, short_lease, submission, working
+from servers import own_server
 
 from leanq.client import AsyncLeanQClient
 from leanq.config import Settings

@@ -11,7 +11,8 @@ import pytest
 import redis
 from cluster import free_ports
 from conftest import eventually
-from fleets import Server, kill_connections, own_server
+from fleets import kill_connections
+from servers import Server, own_server
 from streams import stream
 
 from leanq.config import Settings

@@ -16,8 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fleets import Recorder, connections, own_server, serving
+from fleets import Recorder, connections, serving
 from rich.console import Console
+from servers import own_server
 from terminals import Terminal, ended, read_terminal, screen, wait_for_line
 
 from leanq.client import LeanQClient

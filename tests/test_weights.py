@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleets import Recorder, look, own_server, serving
+from fleets import Recorder, look, serving
+from servers import own_server
 
 from leanq.cli import cli
 from leanq.client import AsyncLeanQClient

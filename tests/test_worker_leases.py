@@ -17,11 +17,11 @@ from fleets import (
     counter,
     counts,
     echo_body,
-    own_server,
     short_lease,
     submission,
     working,
 )
+from servers import own_server
 
 from leanq import pump as pump_module
 from leanq import slots as slots_module
