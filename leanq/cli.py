@@ -83,13 +83,7 @@ cli.add_command(campaign)
 @cli.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @options.queue
-@click.option(
-    "--env",
-    metavar="NAME",
-    default="default",
-    show_default=True,
-    help="The environment to check in.",
-)
+@options.env
 @options.lean
 def submit(files: tuple[str, ...], url: str | None, as_json: bool, **how: Unpack[Check]) -> int:
     """Check Lean files and print each one's verdict as it comes.

@@ -27,13 +27,7 @@ def _described(command: _F) -> _F:
             click.argument("data"),
             click.option("--out", required=True, metavar="RESULTS", help="Where results go."),
             options.queue,
-            click.option(
-                "--env",
-                metavar="NAME",
-                default="default",
-                show_default=True,
-                help="The environment to check in.",
-            ),
+            options.env,
             options.lean,
             click.option(
                 "--id-field",

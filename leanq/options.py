@@ -42,6 +42,14 @@ def queue(command: _F) -> _F:
     return url(as_json(command))
 
 
+env = click.option(
+    "--env",
+    metavar="NAME",
+    default="default",
+    show_default=True,
+    help="The environment to check in.",
+)
+
 repl = click.option(
     "--repl",
     metavar="COMMAND",
@@ -167,9 +175,9 @@ def lean(command: _F) -> _F:
 
 def held(command: _F) -> _F:
     """What is held back."""
-    env = click.option("--env", metavar="NAME", help="An environment.")
-    tenant = click.option("--tenant", metavar="NAME", help="A tenant, in all environments.")
-    return env(tenant(command))
+    held_env = click.option("--env", metavar="NAME", help="An environment.")
+    held_tenant = click.option("--tenant", metavar="NAME", help="A tenant, in all environments.")
+    return held_env(held_tenant(command))
 
 
 _KUBERNETES = ("namespace", "deployment", "hpa")

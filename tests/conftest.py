@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 import redis
-from fleets import look, sweep
+from campaigns import Desk, desk_at
+from fleets import Recorder, look, serving, sweep
 from hypothesis import HealthCheck
 from hypothesis import settings as profile
+from servers import Server, own_server
 from shards import LEASE_MS, Shard, open_shard
 from sites import Site, new_site
 from terminals import Terminal, new_fleet, new_terminal
@@ -176,3 +178,32 @@ def client(terminal: Terminal, fleet: Settings) -> Terminal:
     """A terminal that uses the fleet."""
     terminal.use(fleet)
     return terminal
+
+
+@pytest.fixture
+def one() -> Iterator[Server]:
+    """One of two clusters; a test may stop it."""
+    with own_server() as made:
+        yield made
+
+
+@pytest.fixture
+def other() -> Iterator[Server]:
+    """The second of two clusters."""
+    with own_server() as made:
+        yield made
+
+
+@pytest.fixture
+def desk(terminal: Terminal, settings: Settings) -> Iterator[Desk]:
+    """A user who sends campaigns to the test's own queue, which is RQ's as well."""
+    with desk_at(terminal, settings) as made:
+        yield made
+
+
+@pytest.fixture
+def driver(settings: Settings) -> Iterator[Recorder]:
+    """What the one worker of the test's queue runs."""
+    made = Recorder()
+    with serving(settings, made):
+        yield made

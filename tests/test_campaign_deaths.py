@@ -25,19 +25,6 @@ KEPT = ("--appendonly", "yes")
 
 
 @pytest.fixture
-def desk(terminal: Terminal, settings: Settings) -> Iterator[Desk]:
-    with desk_at(terminal, settings) as made:
-        yield made
-
-
-@pytest.fixture
-def driver(settings: Settings) -> Iterator[Recorder]:
-    made = Recorder()
-    with serving(settings, made):
-        yield made
-
-
-@pytest.fixture
 def stored(terminal: Terminal) -> Iterator[Server]:
     """A server that keeps what it knew when it is started again."""
     with own_server(*KEPT) as made:

@@ -7,30 +7,15 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from campaigns import Desk, Judge, Popen, desk_at
+from campaigns import Desk, Judge, Popen
 from fleets import Recorder, look, serving, until
 from rq.serializers import JSONSerializer
-from terminals import Terminal
 
 from leanq.config import Settings
-
-
-@pytest.fixture
-def desk(terminal: Terminal, settings: Settings) -> Iterator[Desk]:
-    with desk_at(terminal, settings) as made:
-        yield made
-
-
-@pytest.fixture
-def driver(settings: Settings) -> Iterator[Recorder]:
-    """What the one worker of the queue runs."""
-    made = Recorder()
-    with serving(settings, made):
-        yield made
 
 
 @pytest.fixture

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import rq
-from campaigns import Desk, desk_at, dismiss
+from campaigns import Desk, dismiss
 from cluster import Node
 from fleets import Recorder, serving
 from rq.serializers import DefaultSerializer, JSONSerializer
@@ -15,12 +14,6 @@ from servers import own_server
 from terminals import Terminal
 
 from leanq.config import Settings
-
-
-@pytest.fixture
-def desk(terminal: Terminal, settings: Settings) -> Iterator[Desk]:
-    with desk_at(terminal, settings) as made:
-        yield made
 
 
 def test_those_that_cannot_be(desk: Desk, settings: Settings) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import wait
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ import pytest
 from conftest import eventually
 from fleets import Recorder, look, serving, until, working
 from regions import DEADLINE_S, counted, in_its_thread, payloads, results, route, urls
-from servers import Server, own_server
+from servers import Server
 
 from leanq import clusters, dispatch, inbox
 from leanq.client import AsyncLeanQClient, LeanQClient
@@ -25,18 +24,6 @@ from leanq.errors import (
     UnavailableError,
 )
 from leanq.wire import Reply
-
-
-@pytest.fixture
-def one() -> Iterator[Server]:
-    with own_server() as server:
-        yield server
-
-
-@pytest.fixture
-def other() -> Iterator[Server]:
-    with own_server() as server:
-        yield server
 
 
 @pytest.fixture

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from conftest import eventually
 from fleets import HOUR_S, Recorder, serving, until
 from regions import DEADLINE_S, counted, results, urls
-from servers import Server, own_server
+from servers import Server
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.clusters import SeveralClusters
@@ -55,18 +54,6 @@ class Checker(Recorder):
         await self._states.keep(dict(recipe.records()))
         sorries = (Sorry(1, 0, state=recipe.id),)
         return Reply("incomplete", sorries=sorries, fingerprint=FINGERPRINT)
-
-
-@pytest.fixture
-def one() -> Iterator[Server]:
-    with own_server() as server:
-        yield server
-
-
-@pytest.fixture
-def other() -> Iterator[Server]:
-    with own_server() as server:
-        yield server
 
 
 def test_identical_requests_of_all_clients_meet(one: Server, other: Server) -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -145,6 +145,16 @@ def _page(worker: Worker, port: int | None) -> contextlib.AbstractContextManager
     page = Page(port, read, worker.joined.is_set)
     log.info("metrics of this worker on port %d", page.port)
     return page
+
+
+async def until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Runs ``work`` until it ends, or SIGTERM or SIGINT cancels it."""
+    task = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 async def _until_stopped(worker: Worker) -> None:

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import secrets
-import signal
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from ..logs import log_to_stderr
 from ..scaling import Decision, ScaleSettings, Stats
 from ..scaling.loop import Scaler
 from ..scaling.targets import LocalTarget, PrintTarget, Target
-from .fleet import queue_settings
+from .fleet import queue_settings, until_signal
 
 log = logging.getLogger("leanq.scaler")
 
@@ -66,7 +65,7 @@ def scale(
     with page:
         if isinstance(page, Page):
             log.info("metrics at http://localhost:%d/metrics", page.port)
-        asyncio.run(_until_stopped(made))
+        asyncio.run(until_signal(made.run()))
 
 
 def _target(
@@ -82,12 +81,3 @@ def _target(
     except ImportError as error:
         raise UsageError(f"--target k8s needs: pip install 'leanq[k8s]' ({error})") from None
     return KubernetesTarget(identity=who, **kubernetes)
-
-
-async def _until_stopped(scaler: Scaler) -> None:
-    task = asyncio.create_task(scaler.run())
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
 import sys
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from ..config import Settings, without_password
 from ..errors import QueueError
 from ..fleet import Glance, glance_at
 from ..queue import every_shard
-from .fleet import queue_settings
+from .fleet import queue_settings, until_signal
 from .look import lines, record_of, summary, worker_cells
 
 _EVERY_S = 1.0
@@ -54,16 +53,7 @@ def watch(url: str | None, as_json: bool) -> None:
     else:
         show = _blocks()
     with show as each:
-        asyncio.run(_until_stopped(settings, each))
-
-
-async def _until_stopped(settings: Settings, show: _Show) -> None:
-    task = asyncio.create_task(_watch(settings, show))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
+        asyncio.run(until_signal(_watch(settings, each)))
 
 
 async def _watch(settings: Settings, show: _Show) -> None:
