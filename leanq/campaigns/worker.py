@@ -174,9 +174,12 @@ def work(connection: redis.Redis, prefix: str, *, burst: bool = False) -> None:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, stop)
             with _patience():
-                CampaignWorker(connection, prefix, told_to_stop).work(
-                    burst=burst, logging_level="WARNING"
-                )
+                worker = CampaignWorker(connection, prefix, told_to_stop)
+                try:
+                    worker.work(burst=burst, logging_level="WARNING")
+                finally:
+                    # RQ tears down no worker that was still about to begin.
+                    worker.unsubscribe()
                 if burst or told_to_stop.is_set():
                     return
             log.warning("RQ's server is out of reach; trying again")
