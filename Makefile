@@ -43,13 +43,13 @@ bench-scale: $(VENV)/dev    ## growth, memory, idle fleets and scale on paper; f
 	$(BIN)/python bench/scale.py
 
 soak: $(VENV)/dev     ## ten minutes of kills, cuts, restarts and failovers, and what was lost
-	$(BIN)/python tests/soak.py
+	PYTHONPATH=.:tests $(BIN)/python -m soak.soak
 
 soak-repl: $(VENV)/dev  ## 20,000 requests to a REPL that crashes, bloats and talks nonsense
-	$(BIN)/python tests/repl_soak.py
+	PYTHONPATH=.:tests $(BIN)/python -m soak.repl_soak
 
 soak-campaign: $(VENV)/dev  ## 5,000 rows of real Lean, and everybody who has a part in it is killed
-	$(BIN)/python tests/campaign_soak.py
+	PYTHONPATH=.:tests $(BIN)/python -m soak.campaign_soak
 
 sim: $(VENV)/dev      ## the scaler in simulated fleets, 30 seeds; half an hour at most
 	$(BIN)/python -m sim

@@ -1,8 +1,8 @@
 """A fleet and its client in simulation: one process that makes the calls of thousands of workers.
 
 What a worker's pump and a client's dispatcher ask of the server is asked here in turn, through the
-same methods of :class:`leanq.queue.Queue`, on the two connections of one queue. So the server does
-all that it would do for so many workers, but for their connections and doorbells.
+same methods of :class:`leanq.queue.queue.Queue`, on the two connections of one queue. So the server
+does all that it would do for so many workers, but for their connections and doorbells.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
-from leanq import wire
-from leanq.keys import new_rid
-from leanq.queue import Queue
-from leanq.transitions import Job, Queued, Settlement, Submission
-from leanq.wire import Reply, Request
+from leanq.queue import wire
+from leanq.queue.keys import new_rid
+from leanq.queue.queue import Queue
+from leanq.queue.results import Job, Queued, Settlement, Submission
+from leanq.queue.wire import Reply, Request
 
 PAYLOAD_BYTES, CODE_BYTES = 100, 1024
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from fleet import Fleet, Load, look
 from servers import server
 
-from leanq.config import Settings
-from leanq.queue import Queue
+from leanq.queue.queue import Queue
+from leanq.queue.settings import Settings
 
 _REQUESTS = 8000
 _ROUNDS = 5

@@ -26,9 +26,9 @@ from places import Place, lean, new_place, print_table, server_info, statement, 
 from processes import Run, cpu_s
 
 from leanq.client import AsyncLeanQClient
-from leanq.config import Settings
 from leanq.local import EmbeddedServer
-from leanq.wire import Reply
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Reply
 
 _SLOTS = 2
 _THINK_S = 0.25  # between two checks of a client that sends one at a time

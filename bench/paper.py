@@ -12,8 +12,8 @@ from typing import NamedTuple
 from fleet import Fleet, Load, look
 from servers import server
 
-from leanq.config import Settings
-from leanq.queue import every_shard
+from leanq.queue.queue import every_shard
+from leanq.queue.settings import Settings
 
 SLOTS = 8
 _BUSY = 0.70

@@ -16,9 +16,9 @@ from typing import Any
 from processes import Run, process, run
 
 import leanq
-from leanq.config import Settings
-from leanq.drivers.environment import Environment, open_environment
-from leanq.queue import Queue
+from leanq.lean.environment import Environment, open_environment
+from leanq.queue.queue import Queue
+from leanq.queue.settings import Settings
 
 LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
 

@@ -19,12 +19,12 @@ from typing import Any
 
 from states import source
 
-from leanq.calls import Calls
 from leanq.client import AsyncLeanQClient
-from leanq.config import Settings
 from leanq.local import EmbeddedServer, embedded_settings
-from leanq.queue import look
-from leanq.transitions import Submission
+from leanq.producer.request_builder import Calls
+from leanq.queue.queue import look
+from leanq.queue.results import Submission
+from leanq.queue.settings import Settings
 
 _LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
 _WORKERS = 4

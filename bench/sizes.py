@@ -14,12 +14,12 @@ from typing import NamedTuple
 from fleet import PAYLOAD_BYTES, Fleet, Load, look
 from servers import server
 
-from leanq.calls import Calls
 from leanq.client import LeanQClient
-from leanq.config import Settings
-from leanq.drivers.echo import EchoDriver
-from leanq.queue import Queue
-from leanq.wire import Request, pack_request
+from leanq.lean.echo import EchoDriver
+from leanq.producer.request_builder import Calls
+from leanq.queue.queue import Queue
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Request, pack_request
 from leanq.worker import Worker
 
 _QUEUED, _FUTURES = 40_000, 20_000

@@ -16,16 +16,16 @@ from pathlib import Path
 
 import zstandard
 
-from leanq.config import Settings
-from leanq.costs import Costs
-from leanq.drivers.environment import Environment, open_environment
-from leanq.drivers.lean import LeanDriver
+from leanq.lean.environment import Environment, open_environment
+from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.recipes import snapshot_key, text_hash
+from leanq.lean.snapshots.cache import SnapshotCache
+from leanq.lean.snapshots.cost_model import Costs
 from leanq.local import EmbeddedServer, embedded_settings
-from leanq.queue import every_shard
-from leanq.recipes import snapshot_key, text_hash
-from leanq.snapshot_cache import SnapshotCache
+from leanq.queue.queue import every_shard
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Reply, Request
 from leanq.states import RedisStates
-from leanq.wire import Reply, Request
 
 _Times = defaultdict[tuple[str, str], list[float]]
 _OPEN, _CLOSE = "constructor", "exact And.intro hp (And.intro hq hp)"

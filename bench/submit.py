@@ -26,9 +26,9 @@ from places import LEANQ, Place, new_place, print_table, server_info, statement,
 from processes import Run, cpu_s, run
 
 from leanq.client import AsyncLeanQClient
-from leanq.commands.build import cpus
-from leanq.config import Settings
+from leanq.commands.common import cpus
 from leanq.local import EmbeddedServer
+from leanq.queue.settings import Settings
 
 _ECHOES, _ECHOES_EACH, _OUTSTANDING, _ECHO_SLOTS = 500, 5, 1000, 256
 

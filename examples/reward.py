@@ -24,9 +24,9 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 
 from leanq import LeanQClient, Result
-from leanq.calls import Check
 from leanq.errors import InvalidRequestError, TooLargeError
 from leanq.local import UpFile
+from leanq.producer.request_builder import Check
 
 CHECK = Check(timeout_s=60.0, tenant="reward")
 
@@ -100,7 +100,7 @@ PROOFS = ["And.intro h.right h.left", "And.intro h.left h.right", "sorry", "by s
 
 async def main() -> None:
     # A trainer has no use for these.
-    from leanq.commands.build import make_worker
+    from leanq.commands.common import make_worker
     from leanq.local import EmbeddedServer, embedded_settings, running
 
     with EmbeddedServer() as server:

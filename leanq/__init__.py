@@ -1,9 +1,9 @@
 """leanq: Lean 4 on fleets of cheap, preemptible machines."""
 
-from .client import AsyncLeanQClient, LeanQClient, LeanQFuture
-from .config import Settings
-from .stream import Result
-from .wire import Message, Reply, Sorry
+from leanq.client import AsyncLeanQClient, LeanQClient, LeanQFuture
+from leanq.producer.stream import Result
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Message, Reply, Sorry
 
 __all__ = [
     "AsyncLeanQClient",

@@ -1,5 +1,5 @@
 """``python -m leanq``."""
 
-from .cli import main
+from leanq.cli import main
 
 main()

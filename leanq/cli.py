@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from . import __version__, options
-from .cli_campaign import campaign
-from .errors import LeanQError, UsageError
+from leanq import __version__
+from leanq.commands import options
+from leanq.commands.campaign_group import campaign
+from leanq.errors import LeanQError, UsageError
 
 if TYPE_CHECKING:
-    from .calls import Check
+    from leanq.producer.request_builder import Check
 
 # What the shell says of a program that SIGPIPE has ended.
 _READER_GONE = 141
@@ -94,7 +95,7 @@ def submit(files: tuple[str, ...], url: str | None, as_json: bool, **how: Unpack
     Exit code: 0 if all are accepted, 1 if Lean says no, 2 for bad input, 3 where leanq could
     not give Lean's verdict.
     """
-    from .commands.submit import submit as run
+    from leanq.commands.submit import submit as run
 
     return run(files, url, how, as_json)
 
@@ -112,7 +113,7 @@ def step(state: str, tactic: str, url: str | None, as_json: bool, **how: Any) ->
 
     Exit code: as of submit; 1 also where goals are left.
     """
-    from .commands.states import step as run
+    from leanq.commands.state import step as run
 
     return run(state, tactic, url, as_json, _in(how.pop("env"), how))
 
@@ -128,7 +129,7 @@ def state() -> None:
 @click.option("--env", metavar="NAME", help="The state's environment [default: looked up].")
 def show_state(state: str, url: str | None, as_json: bool, env: str | None) -> None:
     """Show the recipe of a state: its source up to the hole, and the tactics so far."""
-    from .commands.states import show
+    from leanq.commands.state import show
 
     show(state, url, as_json, _in(env, {}))
 
@@ -145,7 +146,7 @@ def export_state(state: str, url: str | None, as_json: bool, env: str | None, ou
 
     With --json an object with these bytes in base 64.
     """
-    from .commands.states import export
+    from leanq.commands.state import export
 
     export(state, url, as_json, _in(env, {}), output)
 
@@ -158,7 +159,7 @@ def export_state(state: str, url: str | None, as_json: bool, env: str | None, ou
 )
 def import_state(file: str, url: str | None, as_json: bool, env: str) -> None:
     """Take in a state that was exported, and print its id. A FILE of - is standard input."""
-    from .commands.states import import_
+    from leanq.commands.state import import_
 
     import_(file, url, as_json, _in(env, {}))
 
@@ -168,7 +169,7 @@ def import_state(file: str, url: str | None, as_json: bool, env: str) -> None:
 @options.worker
 def worker(url: str | None, as_json: bool, **how: Any) -> None:
     """Work on the queue until SIGTERM, then drain."""
-    from .commands.fleet import work
+    from leanq.commands.fleet import work
 
     work(url, as_json, **how)
 
@@ -177,7 +178,7 @@ def worker(url: str | None, as_json: bool, **how: Any) -> None:
 @options.worker
 def up(**how: Any) -> None:
     """Run a server and a worker that later commands find."""
-    from .commands.fleet import up as run
+    from leanq.commands.fleet import up as run
 
     run(**how)
 
@@ -187,7 +188,7 @@ def up(**how: Any) -> None:
 @click.option("--watch", is_flag=True, help="Go on until interrupted.")
 def reap(url: str | None, as_json: bool, watch: bool) -> None:
     """Give back the work of workers that vanished."""
-    from .commands.fleet import reap as run
+    from leanq.commands.fleet import reap as run
 
     run(url, as_json, watch)
 
@@ -215,7 +216,7 @@ def metrics(url: str | None, as_json: bool, port: int, once: bool, since_s: floa
     What --since prints is for 'promtool tsdb create-blocks-from openmetrics', where Prometheus was
     away. The last three hours it still writes itself.
     """
-    from .commands import fleet
+    from leanq.commands import fleet
 
     if since_s is None:
         fleet.metrics(url, as_json, port, once)
@@ -228,7 +229,7 @@ def metrics(url: str | None, as_json: bool, port: int, once: bool, since_s: floa
 @options.held
 def pause(url: str | None, as_json: bool, env: str | None, tenant: str | None) -> None:
     """Hold an environment or a tenant back: nothing of it starts."""
-    from .commands.pause import hold_back
+    from leanq.commands.pause import hold_back
 
     hold_back(url, as_json, env, tenant, hold=True)
 
@@ -238,7 +239,7 @@ def pause(url: str | None, as_json: bool, env: str | None, tenant: str | None) -
 @options.held
 def resume(url: str | None, as_json: bool, env: str | None, tenant: str | None) -> None:
     """Let an environment or a tenant go on that was paused."""
-    from .commands.pause import hold_back
+    from leanq.commands.pause import hold_back
 
     hold_back(url, as_json, env, tenant, hold=False)
 
@@ -248,7 +249,7 @@ def resume(url: str | None, as_json: bool, env: str | None, tenant: str | None) 
 @options.scale
 def scale(url: str | None, as_json: bool, **options: Any) -> None:
     """Size a fleet by what waits and what comes."""
-    from .commands.scale import scale as run
+    from leanq.commands.scale import scale as run
 
     run(url, as_json, **options)
 
@@ -269,7 +270,7 @@ def dead() -> None:
 )
 def list_dead(url: str | None, as_json: bool, most: int) -> None:
     """Show the dead letters, the newest first."""
-    from .commands.dead import show_all
+    from leanq.commands.dead import show_all
 
     show_all(url, as_json, most)
 
@@ -279,7 +280,7 @@ def list_dead(url: str | None, as_json: bool, most: int) -> None:
 @options.queue
 def show_dead(rid: str, url: str | None, as_json: bool) -> None:
     """Show one dead letter with its Lean code."""
-    from .commands.dead import show
+    from leanq.commands.dead import show
 
     show(rid, url, as_json)
 
@@ -293,7 +294,7 @@ def retry_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     Prints each new request's id, which 'attach' of Python's clients waits for. The old id keeps
     its reply.
     """
-    from .commands.dead import retry
+    from leanq.commands.dead import retry
 
     retry(rids, url, as_json)
 
@@ -303,7 +304,7 @@ def retry_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
 @options.queue
 def drop_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Remove dead letters for good."""
-    from .commands.dead import drop
+    from leanq.commands.dead import drop
 
     drop(rids, url, as_json)
 
@@ -323,11 +324,11 @@ def status(url: str | None, as_json: bool, since_s: float | None, watch: bool) -
     if watch:
         if since_s is not None:
             raise UsageError("--watch shows what happens and --since what happened; give one")
-        from .commands.watch import watch as run
+        from leanq.commands.watch import watch as run
 
         run(url, as_json)
         return
-    from .commands import look
+    from leanq.commands import status as look
 
     if since_s is None:
         look.status(url, as_json)
@@ -341,7 +342,7 @@ def status(url: str | None, as_json: bool, since_s: float | None, watch: bool) -
 @options.repl
 def doctor(url: str | None, as_json: bool, lean: str | None, repl: str | None) -> int:
     """Show what is installed, what works, and how to mend the rest."""
-    from .commands.doctor import doctor as run
+    from leanq.commands.doctor import doctor as run
 
     return run(url, as_json, lean, repl)
 

@@ -22,17 +22,16 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Self, TypeVar, Unpack
 
-from .calls import Call, Calls, Check, InEnvironment, Placing
-from .clusters import SeveralClusters
-from .config import Settings
-from .dispatch import Dispatcher, Done, WhenFull
-from .engine import Engine
-from .errors import ClosedError, LeanQError, UsageError
-from .queue import Queue
-from .stream import WINDOW, End, Maps, Result, astream
-from .switch import Finder, Route, Switch
-from .weights import Clusters
-from .wire import Reply
+from leanq.errors import ClosedError, LeanQError, UsageError
+from leanq.producer.cluster_router import Clusters, SeveralClusters
+from leanq.producer.loop_thread import Engine
+from leanq.producer.request_builder import Call, Calls, Check, InEnvironment, Placing
+from leanq.producer.shard_client import Dispatcher, Done, WhenFull
+from leanq.producer.shard_router import Finder, Route, Switch
+from leanq.producer.stream import WINDOW, End, Maps, Result, astream
+from leanq.queue.queue import Queue
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Reply
 
 _T = TypeVar("_T")
 

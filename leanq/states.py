@@ -26,8 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
-from .errors import QueueFullError
-from .queue import Queue
+from leanq.errors import QueueFullError
+from leanq.queue.queue import Queue
 
 CHUNK_BYTES = 4 << 20
 """The largest chunk of a snapshot: far below any server's limit, and soon over the wire."""

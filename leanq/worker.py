@@ -15,13 +15,13 @@ import socket
 import time
 from collections.abc import Sequence
 
-from .config import Settings
-from .drivers import Driver
-from .errors import UnavailableError
-from .pump import Pump
-from .queue import Queue
-from .slots import Room
-from .states import RedisStates
+from leanq.consumer.consumer import Pump
+from leanq.consumer.slots import Room
+from leanq.errors import UnavailableError
+from leanq.lean.driver import Driver
+from leanq.queue.queue import Queue
+from leanq.queue.settings import Settings
+from leanq.states import RedisStates
 
 log = logging.getLogger("leanq.worker")
 

@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .fleet import Fleet
-from .laws import laws
-from .measure import Figures, figures
-from .report import report
-from .scenarios import HUGE, STEADY, TEN
+from sim.fleet import Fleet
+from sim.laws import laws
+from sim.measure import Figures, figures
+from sim.report import report
+from sim.scenarios import HUGE, STEADY, TEN
 
 _HERE = Path(__file__).parent
 _SCENARIOS = {scenario.name: scenario for scenario in (STEADY, *TEN, HUGE)}
@@ -102,7 +102,7 @@ def main() -> None:
     after = rest.split(_END)[1]
     readme.write_text(f"{before}{_BEGIN}\n{report(results)}{_END}{after}")
     # Not above, so that the simulation itself needs nothing but Python.
-    from .plot import draw
+    from sim.plot import draw
 
     draw(_HERE)
 

@@ -17,10 +17,9 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from leanq.scaling import Stats
-
-from .parts import Given, Law, Outcome, Running, View, Worker
-from .scenarios import Scenario, Span
+from leanq.scale import Stats
+from sim.parts import Given, Law, Outcome, Running, View, Worker
+from sim.scenarios import Scenario, Span
 
 TICK_S = 15.0
 START_MEDIAN_S, START_SIGMA, START_MOST_S = 75.0, 0.5, 600.0

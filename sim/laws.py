@@ -7,11 +7,10 @@ from collections.abc import Callable
 from itertools import accumulate
 from random import Random
 
-from leanq.scaling import Memory, ScaleSettings, decide
-
-from .fleet import GRACE_S, START_MEDIAN_S, TICK_S
-from .parts import Law, View
-from .scenarios import Scenario
+from leanq.scale import Memory, ScaleSettings, decide
+from sim.fleet import GRACE_S, START_MEDIAN_S, TICK_S
+from sim.parts import Law, View
+from sim.scenarios import Scenario
 
 MOST = 1000
 _CPU_WINDOW_S = 30.0

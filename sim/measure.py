@@ -8,8 +8,8 @@ from random import Random
 from statistics import fmean
 from typing import NamedTuple
 
-from .parts import Outcome
-from .scenarios import Scenario
+from sim.parts import Outcome
+from sim.scenarios import Scenario
 
 _RESAMPLES = 2000
 

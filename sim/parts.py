@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from leanq.scaling import Stats
+from leanq.scale import Stats
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-from .measure import interval, known
+from sim.measure import interval, known
 
 _COLOURS = {
     "deadline": "#0b6e4f",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .measure import Figures, Interval, difference, interval, known, quantile
-from .scenarios import TEN
+from sim.measure import Figures, Interval, difference, interval, known, quantile
+from sim.scenarios import TEN
 
 Runs = Mapping[str, Mapping[str, Sequence[Figures]]]
 """By scenario and law, a run for each seed."""

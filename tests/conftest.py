@@ -13,20 +13,20 @@ from pathlib import Path
 
 import pytest
 import redis
-from campaigns import Desk, desk_at
-from fleets import Recorder, look, serving, sweep
 from hypothesis import HealthCheck
 from hypothesis import settings as profile
-from servers import Server, own_server
-from shards import LEASE_MS, Shard, open_shard
-from sites import Site, new_site
-from terminals import Terminal, new_fleet, new_terminal
+from support.campaigns import Desk, desk_at
+from support.fleets import Recorder, look, serving, sweep
+from support.servers import Server, own_server
+from support.shards import LEASE_MS, Shard, open_shard
+from support.sites import Site, new_site
+from support.terminals import Terminal, new_fleet, new_terminal
 
 from leanq.client import AsyncLeanQClient
-from leanq.config import Settings
-from leanq.drivers.environment import Environment, open_environment
+from leanq.lean.environment import Environment, open_environment
 from leanq.local import EmbeddedServer, find_server
-from leanq.queue import Queue
+from leanq.queue.queue import Queue
+from leanq.queue.settings import Settings
 
 # Machines are shared and noisy, and a failure must come back when it is looked for.
 profile.register_profile(

@@ -7,18 +7,18 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
-from terminals import SAMPLES, Done, Terminal, ended
+from support.paths import ROOT
+from support.terminals import SAMPLES, Done, Terminal, ended
 
 from leanq import Result
-from leanq.config import Settings
 from leanq.errors import TooLargeError, UnavailableError, UnknownEnvironmentError
-from leanq.wire import Reply
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Reply
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 
 # As Jupyter runs a notebook: cell by cell in one namespace and one event loop.
 KERNEL = """

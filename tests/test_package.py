@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 from conftest import missing
-from terminals import ended, new_terminal
+from support.paths import ROOT
+from support.terminals import ended, new_terminal
 
 from leanq import __version__
-
-ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)

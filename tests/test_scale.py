@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from leanq.errors import UsageError
-from leanq.scaling import Decision, Memory, Reason, ScaleSettings, Stats, decide
+from leanq.scale import Decision, Memory, Reason, ScaleSettings, Stats, decide
 
 TICK_S = 15.0
 SLOTS = 4

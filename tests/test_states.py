@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 from conftest import eventually
-from shards import with_test_clock
-from stores import (
+from support.shards import with_test_clock
+from support.stores import (
     HOUR_MS,
     HOURS,
     ROOT,
@@ -25,18 +25,18 @@ from stores import (
     packed,
 )
 
-import leanq.queue
+import leanq.queue.queue
 import leanq.states
-from leanq.config import Settings
 from leanq.errors import QueueFullError, UnavailableError
 from leanq.local import EmbeddedServer
-from leanq.queue import every_shard
+from leanq.queue.queue import every_shard
+from leanq.queue.settings import Settings
 from leanq.states import MemoryStates, Packed, RedisStates, States
 
 
 @pytest.fixture(autouse=True)
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leanq.queue, "script_text", with_test_clock)
+    monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
 
 
 @pytest.fixture

@@ -19,13 +19,13 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from shards import with_test_clock
-from stores import HOUR_MS, HOURS, ROOT, child, collect_all, digest, early, open_store
+from support.shards import with_test_clock
+from support.stores import HOUR_MS, HOURS, ROOT, child, collect_all, digest, early, open_store
 
-import leanq.queue
+import leanq.queue.queue
 import leanq.states
-from leanq.config import Settings
 from leanq.local import EmbeddedServer
+from leanq.queue.settings import Settings
 from leanq.states import Packed
 
 _T = TypeVar("_T")
@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
 
 
 def test_store_does_as_the_model(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leanq.queue, "script_text", with_test_clock)
+    monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
     monkeypatch.setattr(leanq.states, "_BUCKETS", 2)
     Machine.server = server
     run_state_machine_as_test(

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from ..client import AsyncLeanQClient
-from ..errors import UsageError
-from .coordinator import Command, Coordinator, Plan, Watcher
-from .journal import Journal
-from .rows import Data, Fields, open_data
+from leanq.campaigns.coordinator import Command, Coordinator, Plan, Watcher
+from leanq.campaigns.dataset import Data, Fields, open_data
+from leanq.campaigns.journal import Journal
+from leanq.client import AsyncLeanQClient
+from leanq.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
-from ..calls import ECHO_LANE, Calls, Check
-from ..client import AsyncLeanQClient
-from ..config import Settings
-from ..errors import (
+from leanq.campaigns.dataset import BadRow, Data, Row
+from leanq.campaigns.journal import Cursor, Journal, Order
+from leanq.campaigns.results import cancelled, of_error, of_reply
+from leanq.client import AsyncLeanQClient
+from leanq.errors import (
     ClosedError,
     LeanQError,
     LostError,
@@ -26,10 +27,9 @@ from ..errors import (
     UnknownEnvironmentError,
     UsageError,
 )
-from ..wire import Reply
-from .journal import Cursor, Journal, Order
-from .results import cancelled, of_error, of_reply
-from .rows import BadRow, Data, Row
+from leanq.producer.request_builder import ECHO_LANE, Calls, Check
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Reply
 
 Command = Literal["go on", "pause", "cancel"]
 
@@ -46,7 +46,7 @@ class Plan:
     """How a campaign's rows are checked.
 
     Attributes:
-        options: of each check, as :class:`~leanq.calls.Check` has them.
+        options: of each check, as :class:`~leanq.producer.request_builder.Check` has them.
         window: requests in flight at a time.
         first_success: whether a problem's other attempts end with its first success.
         order: of the records in the results.

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, BinaryIO, Literal
 
-from ..errors import UsageError
-from ..values import LEAN_VERDICTS
-from .parquet import pyarrow
-from .results import is_parquet, pack, read_results, write_results
+from leanq.campaigns.dataset.parquet import pyarrow
+from leanq.campaigns.results import is_parquet, pack, read_results, write_results
+from leanq.errors import UsageError
+from leanq.queue.requests import LEAN_VERDICTS
 
 Order = Literal["input", "finished"]
 

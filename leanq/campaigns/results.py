@@ -28,10 +28,10 @@ from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import Any, BinaryIO
 
-from ..errors import UsageError
-from ..values import Reply, told_of_check
-from .fields import BadRow, Row
-from .parquet import ParquetFile, pyarrow
+from leanq.campaigns.dataset.parquet import ParquetFile, pyarrow
+from leanq.campaigns.dataset.row import BadRow, Row
+from leanq.errors import UsageError
+from leanq.queue.requests import Reply, told_of_check
 
 _OF_REPLY = (
     *("verdict", "messages", "sorries", "axioms", "attempts", "worker"),

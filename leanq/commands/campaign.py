@@ -15,18 +15,18 @@ from typing import Any
 import click
 import redis
 
-from ..campaigns.campaign import Campaign
-from ..campaigns.coordinator import Command
-from ..campaigns.jobs import Campaigns, Sent
-from ..campaigns.worker import work as work_for_rq
-from ..client import AsyncLeanQClient
-from ..config import Settings, check_name, check_url, each_host
-from ..errors import UnavailableError, UsageError
-from ..logs import log_to_stderr
-from ..wire import LEAN_VERDICTS
-from .fleet import queue_url
-from .progress import Shown, summary
-from .submit import hint, interruptible, queue_at
+from leanq.campaigns.campaign import Campaign
+from leanq.campaigns.coordinator import Command
+from leanq.campaigns.rq_queue import Campaigns, Sent
+from leanq.campaigns.rq_worker import work as work_for_rq
+from leanq.client import AsyncLeanQClient
+from leanq.commands.fleet import queue_url
+from leanq.commands.progress import Shown, summary
+from leanq.commands.submit import hint, interruptible, queue_at
+from leanq.errors import UnavailableError, UsageError
+from leanq.fleet.logging import log_to_stderr
+from leanq.queue.settings import Settings, check_name, check_url, each_host
+from leanq.queue.wire import LEAN_VERDICTS
 
 _NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
 

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import click
 
-from .. import wire
-from ..errors import InvalidRequestError, QueueFullError, UnknownEnvironmentError, WireError
-from ..keys import retry_rid, shard_of
-from ..queue import Queue, every_shard
-from ..transitions import DeadLetter, Full, UnknownLane
-from .fleet import queue_settings
+from leanq.commands.fleet import queue_settings
+from leanq.errors import InvalidRequestError, QueueFullError, UnknownEnvironmentError, WireError
+from leanq.queue import wire
+from leanq.queue.keys import retry_rid, shard_of
+from leanq.queue.queue import Queue, every_shard
+from leanq.queue.results import DeadLetter, Full, UnknownLane
 
 _T = TypeVar("_T")
 

@@ -14,22 +14,22 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from .. import __version__
-from ..config import Settings, without_password
-from ..drivers.environment import Environment, open_environment
-from ..drivers.lean import LeanDriver
-from ..drivers.repl.program import ReplProgram, find_repl
-from ..drivers.repl.protocol import Elaborated, Stepped
-from ..drivers.repl.session import Live, Recycling, Session
-from ..drivers.repl.sessions import Sessions
-from ..drivers.source import split_header
-from ..errors import LeanQError, ReplError
-from ..local import EmbeddedServer, UpFile, embedded_settings, find_server
-from ..queue import Queue
-from ..sandbox import Limits, Sandbox
-from ..states import MemoryStates
-from ..wire import Request
-from .build import project_here
+from leanq import __version__
+from leanq.commands.common import project_here
+from leanq.errors import LeanQError, ReplError
+from leanq.lean.environment import Environment, open_environment
+from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.repl.program import ReplProgram, find_repl
+from leanq.lean.repl.protocol import Elaborated, Stepped
+from leanq.lean.repl.session import Live, Recycling, Session
+from leanq.lean.repl.sessions import Sessions
+from leanq.lean.sandbox.sandbox import Limits, Sandbox
+from leanq.lean.syntax import split_header
+from leanq.local import EmbeddedServer, UpFile, embedded_settings, find_server
+from leanq.queue.queue import Queue
+from leanq.queue.settings import Settings, without_password
+from leanq.queue.wire import Request
+from leanq.states import MemoryStates
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,17 +15,24 @@ from typing import Any
 
 import click
 
-from ..backfill import backfill
-from ..config import Settings
-from ..errors import UnavailableError, UsageError
-from ..exposition import Page, Sample, counted_samples, exposition, fleet_samples, openmetrics
-from ..fleet import Times, glance
-from ..local import EmbeddedServer, UpFile, embedded_settings
-from ..logs import log_to_stderr
-from ..queue import every_shard
-from ..reaper import reap_all
-from ..worker import Worker
-from .build import make_worker
+from leanq.commands.common import make_worker
+from leanq.errors import UnavailableError, UsageError
+from leanq.fleet.backfill import backfill
+from leanq.fleet.logging import log_to_stderr
+from leanq.fleet.prometheus import (
+    Page,
+    Sample,
+    counted_samples,
+    exposition,
+    fleet_samples,
+    openmetrics,
+)
+from leanq.fleet.stats import Times, glance
+from leanq.local import EmbeddedServer, UpFile, embedded_settings
+from leanq.queue.queue import every_shard
+from leanq.queue.reaper import reap_all
+from leanq.queue.settings import Settings
+from leanq.worker import Worker
 
 log = logging.getLogger("leanq.worker")
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 import click
 
-from ..config import Settings, check_name
-from ..errors import UsageError
-from ..queue import every_shard
-from .fleet import queue_settings
+from leanq.commands.fleet import queue_settings
+from leanq.errors import UsageError
+from leanq.queue.queue import every_shard
+from leanq.queue.settings import Settings, check_name
 
 
 def hold_back(

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import click
 
-from ..campaigns.coordinator import Command, Progress
+from leanq.campaigns.coordinator import Command, Progress
 
 # Plain lines come so far apart (s); rates are those of the last minute.
 _LINE_S = 10.0

@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from ..campaigns.results import read_results
-from ..errors import UsageError
-from ..reports.comparison import Comparing, Comparison
-from ..reports.outcomes import Outcome, one_line, outcomes
-from ..reports.report import Report, summarise
-from ..reports.sections import markdown, sections, text
+from leanq.campaigns.report.comparison import Comparing, Comparison
+from leanq.campaigns.report.figures import Report, summarise
+from leanq.campaigns.report.outcomes import Outcome, one_line, outcomes
+from leanq.campaigns.report.sections import markdown, sections, text
+from leanq.campaigns.results import read_results
+from leanq.errors import UsageError
 
 _PRINTED = 30
 """Rows in a list on a terminal: what changed counts most, the rest stands on the page."""
@@ -83,7 +83,7 @@ def _draw(path: Path, found: Report, before: Report | None, comparison: Comparis
     if not found.records:
         return False
     try:
-        from ..reports.plot import draw
+        from leanq.campaigns.report.plot import draw
     except ImportError:
         click.echo("leanq: no plot: it needs matplotlib (pip install matplotlib)", err=True)
         return False

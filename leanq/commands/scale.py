@@ -14,14 +14,14 @@ from typing import Any
 
 import click
 
-from ..config import Settings, check_name
-from ..errors import UsageError
-from ..exposition import Page
-from ..logs import log_to_stderr
-from ..scaling import Decision, ScaleSettings, Stats
-from ..scaling.loop import Scaler
-from ..scaling.targets import LocalTarget, PrintTarget, Target
-from .fleet import queue_settings, until_signal
+from leanq.commands.fleet import queue_settings, until_signal
+from leanq.errors import UsageError
+from leanq.fleet.logging import log_to_stderr
+from leanq.fleet.prometheus import Page
+from leanq.fleet.scaler.loop import Scaler
+from leanq.fleet.scaler.targets import LocalTarget, PrintTarget, Target
+from leanq.queue.settings import Settings, check_name
+from leanq.scale import Decision, ScaleSettings, Stats
 
 log = logging.getLogger("leanq.scaler")
 
@@ -77,7 +77,7 @@ def _target(
     if name == "print":
         return PrintTarget()
     try:
-        from ..scaling.kube import KubernetesTarget
+        from leanq.fleet.scaler.kubernetes import KubernetesTarget
     except ImportError as error:
         raise UsageError(f"--target k8s needs: pip install 'leanq[k8s]' ({error})") from None
     return KubernetesTarget(identity=who, **kubernetes)

@@ -16,15 +16,15 @@ from typing import Any, TextIO, TypeVar
 
 import click
 
-from ..calls import Check
-from ..client import AsyncLeanQClient
-from ..config import MAX_REQUEST_BYTES, Settings
-from ..errors import InvalidRequestError, LeanQError, RequestError, TooLargeError, UsageError
-from ..local import EmbeddedServer, UpFile, embedded_settings, running
-from ..queue import look
-from ..values import told_of_check
-from ..wire import LEAN_VERDICTS, Reply, unpack_info
-from .build import make_worker
+from leanq.client import AsyncLeanQClient
+from leanq.commands.common import make_worker
+from leanq.errors import InvalidRequestError, LeanQError, RequestError, TooLargeError, UsageError
+from leanq.local import EmbeddedServer, UpFile, embedded_settings, running
+from leanq.producer.request_builder import Check
+from leanq.queue.queue import look
+from leanq.queue.requests import told_of_check
+from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
+from leanq.queue.wire import LEAN_VERDICTS, Reply, unpack_info
 
 _T = TypeVar("_T")
 

@@ -18,12 +18,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..config import Settings, without_password
-from ..errors import QueueError
-from ..fleet import Glance, glance_at
-from ..queue import every_shard
-from .fleet import queue_settings, until_signal
-from .look import lines, record_of, summary, worker_cells
+from leanq.commands.fleet import queue_settings, until_signal
+from leanq.commands.status import lines, record_of, summary, worker_cells
+from leanq.errors import QueueError
+from leanq.fleet.stats import Glance, glance_at
+from leanq.queue.queue import every_shard
+from leanq.queue.settings import Settings, without_password
 
 _EVERY_S = 1.0
 # Rates are over so many looks: enough to be read, few enough to follow.

@@ -1,0 +1,99 @@
+"""Data sets that are a folder of ``.lean`` files."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import islice
+
+from leanq.campaigns.dataset.row import MAX_CODE_BYTES, BadRow, Fields, Row, UnfitError, check_size
+from leanq.errors import UsageError
+
+_SUFFIX = ".lean"
+
+
+class Folder:
+    """The files in a folder and below it, sorted by their relative paths, which are their ids.
+
+    Positions count files. Names that begin with a dot are passed over, since a project keeps its
+    packages under one; links to folders are not followed, so none can lead back. A byte of a name
+    that is no UTF-8 stands in the id as ``\\xNN``.
+
+    Raises:
+        UsageError: the folder or one below it cannot be read, or there are no such files; or
+            fields were named, which files do not have.
+    """
+
+    def __init__(self, path: str, fields: Fields) -> None:
+        if fields != Fields():
+            raise UsageError(f"{path} is a folder; its files have no fields that could be named")
+        self.path = path
+        digest, self._total = blake2b(digest_size=8), 0
+        for name in self._names():
+            digest.update(b"%s\0%d\0" % (os.fsencode(name), _size_bytes(f"{path}/{name}")))
+            self._total += 1
+        if not self._total:
+            raise UsageError(f"there are no {_SUFFIX} files in {path}")
+        self.fingerprint = f"folder:{self._total}:{digest.hexdigest()}"
+
+    def total(self) -> int:
+        return self._total
+
+    def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
+        for name in islice(self._names(), start, None):
+            start += 1
+            shown = os.fsencode(name).decode(errors="backslashreplace")
+            try:
+                code = _read(f"{self.path}/{name}")
+            except UnfitError as error:
+                yield BadRow(line, start, shown, str(error))
+            else:
+                yield Row(line, start, shown, None, (code,), False)
+            line += 1
+
+    def _names(self, below: str = "") -> Iterator[str]:
+        """The relative paths, sorted as whole texts though only one folder is held at a time."""
+        try:
+            with os.scandir(f"{self.path}/{below}") as entries:
+                # With the slash that its files' paths have, a folder stands where they belong.
+                names = sorted(
+                    f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
+                    for entry in entries
+                    if not entry.name.startswith(".")
+                )
+        except OSError as error:
+            raise UsageError(f"{self.path}/{below}: {error.strerror}") from None
+        for name in names:
+            if name.endswith("/"):
+                yield from self._names(below + name)
+            elif name.endswith(_SUFFIX):
+                yield below + name
+
+
+def _size_bytes(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # of a row that will be a bad one
+        return -1
+
+
+def _read(path: str) -> str:
+    """The text of a file. Raises UnfitError."""
+    try:
+        # A pipe would keep its reader waiting.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise UnfitError("no regular file")
+            check_size(status.st_size)
+            data = stream.read(MAX_CODE_BYTES + 1)
+    except OSError as error:
+        raise UnfitError(error.strerror or type(error).__name__) from None
+    check_size(len(data))  # as the file may be growing
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        found = data[error.start]
+        raise UnfitError(f"no UTF-8 text: byte {error.start + 1} is 0x{found:02x}") from None

@@ -1,0 +1,132 @@
+"""Data sets of one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import os
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any, BinaryIO
+
+from leanq.campaigns.dataset.row import BadRow, Fields, Row, UnfitError, read_row
+from leanq.errors import UsageError
+from leanq.queue.settings import MAX_REQUEST_BYTES
+
+MAX_LINE_BYTES = 4 * MAX_REQUEST_BYTES
+"""The longest line that is read: of several texts, or of one with many escaped characters."""
+
+_CHUNK_BYTES = 1 << 20
+_END_BYTES = 1 << 16
+
+
+class Jsonl:
+    """A JSONL file: UTF-8, with or without a byte order mark. Positions are offsets in bytes.
+
+    Raises:
+        UsageError: the file cannot be read, or is a JSON array.
+    """
+
+    def __init__(self, path: str, fields: Fields) -> None:
+        self.path = path
+        self._fields = fields
+        try:
+            with open(path, "rb") as stream:
+                head = stream.read(_END_BYTES)
+                size_bytes = os.fstat(stream.fileno()).st_size
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+        self._begin = len(BOM_UTF8) if head.startswith(BOM_UTF8) else 0
+        # In a file of lines this is one bad row; what is called .json may well be a single array.
+        if path.lower().endswith(".json") and head[self._begin :].lstrip().startswith(b"["):
+            raise UsageError(f"{path} is a JSON array; what is read has one JSON object per line")
+        self.fingerprint = f"jsonl:{size_bytes}:{ends_hash(path)}"
+
+    def total(self) -> int:
+        """The number of lines that are not blank; reads the whole file once."""
+        count, is_row = 0, False
+        try:
+            with open(self.path, "rb", buffering=0) as stream:
+                stream.seek(self._begin)
+                while chunk := stream.read(_CHUNK_BYTES):
+                    pieces = chunk.split(b"\n")
+                    is_row = is_row or _is_row(pieces[0])
+                    if len(pieces) > 1:
+                        count += is_row + sum(map(_is_row, pieces[1:-1]))
+                        is_row = _is_row(pieces[-1])
+        except OSError as error:
+            raise UsageError(f"{self.path}: {error.strerror}") from None
+        return count + is_row
+
+    def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
+        position = max(start, self._begin)
+        try:
+            with open(self.path, "rb", buffering=_CHUNK_BYTES) as stream:
+                stream.seek(position)
+                while text := stream.readline(MAX_LINE_BYTES + 1):
+                    position += len(text)
+                    if len(text) > MAX_LINE_BYTES and not text.endswith(b"\n"):
+                        del text
+                        beyond_bytes = _skip_line(stream)
+                        size_bytes = MAX_LINE_BYTES + 1 + beyond_bytes
+                        position += beyond_bytes
+                        error = (
+                            f"the line has {size_bytes} bytes; at most {MAX_LINE_BYTES} are read"
+                        )
+                        yield BadRow(line, position, None, error)
+                    elif _is_row(text):
+                        yield self._row(line, position, text)
+                    line += 1
+        except OSError as error:
+            raise UsageError(f"{self.path}: {error.strerror}") from None
+
+    def _row(self, line: int, following: int, text: bytes) -> Row | BadRow:
+        try:
+            record = _parse(text)
+        except UnfitError as error:
+            return BadRow(line, following, None, str(error))
+        return read_row(self._fields, line, following, record)
+
+
+def ends_hash(path: str) -> str:
+    """A hash of a file's beginning and end: 16 hexadecimal digits. Raises UsageError."""
+    try:
+        with open(path, "rb", buffering=0) as stream:
+            head = stream.read(_END_BYTES)
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _END_BYTES))
+            return blake2b(head + stream.read(_END_BYTES), digest_size=8).hexdigest()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def _is_row(text: bytes) -> bool:
+    return bool(text) and not text.isspace()
+
+
+def _skip_line(stream: BinaryIO) -> int:
+    """Reads to the end of the line; the number of bytes."""
+    skipped = 0
+    while piece := stream.readline(_CHUNK_BYTES):
+        skipped += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return skipped
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(text.decode())
+    except UnicodeDecodeError as error:
+        found = text[error.start]
+        raise UnfitError(f"no UTF-8 text: byte {error.start + 1} is 0x{found:02x}") from None
+    except json.JSONDecodeError as error:
+        # What is missing at the end would be found missing after the line's own end.
+        column = min(error.pos, len(error.doc.rstrip())) + 1
+        raise UnfitError(f"no JSON: {error.msg} at column {column}") from None
+    except RecursionError:
+        raise UnfitError("JSON that is nested too deeply") from None
+    except ValueError:  # which int() raises
+        raise UnfitError("JSON with a number of too many digits") from None
+    if not isinstance(record, dict):
+        raise UnfitError("no JSON object")
+    return record

@@ -1,0 +1,156 @@
+"""Parquet files: data sets, and results as a table. They need pyarrow, which leanq does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+from leanq.campaigns.dataset.jsonl import ends_hash
+from leanq.campaigns.dataset.row import BadRow, Fields, Row, read_row
+from leanq.errors import UsageError
+
+# Rows that are decoded at a time: fewer where they are large on average.
+_BATCH_ROWS = 256
+_BATCH_BYTES = 8 << 20
+# Pages are read as they are needed, and not all of a row group's.
+_BUFFER_BYTES = 1 << 18
+
+
+class ParquetFile:
+    """A Parquet file, read by rows.
+
+    Attributes:
+        columns: the names of its columns.
+        count: the number of its rows.
+
+    Raises:
+        UsageError: pyarrow is missing, or the file cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        arrow, self._parquet = pyarrow(path)
+        self._errors: tuple[type[Exception], ...] = (arrow.ArrowException, OSError)
+        with self._open() as file:
+            self.columns: Sequence[str] = file.schema_arrow.names
+            self.count: int = file.metadata.num_rows
+
+    def records(self, columns: Sequence[str], start: int = 0) -> Iterator[dict[str, Any]]:
+        """The rows from number ``start`` (from 0) on, with only these columns.
+
+        Raises:
+            UsageError: the file cannot be read, or has not exactly one column of a name.
+        """
+        if absent := next((name for name in columns if self.columns.count(name) != 1), None):
+            found = ", ".join(map(repr, self.columns))
+            raise UsageError(f"{self.path} has no one column {absent!r:.60}; it has {found:.500}")
+        return self._records(columns, start)
+
+    def _records(self, columns: Sequence[str], start: int) -> Iterator[dict[str, Any]]:
+        with self._open() as file:
+            for group in range(file.num_row_groups):
+                count = file.metadata.row_group(group).num_rows
+                if start < count:
+                    yield from self._of_group(file, group, columns, start)
+                start = max(0, start - count)
+
+    def _of_group(
+        self, file: Any, group: int, columns: Sequence[str], start: int
+    ) -> Iterator[dict[str, Any]]:
+        batches = file.iter_batches(
+            batch_size=_batch_rows(file.metadata.row_group(group), columns),
+            row_groups=[group],
+            columns=columns,
+            # A coordinator waits for Lean, not for this; and a process with threads forks badly.
+            use_threads=False,
+        )
+        while (batch := self._told(lambda: next(batches, None))) is not None:
+            if start < batch.num_rows:
+                values = [_values(batch.column(name)[start:]) for name in columns]
+                for row in zip(*values, strict=True):
+                    yield dict(zip(columns, row, strict=True))
+            start = max(0, start - batch.num_rows)
+
+    def _open(self) -> Any:
+        return self._told(
+            lambda: self._parquet.ParquetFile(
+                self.path, buffer_size=_BUFFER_BYTES, pre_buffer=False
+            )
+        )
+
+    def _told(self, read: Callable[[], Any]) -> Any:
+        """What ``read`` returns; UsageError where the file is at fault."""
+        try:
+            return read()
+        except self._errors as error:
+            # Where the system refuses, pyarrow's words for it are many, and the path is among them.
+            number = error.errno if isinstance(error, OSError) else None
+            why = os.strerror(number) if number else " ".join(str(error).split())
+            raise UsageError(f"{self.path}: {why:.200}") from None
+
+
+class Parquet:
+    """A data set in a Parquet file. Positions count rows.
+
+    Raises:
+        UsageError: pyarrow is missing, the file cannot be read, or it lacks a column.
+    """
+
+    def __init__(self, path: str, fields: Fields) -> None:
+        self.path = path
+        self._fields = fields
+        self._file = ParquetFile(path)
+        named = (fields.id, fields.code, fields.problem, fields.header, fields.prompt)
+        # Each once, as several fields may be taken from one column.
+        self._columns = list(dict.fromkeys(name for name in named if name is not None))
+        self._file.records(self._columns)
+        self.fingerprint = f"parquet:{os.path.getsize(path)}:{ends_hash(path)}"
+
+    def total(self) -> int:
+        return self._file.count
+
+    def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
+        for record in self._file.records(self._columns, start):
+            start += 1
+            yield read_row(self._fields, line, start, record)
+            line += 1
+
+
+def pyarrow(path: str) -> tuple[Any, Any]:
+    """The modules ``pyarrow`` and ``pyarrow.parquet``. Raises UsageError where there are none."""
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        raise UsageError(
+            f"{path}: Parquet needs pyarrow, which is not installed (pip install pyarrow)"
+        ) from None
+
+
+def _batch_rows(group: Any, columns: Sequence[str]) -> int:
+    chunks = (group.column(place) for place in range(group.num_columns))
+    size_bytes: int = sum(
+        chunk.total_uncompressed_size
+        for chunk in chunks
+        # A list's elements are in a column below it.
+        if chunk.path_in_schema.partition(".")[0] in columns or chunk.path_in_schema in columns
+    )
+    count: int = group.num_rows
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * count // max(1, size_bytes)))
+
+
+def _values(column: Any) -> list[Any]:
+    try:
+        values: list[Any] = column.to_pylist()
+    except ValueError:
+        return [_value(cell) for cell in column]
+    return values
+
+
+def _value(cell: Any) -> Any:
+    """A cell as Python has it; no text where its bytes are none."""
+    try:
+        return cell.as_py()
+    except ValueError:
+        return b""

@@ -1,0 +1,192 @@
+"""What became different between two files of results.
+
+Records are matched by id and sample; where a row has no id, its line stands for it. A record with
+an error gives way to one with a verdict, for a second row with the same id ends with an error.
+
+Memory: the older file's keys with a number each, about 250 MB for a million records, and the
+records of the newer file that ended with an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from leanq.campaigns.report.estimates import Interval, mean_of_differences
+from leanq.campaigns.report.outcomes import ENDS, NO_SAMPLES, Outcome
+from leanq.queue.requests import value
+
+KEPT = 2000
+"""Records of a kind that are kept for a list."""
+
+_Key = tuple[str | tuple[int], int | None]
+_MATCHED = -1
+
+
+@value
+class Change:
+    """A record that ended in two ways; ``other_code`` is ``None`` where a hash is missing."""
+
+    name: str
+    old: str
+    new: str
+    other_code: bool | None
+
+
+@value
+class Names:
+    """Some of ``total`` records, by name."""
+
+    total: int
+    names: tuple[str, ...]
+
+
+@value
+class Changes:
+    """Some of ``total`` changes."""
+
+    total: int
+    records: tuple[Change, ...]
+
+
+@value
+class Transition:
+    """How many records ended as ``old`` and end as ``new``."""
+
+    old: str
+    new: str
+    count: int
+
+
+@value
+class Comparison:
+    """An older and a newer file.
+
+    Attributes:
+        matched: records in both.
+        other_code: how many of these are of another text, whatever the verdicts.
+        lost, gained, other: verdicts that changed: from accepted, to accepted, and all others.
+        only_old, only_new: records that stand in one file.
+        repeated: records of the newer file that have an id and sample twice, beside the first.
+        transitions: how often each came, also where nothing changed; the commonest first.
+        pass_1: by how much pass@1 rose, over the ``pairs`` problems with samples in both files.
+    """
+
+    matched: int
+    other_code: int
+    lost: Changes
+    gained: Changes
+    other: Changes
+    only_old: Names
+    only_new: Names
+    repeated: int
+    transitions: tuple[Transition, ...]
+    pass_1: Interval | None
+    pairs: int
+
+
+class Comparing:
+    """Listens to the outcomes of the older file, then to those of the newer."""
+
+    def __init__(self) -> None:
+        self._old: dict[_Key, int] = {}
+        self._errors: list[Outcome] = []
+        self._transitions: Counter[tuple[str, str]] = Counter()
+        self._changes: dict[str, list[Change]] = {"lost": [], "gained": [], "other": []}
+        self._only_new: list[str] = []
+        self._only_new_total = self._repeated = self._other_code = 0
+        self._alone: Counter[float] = Counter()
+        self._several: dict[object, list[int]] = {}
+
+    def old(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+        """Yields ``outcomes`` on. All of it must have passed before ``new`` begins."""
+        for outcome in outcomes:
+            key = _key(outcome)
+            if outcome.end != "error" or key not in self._old:
+                # One number, as a pair would take twice the memory.
+                self._old[key] = (outcome.code_hash or 0) * len(ENDS) + ENDS.index(outcome.end)
+            yield outcome
+
+    def new(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+        """Yields ``outcomes`` on."""
+        for outcome in outcomes:
+            if outcome.end == "error":
+                self._errors.append(outcome)
+            else:
+                self._match(outcome)
+            yield outcome
+        for outcome in self._errors:
+            self._match(outcome)
+
+    def _match(self, new: Outcome) -> None:
+        key = _key(new)
+        found = self._old.get(key)
+        if found is None:
+            self._only_new_total += 1
+            if len(self._only_new) < KEPT:
+                self._only_new.append(new.name)
+        elif found == _MATCHED:
+            self._repeated += 1
+        else:
+            self._old[key] = _MATCHED
+            code_hash, end = divmod(found, len(ENDS))
+            known = bool(code_hash and new.code_hash)
+            other_code = code_hash != new.code_hash if known else None
+            self._other_code += bool(other_code)
+            self._count(key, ENDS[end], new, other_code)
+
+    def _count(self, key: _Key, old: str, new: Outcome, other_code: bool | None) -> None:
+        self._transitions[old, new.end] += 1
+        kind = kind_of(old, new.end)
+        if old != new.end and len(self._changes[kind]) < KEPT:
+            self._changes[kind].append(Change(new.name, old, new.end, other_code))
+        if old in NO_SAMPLES or new.end in NO_SAMPLES:
+            return
+        rise = (new.end == "accepted") - (old == "accepted")
+        if (group := new.group) is None:
+            self._alone[rise] += 1
+        else:
+            pairs = self._several.setdefault(group, [0, 0])
+            pairs[0] += 1
+            pairs[1] += rise
+
+    def result(self) -> Comparison:
+        """What came of it, once all has passed."""
+        rises = self._alone + Counter(rise / n for n, rise in self._several.values())
+        totals: Counter[str] = Counter()
+        for (old, new), count in self._transitions.items():
+            if old != new:
+                totals[kind_of(old, new)] += count
+        changes = {kind: Changes(totals[kind], tuple(kept)) for kind, kept in self._changes.items()}
+        left = [key for key, found in self._old.items() if found != _MATCHED]
+        return Comparison(
+            matched=self._transitions.total(),
+            other_code=self._other_code,
+            **changes,
+            only_old=Names(len(left), tuple(map(_name, left[:KEPT]))),
+            only_new=Names(self._only_new_total, tuple(self._only_new)),
+            repeated=self._repeated,
+            transitions=tuple(
+                Transition(old, new, count) for (old, new), count in self._transitions.most_common()
+            ),
+            pass_1=mean_of_differences(rises),
+            pairs=rises.total(),
+        )
+
+
+def kind_of(old: str, new: str) -> str:
+    """``lost`` or ``gained``, where it is about being accepted; else ``other``."""
+    if old == new:
+        return "other"
+    return "lost" if old == "accepted" else "gained" if new == "accepted" else "other"
+
+
+def _key(outcome: Outcome) -> _Key:
+    # A line in a tuple of its own is no id of another row. In Parquet, ids are texts.
+    return ((outcome.line,) if outcome.id is None else str(outcome.id), outcome.sample)
+
+
+def _name(key: _Key) -> str:
+    place, sample = key
+    name = f"line {place[0]}" if isinstance(place, tuple) else place
+    return name if sample is None else f"{name} [{sample}]"

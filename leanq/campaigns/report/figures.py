@@ -1,0 +1,340 @@
+"""The figures of a campaign's results.
+
+What counts as what, in pass@k: a record is a sample, and ``accepted`` is success. Everything else
+is failure, also where the infrastructure gave up or the row was bad: leaving such samples out would
+flatter whoever produces them. How many there are stands beside the figure. Only what was
+``cancelled`` is no sample, for it was withdrawn because a sibling had been accepted; where there is
+any, which samples exist depends on what was accepted, so pass@1 is too high, and pass@k for k > 1
+would leave out just the easy problems: it is not given. Which problems were solved is known still.
+
+Memory: for a million records about 300 MB. What grows with their number are three floats each,
+a number for each different text, two for each problem of several samples; messages are not kept.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from bisect import bisect
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+from leanq.campaigns.report.estimates import Interval, mean_of_shares, pass_at_k, quantile
+from leanq.campaigns.report.outcomes import ENDS, INFRASTRUCTURE, NO_SAMPLES, Outcome
+from leanq.queue.requests import value
+
+SLOWEST = 10
+COMMONEST = 10
+KEPT = 1000
+"""Records or texts of a kind that are kept for a list."""
+
+CPU_EDGES_S = tuple(10 ** (exponent / 5) for exponent in range(-15, 26))
+"""Where the bins of CPU times begin and end, 1 ms to 28 h; the outer bins take what is beyond."""
+
+_DIFFERENT_COMPLAINTS = 10_000
+_LINES_OF_A_TEXT = 5
+
+
+@value
+class Pass:
+    """pass@``k`` over the ``problems`` that have at least ``k`` samples."""
+
+    k: int
+    problems: int
+    share: Interval
+
+
+@value
+class Quantiles:
+    """Seconds, each as it was measured: the smallest that such a share of all do not exceed."""
+
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+@value
+class Named:
+    """One record in a list."""
+
+    name: str
+    line: int
+    end: str
+    attempts: int
+    cpu_s: float | None
+    wall_s: float | None
+
+
+@value
+class Listed:
+    """Some of ``total`` records."""
+
+    total: int
+    records: tuple[Named, ...]
+
+
+@value
+class FlakyText:
+    """A text that ended in several ways, the first of its lines in the data, and how it ended."""
+
+    code_hash: str
+    ends: tuple[str, ...]
+    lines: tuple[int, ...]
+
+
+@value
+class FlakyTexts:
+    """Some of ``total`` flaky texts."""
+
+    total: int
+    texts: tuple[FlakyText, ...]
+
+
+@value
+class Common:
+    """A complaint and how often it came."""
+
+    text: str
+    count: int
+
+
+@value
+class Report:
+    """The figures of one file.
+
+    Attributes:
+        records, rows, problems, samples: how many; ``samples`` without those cancelled.
+        solved: problems with an accepted sample.
+        ends: how often each verdict came, ``error`` and ``none`` among them; in a fixed order.
+        passes: pass@k for k = 1, 2, 4, …; only k = 1 where samples were cancelled.
+        times: quantiles of ``queued_s``, ``cpu_s``, ``wall_s`` over all replies.
+        cpu_hours: of all of them.
+        cpu_median_s, cpu_bins: by verdict: the median, and counts between ``CPU_EDGES_S``.
+        slowest: by CPU time, the slowest first.
+        flaky_texts: equal texts with different verdicts (``cancelled`` aside).
+        retried: records that took more than one lease, most leases first.
+        infrastructure: records whose verdict is the infrastructure's.
+        errors, reasons: the commonest errors, and reasons why Lean rejected.
+        environments: how many records each environment's fingerprint answered.
+    """
+
+    records: int
+    rows: int
+    problems: int
+    samples: int
+    solved: int
+    ends: Mapping[str, int]
+    passes: tuple[Pass, ...]
+    times: Mapping[str, Quantiles]
+    cpu_hours: float
+    cpu_median_s: Mapping[str, float]
+    cpu_bins: Mapping[str, tuple[int, ...]]
+    slowest: tuple[Named, ...]
+    flaky_texts: FlakyTexts
+    retried: Listed
+    infrastructure: Listed
+    errors: tuple[Common, ...]
+    reasons: tuple[Common, ...]
+    environments: Mapping[str, int]
+
+    @property
+    def cancelled(self) -> int:
+        return self.ends.get("cancelled", 0)
+
+
+def summarise(outcomes: Iterable[Outcome]) -> Report:
+    """The figures of ``outcomes``, in one pass."""
+    ends: Counter[str] = Counter()
+    environments: Counter[str] = Counter()
+    sampled_lines: set[int] = set()
+    problems, times, texts = _Problems(), _Times(), _Texts()
+    errors, reasons = _Complaints(), _Complaints()
+    slowest, retried, infrastructure = _Most(SLOWEST), _Most(KEPT), _Most(KEPT)
+    for outcome in outcomes:
+        ends[outcome.end] += 1
+        problems.add(outcome)
+        texts.add(outcome)
+        if outcome.sample is not None:
+            sampled_lines.add(outcome.line)
+        if outcome.fingerprint:
+            environments[outcome.fingerprint] += 1
+        if outcome.times:
+            times.add(outcome)
+            slowest.add(outcome.times.cpu_s, outcome)
+        if outcome.attempts > 1:
+            retried.add(outcome.attempts, outcome)
+        if outcome.end in INFRASTRUCTURE:
+            infrastructure.add(0, outcome)
+        if outcome.complaint:
+            (errors if outcome.end == "error" else reasons).add(outcome.complaint)
+    by_samples = problems.by_samples()
+    records, cancelled = ends.total(), ends["cancelled"]
+    return Report(
+        records=records,
+        rows=len(sampled_lines) + problems.rows_without_samples,
+        problems=by_samples.total(),
+        samples=records - sum(ends[end] for end in NO_SAMPLES),
+        solved=sum(count for (_, accepted), count in by_samples.items() if accepted),
+        ends={end: ends[end] for end in ENDS if ends[end]},
+        passes=passes(by_samples, most=1 if cancelled else None),
+        times=times.quantiles(),
+        cpu_hours=math.fsum(map(math.fsum, times.cpu_s.values())) / 3600,
+        cpu_median_s={end: quantile(sorted(s), 0.5) for end, s in times.cpu_s.items()},
+        cpu_bins={end: _bins(s) for end, s in times.cpu_s.items()},
+        slowest=slowest.listed().records,
+        flaky_texts=texts.flaky(),
+        retried=retried.listed(),
+        infrastructure=infrastructure.listed(),
+        errors=errors.commonest(),
+        reasons=reasons.commonest(),
+        environments=dict(environments.most_common(COMMONEST)),
+    )
+
+
+def passes(by_samples: Mapping[tuple[int, int], int], most: int | None = None) -> tuple[Pass, ...]:
+    """pass@k for k = 1, 2, 4, … up to ``most``, or to the most samples that a problem has; of
+    (samples, accepted) → how many problems."""
+    last = max((samples for samples, _ in by_samples), default=0)
+    found = []
+    k = 1
+    while k <= min(last, most or last):
+        shares: Counter[float] = Counter()
+        for (samples, accepted), problems in by_samples.items():
+            if samples >= k:
+                shares[pass_at_k(samples, accepted, k)] += problems
+        if share := mean_of_shares(shares):
+            found.append(Pass(k, shares.total(), share))
+        k *= 2
+    return tuple(found)
+
+
+class _Problems:
+    """Samples and successes of each problem."""
+
+    def __init__(self) -> None:
+        self.rows_without_samples = 0
+        self._alone: Counter[tuple[int, int]] = Counter()
+        self._several: dict[str | int, list[int]] = {}
+
+    def add(self, outcome: Outcome) -> None:
+        self.rows_without_samples += outcome.sample is None
+        sample, accepted = outcome.end not in NO_SAMPLES, outcome.end == "accepted"
+        # Most data has a row per problem: those take no memory each.
+        if (group := outcome.group) is None:
+            self._alone[sample, accepted] += outcome.end != "none"
+            return
+        counts = self._several.setdefault(group, [0, 0])
+        counts[0] += sample
+        counts[1] += accepted
+
+    def by_samples(self) -> Counter[tuple[int, int]]:
+        """(samples, accepted) → how many problems."""
+        found = Counter((samples, accepted) for samples, accepted in self._several.values())
+        return found + self._alone
+
+
+class _Times:
+    def __init__(self) -> None:
+        self.cpu_s: dict[str, array[float]] = {}
+        self._wall_s = array("d")
+        self._queued_s = array("d")
+
+    def add(self, outcome: Outcome) -> None:
+        if times := outcome.times:
+            self.cpu_s.setdefault(outcome.end, array("d")).append(times.cpu_s)
+            self._wall_s.append(times.wall_s)
+            self._queued_s.append(times.queued_s)
+
+    def quantiles(self) -> Mapping[str, Quantiles]:
+        cpu_s = array("d")
+        for each in self.cpu_s.values():
+            cpu_s.extend(each)
+        named = {"wall_s": self._wall_s, "cpu_s": cpu_s, "queued_s": self._queued_s}
+        found = {}
+        for name, seconds in named.items():
+            if ordered := sorted(seconds):
+                shares = (0.5, 0.9, 0.99, 1.0)
+                found[name] = Quantiles(*(quantile(ordered, share) for share in shares))
+        return found
+
+
+class _Texts:
+    """How equal texts ended, and where the first ones stand."""
+
+    def __init__(self) -> None:
+        # A text's line and end as one number: pairs would take twice the memory.
+        self._first: dict[int, int] = {}
+        self._flaky: dict[int, tuple[set[str], list[int]]] = {}
+
+    def add(self, outcome: Outcome) -> None:
+        text = outcome.code_hash
+        if text is None or outcome.end in NO_SAMPLES:
+            return
+        first = self._first.setdefault(text, outcome.line * len(ENDS) + ENDS.index(outcome.end))
+        line, end = first // len(ENDS), ENDS[first % len(ENDS)]
+        if end != outcome.end:
+            self._flaky.setdefault(text, ({end}, [line]))
+        if text in self._flaky:
+            ends, lines = self._flaky[text]
+            ends.add(outcome.end)
+            if len(lines) < _LINES_OF_A_TEXT and outcome.line not in lines:
+                lines.append(outcome.line)
+
+    def flaky(self) -> FlakyTexts:
+        shown = (
+            FlakyText(f"{text:016x}", tuple(sorted(ends, key=ENDS.index)), tuple(lines))
+            for text, (ends, lines) in islice(self._flaky.items(), KEPT)
+        )
+        return FlakyTexts(len(self._flaky), tuple(shown))
+
+
+class _Complaints:
+    """Counts texts. Once there are too many different ones, only those known are counted on:
+    the commonest have come by then."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, text: str) -> None:
+        if text in self._counts or len(self._counts) < _DIFFERENT_COMPLAINTS:
+            self._counts[text] += 1
+
+    def commonest(self) -> tuple[Common, ...]:
+        return tuple(Common(text, n) for text, n in self._counts.most_common(COMMONEST))
+
+
+class _Most:
+    """Counts records, and keeps those of the largest weight; of equal weight, the first."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._total = 0
+        self._heap: list[tuple[float, int, Outcome]] = []
+
+    def add(self, weight: float, outcome: Outcome) -> None:
+        self._total += 1
+        # The number before the record decides between equals, so records are never compared.
+        entry = (weight, -self._total, outcome)
+        if len(self._heap) < self._kept:
+            heapq.heappush(self._heap, entry)
+        elif entry > self._heap[0]:
+            heapq.heapreplace(self._heap, entry)
+
+    def listed(self) -> Listed:
+        ordered = sorted(self._heap, reverse=True)
+        return Listed(self._total, tuple(_named(outcome) for _, _, outcome in ordered))
+
+
+def _named(outcome: Outcome) -> Named:
+    times = outcome.times
+    cpu_s, wall_s = (times.cpu_s, times.wall_s) if times else (None, None)
+    return Named(outcome.name, outcome.line, outcome.end, outcome.attempts, cpu_s, wall_s)
+
+
+def _bins(seconds: Iterable[float]) -> tuple[int, ...]:
+    last = len(CPU_EDGES_S) - 2
+    counts = Counter(min(last, max(0, bisect(CPU_EDGES_S, s) - 1)) for s in seconds)
+    return tuple(counts[place] for place in range(last + 1))

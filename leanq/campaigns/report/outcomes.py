@@ -1,0 +1,147 @@
+"""What a report takes of a campaign's records."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
+
+from leanq.errors import UsageError
+from leanq.queue.requests import LEAN_VERDICTS, Verdict, value
+
+ENDS = (*get_args(Verdict), "error", "none")
+"""How a record can end: a verdict, an error, or as an echo does, with neither."""
+
+INFRASTRUCTURE = frozenset(get_args(Verdict)) - LEAN_VERDICTS - {"cancelled"}
+"""Verdicts that say nothing about the text, only that nobody found out."""
+
+NO_SAMPLES = frozenset({"cancelled", "none"})
+"""Ends of what was no attempt: withdrawn before anybody knew, or never one."""
+
+_QUOTED = re.compile(r"([Tt]actic )?(?:`[^`]+`|'[^\s']+'+|\"[^\"]*\"|«[^»]*»)")
+_NUMBER = re.compile(r"(?<![A-Za-z\d])\d+(?:\.\d+)*")
+_LONGEST_COMPLAINT = 160
+
+
+@value
+class Times:
+    """Seconds in the queue, of CPU in Lean, and on the worker."""
+
+    queued_s: float
+    cpu_s: float
+    wall_s: float
+
+
+@value
+class Outcome:
+    """One record.
+
+    Attributes:
+        id, line, sample, problem: as they stand in the record; ``None`` where absent.
+        end: one of ``ENDS``.
+        code_hash: of the text that was checked; ``None`` where none was.
+        fingerprint: the environment in which Lean answered.
+        attempts: leases that it took; 0 where nothing was sent.
+        times: ``None`` where there was no reply.
+        complaint: why Lean rejected it or what the error is, on one line without names and
+            numbers; empty where nothing was wrong.
+    """
+
+    id: str | int | None
+    line: int
+    sample: int | None
+    problem: str | int | None
+    end: str
+    code_hash: int | None
+    fingerprint: str | None
+    attempts: int
+    times: Times | None
+    complaint: str
+
+    @property
+    def name(self) -> str:
+        """What people call it: its id, or its line; and which sample of that it is."""
+        name = f"line {self.line}" if self.id is None else str(self.id)
+        return name if self.sample is None else f"{name} [{self.sample}]"
+
+    @property
+    def group(self) -> str | int | None:
+        """Names the problem within one file; ``None`` where the record is a problem by itself.
+
+        A number is the line of a row with several samples. Ids do not tell problems: a bad row
+        may have the id of another row, or none.
+        """
+        if self.problem is not None:
+            return str(self.problem)
+        return None if self.sample is None else self.line
+
+
+def outcomes(records: Iterable[dict[str, Any]], source: str) -> Iterator[Outcome]:
+    """Each record's outcome. Raises UsageError, naming ``source``, at what is no result."""
+    for number, record in enumerate(records, 1):
+        try:
+            yield _outcome(record)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            missing = isinstance(error, KeyError)
+            why = f"it has no {error.args[0]!r}" if missing else f"{error}"
+            text = f"{source}: record {number} is no result of a campaign: {why}"
+            raise UsageError(text) from None
+
+
+def _outcome(record: dict[str, Any]) -> Outcome:
+    error = record.get("error")
+    end = record["verdict"] or ("error" if error else "none")
+    if end not in ENDS:
+        raise ValueError(f"{end!r:.80} is no verdict")
+    for name in ("id", "problem"):
+        if not isinstance(record.get(name), str | int | None):
+            raise ValueError(f"its {name} is {record[name]!r:.80}")
+    code_hash, sample = record.get("code_hash"), record.get("sample")
+    # What was withdrawn, or never sent, names no request, and its times are no measurements.
+    measured = record.get("cpu_s") is not None and record.get("rid") != ""
+    return Outcome(
+        id=record.get("id"),
+        line=int(record["line"]),
+        sample=None if sample is None else int(sample),
+        problem=record.get("problem"),
+        end=end,
+        code_hash=int(code_hash, 16) if code_hash else None,
+        fingerprint=record.get("fingerprint"),
+        attempts=int(record.get("attempts") or 0),
+        times=Times(*_seconds(record)) if measured else None,
+        complaint=normalised(error) if error else _complaint(end, record),
+    )
+
+
+def _seconds(record: dict[str, Any]) -> Iterator[float]:
+    for name in ("queued_s", "cpu_s", "wall_s"):
+        seconds = float(record[name])
+        # Also false for what is no number at all, which JSON of Python's can hold.
+        if not 0 <= seconds < float("inf"):
+            raise ValueError(f"{name} is {seconds}")
+        yield seconds
+
+
+def _complaint(end: str, record: dict[str, Any]) -> str:
+    if end not in ("rejected", "exhausted"):
+        return ""
+    for message in record.get("messages") or ():
+        if message["severity"] == "error":
+            return normalised(message["text"])
+    # Lean itself had nothing to say against what the audit rejects.
+    return "an axiom that is not allowed" if end == "rejected" else ""
+
+
+def normalised(text: str) -> str:
+    """The first line of ``text`` with quoted names as ``…`` and numbers as ``#``, so that equal
+    complaints about different things are equal. The name of a tactic that failed stays."""
+    first = next(filter(None, map(str.strip, text.splitlines())), "")[: 8 * _LONGEST_COMPLAINT]
+    plain = _NUMBER.sub("#", _QUOTED.sub(lambda found: found[0] if found[1] else "…", first))
+    return one_line(plain, _LONGEST_COMPLAINT)
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """``text`` with nothing that could move a terminal's cursor, and of at most ``most``
+    characters."""
+    shown = "".join(each if each.isprintable() else " " for each in text[: most + 1])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"

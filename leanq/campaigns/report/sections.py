@@ -1,0 +1,252 @@
+"""A report as people read it: the same sections for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from urllib.parse import quote
+
+from leanq.campaigns.report.comparison import Changes, Comparison, Names
+from leanq.campaigns.report.estimates import Interval
+from leanq.campaigns.report.figures import Common, Listed, Named, Report
+from leanq.campaigns.report.outcomes import one_line
+from leanq.queue.requests import value
+
+_NUMBER = re.compile(r"[-+]?\d[\d,.]*(?: [%sh])?|–|")
+_MARKUP = re.compile(r"([\\`*\[\]<>|$~#&]|(?<![^\W_])_|_(?![^\W_]))")
+_LONGEST_NAME = 80
+
+
+@value
+class Section:
+    """A title, sentences, and a table of ``rows`` under ``header``, if it has any."""
+
+    title: str
+    notes: tuple[str, ...] = ()
+    header: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+def sections(
+    report: Report, comparison: Comparison | None, before: Report | None, most: int
+) -> Iterator[Section]:
+    """What is to be said, with at most ``most`` rows in each list of what changed, and half as
+    many in each list of what is flaky."""
+    if not report.records:
+        yield Section("no records", ("The file is empty: there is nothing to report.",))
+    else:
+        yield _verdicts(report)
+        yield _passes(report, before)
+        yield _times(report)
+        if report.slowest:
+            yield Section("slowest, by CPU time", *_records(report.slowest))
+        yield from _flaky(report, most // 2)
+        yield from _common("why Lean said no", report.reasons)
+        yield from _common("errors", report.errors)
+    if comparison:
+        yield from _compared(comparison, most)
+
+
+def text(parts: Iterable[Section]) -> str:
+    """Plain lines: titles, and below them what is indented."""
+    blocks = []
+    for part in parts:
+        lines = [part.title, *(f"  {note}" for note in part.notes)]
+        if part.rows:
+            table = [part.header, *part.rows]
+            widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+            right = _right(part)
+            for row in table:
+                cells = zip(row, widths, right, strict=True)
+                shown = (c.rjust(w) if flush else c.ljust(w) for c, w, flush in cells)
+                lines.append(f"  {'  '.join(shown)}".rstrip())
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def markdown(title: str, intro: str, image: str | None, parts: Iterable[Section]) -> str:
+    """A page with ``image`` (a path beside it) on top; nothing in a record can mark it up."""
+    blocks = [f"# {_escaped(title)}", _escaped(intro)]
+    if image:
+        blocks.append(f"![The same as a plot]({quote(os.fsencode(image))})")
+    for part in parts:
+        blocks.append(f"## {part.title[0].upper()}{part.title[1:]}")
+        blocks += (_escaped(note) for note in part.notes)
+        if part.rows:
+            rule = ("--:" if flush else ":--" for flush in _right(part))
+            lines = [part.header, rule, *([_escaped(cell) for cell in row] for row in part.rows)]
+            blocks.append("\n".join(f"| {' | '.join(row)} |" for row in lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _right(part: Section) -> list[bool]:
+    """Which columns hold numbers alone."""
+    return [all(map(_NUMBER.fullmatch, column)) for column in zip(*part.rows, strict=True)]
+
+
+def _escaped(plain: str) -> str:
+    return _MARKUP.sub(r"\\\1", plain)
+
+
+def _verdicts(report: Report) -> Section:
+    notes = [
+        f"{_count(report.records, 'record')} of {_count(report.rows, 'row')}; "
+        f"{_count(report.problems, 'problem')}, {_count(report.samples, 'sample')}"
+    ]
+    if report.environments:
+        shown = (f"{name[:16]} ({n:,})" for name, n in report.environments.items())
+        notes.append(f"environments: {', '.join(shown)}")
+    rows = []
+    for end, count in report.ends.items():
+        median = report.cpu_median_s.get(end)
+        rows.append((end, f"{count:,}", _percent(count / report.records), _seconds(median)))
+    return Section("verdicts", tuple(notes), ("verdict", "records", "share", "CPU p50"), (*rows,))
+
+
+def _passes(report: Report, before: Report | None) -> Section:
+    notes = [f"solved: {report.solved:,} of {_count(report.problems, 'problem')}"]
+    unknown, errors = report.infrastructure.total, report.ends.get("error", 0)
+    if unknown or errors:
+        notes.append(
+            f"counted as failures, though Lean gave no verdict: {unknown:,} of the "
+            f"infrastructure's, {_count(errors, 'error')}"
+        )
+    if report.cancelled:
+        notes += (
+            f"{_count(report.cancelled, 'cancelled sample')} left out: which samples there are "
+            "depends on what was accepted,",
+            "so pass@1 is too high, and pass@k for k > 1 cannot be told",
+        )
+    older = {each.k: each.share for each in before.passes} if before else {}
+    header = ("k", "pass@k", "95% interval", "problems")
+    rows = []
+    for each in report.passes:
+        row = (f"{each.k}", _percent(each.share.estimate), _ends(each.share), f"{each.problems:,}")
+        was = older.get(each.k)
+        rows.append((*row, _percent(was.estimate) if was else "–") if before else row)
+    return Section(
+        "solved and pass@k", tuple(notes), (*header, "before") if before else header, (*rows,)
+    )
+
+
+def _times(report: Report) -> Section:
+    names = {"wall_s": "on the worker", "cpu_s": "CPU in Lean", "queued_s": "in the queue"}
+    rows = []
+    for name, quantiles in report.times.items():
+        shown = (quantiles.p50, quantiles.p90, quantiles.p99, quantiles.max)
+        rows.append((names[name], *map(_seconds, shown)))
+    notes = (f"{report.cpu_hours:,.2f} hours of CPU in Lean",)
+    return Section("times", notes, ("", "p50", "p90", "p99", "max"), (*rows,))
+
+
+def _flaky(report: Report, most: int) -> Iterator[Section]:
+    texts, retried, failed = report.flaky_texts, report.retried, report.infrastructure
+    yield Section(
+        "flaky",
+        (
+            f"{_count(texts.total, 'text')} with different verdicts, "
+            f"{_count(retried.total, 'record')} with more than one lease, "
+            f"{failed.total:,} with a verdict of the infrastructure",
+        ),
+    )
+    if texts.total:
+        rows = [
+            (each.code_hash, ", ".join(each.ends), ", ".join(map(str, each.lines)))
+            for each in texts.texts[:most]
+        ]
+        left_out = _left_out(texts.total, len(rows))
+        header = ("text", "verdicts", "first lines of the data")
+        yield Section("equal texts, different verdicts", left_out, header, (*rows,))
+    yield from _listed("more than one lease", retried, most)
+    yield from _listed("verdicts of the infrastructure", failed, most)
+
+
+def _listed(title: str, listed: Listed, most: int) -> Iterator[Section]:
+    if listed.total:
+        shown = listed.records[:most]
+        notes, header, rows = _records(shown)
+        yield Section(title, notes + _left_out(listed.total, len(shown)), header, rows)
+
+
+def _records(
+    records: Sequence[Named],
+) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    rows = (
+        (_name(r.name), r.end, _seconds(r.cpu_s), _seconds(r.wall_s), f"{r.attempts}", f"{r.line}")
+        for r in records
+    )
+    return (), ("record", "verdict", "CPU", "wall", "leases", "line"), tuple(rows)
+
+
+def _common(title: str, found: Sequence[Common]) -> Iterator[Section]:
+    if found:
+        rows = tuple((f"{each.count:,}", each.text) for each in found)
+        yield Section(title, (), ("records", "text, its names and numbers left out"), rows)
+
+
+def _compared(comparison: Comparison, most: int) -> Iterator[Section]:
+    changed = comparison.lost.total + comparison.gained.total + comparison.other.total
+    notes = [
+        f"{_count(comparison.matched, 'record')} in both files: "
+        f"{changed:,} changed the verdict ({comparison.gained.total:,} gained, "
+        f"{comparison.lost.total:,} lost), {comparison.other_code:,} have other code",
+        f"{comparison.only_new.total:,} only in the newer file, "
+        f"{comparison.only_old.total:,} only in the older",
+    ]
+    if comparison.repeated:
+        notes.append(f"{comparison.repeated:,} with an id that came before, left out")
+    if rise := comparison.pass_1:
+        points = (f"{100 * each:+.1f}" for each in (rise.estimate, rise.low, rise.high))
+        notes.append(
+            "pass@1 {} percentage points, 95% interval {} to {}".format(*points)
+            + f", over {_count(comparison.pairs, 'problem')} in both"
+        )
+    moves = [each for each in comparison.transitions if each.old != each.new]
+    rows = tuple((each.old, each.new, f"{each.count:,}") for each in moves[: most // 2])
+    notes += _left_out(len(moves), len(rows))
+    yield Section("against the older file", tuple(notes), ("old", "new", "records"), rows)
+    yield from _changes("lost: no longer accepted", comparison.lost, most)
+    yield from _changes("gained: accepted now", comparison.gained, most)
+    yield from _changes("other changes", comparison.other, most)
+    yield from _only("only in the newer file", comparison.only_new, most)
+    yield from _only("only in the older file", comparison.only_old, most)
+
+
+def _changes(title: str, changes: Changes, most: int) -> Iterator[Section]:
+    code = {True: "other", False: "same", None: "unknown"}
+    shown = changes.records[:most]
+    rows = tuple((_name(c.name), c.old, c.new, code[c.other_code]) for c in shown)
+    if rows:
+        notes = _left_out(changes.total, len(rows))
+        yield Section(title, notes, ("record", "old", "new", "code"), rows)
+
+
+def _only(title: str, names: Names, most: int) -> Iterator[Section]:
+    rows = tuple((_name(name),) for name in names.names[:most])
+    if rows:
+        yield Section(title, _left_out(names.total, len(rows)), ("record",), rows)
+
+
+def _left_out(total: int, shown: int) -> tuple[str, ...]:
+    return (f"the first {shown:,} of {total:,}",) if shown < total else ()
+
+
+def _name(name: str) -> str:
+    return one_line(name, _LONGEST_NAME)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _ends(interval: Interval) -> str:
+    return f"{100 * interval.low:.1f} – {100 * interval.high:.1f} %"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds:,.2f} s"

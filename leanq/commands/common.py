@@ -1,0 +1,122 @@
+"""A worker made of what the command line and the machine offer."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from leanq.errors import UsageError
+from leanq.lean.driver import Driver
+from leanq.lean.echo import EchoDriver
+from leanq.lean.environment import open_environment
+from leanq.lean.lean_driver import LeanDriver, machine_cache
+from leanq.lean.repl.driver import ReplDriver
+from leanq.lean.repl.session import Recycling
+from leanq.producer.request_builder import DEFAULT_LANE
+from leanq.queue.settings import Settings, check_name
+from leanq.worker import Worker
+
+
+def cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def keep_to(share: float) -> None:
+    """Keeps this process and all that it starts from now on to a share of the CPUs it may use.
+
+    That is an affinity: it takes no cgroup, and keeps nobody else away. They are the CPUs with the
+    highest numbers, since most of what is bound to CPUs by hand begins at 0.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    # A little less, lest 0.7 of ten be eight.
+    count = max(1, math.ceil(share * len(usable) - 1e-9))
+    os.sched_setaffinity(0, usable[-count:])
+
+
+def make_worker(
+    settings: Settings,
+    *,
+    driver: str = "lean",
+    environments: Sequence[str] = (),
+    lean: str | None = None,
+    repl: str | None = None,
+    trust_steps: bool = False,
+    slots: int | None = None,
+    grace_s: float = 10.0,
+    nice: int = 0,
+    cpu_share: float = 1.0,
+) -> Worker:
+    """A worker for the environments given as ``NAME=PATH``; without any, for ``default``.
+
+    With a ``cpu_share`` below 1 the whole process is kept to that share of its CPUs.
+
+    Raises:
+        UsageError: an environment that is not ``NAME=PATH``, or named twice; a REPL without its
+            driver, or the other way round.
+        ToolchainError: no usable Lean, or an environment that cannot be read.
+    """
+    if driver == "repl" and not repl:
+        raise UsageError("--driver repl needs --repl, such as --repl 'lake env path/to/repl'")
+    if driver != "repl" and (repl or trust_steps):
+        raise UsageError("--repl and --trust-steps are for --driver repl")
+    if cpu_share < 1:
+        keep_to(cpu_share)
+    slots = slots or cpus()
+    if driver == "echo":
+        return Worker(settings, [EchoDriver()], slots=slots, grace_s=grace_s)
+    made_of: Any = {
+        "slots": slots,
+        "cache": machine_cache(settings),
+        "hidden": _server_folder(settings),
+        "nice": nice,
+    }
+    drivers: list[Driver] = []
+    for name, path in (_named(environments) or {DEFAULT_LANE: project_here()}).items():
+        opener = partial(open_environment, name, path, lean=lean)
+        if repl:
+            rules = recycling(settings)
+            made = ReplDriver(opener, repl, rules=rules, trust_steps=trust_steps, **made_of)
+            drivers.append(made)
+        else:
+            drivers.append(LeanDriver(opener, **made_of))
+    return Worker(settings, drivers, slots=slots, grace_s=grace_s)
+
+
+def recycling(settings: Settings) -> Recycling:
+    """When a process of the REPL is replaced."""
+    memory_bytes = settings.repl_memory_mb << 20
+    return Recycling(memory_bytes, settings.repl_requests, settings.repl_age_s)
+
+
+def _named(environments: Sequence[str]) -> dict[str, Path | None]:
+    named: dict[str, Path | None] = {}
+    for text in environments:
+        name, equals, path = text.partition("=")
+        if not (equals and path):
+            raise UsageError(f"--env {text!r} is not NAME=PATH")
+        if check_name("environment", name) in named:
+            raise UsageError(f"--env names {name!r} twice")
+        named[name] = Path(path)
+    return named
+
+
+def _server_folder(settings: Settings) -> list[Path]:
+    """The folder of the server's socket, which nothing else keeps a candidate from."""
+    if not settings.url.startswith("unix:"):
+        return []
+    return [Path(urlsplit(settings.url).path).parent]
+
+
+def project_here() -> Path | None:
+    """The Lake project that the current folder lies in, if it does."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "lakefile.toml").exists() or (folder / "lakefile.lean").exists():
+            return folder
+    return None

@@ -1,0 +1,1 @@
+"""What stands below the worker: requests claimed, run in slots, and settled."""

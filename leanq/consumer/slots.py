@@ -1,0 +1,365 @@
+"""What one worker holds: the requests that run, what is finished, and what goes back.
+
+Nothing here speaks to the queue. The worker's pump starts jobs, takes results and returns away
+to tell the server, and drops what the server says is no longer its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from leanq.errors import NewerMessageError, WireError, WorkerError
+from leanq.fleet import logging as logs
+from leanq.lean.driver import Driver
+from leanq.queue import wire
+from leanq.queue.metrics import count
+from leanq.queue.results import Job, Returning, Settlement, times_of
+from leanq.queue.wire import Reply
+
+log = logging.getLogger("leanq.worker")
+
+# A call is bounded in bytes, since a script that moves megabytes holds everybody up.
+_SETTLE_BYTES = 1 << 20
+_FAILURES_IN_A_ROW = 3
+_PAUSE_AFTER_FAILURE_S = 2.0
+_PAUSE_AFTER_DEFERRING_S = 0.5
+PATIENCE_S = 0.25
+"""What was claimed ahead is given back when it has waited so long for a slot, in seconds."""
+
+# Requests are claimed ahead only where they take less than this on average: beyond it a round trip
+# hardly counts.
+_SHORT_S = 0.05
+_MOST_WAITING = 64
+# Of an average over time, the weight of the newest. One that takes PATIENCE_S ends all shortness.
+_NEWEST = 0.2
+
+
+class Room:
+    """The slots of a worker, which the pumps of its shards share.
+
+    Pumps that want work take turns, and each may claim its part of what is free, so that a shard
+    with much work leaves some room to the others.
+
+    Attributes:
+        taken: requests that run.
+        waiting: requests that were claimed ahead, for when a slot is free.
+        closed: nothing is claimed any more.
+        on_hold: all should come to an end, so that a suspect can run alone.
+        fault: set after several failures in a row, when the worker should end rather than churn.
+
+    Args:
+        count: requests at a time.
+        changed: called when there may be more room than before.
+    """
+
+    def __init__(self, count: int, changed: Callable[[], None]) -> None:
+        self.count = count
+        self.taken = self.waiting = 0
+        self.closed = self.on_hold = False
+        self.fault: WorkerError | None = None
+        self.paused_until_s = 0.0
+        self._changed = changed
+        self._reserved = 0
+        self._alone = 0
+        self._failures = 0
+        self._turns: deque[object] = deque()
+        self._run_s = self._call_s = 0.0
+
+    @property
+    def vacant(self) -> int:
+        """How many more requests could run now."""
+        return self.count - self.taken if self._open else 0
+
+    @property
+    def _open(self) -> bool:
+        if self.closed or self._alone or (self.on_hold and self.taken):
+            return False
+        return time.monotonic() >= self.paused_until_s
+
+    def share(self, pump: object, *, ahead: bool) -> int:
+        """How many requests the pump, which wants some, may claim now; ``ahead``: also for when
+        slots are free again, if requests are short."""
+        if pump not in self._turns:
+            self._turns.append(pump)
+        if self._turns[0] is not pump or not self._open:
+            return 0
+        free = self.vacant - self._reserved
+        if ahead:
+            free += self._most_waiting - self.waiting
+        return max(0, -(-free // len(self._turns)))
+
+    @property
+    def _most_waiting(self) -> int:
+        # One for each slot, since all may be free at the same moment, and the more of them the more
+        # run while one call to the server is under way.
+        if not 0 < self._run_s < _SHORT_S:
+            return 0
+        return min(_MOST_WAITING, self.count * math.ceil(self._call_s / self._run_s))
+
+    def note_run(self, seconds: float) -> None:
+        """A request took so long."""
+        self._run_s = _averaged(self._run_s, seconds)
+
+    def note_call(self, seconds: float) -> None:
+        """A call to the server took so long."""
+        self._call_s = _averaged(self._call_s, seconds)
+
+    def end_turn(self, pump: object) -> None:
+        """The pump has claimed, or cannot."""
+        if pump in self._turns:
+            self._turns.remove(pump)
+            if self._turns:
+                self._changed()
+
+    @contextlib.contextmanager
+    def reserved(self, number: int) -> Iterator[None]:
+        """Keeps so much of what is vacant for a claim under way."""
+        self._reserved += number
+        try:
+            yield
+        finally:
+            self._reserved -= number
+
+    def take(self, *, alone: bool) -> None:
+        """A request runs."""
+        self.taken += 1
+        self._alone += alone
+
+    def give(self, *, alone: bool) -> None:
+        """A request has ended."""
+        self.taken -= 1
+        self._alone -= alone
+        self._changed()
+
+    def pause(self, seconds: float) -> None:
+        self.paused_until_s = time.monotonic() + seconds
+
+    def succeed(self) -> None:
+        """The machine has done its part."""
+        self._failures = 0
+
+    def fail(self, error: WorkerError) -> None:
+        """The machine has failed; after several times in a row that is a fault."""
+        self._failures += 1
+        self.pause(_PAUSE_AFTER_FAILURE_S)
+        if self._failures >= _FAILURES_IN_A_ROW:
+            self.fault = error
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A request that this worker holds the lease of, until its end is settled; ``finished``: its
+    driver has ended."""
+
+    job: Job
+    finished: bool = False
+
+
+class Slots:
+    """The requests of one shard; runs each in a task of its own, as soon as a slot is free.
+
+    Attributes:
+        returns: (rid, token) of requests that go back, by how they do.
+
+    Args:
+        worker: the worker's id, which stands in every reply.
+        drivers: the driver of each lane.
+        room: where they run.
+        notify: called when something ended.
+    """
+
+    def __init__(
+        self, worker: str, drivers: Mapping[str, Driver], room: Room, notify: Callable[[], None]
+    ) -> None:
+        self.returns: dict[Returning, list[tuple[str, str]]]
+        self.returns = {"keep": [], "charge": [], "defer": []}
+        self._worker = worker
+        self._drivers = drivers
+        self._room = room
+        self._notify = notify
+        self._held: dict[str, _Held] = {}
+        self._results: dict[str, Settlement] = {}
+        # What was claimed ahead, and since when the first of it waits.
+        self._waiting: deque[_Held] = deque()
+        self._waiting_since_s = 0.0
+        # What fills a slot: also what is no longer held, while its driver cleans up.
+        self._running: dict[_Held, asyncio.Task[None]] = {}
+
+    @property
+    def held(self) -> list[Job]:
+        """Every request whose lease is this worker's, finished or not."""
+        return [held.job for held in self._held.values()]
+
+    @property
+    def has_results(self) -> bool:
+        """Whether something is to be settled."""
+        return bool(self._results)
+
+    def start(self, job: Job) -> None:
+        # It may run here already, for a lease that lapsed before anybody noticed.
+        self.drop(job.rid)
+        held = self._held[job.rid] = _Held(job)
+        if self._room.taken < self._room.count:
+            self._run(held)
+            return
+        if not self._waiting:
+            self._waiting_since_s = time.monotonic()
+        self._waiting.append(held)
+        self._room.waiting += 1
+
+    @property
+    def patient_until_s(self) -> float:
+        """When to give back what still waits for a slot; monotonic."""
+        return self._waiting_since_s + PATIENCE_S if self._waiting else math.inf
+
+    def return_waiting(self) -> None:
+        """Gives back what waits for a slot, at no charge: others may be idle."""
+        self.returns["keep"] += ((held.job.rid, held.job.token) for held in self._waiting)
+        self._room.waiting -= len(self._waiting)
+        self._waiting.clear()
+
+    def _run(self, held: _Held) -> None:
+        self._room.take(alone=held.job.alone)
+        self._running[held] = asyncio.get_running_loop().create_task(self._work(held))
+
+    def drop(self, rid: str) -> None:
+        """Stops a request whose lease is gone: withdrawn, overrun or reaped."""
+        held = self.forget(rid)
+        if held is None:
+            return
+        self._cancel(held)
+        self._notify()
+
+    def forget(self, rid: str) -> _Held | None:
+        """The server has taken its end; nothing of it is kept."""
+        self._results.pop(rid, None)
+        return self._held.pop(rid, None)
+
+    def next_settlements(self) -> list[Settlement]:
+        """What is to be settled next: all that is finished, within the bytes of one call."""
+        batch: list[Settlement] = []
+        size = 0
+        for item in self._results.values():
+            if batch and size + len(item.reply) > _SETTLE_BYTES:
+                break
+            batch.append(item)
+            size += len(item.reply)
+        return batch
+
+    def finished_beside(self, batch: list[Settlement]) -> int:
+        """How many held requests are finished and not in ``batch``."""
+        return sum(held.finished for held in self._held.values()) - len(batch)
+
+    async def stop(self) -> None:
+        """Stops all that runs, and waits until the drivers have cleaned up."""
+        tasks = list(self._running.values())
+        for held in list(self._running):
+            self._cancel(held)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _cancel(self, held: _Held) -> None:
+        if held in self._waiting:
+            self._waiting.remove(held)
+            self._room.waiting -= 1
+        if task := self._running.get(held):
+            task.cancel()
+            # One that is cancelled before it ran could not do it itself.
+            task.add_done_callback(lambda _: self._vacate(held))
+
+    def _vacate(self, held: _Held) -> None:
+        if self._running.pop(held, None):
+            self._room.give(alone=held.job.alone)
+            if self._waiting and self._room.taken < self._room.count:
+                self._room.waiting -= 1
+                self._waiting_since_s = time.monotonic()
+                self._run(self._waiting.popleft())
+
+    async def _work(self, held: _Held) -> None:
+        job = held.job
+        started_s = time.monotonic()
+        about = {"rid": job.rid, "attempt": job.attempts, "worker": self._worker}
+        logs.ABOUT.set({**about, "environment": job.lane})
+        try:
+            settlement = self._settlement(job, started_s, await self._answer(job))
+        except NewerMessageError as error:
+            # A newer release understands it. Without a pause it would only be claimed again.
+            log.warning("%s is given back: %s", job.rid, error)
+            self._room.pause(_PAUSE_AFTER_DEFERRING_S)
+            self._finish(held, "defer")
+            return
+        except WorkerError as error:
+            # It goes back one attempt older, in case it is what breaks machines.
+            log.error("%s: %s", type(error).__name__, error)
+            self._room.fail(error)
+            self._finish(held, "charge")
+            return
+        except Exception as error:
+            # A fault of leanq's own would recur on every worker that takes the request up.
+            log.exception("%s failed", job.rid)
+            text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
+            settlement = self._settlement(job, started_s, Reply(error=" ".join(text.split())))
+        self._room.succeed()
+        self._room.note_run(time.monotonic() - started_s)
+        self._finish(held, settlement)
+
+    def _finish(self, held: _Held, end: Settlement | Returning) -> None:
+        """Keeps the end, or how the request goes back, for the pump; unless it was dropped
+        meanwhile and belongs to somebody else by now."""
+        job = held.job
+        if self._held.get(job.rid) is held:
+            held.finished = True
+            if isinstance(end, Settlement):
+                self._results[job.rid] = end
+            else:
+                self.returns[end].append((job.rid, job.token))
+        # Not only when the task ends, so that the pump can claim with the call that settles.
+        self._vacate(held)
+        self._notify()
+
+    async def _answer(self, job: Job) -> Reply:
+        try:
+            request = wire.unpack_request(job.body)
+        except NewerMessageError:
+            raise
+        except WireError as error:
+            return Reply(error=f"the request cannot be read: {error}")
+        if request.traceparent:
+            logs.ABOUT.set({**logs.ABOUT.get(), "traceparent": request.traceparent})
+        driver = self._drivers.get(job.lane)
+        if driver is None:
+            return Reply(error=f"worker {self._worker} does not serve {job.lane!r}")
+        return await driver.run(request)
+
+    def _settlement(self, job: Job, started_s: float, reply: Reply) -> Settlement:
+        outcome = reply.verdict or ("error" if reply.error else "echo")
+        count("leanq_worker_requests_total", outcome)
+        # What the infrastructure says of a request may be otherwise the next time.
+        lasts = reply.verdict in wire.LEAN_VERDICTS and reply.error is None
+        fingerprint = (reply.fingerprint or "") if lasts else ""
+        ran_s = time.monotonic() - started_s
+        if outcome != "echo" and logs.requests.isEnabledFor(logging.INFO):
+            said = {"verdict": outcome, "queued_s": job.queued_s, "ran_s": round(ran_s, 4)}
+            logs.requests.info("%s in %.3f s", outcome, ran_s, extra={"fields": said})
+        data = wire.pack_reply(
+            job.token,
+            reply,
+            worker=self._worker,
+            attempts=job.attempts,
+            queued_s=job.queued_s,
+            wall_s=reply.wall_s or ran_s,
+        )
+        way, times = reply.way or "", times_of(job.queued_s, ran_s)
+        return Settlement(
+            job.rid, job.token, outcome, data, fingerprint, reply.warm, way, job.lane, times
+        )
+
+
+def _averaged(before_s: float, newest_s: float) -> float:
+    return before_s + _NEWEST * (newest_s - before_s) if before_s else newest_s

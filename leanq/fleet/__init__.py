@@ -1,0 +1,1 @@
+"""The fleet observed and sized: statistics, history, metrics, logs, the scaler."""

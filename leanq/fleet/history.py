@@ -1,0 +1,105 @@
+"""What became of requests in the last hours, from totals that outlive the fleet.
+
+Once a minute whoever comes first notes a shard's totals so far (``note_minute``, ``library.lua``).
+What happened between two such notes is their difference, and counts for the period of the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from leanq.errors import UsageError
+from leanq.queue.queue import every_shard
+from leanq.queue.settings import Settings
+
+MINUTE_S = 60
+# What library.lua keeps.
+_MOST_S = 1500 * MINUTE_S
+# Of at most so many rows.
+_MOST_ROWS = 48
+_PERIODS_S = (60, 300, 900, 1800, 3600)
+
+
+@dataclass(slots=True)
+class Period:
+    """What happened from ``start_s`` (seconds since 1970 by the server's clock) for ``length_s``.
+
+    Attributes:
+        waited_s, ran_s: of all requests that ended by their worker's word, together.
+        waiting, workers: the most that a note saw.
+    """
+
+    start_s: int
+    length_s: int
+    submitted: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+    waited_s: float = 0.0
+    ran_s: float = 0.0
+    waiting: int = 0
+    workers: int = 0
+
+
+async def history(settings: Settings, since_s: float) -> list[Period]:
+    """The last ``since_s`` seconds, oldest first, periods without a note left out.
+
+    Raises:
+        UnavailableError: a shard cannot be reached.
+    """
+    return periods(await noted(settings, since_s), since_s)
+
+
+async def noted(settings: Settings, since_s: float) -> list[list[Mapping[str, int]]]:
+    """The notes of each shard of the last ``since_s`` seconds, oldest first, and after them the
+    totals of now; raises UnavailableError, and UsageError for more than a day."""
+    if since_s > _MOST_S:
+        raise UsageError("totals are noted for a day; ask for the last 24h at most")
+    first = int((time.time() - since_s) // MINUTE_S)
+    async with every_shard(settings) as queues:
+        notes = await asyncio.gather(*(queue.minutes(first) for queue in queues))
+        now = await asyncio.gather(*(queue.status() for queue in queues))
+    this_minute = int(time.time() // MINUTE_S)
+    last = ({**status.tallies, "minute": this_minute} for status in now)
+    return [[*found, end] for found, end in zip(notes, last, strict=True)]
+
+
+def periods(shards: Sequence[Sequence[Mapping[str, int]]], since_s: float) -> list[Period]:
+    """The notes of all shards together, by periods of a length that suits ``since_s``."""
+    length_s = next((p for p in _PERIODS_S if since_s / p <= _MOST_ROWS), _PERIODS_S[-1])
+    found: dict[int, Period] = {}
+    seen: defaultdict[tuple[int, str], Counter[int]] = defaultdict(Counter)
+    for number, notes in enumerate(shards):
+        readable = [note for note in notes if "minute" in note]
+        for before, after in pairwise(readable):
+            start_s = before["minute"] * MINUTE_S // length_s * length_s
+            period = found.setdefault(start_s, Period(start_s, length_s))
+            _add(period, before, after)
+            waiting = sum(n for name, n in before.items() if name.startswith("waiting:"))
+            for what, count in (("waiting", waiting), ("workers", before.get("workers", 0))):
+                at = seen[start_s, what]
+                at[number] = max(at[number], count)
+    for (start_s, what), counts in seen.items():
+        # A worker is known to all shards, and a request waits in one.
+        total = max(counts.values()) if what == "workers" else counts.total()
+        setattr(found[start_s], what, total)
+    return [found[start_s] for start_s in sorted(found)]
+
+
+def _add(period: Period, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    for name, total in after.items():
+        # A failover may have rolled a counter back.
+        new = max(0, total - before.get(name, 0))
+        kind, _, rest = name.partition(":")
+        if kind == "s":
+            period.submitted += new
+        elif kind == "f" and new:
+            verdict = rest.rpartition(":")[2]
+            period.finished[verdict] = period.finished.get(verdict, 0) + new
+        elif kind == "w_ms":
+            period.waited_s += new / 1000
+        elif kind == "r_ms":
+            period.ran_s += new / 1000

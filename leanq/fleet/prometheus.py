@@ -1,0 +1,207 @@
+"""Metrics as Prometheus reads them, and the page on which they stand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
+from typing import Self
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.core import (
+    Metric as Family,
+)
+from prometheus_client.exposition import choose_encoder, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.registry import Collector
+
+from leanq.errors import UsageError
+from leanq.fleet.backfill import TimedSample
+from leanq.fleet.stats import Glance, Times
+from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, SCALER, WORKER, Kind, Metric
+
+Sample = tuple[str, tuple[str, ...], float | Times]
+"""A metric's name, the values of its labels, and its own."""
+
+_KNOWN = {metric.name: metric for metric in (*FLEET, *SCALER, *WORKER)}
+_EDGES = [f"{edge:g}" for edge in BUCKETS_S] + ["+Inf"]
+
+
+def fleet_samples(seen: Glance) -> Iterator[Sample]:
+    """What one look at the queue says."""
+    counters, tallies = seen.status.counters, seen.status.tallies
+    yield "leanq_up", (), 1
+    for name, lane in seen.lanes.items():
+        for state, count in (
+            ("waiting", lane.waiting - lane.held),
+            ("held", lane.held),
+            ("suspect", lane.suspects),
+            ("running", lane.running),
+        ):
+            yield "leanq_requests", (name, state), count
+        yield "leanq_oldest_waiting_seconds", (name,), lane.oldest_s
+        yield "leanq_slots", (name, "busy"), lane.busy
+        yield "leanq_slots", (name, "idle"), lane.slots - lane.busy
+        yield "leanq_requests_submitted_total", (name,), lane.submitted
+        for verdict, count in lane.finished.items():
+            yield "leanq_requests_finished_total", (name, verdict), count
+        yield "leanq_slot_busy_seconds_total", (name,), lane.ran.sum_s
+        yield "leanq_request_wait_seconds", (name,), lane.waited
+        yield "leanq_request_run_seconds", (name,), lane.ran
+        yield "leanq_request_total_seconds", (name,), lane.took
+    alive = sum(row.lease_s > 0 for row in seen.status.workers)
+    yield "leanq_workers", ("alive",), alive
+    yield "leanq_workers", ("lapsed",), len(seen.status.workers) - alive
+    yield "leanq_dead_letters", (), seen.status.dead
+    for name, counter in (
+        ("leanq_requests_reaped_total", "reaped"),
+        ("leanq_requests_released_total", "released"),
+        ("leanq_results_fenced_total", "fenced"),
+        ("leanq_requests_coalesced_total", "coalesced"),
+        ("leanq_requests_remembered_total", "remembered"),
+        ("leanq_warm_hits_total", "warm_hits"),
+        ("leanq_warm_misses_total", "warm_misses"),
+        ("leanq_warm_steals_total", "steals"),
+    ):
+        yield name, (), counters.get(counter, 0)
+    yield "leanq_snapshot_bytes", (), tallies.get("snapshot_bytes", 0)
+    yield "leanq_snapshot_evictions_total", (), tallies.get("snapshots_evicted", 0)
+    yield "leanq_redis_memory_bytes", (), seen.memory_bytes
+    yield "leanq_redis_memory_limit_bytes", (), seen.memory_limit_bytes
+
+
+def counted_samples() -> Iterator[Sample]:
+    """What this process has counted."""
+    for (name, *labels), count in list(COUNTS.items()):
+        yield name, tuple(labels), count
+
+
+def exposition(samples: Iterable[Sample]) -> str:
+    """The samples as Prometheus reads them."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(lambda: _families(samples)))
+    return generate_latest(registry).decode()
+
+
+def openmetrics(samples: Iterable[TimedSample]) -> str:
+    """Samples with their times, as ``promtool tsdb create-blocks-from openmetrics`` reads them."""
+    families: dict[str, Family] = {}
+    for name, labels, value, at_s in samples:
+        if name not in families:
+            families[name] = _family(_KNOWN[name])
+        family = families[name]
+        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+        family.add_metric(labels, value, timestamp=at_s)
+    registry = CollectorRegistry()
+    registry.register(_Collector(families.values))
+    data: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
+    return data.decode()
+
+
+class Page:
+    """``/metrics`` and ``/healthz`` on a port of this machine, in a thread; a context manager.
+
+    Args:
+        port: 0 takes any that is free.
+        read: the samples as of now; called in another thread, once for each reading.
+        healthy: whether ``/healthz`` answers 200 rather than 503.
+
+    Attributes:
+        port: where it listens.
+
+    Raises:
+        UsageError: the port cannot be had.
+    """
+
+    def __init__(
+        self,
+        port: int,
+        read: Callable[[], Iterable[Sample]],
+        healthy: Callable[[], bool] = lambda: True,
+    ) -> None:
+        registry = CollectorRegistry()
+        registry.register(_Collector(lambda: _families(read())))
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path == "/healthz":
+                    well = healthy()
+                    self._answer(200 if well else 503, b"ok\n" if well else b"not ready\n")
+                elif self.path.partition("?")[0] == "/metrics":
+                    encode, content = choose_encoder(self.headers.get("Accept", ""))
+                    self._answer(200, encode(registry), content)
+                else:
+                    self._answer(404, b"there are /metrics and /healthz\n")
+
+            def _answer(self, code: int, body: bytes, content: str = "text/plain") -> None:
+                self.send_response(code)
+                self.send_header("Content-Type", content)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Whoever scrapes keeps no log here."""
+
+        try:
+            self._server = ThreadingHTTPServer(("", port), Handler)
+        except OSError as error:
+            raise UsageError(f"cannot serve metrics on port {port}: {error.strerror}") from None
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Collector(Collector):
+    def __init__(self, read: Callable[[], Iterable[Family]]) -> None:
+        self._read = read
+
+    def describe(self) -> list[Family]:
+        # Nothing is read before somebody asks.
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        yield from self._read()
+
+
+def _families(samples: Iterable[Sample]) -> Iterable[Family]:
+    """Samples, in Prometheus' own types."""
+    families: dict[str, Family] = {}
+    for name, labels, value in samples:
+        if name not in families:
+            families[name] = _family(_KNOWN[name])
+        _add(families[name], labels, value)
+    return families.values()
+
+
+def _family(metric: Metric) -> Family:
+    kinds: dict[Kind, Callable[..., Family]] = {
+        "counter": CounterMetricFamily,
+        "gauge": GaugeMetricFamily,
+        "histogram": HistogramMetricFamily,
+    }
+    return kinds[metric.kind](metric.name, metric.text, labels=metric.labels)
+
+
+def _add(family: Family, labels: Sequence[str], value: float | Times) -> None:
+    if isinstance(value, Times):
+        assert isinstance(family, HistogramMetricFamily)
+        cumulated = list(zip(_EDGES, map(float, accumulate(value.counts)), strict=True))
+        family.add_metric(labels, cumulated, value.sum_s)
+    else:
+        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+        family.add_metric(labels, value)

@@ -1,0 +1,172 @@
+"""The loop around the scaler's decision: look, decide, order, and tell.
+
+Each environment is decided for by itself. What the loop remembers is what ``decide`` gives back;
+where statistics cannot be had, the last ones grow old, and old ones change nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from leanq.errors import QueueError, TargetError, UnavailableError
+from leanq.fleet.prometheus import Sample, fleet_samples
+from leanq.fleet.scaler.targets import Ordered, Target, idle_workers
+from leanq.fleet.stats import Glance, Lane, Told, glance_at
+from leanq.queue.queue import Queue, every_shard
+from leanq.queue.settings import Settings
+from leanq.scale import Decision, Memory, ScaleSettings, Stats, decide
+
+log = logging.getLogger("leanq.scaler")
+
+
+@dataclass(slots=True)
+class _Environment:
+    """What is known and remembered of one."""
+
+    settings: ScaleSettings
+    memory: Memory | None = None
+    stats: Stats | None = None
+    decision: Decision | None = None
+    reasons: Counter[str] = field(default_factory=Counter)
+    errors: int = 0
+
+
+class Scaler:
+    """Sizes the environments of one queue.
+
+    Args:
+        environments: how each is to be sized, by name.
+        every_s: seconds between two decisions.
+        tell: called with each decision, for people.
+        who: under which name the queue is told what was decided; without one it is not.
+        clock: seconds, of which only differences count.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        target: Target,
+        environments: Mapping[str, ScaleSettings],
+        *,
+        every_s: float = 15.0,
+        tell: Callable[[str, Decision, Stats], None] = lambda *_: None,
+        who: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._target = target
+        self._environments = {name: _Environment(how) for name, how in environments.items()}
+        self._every_s = every_s
+        self._tell = tell
+        self._who = who
+        self._clock = clock
+        self._seen: Glance | None = None
+        self._seen_at_s = 0.0
+        self._leads = False
+
+    async def run(self) -> None:
+        """Decides until cancelled."""
+        try:
+            while True:
+                next_s = self._clock() + self._every_s
+                await self.tick()
+                await asyncio.sleep(max(0.0, next_s - self._clock()))
+        finally:
+            await self._target.close()
+
+    async def tick(self) -> None:
+        """One look, and a decision for each environment."""
+        async with every_shard(self._settings) as queues:
+            await self._tick(queues)
+
+    async def _tick(self, queues: Sequence[Queue]) -> None:
+        now = self._clock()
+        try:
+            self._seen, self._seen_at_s = await glance_at(queues), now
+        except UnavailableError as error:
+            log.warning("no statistics: %s", error)
+        try:
+            self._leads = await self._target.leads()
+        except TargetError as error:
+            log.warning("%s", error)
+            self._leads = False
+        if self._seen is None:
+            return
+        told: dict[str, Told] = {}
+        for name, environment in self._environments.items():
+            try:
+                told[name] = await self._decide(name, environment, self._seen, now)
+            except TargetError as error:
+                # The next tick tries again, with what is known by then.
+                environment.errors += 1
+                log.warning("%s", error)
+        # A server that was just out of reach is not waited for a second time.
+        if told and self._who and self._leads and self._seen_at_s == now:
+            try:
+                data = {name: json.dumps(asdict(what)).encode() for name, what in told.items()}
+                await queues[0].tell_decisions(data)
+            except QueueError as error:
+                log.warning("the decision is not shown to others: %s", error)
+
+    async def _decide(self, name: str, environment: _Environment, seen: Glance, now: float) -> Told:
+        ordered = await self._target.look(name, seen)
+        stats = replace(_stats(name, seen, ordered, now), age_s=now - self._seen_at_s)
+        decision = decide(stats, environment.settings, environment.memory)
+        environment.memory, environment.stats = decision.memory, stats
+        environment.decision = decision
+        environment.reasons[decision.reason] += 1
+        self._tell(name, decision, stats)
+        if self._leads and decision.target != ordered.order:
+            log.info("%s: from %d to %d: %s", name, ordered.order, decision.target, decision.text)
+            await self._target.order(name, decision.target, seen)
+        why = decision.reason, decision.text
+        return Told(time.time(), decision.target, ordered.order, *why, self._who)
+
+    def samples(self) -> Iterator[Sample]:
+        """The fleet's metrics as of the last look, and the scaler's own."""
+        fresh = self._seen and self._clock() - self._seen_at_s <= 2 * self._every_s
+        yield "leanq_up", (), int(bool(fresh))
+        if self._seen:
+            yield from (s for s in fleet_samples(self._seen) if s[0] != "leanq_up")
+        yield "leanq_scaler_leader", (), int(self._leads)
+        for name, environment in self._environments.items():
+            yield "leanq_scaler_errors_total", (name,), environment.errors
+            for reason, count in environment.reasons.items():
+                yield "leanq_scaler_decisions_total", (name, reason), count
+            if environment.decision and environment.stats:
+                stale = environment.decision.reason == "stale"
+                yield "leanq_scaler_stale", (name,), int(stale)
+                yield "leanq_scaler_target_workers", (name,), environment.decision.target
+                for term, value in environment.decision.terms.items():
+                    yield "leanq_scaler_term", (name, term), value
+                for what in ("queued", "leased", "ready", "ready_slots", "busy_slots", "order"):
+                    value = getattr(environment.stats, what)
+                    yield "leanq_scaler_input", (name, what), value
+
+
+def _stats(name: str, seen: Glance, ordered: Ordered, now: float) -> Stats:
+    """What the law decides by."""
+    lane = seen.lanes.get(name) or Lane()
+    return Stats(
+        time_s=now,
+        # For what is held back nobody is needed.
+        queued=lane.waiting - lane.held + lane.suspects,
+        leased=round(lane.running),
+        oldest_s=lane.oldest_s,
+        submitted=lane.submitted,
+        finished=lane.finished.total(),
+        busy_s=lane.ran.sum_s,
+        ready=round(lane.workers),
+        ready_slots=round(lane.slots),
+        busy_slots=round(lane.busy),
+        idle_workers=idle_workers(seen, name),
+        starting_s=ordered.starting_s,
+        started_s=ordered.started_s,
+        order=ordered.order,
+    )

@@ -1,0 +1,196 @@
+"""The fleet at a glance: per environment what waits, runs and could run; for metrics, for the
+scaler and for people."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from leanq.errors import WireError
+from leanq.queue import wire
+from leanq.queue.metrics import BUCKETS_S
+from leanq.queue.queue import Queue, every_shard
+from leanq.queue.results import Status, merged
+from leanq.queue.settings import Settings
+
+_T = TypeVar("_T")
+
+TOLD_S = 600.0
+"""A scaler's decision that is older, in seconds, is that of one that has gone."""
+
+
+@dataclass(slots=True)
+class Times:
+    """How long requests took: how many fell into each bucket of BUCKETS_S and the one beyond, and
+    the sum in seconds."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+    sum_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Lane:
+    """One environment. A worker that serves several counts in equal parts for each.
+
+    Attributes:
+        waiting: requests in lines, suspects left out; ``held`` of them are held back by operators,
+            and do not count for ``oldest_s``, the age of the oldest in seconds.
+        running: requests that workers hold.
+        submitted, finished: how many ever; the latter by verdict.
+        waited, ran, took: from submit to the last claim, from there to the end, and together.
+        slots: of living workers; ``busy`` of them run something.
+        workers: how many live.
+    """
+
+    waiting: int = 0
+    held: int = 0
+    suspects: int = 0
+    oldest_s: float = 0.0
+    running: float = 0.0
+    submitted: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    waited: Times = field(default_factory=Times)
+    ran: Times = field(default_factory=Times)
+    took: Times = field(default_factory=Times)
+    slots: float = 0.0
+    busy: float = 0.0
+    workers: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """The whole queue at one moment.
+
+    Attributes:
+        at_s: when, in seconds since 1970 by this machine's clock.
+        lanes: the environments that workers ever offered or requests ever named, by name.
+        memory_bytes, memory_limit_bytes: of all shards together; a limit of 0 is none.
+    """
+
+    at_s: float
+    status: Status
+    lanes: Mapping[str, Lane]
+    memory_bytes: int = 0
+    memory_limit_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The scaler's last decision on an environment, as it told it to the queue.
+
+    Attributes:
+        at: when, in seconds since 1970 by the scaler's clock.
+        target, order: workers wanted from now on, and before.
+        who: which scaler.
+    """
+
+    at: float
+    target: int
+    order: int
+    reason: str
+    text: str
+    who: str
+
+
+async def glance(settings: Settings) -> Glance:
+    """One look at the whole queue; raises UnavailableError."""
+    async with every_shard(settings) as queues:
+        return await glance_at(queues)
+
+
+async def glance_at(queues: Sequence[Queue]) -> Glance:
+    """One look at all shards of a queue, over connections that stay; raises UnavailableError."""
+    found = merged(await _all(queue.status() for queue in queues))
+    infos = await _all(queue.ping() for queue in queues)
+    used, limit = (
+        sum(int(info.get(name, 0)) for info in infos) for name in ("used_memory", "maxmemory")
+    )
+    return Glance(time.time(), found, lanes_of(found), used, limit)
+
+
+def lanes_of(status: Status) -> dict[str, Lane]:
+    """What a look at the queue says of each environment."""
+    lanes: defaultdict[str, Lane] = defaultdict(Lane)
+    for name in status.lanes:
+        lanes[name]
+    for row in status.levels:
+        lane = lanes[row.lane]
+        lane.waiting += row.waiting
+        if f"l:{row.lane}" in status.paused:
+            lane.held += row.waiting
+        else:
+            lane.held += row.held
+            lane.oldest_s = max(lane.oldest_s, row.oldest_s)
+    for name, count in status.suspects.items():
+        lanes[name].suspects += count
+    for worker in status.workers:
+        info = info_of(worker.info)
+        names = [str(name) for name in info.get("lanes", [])]
+        slots = info.get("slots", 0)
+        for name in names:
+            lane, part = lanes[name], 1 / len(names)
+            lane.running += worker.held * part
+            # What a lapsed worker holds is about to be taken from it, and its slots are gone.
+            if worker.lease_s > 0 and isinstance(slots, int):
+                lane.workers += part
+                lane.slots += slots * part
+                lane.busy += min(worker.held, slots) * part
+    for name, count in status.tallies.items():
+        _tally(lanes, name, count)
+    return dict(lanes)
+
+
+def decisions_of(status: Status) -> dict[str, Told]:
+    """What a scaler last decided, by environment; nothing of scalers that have gone."""
+    told: dict[str, Told] = {}
+    for name, data in sorted(status.decisions.items()):
+        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
+            said = json.loads(data)
+            at, target, order = float(said["at"]), int(said["target"]), int(said["order"])
+            # Another scaler may keep the hash alive.
+            if at > time.time() - TOLD_S:
+                why = (str(said[part]) for part in ("reason", "text", "who"))
+                told[name] = Told(at, target, order, *why)
+    return told
+
+
+async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
+    # One that fails at once leaves none behind that would hold up the next look.
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return cast("list[_T]", answers)
+
+
+def info_of(data: bytes) -> dict[str, Any]:
+    """What a worker or an environment says of itself; empty where it cannot be read."""
+    # Whatever stands in Redis was written by somebody; a look must survive it.
+    try:
+        return wire.unpack_info(data)
+    except WireError:
+        return {}
+
+
+def _tally(lanes: Mapping[str, Lane], name: str, count: int) -> None:
+    kind, _, rest = name.partition(":")
+    # A name may not hold a colon, so what follows one is no part of it.
+    lane_name, _, last = rest.partition(":")
+    if not lane_name:
+        return
+    lane = lanes[lane_name]
+    times = {"w": lane.waited, "r": lane.ran, "t": lane.took}.get(kind[:1])
+    if kind == "s":
+        lane.submitted = count
+    elif kind == "f":
+        lane.finished[last] = count
+    elif times and kind.endswith("_ms"):
+        times.sum_s = count / 1000
+    elif times and last.isdecimal() and int(last) < len(times.counts):
+        times.counts[int(last)] = count

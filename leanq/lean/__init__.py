@@ -1,0 +1,1 @@
+"""Lean: environments, drivers, and what runs beside a candidate."""

@@ -1,0 +1,1 @@
+"""Accepted means proved: what is held against Lean's own word."""

@@ -1,0 +1,247 @@
+"""Which axioms a compiled file rests on, found without letting anything of the file run.
+
+The file's own constants are known as data (see :mod:`leanq.lean.audit.olean`), so a graph walk
+finds the axioms among them and the imported constants that they lead to. Of those, Lean itself says
+which axioms they rest on: `ImportedAxioms` asks it, in a process that imports what the file imports
+and never the file, and remembers the answers.
+
+Two rules are worth a thought. An axiom is told by the file that declares it, not by its name: a
+file without imports can declare ``axiom propext : False``, and nothing makes that one standard.
+And an unsafe constant proves nothing, as Lean's kernel keeps it out of safe ones; so only a
+``sorry`` in it counts, which its author should hear of. Where a safe constant leads to it all the
+same (a file can bypass the kernel), the walk goes on through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from leanq.errors import AuditError
+from leanq.lean.audit.olean import Constant, Module, Name, display, read_module
+from leanq.lean.syntax import Header
+
+SORRY = "sorryAx"
+
+# Names that say nowhere which module they are from are looked for in this many modules.
+_MAX_MODULES_SEARCHED = 1000
+
+_RESTS_ON = re.compile(r"\s+depends\s+on\s+axioms:\s*\[(?P<axioms>.*)\]\s*\Z", re.DOTALL)
+_RESTS_ON_NONE = re.compile(r"\s+does\s+not\s+depend\s+on\s+any\s+axioms\s*\Z")
+_AXIOM = re.compile(r"(?:«[^»]*»|[^\s,«»])+")
+_UNSPEAKABLE = re.compile(r"[»\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a file's new constants rest on.
+
+    ``axioms``: all axioms behind the safe constants, and all new ones, sorted.
+    ``incomplete``: whether sorryAx is behind any new constant, an unsafe one included.
+    ``forbidden``: the axioms that no one has allowed, sorted: new ones used or not, and imported
+    ones that a safe constant rests on. An imported sorryAx is no part of it.
+    """
+
+    axioms: tuple[str, ...]
+    incomplete: bool
+    forbidden: tuple[str, ...]
+
+
+async def audit(
+    module: Module,
+    *,
+    allowed: Collection[str],
+    environment_allowed: Collection[str],
+    imported: ImportedAxioms,
+) -> Findings:
+    """Finds the axioms behind every new constant of ``module``.
+
+    ``allowed`` are the names that the client allows, whoever declares them; those of
+    ``environment_allowed`` are allowed where they come from imports. Both as `display` writes
+    them.
+
+    Raises `AuditError` if an imported constant cannot be resolved, or if the module's imports are
+    not those of ``imported``.
+    """
+    imported.check_imports(module)
+    new = {constant.name: constant for constant in module.constants}
+    safe = [name for name, constant in new.items() if not constant.unsafe]
+    known = await imported.look_up(
+        {name for constant in new.values() for name in constant.references if name not in new}
+    )
+
+    new_axioms = {display(name) for name, constant in new.items() if constant.kind == "axiom"}
+    behind_safe = set().union(*(known[name] for name in _reachable(safe, new) if name in known))
+    behind_any = new_axioms.union(*known.values())
+
+    incomplete = SORRY in behind_any
+    forbidden = new_axioms.difference(allowed)
+    forbidden |= behind_safe.difference(allowed, environment_allowed, {SORRY})
+    axioms = new_axioms | behind_safe | ({SORRY} if incomplete else set())
+    return Findings(tuple(sorted(axioms)), incomplete, tuple(sorted(forbidden)))
+
+
+def print_axioms_source(header: Header, names: Iterable[Name]) -> str:
+    """A Lean source that imports what ``header`` imports and prints each name's axioms.
+
+    The imports come in their plain form, which shows a file that is no module all there is. The
+    names come last, one a line. ``_root_`` keeps a name from meaning another one by an alias.
+    """
+    lines = ["prelude"] if header.is_prelude else []
+    lines += [f"import {module}" for module in header.imports]
+    lines += [f"#print axioms _root_.{'.'.join(f'«{part}»' for part in name)}" for name in names]
+    return "".join(f"{line}\n" for line in lines)
+
+
+class ImportedAxioms:
+    """The axioms behind the constants that one header imports in one environment.
+
+    ``ask`` runs Lean in that environment on a source of ours and returns what it prints with
+    ``--json``. ``find_olean`` gives the compiled file of a module of that environment.
+
+    Answers are remembered for good. Lookups may overlap: two may then ask for the same constant,
+    and get the same answer.
+    """
+
+    def __init__(
+        self,
+        header: Header,
+        ask: Callable[[str], Awaitable[str]],
+        find_olean: Callable[[str], Path | None],
+    ) -> None:
+        self._header = header
+        self._ask = ask
+        self._find_olean = find_olean
+        self._known: dict[Name, frozenset[str]] = {}
+
+    def check_imports(self, module: Module) -> None:
+        """Raises `AuditError` unless the module was compiled with this header's imports.
+
+        Our reading of the header decides what Lean is asked about, and Lean's own reading made
+        the module: they must not differ.
+        """
+        # Lean adds Init unless the file says prelude.
+        ours = {*self._header.imports, "Init"}
+        if ours != {*(display(each.module) for each in module.imports), "Init"}:
+            raise AuditError("the compiled file imports other modules than its header says")
+
+    async def look_up(self, names: Collection[Name]) -> Mapping[Name, frozenset[str]]:
+        """The axioms behind each of the names. Raises `AuditError` for one that is not found."""
+        unknown = {name for name in names if name not in self._known}
+        if unknown:
+            await self._learn(unknown)
+        return {name: self._known[name] for name in names}
+
+    async def _learn(self, names: set[Name]) -> None:
+        unspeakable = {name for name in names if not _has_syntax(name)}
+        hidden: dict[Name, Constant] = {}
+        if unspeakable:
+            hidden = await asyncio.to_thread(self._read_hidden, unspeakable)
+        behind_hidden = {name for constant in hidden.values() for name in constant.references}
+        spoken = [
+            name for name in names | behind_hidden if name not in hidden and name not in self._known
+        ]
+        if spoken:
+            source = print_axioms_source(self._header, spoken)
+            self._known |= _read_answers(await self._ask(source), source, spoken)
+        # Only now, as a hidden constant's axioms are those of all that is behind it.
+        for name in unspeakable:
+            reached = _reachable([name], hidden)
+            self._known[name] = frozenset(
+                axiom for each in reached for axiom in self._axioms_at(each, hidden)
+            )
+
+    def _axioms_at(self, name: Name, hidden: Mapping[Name, Constant]) -> frozenset[str]:
+        if name not in hidden:
+            return self._known[name]
+        return frozenset([display(name)] if hidden[name].kind == "axiom" else [])
+
+    def _read_hidden(self, names: set[Name]) -> dict[Name, Constant]:
+        """The constants of these names that Lean's syntax cannot name, and those behind them."""
+        found: dict[Name, Constant] = {}
+        wanted = set(names)
+        while wanted:
+            likely = [module for name in wanted for module in _modules_in(name)]
+            queue = deque([*likely, *self._header.imports, "Init"])
+            seen: set[str] = set()
+            while wanted:
+                if not queue or len(seen) == _MAX_MODULES_SEARCHED:
+                    raise AuditError(f"no import declares {display(next(iter(wanted)))!r}")
+                name = queue.popleft()
+                path = None if name in seen else self._find_olean(name)
+                seen.add(name)
+                if path is None:
+                    continue
+                # What is installed may be made of links; only a candidate's files must not be.
+                module = read_module(path.resolve(), only=wanted)
+                found |= {constant.name: constant for constant in module.constants}
+                wanted -= found.keys()
+                queue += (display(each.module) for each in module.imports)
+            behind = {name for constant in found.values() for name in constant.references}
+            wanted = {name for name in behind - found.keys() if not _has_syntax(name)}
+        return found
+
+
+def _has_syntax(name: Name) -> bool:
+    """Whether `print_axioms_source` can name it."""
+    return (
+        bool(name)
+        and name[0] != "_root_"
+        and all(isinstance(part, str) and not _UNSPEAKABLE.search(part) for part in name)
+    )
+
+
+def _modules_in(name: Name) -> Iterator[str]:
+    """What may be a module in a name, as in ``_private.A.B.0.x`` and ``x._@.A.B._hyg.7``."""
+    run: list[str | int] = []
+    for part in (*name, 0):
+        if isinstance(part, str) and not part.startswith("_"):
+            run.append(part)
+        elif run:
+            yield display(tuple(run))
+            run = []
+
+
+def _reachable(start: Iterable[Name], constants: Mapping[Name, Constant]) -> set[Name]:
+    """All names that lead there through ``constants``, those outside it included."""
+    seen = set(start)
+    todo = list(seen)
+    while todo:
+        constant = constants.get(todo.pop())
+        if constant is not None:
+            fresh = constant.references - seen
+            seen |= fresh
+            todo += fresh
+    return seen
+
+
+def _read_answers(printed: str, source: str, names: Collection[Name]) -> dict[Name, frozenset[str]]:
+    """What Lean answered to ``source``, which asks for ``names`` in its last lines."""
+    first_line = source.count("\n") - len(names) + 1
+    by_line: dict[int, frozenset[str]] = {}
+    for line in printed.split("\n"):
+        try:
+            message = json.loads(line)
+            text, at = message["data"], message["pos"]["line"]
+        except (ValueError, TypeError, KeyError):
+            continue  # a library may print lines of its own when it is loaded
+        if message.get("severity") == "error":
+            raise AuditError(f"Lean could not say which axioms are imported: {text!r}")
+        if match := _RESTS_ON.search(text):
+            axioms = frozenset(_AXIOM.findall(match["axioms"]))
+        elif _RESTS_ON_NONE.search(text):
+            axioms = frozenset()
+        else:
+            continue
+        by_line[at] = axioms
+    answers = {
+        name: by_line[line] for line, name in enumerate(names, first_line) if line in by_line
+    }
+    if missing := [name for name in names if name not in answers]:
+        raise AuditError(f"Lean did not say which axioms {display(missing[0])!r} rests on")
+    return answers

@@ -1,0 +1,46 @@
+"""Drivers: what turns an operation into Lean's answer.
+
+A driver serves one lane: one environment, in the way that its program allows. All speak
+the protocol below, and the worker knows nothing else of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from leanq.queue.wire import Reply, Request
+from leanq.states import States
+
+
+class Driver(Protocol):
+    """One way to answer requests of one lane.
+
+    Attributes:
+        lane: the environment's name, under which clients ask for it.
+        about: what people may want to know of it: fingerprint, versions.
+    """
+
+    lane: str
+
+    @property
+    def about(self) -> Mapping[str, object]: ...
+
+    async def open(self, states: States) -> None:
+        """Makes ready to answer; raises WorkerError where it never will.
+
+        ``states`` is where states are kept, for this driver and all others of the queue.
+        """
+
+    async def run(self, request: Request) -> Reply:
+        """Lean's verdict, or the infrastructure's, or why the request makes no sense here.
+        ``warm`` in it: what it left running would make others with the same first affinity fast.
+
+        Cancelling it stops whatever it started before the cancellation is complete.
+
+        Raises:
+            WorkerError: this machine failed; the request itself is not to blame.
+        """
+
+    async def close(self) -> None:
+        """Ends every process that it started."""

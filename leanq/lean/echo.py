@@ -1,0 +1,37 @@
+"""The echo driver: no Lean. It answers a payload after the delay that the request names.
+
+For load tests, benchmarks and fleets in simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from leanq.queue.wire import Reply, Request
+from leanq.states import States
+
+
+class EchoDriver:
+    """Serves the lane ``echo``."""
+
+    lane = "echo"
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        return {"driver": "echo"}
+
+    async def open(self, _states: States) -> None:
+        pass
+
+    async def run(self, request: Request) -> Reply:
+        if request.op != "echo":
+            return Reply(error=f"the echo driver cannot {request.op}; it runs no Lean")
+        started = time.monotonic()
+        if request.delay_s > 0:
+            await asyncio.sleep(request.delay_s)
+        return Reply(payload=request.payload, wall_s=time.monotonic() - started)
+
+    async def close(self) -> None:
+        pass

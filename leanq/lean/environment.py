@@ -1,0 +1,388 @@
+"""An environment: what a check can import, with which Lean and options, and its fingerprint.
+
+The fingerprint travels with every verdict and stands in the key of every state, so it must be
+equal on two machines exactly when Lean would answer alike there. It is the BLAKE2b-256 hash of
+
+- the version and commit of Lean, which stand for its own library and are the same on every
+  platform; the options; the axioms that are allowed,
+- for each folder of the search path, in order: the relative path and content of every compiled
+  module in it; never an absolute path or a time,
+- for a Lake project also its ``lean-toolchain``, lakefile, manifest and ``.lean`` sources,
+  because a project whose sources changed is another environment, compiled or not.
+
+Mathlib is gigabytes, so content hashes are remembered in the cache folder by path, size, times
+and inode, and a second start costs a scan of the folders. That memory only saves time: it is
+ignored where it is damaged and not kept where it cannot be written.
+
+All functions block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from leanq.errors import ToolchainError
+from leanq.lean.toolchain import (
+    LAUNCHER,
+    Toolchain,
+    ask,
+    find_toolchain_and_path,
+    is_lake_project,
+    last_words,
+)
+
+STANDARD_AXIOMS = frozenset({"propext", "Classical.choice", "Quot.sound"})
+CORE_AXIOMS = frozenset({"eq_of_heq"})
+
+_CORE_SOURCE = Path(__file__).resolve().parent / "data" / "Core.lean"
+_MODULE_PARTS = (".olean", ".olean.private", ".olean.server", ".ir")
+_PROJECT_FILES = (".lean", "lakefile.toml", "lake-manifest.json", "lean-toolchain")
+# A file that was changed this recently may change again within the same tick of its clock.
+_SETTLED_NS = 2_000_000_000
+_NAME_PART = re.compile(r"«([^»]+)»|([^.«»]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """What Lean processes of one environment are started with.
+
+    ``options`` are flags of Lean (``-Dname=value``). ``project`` is the Lake project's folder,
+    None for a plain folder or the toolchain's own library. ``fingerprint`` is 64 hex digits.
+    """
+
+    name: str
+    toolchain: Toolchain
+    project: Path | None
+    search_path: tuple[Path, ...]
+    options: tuple[str, ...]
+    allowed_axioms: frozenset[str]
+    fingerprint: str
+    _stamp: str = field(default="", repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.fingerprint[:12]}), {self.toolchain}"
+
+    def process_env(self) -> dict[str, str]:
+        """All environment variables of a Lean process, but for HOME and TMPDIR, the caller's.
+
+        Nothing is inherited, since the worker's own environment holds secrets (LEANQ_URL).
+        """
+        variables = {
+            "LANG": "C.UTF-8",
+            "LEAN_PATH": os.pathsep.join(map(str, self.search_path)),
+            "PATH": "/usr/bin:/bin",
+        }
+        if prefix := self.toolchain.prefix:
+            # Without it leanchecker and the REPL would look for a `lean` on PATH and ask it.
+            variables["LEAN_SYSROOT"] = str(prefix)
+        return variables
+
+    def readable(self) -> tuple[Path, ...]:
+        """The folders and files, beside the system's own, that a Lean process has to read."""
+        if self.toolchain.prefix:
+            wanted = [self.toolchain.prefix, self.toolchain.program]
+        else:
+            python = Path(sys.executable).resolve()
+            prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
+            wanted = [self.toolchain.program.parent, LAUNCHER, *map(Path, sorted(prefixes))]
+            wanted += [python, python.parent.parent / "lib"]
+        wanted += self.search_path
+        # Both ends of a link: whoever mounts needs its name, whoever opens its target.
+        both = [path for each in wanted for path in (each, each.resolve())]
+        return tuple(dict.fromkeys(path for path in both if path.exists()))
+
+    def find_olean(self, module: str) -> Path | None:
+        """The compiled file of ``module`` (``Mathlib.Data.Nat.Basic``), found as Lean finds it.
+
+        The first folder that knows the first part of the name decides, even where it then
+        lacks the module. A name that would lead out of the folders is found nowhere.
+        """
+        parts = [quoted or plain for quoted, plain in _NAME_PART.findall(module)]
+        if not parts or any(part in (".", "..") or set(part) & set("/\0") for part in parts):
+            return None
+        library = self.toolchain.library
+        for folder in (*self.search_path, *([library] if library else [])):
+            if (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.olean").exists():
+                olean = folder.joinpath(*parts[:-1], f"{parts[-1]}.olean")
+                return olean if olean.is_file() else None
+        return None
+
+    def changed(self) -> bool:
+        """Whether Lean, the compiled modules or the project's files are others than at opening.
+
+        Looks at sizes, times and inodes only: False is as sure as those, and after True a new
+        ``open_environment`` may well find the same fingerprint.
+        """
+        try:
+            return _scan(self.toolchain, self.search_path, self.project).stamp() != self._stamp
+        except OSError:
+            return True
+
+
+def open_environment(
+    name: str,
+    path: Path | None,
+    *,
+    lean: str | None = None,
+    cache: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    options: Sequence[str] = (),
+) -> Environment:
+    """Find the Lean of an environment and take its fingerprint.
+
+    ``path`` is a Lake project, a folder of compiled modules, or None for the toolchain's own
+    library (with the wheel: Core). ``lean`` is the value of ``--lean``; ``cache`` the folder for
+    what is worth keeping between starts, by default LEANQ_CACHE or the user's cache folder.
+    Raises ToolchainError.
+    """
+    for option in options:
+        if not re.match(r"-D[^=]+=", option):
+            raise ToolchainError(f"{option!r} is no option of Lean; write -Dname=value")
+    folder = _checked_folder(name, path) if path is not None else None
+    toolchain, search_path = find_toolchain_and_path(lean, folder, environ)
+    project = folder if folder is not None and is_lake_project(folder) else None
+    if folder is not None and project is None:
+        search_path = (folder,)
+    cache = cache_folder(cache, environ)
+    if toolchain.source == "wheel":
+        search_path = (*search_path, _core(toolchain, cache, environ))
+    axioms = STANDARD_AXIOMS | (CORE_AXIOMS if toolchain.source == "wheel" else frozenset())
+    memory = cache / "hashes" / f"{_hash(os.fsencode(folder or toolchain.program))[:32]}.json"
+    try:
+        scan = _scan(toolchain, search_path, project)
+        if folder is not None and project is None and not scan.folders[0]:
+            raise ToolchainError(
+                f"environment {name}: {folder} holds neither a lakefile nor compiled modules"
+                " (.olean); name a Lake project or the folder that its modules are compiled to"
+            )
+        hashes = _content_hashes(scan.files(), memory)
+    except OSError as error:
+        raise ToolchainError(
+            f"environment {name}: cannot read {error.filename} ({error.strerror});"
+            " make it readable to the worker"
+        ) from error
+    return Environment(
+        name=name,
+        toolchain=toolchain,
+        project=project,
+        search_path=search_path,
+        options=tuple(options),
+        allowed_axioms=axioms,
+        fingerprint=_fingerprint(toolchain, options, axioms, scan, hashes),
+        _stamp=scan.stamp(),
+    )
+
+
+class _File(NamedTuple):
+    name: str
+    """Relative to the folder that it was found through."""
+    path: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    """Unpackers and build tools set mtime back, to the same for all files; not this one."""
+    inode: int
+
+    @classmethod
+    def of(cls, name: str, path: str, status: os.stat_result) -> _File:
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        return cls(name, path, status.st_size, *times, status.st_ino)
+
+
+class _Scan(NamedTuple):
+    program: _File
+    folders: list[list[_File]]
+    """The compiled modules of each folder of the search path, then the project's own files."""
+
+    def files(self) -> list[_File]:
+        return [file for folder in self.folders for file in folder]
+
+    def stamp(self) -> str:
+        return _hash(repr(self).encode())
+
+
+def _scan(toolchain: Toolchain, search_path: Sequence[Path], project: Path | None) -> _Scan:
+    # A library that is not compiled yet is an empty folder of the search path, like for Lean.
+    folders = [
+        sorted(_walk(str(folder), "", _MODULE_PARTS, lambda _: True)) if folder.is_dir() else []
+        for folder in search_path
+    ]
+    if project is not None:
+        # The packages of a project are known by its manifest and by their compiled modules.
+        own = _walk(
+            str(project),
+            "",
+            _PROJECT_FILES,
+            lambda name: not name.startswith(".") and name != "lake-packages",
+        )
+        folders.append(sorted(own))
+    program = str(toolchain.program)
+    return _Scan(_File.of("", program, os.stat(program)), folders)
+
+
+def _walk(
+    folder: str,
+    prefix: str,
+    endings: tuple[str, ...],
+    enter: Callable[[str], bool],
+    above: frozenset[tuple[int, int]] = frozenset(),
+) -> Iterator[_File]:
+    """The files below ``folder`` whose names end so; links are followed, as Lean follows them."""
+    status = os.stat(folder)
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return  # A link to a folder above itself: there is nothing new in it, endlessly.
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = prefix + entry.name
+            if entry.is_dir():
+                if enter(entry.name):
+                    yield from _walk(entry.path, f"{name}/", endings, enter, above | {here})
+            elif entry.name.endswith(endings) and entry.is_file():
+                yield _File.of(name, entry.path, entry.stat())
+
+
+def _fingerprint(
+    toolchain: Toolchain,
+    options: Sequence[str],
+    axioms: frozenset[str],
+    scan: _Scan,
+    hashes: Mapping[str, str],
+) -> str:
+    digest = hashlib.blake2b(digest_size=32, person=b"leanq-env-1")
+
+    def add(*words: str) -> None:
+        # Lengths before contents: no two lists of words come to the same bytes.
+        encoded = [os.fsencode(word) for word in words]
+        digest.update(len(encoded).to_bytes(8))
+        for word in encoded:
+            digest.update(len(word).to_bytes(8) + word)
+
+    add("lean", toolchain.version, toolchain.commit)
+    add("options", *options)
+    add("axioms", *sorted(axioms))
+    for folder in scan.folders:
+        add("folder", str(len(folder)))
+        for file in folder:
+            add(file.name, hashes[file.path])
+    return digest.hexdigest()
+
+
+def _content_hashes(files: Sequence[_File], memory: Path) -> dict[str, str]:
+    """The content hash of each path: remembered, or computed on all CPUs and then remembered."""
+    settled_ns = time.time_ns() - _SETTLED_NS
+    known = _recall(memory)
+    hashes = {file.path: known[file] for file in files if file in known}
+    unknown = [file.path for file in files if file.path not in hashes]
+    if unknown:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            hashes |= zip(unknown, pool.map(_hash_file, unknown), strict=True)
+    settled = {file: hashes[file.path] for file in files if file.ctime_ns < settled_ns}
+    if settled != known:
+        _remember(memory, settled)
+    return hashes
+
+
+def _recall(memory: Path) -> dict[_File, str]:
+    try:
+        checksum, _, body = memory.read_bytes().partition(b"\n")
+        if checksum != _hash(body).encode():
+            return {}
+        return {_File(*file): content for file, content in json.loads(body)}
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _remember(memory: Path, hashes: Mapping[_File, str]) -> None:
+    body = json.dumps(list(hashes.items()), separators=(",", ":")).encode()
+    # A cache that cannot be written makes the next start slower and harms nothing else.
+    with contextlib.suppress(OSError):
+        memory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".making-", dir=memory.parent) as folder:
+            new = Path(folder, memory.name)
+            new.write_bytes(_hash(body).encode() + b"\n" + body)
+            new.replace(memory)
+
+
+def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path:
+    """The folder of the compiled Core for the wheel's Lean, made if nobody has made it yet.
+
+    It appears whole, by a rename; of several processes that make it at once the first wins.
+    """
+    source = _CORE_SOURCE.read_bytes()
+    made = cache / "core" / f"{toolchain.commit}-{_hash(source)[:16]}"
+    if (made / "Core.olean").is_file():
+        return made
+    try:
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".making-", dir=made.parent) as scratch:
+            Path(scratch, "Core.lean").write_bytes(source)
+            folder = Path(scratch, "core")
+            folder.mkdir()
+            command = (*toolchain.command, "-o", "core/Core.olean", "Core.lean")
+            done = ask(command, environ, Path(scratch))
+            if done.returncode != 0:
+                raise ToolchainError(
+                    f"Lean {toolchain.version} cannot compile {_CORE_SOURCE}: {last_words(done)};"
+                    " install the versions that belong together: pip install 'leanq[local]'"
+                )
+            with Path(folder, "Core.olean").open("rb") as olean:
+                os.fsync(olean.fileno())  # Or a loss of power could leave an empty one for good.
+            try:
+                folder.rename(made)
+            except OSError:
+                if not (made / "Core.olean").is_file():
+                    raise
+    except OSError as error:
+        raise ToolchainError(
+            f"cannot write {made} ({error.strerror}); name a writable cache folder with LEANQ_CACHE"
+        ) from error
+    return made
+
+
+def _checked_folder(name: str, path: Path) -> Path:
+    folder = path.expanduser().absolute()
+    if not folder.is_dir():
+        raise ToolchainError(
+            f"environment {name}: there is no folder {folder};"
+            " name a Lake project or a folder of compiled modules"
+        )
+    if os.pathsep in str(folder):
+        raise ToolchainError(
+            f"environment {name}: {folder} has a {os.pathsep!r} in its name,"
+            " which LEAN_PATH cannot hold; rename it"
+        )
+    return folder
+
+
+def cache_folder(cache: Path | None, environ: Mapping[str, str]) -> Path:
+    """The folder for what is worth keeping between starts: ``cache``, LEANQ_CACHE, the user's."""
+    if cache is None and (named := environ.get("LEANQ_CACHE")):
+        cache = Path(named)
+    if cache is not None:
+        return cache.expanduser().absolute()
+    shared = environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(shared):
+        shared = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
+    return Path(shared, "leanq")
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=32).hexdigest()
+
+
+def _hash_file(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()

@@ -1,0 +1,208 @@
+"""The lean driver: the ``lean`` program of any toolchain, one process at a time per request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from leanq.errors import QueueFullError, RecipeError, UnavailableError, UsageError
+from leanq.lean.check import Auditor, check
+from leanq.lean.environment import Environment, cache_folder
+from leanq.lean.process import Lean
+from leanq.lean.recipes import pack_export, read_recipe, unpack_export
+from leanq.lean.snapshots.cache import SnapshotCache
+from leanq.lean.snapshots.cost_model import Costs
+from leanq.lean.snapshots.prefixes import Prefixes
+from leanq.lean.snapshots.store import Snapshots
+from leanq.lean.steps.holes import is_genuine
+from leanq.lean.steps.moves import other_environment
+from leanq.lean.steps.trials import Trials
+from leanq.queue.queue import backoff_s
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Message, Reply, Request
+from leanq.states import MemoryStates, States
+
+log = logging.getLogger("leanq.worker")
+
+_CHECK_CHANGES_EVERY_S = 5.0
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Everything that goes with one opening of the environment."""
+
+    lean: Lean
+    auditor: Auditor
+    prefixes: Prefixes
+    trials: Trials
+
+    async def close(self) -> None:
+        await self.prefixes.close()
+        await self.lean.close()
+
+
+def machine_cache(settings: Settings) -> SnapshotCache:
+    """This machine's snapshots, which all its environments and workers share."""
+    folder = cache_folder(None, os.environ) / "snapshots"
+    return SnapshotCache(folder, settings.cache_mb << 20)
+
+
+class LeanDriver:
+    """All operations in one environment, with at most ``slots`` sandboxes.
+
+    Args:
+        open_environment: opens the environment, and again after its files have changed.
+        cache: the machine's snapshots; None to make and load none.
+        hidden: folders that a candidate must not see, where the machine can hide them.
+        nice: niceness of the Lean processes.
+        costs: what is known of the costs of snapshots.
+    """
+
+    def __init__(
+        self,
+        open_environment: Callable[[], Environment],
+        *,
+        slots: int,
+        cache: SnapshotCache | None = None,
+        hidden: Sequence[Path] = (),
+        nice: int = 0,
+        costs: Costs | None = None,
+    ) -> None:
+        self._open_environment = open_environment
+        self._slots = slots
+        self._states: States = MemoryStates()
+        self._cache = cache
+        self._hidden = tuple(hidden)
+        self._nice = nice
+        self._costs = costs or Costs()
+        self._opened = self._open(open_environment())
+        self.lane = self._opened.lean.environment.name
+        self._looked_at_s = time.monotonic()
+        self._looking = asyncio.Lock()
+        self._rng = random.Random()
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        environment = self._opened.lean.environment
+        return {
+            "driver": "lean",
+            "lean": environment.toolchain.version,
+            "commit": environment.toolchain.commit,
+            "fingerprint": environment.fingerprint,
+        }
+
+    async def open(self, states: States) -> None:
+        self._states = states
+        await self._opened.lean.open()
+
+    async def close(self) -> None:
+        await self._opened.close()
+
+    async def run(self, request: Request) -> Reply:
+        await self._notice_changes()
+        answer = {
+            "check": self._check,
+            "step": self._step,
+            "export": self._export,
+            "import": self._import,
+        }.get(request.op)
+        if answer is None:
+            return Reply(error=f"the lean driver cannot {request.op}")
+        toolchain = self._opened.lean.environment.toolchain
+        if request.replay and toolchain.replay_command is None:
+            return Reply(error=f"Lean {toolchain.version} here has no leanchecker to replay with")
+        started = time.monotonic()
+        try:
+            reply = await answer(request)
+        except (UsageError, QueueFullError) as error:
+            return Reply(error=str(error))
+        return replace(reply, wall_s=time.monotonic() - started)
+
+    async def _check(self, request: Request) -> Reply:
+        opened = self._opened
+        reply = await opened.prefixes.with_header(
+            request.code,
+            lambda header: check(opened.lean, opened.auditor, request, request.code, load=header),
+            self._states,
+        )
+        if reply.verdict != "incomplete":
+            return reply
+        try:
+            sorries = await self._insist(lambda: opened.trials.sorries(request, self._states))
+        except QueueFullError as error:
+            return without_states(reply, error)
+        return replace(reply, sorries=sorries)
+
+    async def _step(self, request: Request) -> Reply:
+        return await self._insist(lambda: self._opened.trials.step(request, self._states))
+
+    async def _export(self, request: Request) -> Reply:
+        records = await self._insist(lambda: self._states.recall(request.state))
+        if records is None:
+            return Reply(error=f"the state {request.state} is not known here, or no longer")
+        return Reply(payload=pack_export(read_recipe(request.state, records)))
+
+    async def _import(self, request: Request) -> Reply:
+        environment = self._opened.lean.environment
+        recipe = await asyncio.to_thread(unpack_export, request.payload)
+        if not await asyncio.to_thread(is_genuine, recipe):
+            raise RecipeError("the exported state is of a recipe to which no steps lead")
+        if recipe.source.fingerprint != environment.fingerprint:
+            raise RecipeError(other_environment(recipe, environment))
+        records = recipe.records()
+        await self._insist(lambda: self._states.keep(dict(records)))
+        return Reply(state=records[-1][0], fingerprint=environment.fingerprint)
+
+    async def _insist(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Does it again while the server is out of reach; the lease says for how long."""
+        pauses = backoff_s(self._rng)
+        while True:
+            try:
+                return await work()
+            except UnavailableError as error:
+                log.warning("%s", error)
+                await asyncio.sleep(next(pauses))
+
+    def _open(self, environment: Environment) -> Opened:
+        snapshots = None
+        if self._cache:
+            library = environment.toolchain.library
+            roots = (*environment.search_path, *([library] if library else []))
+            snapshots = Snapshots(self._cache, roots, self._costs)
+        lean = Lean(
+            environment,
+            slots=self._slots,
+            hidden=self._hidden,
+            nice=self._nice,
+            inbox_root=self._cache.inbox_root if self._cache else None,
+        )
+        auditor, prefixes = Auditor(lean), Prefixes(lean, snapshots, self._costs)
+        return Opened(lean, auditor, prefixes, Trials(lean, auditor, prefixes))
+
+    async def _notice_changes(self) -> None:
+        """Takes a new fingerprint when the environment's files have changed."""
+        if time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
+            return
+        async with self._looking:
+            if time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
+                return
+            before = self._opened
+            if await asyncio.to_thread(before.lean.environment.changed):
+                environment = await asyncio.to_thread(self._open_environment)
+                self._opened = self._open(environment)
+                await before.close()
+            self._looked_at_s = time.monotonic()
+
+
+def without_states(reply: Reply, error: QueueFullError) -> Reply:
+    """The reply to a check, which stands whatever becomes of the states."""
+    note = Message("warning", 1, 0, f"leanq: its states were not kept: {error}")
+    return replace(reply, messages=(*reply.messages, note))

@@ -1,0 +1,229 @@
+"""The program ``lean`` in one environment: its sandboxes, and one run of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from leanq.errors import SandboxError, ToolchainError
+from leanq.lean.diagnostics import Printed, judge, last_words
+from leanq.lean.environment import Environment
+from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
+from leanq.lean.snapshots.store import LocalSnapshot
+from leanq.queue.wire import Message, Request, Verdict, Way
+
+# The module as which every candidate's result is kept; no library calls its own so.
+MODULE = "LeanqSubmission"
+_COMPILE = ("-o", f"{MODULE}.olean")
+_SNAPSHOT = "snapshot"
+# As much can be read in the time that another thread takes to start.
+_PRINTED_AT_ONCE_BYTES = 20_000
+# Asking for axioms only imports and prints, but a library may be large and a disk cold.
+_ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of Lean on a text.
+
+    ``compiled``: whether it wrote its result. ``way``: how it came by what the text begins with.
+    """
+
+    done: Finished
+    printed: Printed
+    compiled: bool
+    way: Way = "replayed"
+
+    def judged(self) -> tuple[Verdict, tuple[Message, ...]]:
+        """The verdict before any audit, and the messages that go with it."""
+        end, stderr = self.done.exit, self.done.stderr
+        verdict = judge(self.printed, end, stderr, compiled=self.compiled)
+        if verdict in ("crashed", "memory"):
+            return verdict, (*self.printed.messages, last_words(end, stderr))
+        return verdict, self.printed.messages
+
+
+class Lean:
+    """Lean in one environment, with at most ``slots`` idle sandboxes.
+
+    Every text comes through standard input, for which a Lean can wait that was started before. So
+    each idle sandbox has a spare one: most of a small check is Lean's own start.
+
+    Args:
+        hidden: folders that a candidate must not see, where the machine can hide them.
+        nice: niceness of the Lean processes.
+        inbox_root: a folder on the disk of the snapshots that are to be loaded, if any are.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        slots: int,
+        hidden: Sequence[Path] = (),
+        nice: int = 0,
+        inbox_root: Path | None = None,
+    ) -> None:
+        self.environment = environment
+        self._slots = slots
+        self._hidden = tuple(hidden)
+        self._nice = nice
+        self._inbox_root = inbox_root
+        # Who has waited longest comes first: it is the most likely to have started.
+        self._idle: deque[Sandbox] = deque()
+        # The command that each sandbox was last used for first, as it is likely to be again.
+        self._expected: dict[Sandbox, Sequence[str]] = {}
+        self._unused: set[Sandbox] = set()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Raises WorkerError where Lean cannot run in a sandbox."""
+        opened = await asyncio.gather(*(self._new_sandbox() for _ in range(self._slots)))
+        self._idle.extend(opened)
+        # The wheel's Lean is known to. Any other could be a wrapper around files that are out of
+        # sight there, and would seem to crash on each candidate.
+        if self.environment.toolchain.source != "wheel":
+            await self._try_lean(opened[0])
+        for sandbox in opened:
+            self._prepare(sandbox)
+
+    async def close(self) -> None:
+        """Ends the idle sandboxes now, and the others when they are given back."""
+        self._closed = True
+        await asyncio.gather(*(sandbox.close() for sandbox in self._idle))
+        self._idle.clear()
+
+    @contextlib.asynccontextmanager
+    async def sandbox(self) -> AsyncIterator[Sandbox]:
+        """A sandbox with an empty scratch folder."""
+        sandbox = await self._next_sandbox()
+        self._unused.add(sandbox)
+        try:
+            yield sandbox
+        finally:
+            self._unused.discard(sandbox)
+            # What was opened for other files must not serve the changed environment.
+            if sandbox.alive and not self._closed:
+                sandbox.clear()
+                self._idle.append(sandbox)
+                self._prepare(sandbox)
+            else:
+                self._expected.pop(sandbox, None)
+                await sandbox.close()
+
+    async def run(
+        self,
+        sandbox: Sandbox,
+        code: str,
+        limits: Limits,
+        *,
+        options: Sequence[str] = (),
+        load: LocalSnapshot | None = None,
+        compile_: bool = True,
+    ) -> Run:
+        """One run on a text. Its result, if it is to be compiled, is the sandbox's :func:`olean`.
+
+        ``load``: a snapshot of a text that begins alike.
+        """
+        sandbox.clear()
+        args = [*options, *(_COMPILE if compile_ else ())]
+        if load and sandbox.inbox:
+            # Without it, for want of room on the disk, Lean does the same, only slower.
+            with contextlib.suppress(OSError):
+                exposed = await asyncio.to_thread(load.expose, sandbox.inbox, _SNAPSHOT)
+                args.append(f"--incr-load={exposed}")
+        command = self._arguments(args)
+        if sandbox in self._unused:
+            self._unused.remove(sandbox)
+            self._expected[sandbox] = command
+        done = await self._lean(sandbox, command, limits, code)
+        if len(done.stdout) < _PRINTED_AT_ONCE_BYTES:
+            printed = Printed(done.stdout)
+        else:
+            printed = await asyncio.to_thread(Printed, done.stdout)
+        return Run(done, printed, not compile_ or olean(sandbox).is_file())
+
+    async def ask(self, source: str) -> str:
+        """What Lean prints about a source of ours, which imports the environment alone.
+
+        SandboxError: it says nothing.
+        """
+        async with self.sandbox() as sandbox:
+            done = await self._lean(sandbox, self._arguments(), _ASK_LIMITS, source)
+        if done.exit.code not in (0, 1):
+            raise SandboxError(f"Lean could not be asked for axioms: {done.exit}")
+        return done.stdout.decode(errors="replace")
+
+    def variables(self, sandbox: Sandbox) -> dict[str, str]:
+        """The environment variables of a program in the sandbox."""
+        scratch = str(sandbox.scratch)
+        return {**self.environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+
+    def _arguments(self, args: Sequence[str] = ()) -> list[str]:
+        """The command that reads a text from standard input."""
+        environment = self.environment
+        return [*environment.toolchain.command, *environment.options, *args, "--json", "--stdin"]
+
+    async def _lean(
+        self, sandbox: Sandbox, command: Sequence[str], limits: Limits, text: str
+    ) -> Finished:
+        variables, stdin = self.variables(sandbox), text.encode()
+        return await sandbox.run(
+            command, env=variables, cwd=sandbox.scratch, limits=limits, stdin=stdin
+        )
+
+    def _prepare(self, sandbox: Sandbox) -> None:
+        """Start the Lean that is likely to be wanted next."""
+        command = self._expected.get(sandbox) or self._arguments(_COMPILE)
+        # In trouble, whoever comes next starts Lean himself and hears of it.
+        with contextlib.suppress(SandboxError):
+            sandbox.prepare(command, env=self.variables(sandbox), cwd=sandbox.scratch)
+
+    async def _next_sandbox(self) -> Sandbox:
+        """The one that has been idle for longest, or a new one; not one that died meanwhile."""
+        while self._idle:
+            sandbox = self._idle.popleft()
+            if sandbox.alive:
+                return sandbox
+            self._expected.pop(sandbox, None)
+            await sandbox.close()
+        return await self._new_sandbox()
+
+    async def _new_sandbox(self) -> Sandbox:
+        return await Sandbox.open(
+            readable=self.environment.readable(),
+            hidden=self._hidden,
+            nice=self._nice,
+            inbox_root=self._inbox_root,
+        )
+
+    async def _try_lean(self, sandbox: Sandbox) -> None:
+        """Raises ToolchainError where Lean does not run in the sandbox."""
+        command = [*self.environment.toolchain.command, *self.environment.options, "--version"]
+        done = await self._lean(sandbox, command, _ASK_LIMITS, "")
+        if done.exit.code != 0:
+            said = (done.stderr or done.stdout).decode(errors="replace").strip()
+            raise ToolchainError(
+                f"{self.environment.toolchain} does not run in the sandbox, where it can read its "
+                "own prefix, the libraries and the system's folders"
+                f"{': ' + said.splitlines()[-1] if said else ''}; name the program itself with "
+                "--lean or LEANQ_LEAN, not a wrapper"
+            )
+
+
+def olean(sandbox: Sandbox) -> Path:
+    """Where a run leaves its compiled result."""
+    return sandbox.scratch / f"{MODULE}.olean"
+
+
+def limits_of(request: Request, factor: float = 1.0) -> Limits:
+    """A request's budgets; the times of them ``factor`` times."""
+    return Limits(
+        cpu_s=factor * request.timeout_s,
+        wall_s=factor * request.wall_s,
+        memory_bytes=request.memory_mb << 20,
+    )

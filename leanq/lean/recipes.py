@@ -1,0 +1,266 @@
+"""Recipes: what a state is, and the id that follows from it.
+
+A state is an open goal, known by the way that leads to it: a source with holes (its ``sorry``\\ s)
+in an environment, which of the holes is open, and the tactics so far. A recipe is kept as a chain
+of records, each naming its parent and a difference, so that a search tree costs the memory of its
+edges::
+
+    R  [version, fingerprint, source, holes]           a source
+    S  parent, number                                  one hole of the source, opened
+    S  parent, tactic                                  the goals that a tactic leaves
+    S  parent, [tactic, holes]                         the same, where the tactic has holes
+    S  parent, [tactic, holes, number]                 one hole of such a tactic, opened
+
+``R`` and ``S`` are the record's first byte, ``parent`` the 32 bytes of the parent's id, the rest is
+msgpack; holes are pairs of an offset in characters and a form. The id of a record is the
+BLAKE2b-256 hash of its bytes. As these hold the parent's id, it is the hash of the whole recipe,
+and nobody can pass off one recipe for another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import msgpack
+import zstandard
+
+from leanq.errors import RecipeError
+from leanq.queue.settings import MAX_REQUEST_BYTES
+
+Form = Literal["term", "tactic", "unknown"]
+"""Where a ``sorry`` stands. Unknown: Lean shows no goal there, so it is never opened."""
+
+MAX_STEPS = 10_000
+"""The longest chain of tactics."""
+
+MAX_LEVELS = 50
+"""How often a hole of a tactic may lie in a hole of a tactic."""
+
+_VERSION = 1
+_MOST_EXPORTED_BYTES = 4 * MAX_REQUEST_BYTES
+_FORMS: tuple[Form, ...] = get_args(Form)
+_MAGIC = b"leanq-state-1\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A ``sorry``: its offset in characters, and its form."""
+
+    offset: int
+    form: Form
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A Lean source as it was checked, in the environment of this fingerprint."""
+
+    fingerprint: str
+    code: str
+    holes: tuple[Hole, ...]
+
+    def record(self) -> bytes:
+        body = [_VERSION, self.fingerprint, self.code, _plain(self.holes)]
+        return b"R" + _pack(body)
+
+
+@dataclass(frozen=True, slots=True)
+class Tactic:
+    """A tactic that worked, and which of its own holes is open, if one is."""
+
+    text: str
+    holes: tuple[Hole, ...] = ()
+    opened: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A source, the number of its open hole, and the tactics so far."""
+
+    source: Source
+    opened: int
+    tactics: tuple[Tactic, ...] = ()
+
+    @property
+    def snapshot_key(self) -> str:
+        """Names the snapshot that serves this state and all others of its source."""
+        return snapshot_key(self.source.fingerprint, text_hash(self.source.code))
+
+    def records(self) -> list[tuple[str, bytes]]:
+        """The ids and records from the source's to the state's own."""
+        record = self.source.record()
+        chain = [(record_id(record), record)]
+        differences: list[int | Tactic] = [self.opened, *self.tactics]
+        for difference in differences:
+            chain.append(record_after(chain[-1][0], difference))
+        return chain
+
+    @property
+    def levels(self) -> int:
+        """In how many holes of tactics, one in another, the open one lies."""
+        return sum(tactic.opened is not None for tactic in self.tactics)
+
+    @property
+    def id(self) -> str:
+        """The state's id: 64 hexadecimal digits."""
+        return self.records()[-1][0]
+
+
+def record_id(record: bytes) -> str:
+    """The id that a record has by its content."""
+    return hashlib.blake2b(record, digest_size=32).hexdigest()
+
+
+def record_after(parent: str, difference: int | Tactic) -> tuple[str, bytes]:
+    """The id and the record of what follows on the record ``parent``: on a source by the number of
+    its hole that is opened, on a state by a tactic."""
+    plain = difference if isinstance(difference, int) else _difference(difference)
+    record = b"S" + bytes.fromhex(parent) + _pack(plain)
+    return record_id(record), record
+
+
+def text_hash(text: str) -> bytes:
+    """The BLAKE2b-256 hash of a header or a source."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=32).digest()
+
+
+def snapshot_key(fingerprint: str, text: bytes) -> str:
+    """Names what Lean has made in an environment of the text with this hash: 32 characters."""
+    return hashlib.blake2b(fingerprint.encode() + text, digest_size=16).hexdigest()
+
+
+def read_recipe(state: str, records: Sequence[bytes]) -> Recipe:
+    """The recipe of ``state`` from its record, its parent's, and so on to the source's.
+
+    Raises:
+        RecipeError: they are not what their ids say, or are of a later release.
+    """
+    expected = state
+    differences: list[object] = []
+    for record in records:
+        if record_id(record) != expected:
+            raise RecipeError(f"the recipe of state {state} is damaged")
+        if record[:1] == b"R":
+            break
+        expected = record[1:33].hex()
+        differences.append(_unpack(record[33:]))
+    else:
+        raise RecipeError(f"the recipe of state {state} does not lead to a source")
+    source = _read_source(_unpack(record[1:]))
+    if not differences:
+        raise RecipeError(f"{state} is the id of a source, not of a state")
+    opened, *tactics = reversed(differences)
+    recipe = Recipe(source, _number(opened, source.holes), tuple(map(_read_tactic, tactics)))
+    if recipe.levels > MAX_LEVELS:
+        raise RecipeError(f"a recipe with more than {MAX_LEVELS} holes one in another")
+    return recipe
+
+
+def pack_export(recipe: Recipe) -> bytes:
+    """Bytes that mean the same state wherever there is the same environment."""
+    chain = recipe.records()
+    records = [record for _, record in reversed(chain)]
+    body = zstandard.compress(_pack([chain[-1][0], records]))
+    return _MAGIC + hashlib.blake2b(body, digest_size=32).digest() + body
+
+
+def unpack_export(blob: bytes) -> Recipe:
+    """The recipe in what :func:`pack_export` made.
+
+    Raises:
+        RecipeError: it is something else, or damaged.
+    """
+    if not blob.startswith(_MAGIC):
+        raise RecipeError("these bytes are no exported state, or one of a later release")
+    checksum, body = blob[len(_MAGIC) :][:32], blob[len(_MAGIC) + 32 :]
+    if hashlib.blake2b(body, digest_size=32).digest() != checksum:
+        raise RecipeError("the exported state is damaged: its checksum is wrong")
+    try:
+        # As a stream, since a frame's own word on its size can be anything.
+        reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body)
+        data = reader.read(_MOST_EXPORTED_BYTES + 1)
+    except zstandard.ZstdError:
+        raise RecipeError("the exported state is damaged: it cannot be decompressed") from None
+    if len(data) > _MOST_EXPORTED_BYTES:
+        raise RecipeError(f"the exported state has more than {_MOST_EXPORTED_BYTES} bytes")
+    match _unpack(data):
+        case [str(state), list(records)] if all(isinstance(each, bytes) for each in records):
+            if len(records) > MAX_STEPS:
+                raise RecipeError(f"the exported state has more than {MAX_STEPS} steps")
+            return read_recipe(state, records)
+    raise RecipeError("the exported state is damaged: it holds no recipe")
+
+
+def _difference(tactic: Tactic) -> object:
+    if not tactic.holes:
+        return tactic.text
+    opened = [] if tactic.opened is None else [tactic.opened]
+    return [tactic.text, _plain(tactic.holes), *opened]
+
+
+def _read_source(value: object) -> Source:
+    match value:
+        case [int(version), *_] if version > _VERSION:
+            raise RecipeError("the recipe is of a later release than this one")
+        case [int(), str(fingerprint), str(code), list(holes)]:
+            return Source(fingerprint, code, _read_holes(holes, code))
+    raise RecipeError("a recipe with a source that cannot be read")
+
+
+def _read_tactic(value: object) -> Tactic:
+    match value:
+        case str(text):
+            return Tactic(text)
+        case [str(text), list(holes)]:
+            return Tactic(text, _read_holes(holes, text))
+        case [str(text), list(holes), opened]:
+            read = _read_holes(holes, text)
+            return Tactic(text, read, _number(opened, read))
+    raise RecipeError("a recipe with a tactic that cannot be read")
+
+
+def _read_holes(values: list[Any], text: str) -> tuple[Hole, ...]:
+    holes: list[Hole] = []
+    for value in values:
+        match value:
+            case [int(offset), int(form)] if 0 <= form < len(_FORMS):
+                holes.append(Hole(offset, _FORMS[form]))
+            case _:
+                raise RecipeError("a recipe with a hole that cannot be read")
+    ends = [0, *(hole.offset + len("sorry") for hole in holes)]
+    if any(hole.offset < end for hole, end in zip(holes, ends, strict=False)):
+        raise RecipeError("a recipe with holes that overlap")
+    if any(not text.startswith("sorry", hole.offset) for hole in holes):
+        raise RecipeError("a recipe with a hole where there is no sorry")
+    return tuple(holes)
+
+
+def _number(value: object, holes: Sequence[Hole]) -> int:
+    if not (type(value) is int and 0 <= value < len(holes)):
+        raise RecipeError("a recipe that opens a hole which is not there")
+    if holes[value].form == "unknown":
+        raise RecipeError("a recipe that opens a hole of unknown form")
+    return value
+
+
+def _plain(holes: Sequence[Hole]) -> list[list[int]]:
+    return [[hole.offset, _FORMS.index(hole.form)] for hole in holes]
+
+
+def _pack(value: object) -> bytes:
+    data: bytes = msgpack.packb(value)
+    return data
+
+
+def _unpack(data: bytes) -> object:
+    try:
+        value: object = msgpack.unpackb(data, raw=False, timestamp=0, ext_hook=_no_extension)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        raise RecipeError("a recipe that cannot be read") from None
+    return value
+
+
+def _no_extension(code: int, _data: bytes) -> object:
+    raise ValueError(f"extension type {code}")

@@ -1,0 +1,79 @@
+"""A text, elaborated in a process of the REPL: Lean's verdict on it, and the goals of its holes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from leanq.errors import ReplError
+from leanq.lean.diagnostics import Position, Printed
+from leanq.lean.recipes import Hole
+from leanq.lean.repl.protocol import Elaborated, Opened
+from leanq.lean.repl.session import Session, TimedOut
+from leanq.lean.sandbox.sandbox import Limits
+from leanq.lean.steps.goals import Judged, Seen, look
+from leanq.lean.steps.holes import Draft, are_plain, draft_probe, find_holes
+from leanq.lean.syntax import Header, header_statements
+from leanq.queue.wire import Message, Verdict
+
+
+def verdict_of(answer: Elaborated) -> Verdict:
+    """What Lean says of a text, before any audit."""
+    printed = Printed.of(answer.messages)
+    if printed.failed:
+        return "rejected"
+    if printed.exhausted:
+        return "exhausted"
+    return "incomplete" if printed.sorry or answer.sorries else "accepted"
+
+
+def is_silent(answer: Elaborated) -> bool:
+    """Whether a text has silenced the warning that it has holes."""
+    return bool(answer.sorries) and not Printed.of(answer.messages).sorry
+
+
+def messages_of(answer: Elaborated, session: Session, header: Header) -> tuple[Message, ...]:
+    """Lean's messages about a text, those about its header first."""
+    lines = [_place(header.text, start) for _, start in header_statements(header)]
+    notes: list[Message] = []
+    for note, _ in session.notes(header):
+        # Where blanks and comments were between the words, columns are a little off.
+        line, column = lines[note.line - 1] if 0 < note.line <= len(lines) else (1, 0)
+        column += note.column
+        notes.append(replace(note, line=line, column=column, end_line=None, end_column=None))
+    return (*notes, *Printed.of(answer.messages).messages)
+
+
+async def see(
+    session: Session, code: str, header: Header, answer: Elaborated, limits: Limits
+) -> Seen:
+    """The holes of a text that was elaborated. Errors as of :meth:`Session.ask`.
+
+    The REPL says which goals it has met where, and not what can stand there. So where the text does
+    not tell either, it is asked once more with empty blocks in the holes.
+    """
+    holes = find_holes(code)
+    opened = opened_at(holes, code, answer.sorries)
+    if len(opened) == len(holes) and are_plain(code, holes):
+        return Seen(holes, {number: each.goal for number, each in opened.items()})
+
+    async def run(draft: Draft) -> Judged:
+        probed = await session.elaborate(draft.text, header, limits)
+        if isinstance(probed, TimedOut):
+            raise ReplError("it takes longer with empty blocks in the holes")
+        return verdict_of(probed), Printed.of(probed.messages).messages
+
+    return await look(holes, run, lambda forms: draft_probe(code, holes, forms))
+
+
+def opened_at(holes: Sequence[Hole], code: str, sorries: Sequence[Opened]) -> Mapping[int, Opened]:
+    """The goals that were met in each hole, by its number, where that was exactly one."""
+    met = Counter(each.at for each in sorries)
+    by_place = {each.at: each for each in sorries if met[each.at] == 1}
+    places = ((number, _place(code, hole.offset)) for number, hole in enumerate(holes))
+    return {number: by_place[place] for number, place in places if place in by_place}
+
+
+def _place(text: str, offset: int) -> Position:
+    return text.count("\n", 0, offset) + 1, offset - (text.rfind("\n", 0, offset) + 1)

@@ -1,0 +1,210 @@
+"""The repl driver: all operations in one environment, by the REPL as far as it can be trusted.
+
+What Lean rejects, and what is left to prove, is said by a process of the REPL in milliseconds. What
+would be accepted is compiled and audited by a Lean of its own, as the lean driver does it; so is
+all that no process of the REPL could tell: it died, or what it printed was not one answer. For that
+a request is tried in one that has seen no other candidate, if the first one had.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from leanq.errors import QueueFullError, ReplError
+from leanq.lean.environment import Environment
+from leanq.lean.lean_driver import LeanDriver, Opened, without_states
+from leanq.lean.process import limits_of
+from leanq.lean.repl.checks import is_silent, messages_of, opened_at, see, verdict_of
+from leanq.lean.repl.pickles import Pickles
+from leanq.lean.repl.program import find_repl
+from leanq.lean.repl.session import Recycling, Session, TimedOut
+from leanq.lean.repl.sessions import Sessions
+from leanq.lean.repl.steps import LiveStep
+from leanq.lean.snapshots.cache import SnapshotCache
+from leanq.lean.snapshots.store import Snapshots
+from leanq.lean.steps.goals import keep_opened
+from leanq.lean.steps.moves import read_move
+from leanq.lean.syntax import Header, can_act, split_header
+from leanq.queue.wire import Reply, Request
+from leanq.states import States
+
+log = logging.getLogger("leanq.worker")
+
+_ODD_BLANK = re.compile(r"\t|\r(?!\n)")
+
+_Work = Callable[[Session], Awaitable[Reply | None]]
+
+
+@dataclass(frozen=True)
+class _Kept(Opened):
+    """Everything that goes with one opening of the environment."""
+
+    sessions: Sessions
+    pickles: Pickles
+
+    @property
+    def environment(self) -> Environment:
+        return self.lean.environment
+
+    async def close(self) -> None:
+        await self.pickles.close()
+        await self.sessions.close()
+        await super().close()
+
+
+class ReplDriver(LeanDriver):
+    """All operations in one environment, with at most ``slots`` requests at a time.
+
+    Args:
+        command: what starts the REPL, as on a command line; see :func:`find_repl`.
+        trust_steps: whether the REPL's word that a proof is complete is enough for a step. It is
+            known to be wrong about some.
+        rules: when a process is replaced.
+
+    The others are those of the lean driver.
+    """
+
+    def __init__(
+        self,
+        open_environment: Callable[[], Environment],
+        command: str,
+        *,
+        slots: int,
+        rules: Recycling,
+        trust_steps: bool = False,
+        cache: SnapshotCache | None = None,
+        hidden: Sequence[Path] = (),
+        nice: int = 0,
+    ) -> None:
+        self._command = command
+        self._rules = rules
+        self._trust_steps = trust_steps
+        super().__init__(open_environment, slots=slots, cache=cache, hidden=hidden, nice=nice)
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        return {**super().about, "driver": "repl"}
+
+    async def open(self, states: States) -> None:
+        await super().open(states)
+        await self._kept.sessions.open()
+
+    async def _check(self, request: Request) -> Reply:
+        # One environment from here to the end, whatever its files do meanwhile.
+        kept, header = self._kept, split_header(request.code)
+        reply = await self._by_repl(
+            kept,
+            header,
+            "",
+            [request.code[header.end_offset :]],
+            lambda session: self._elaborated(kept, session, request, header),
+        )
+        if reply is None or (reply.verdict == "accepted" and (request.audit or request.replay)):
+            return await super()._check(request)
+        return reply
+
+    async def _step(self, request: Request) -> Reply:
+        return await self._insist(lambda: self._stepped(self._kept, request))
+
+    async def _elaborated(
+        self, kept: _Kept, session: Session, request: Request, header: Header
+    ) -> Reply | None:
+        """The verdict on a text, and the states of its holes; None: that is for Lean to say."""
+        code, limits = request.code, limits_of(request)
+        answer = await session.elaborate(code, header, limits)
+        if isinstance(answer, TimedOut):
+            return Reply("timeout")
+        reply = Reply(verdict_of(answer), messages_of(answer, session, header))
+        if reply.verdict != "incomplete":
+            return reply
+        if is_silent(answer) and request.audit:
+            return None
+        seen = await see(session, code, header, answer, limits)
+        fingerprint = kept.environment.fingerprint
+        try:
+            sorries = await self._insist(lambda: keep_opened(code, seen, fingerprint, self._states))
+        except QueueFullError as error:
+            return without_states(reply, error)
+        for number, opened in opened_at(seen.holes, code, answer.sorries).items():
+            if state := sorries[number].state:
+                session.hold(state, opened)
+        return replace(reply, sorries=sorries)
+
+    async def _stepped(self, kept: _Kept, request: Request) -> Reply:
+        move = await read_move(request, self._states, kept.environment)
+        if isinstance(move, Reply):
+            return move
+        source, tactics = move.recipe.source.code, [*move.recipe.tactics, move.tactic]
+        header = split_header(source)
+        texts = [source[header.end_offset :], *(tactic.text for tactic in tactics)]
+
+        async def work(session: Session) -> Reply | None:
+            was_live = move.state in session.states
+            limits, trust = limits_of(request), self._trust_steps
+            step = LiveStep(session, kept.pickles, move, header, limits, trust=trust)
+            reply = await step.run(request, self._states)
+            return reply and replace(reply, way="warm" if was_live else "replayed", warm=True)
+
+        reply = await self._by_repl(kept, header, move.state, texts, work)
+        kept.pickles.begin(self._states)
+        return reply or await kept.trials.run(move, request, self._states)
+
+    async def _by_repl(
+        self, kept: _Kept, header: Header, state: str, texts: Iterable[str], work: _Work
+    ) -> Reply | None:
+        """What ``work`` makes of it in a process with this header; None: none can tell.
+
+        Args:
+            state: one that the process should hold already, if there is such a process.
+            texts: all that Lean is to elaborate behind the header.
+        """
+        # Lean knows blanks that it does not take, which are lost where headers are compared.
+        if _ODD_BLANK.search(header.text):
+            return None
+        # What may act by itself is the last to run in its process, or those that follow see of it.
+        acts = any(map(can_act, texts))
+        for pristine in (False, True):
+            async with kept.sessions.take(header, state, pristine=pristine) as session:
+                session.spoiled = session.spoiled or acts
+                was_pristine = not session.requests
+                try:
+                    if not await session.load(header):
+                        break
+                    before_s = session.cpu_s
+                    reply = await work(session)
+                except ReplError as error:
+                    log.info("%s", error)
+                    session.spoiled = True
+                    if was_pristine:
+                        break
+                    continue
+            cpu_s, fingerprint = session.cpu_s - before_s, kept.environment.fingerprint
+            return reply and replace(reply, cpu_s=cpu_s, fingerprint=fingerprint)
+        return None
+
+    def _open(self, environment: Environment) -> Opened:
+        opened = super()._open(environment)
+        program = find_repl(self._command, environment, os.environ)
+        sessions = Sessions(
+            environment,
+            program,
+            slots=self._slots,
+            rules=self._rules,
+            hidden=self._hidden,
+            nice=self._nice,
+            inbox_root=self._cache.inbox_root if self._cache else None,
+        )
+        snapshots = Snapshots(self._cache, ()) if self._cache else None
+        pickles = Pickles(snapshots, sessions, program, environment.fingerprint)
+        parts = opened.lean, opened.auditor, opened.prefixes, opened.trials
+        return _Kept(*parts, sessions, pickles)
+
+    @property
+    def _kept(self) -> _Kept:
+        assert isinstance(self._opened, _Kept)
+        return self._opened

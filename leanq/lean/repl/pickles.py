@@ -1,0 +1,163 @@
+"""Pickles: what a process has of the goal in a hole of a source, so that another need not elaborate
+the source again.
+
+They are snapshots of recipes, kept as those of Lean are, and less than these: a pickle holds the
+imports and the new constants, so whatever else the source has declared (notations, attributes,
+instances) is lost, and nothing in it is checked when it is loaded. So none is made of a source that
+declares more than theorems, and no verdict rests on one: it only shows where a search goes on. What
+fails on a state behind a pickle is tried again where the source was elaborated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from dataclasses import replace
+
+from leanq.errors import LeanQError, ReplError
+from leanq.lean.recipes import Recipe, snapshot_key, text_hash
+from leanq.lean.repl.program import ReplProgram
+from leanq.lean.repl.session import Live, Session
+from leanq.lean.repl.sessions import Sessions
+from leanq.lean.sandbox.sandbox import Limits
+from leanq.lean.snapshots.cost_model import Costs
+from leanq.lean.snapshots.store import Snapshots
+from leanq.lean.syntax import split_header, tokens
+from leanq.states import States
+
+log = logging.getLogger("leanq.worker")
+
+_SAVE_LIMITS = Limits(cpu_s=120.0, wall_s=600.0, memory_bytes=8 << 30)
+# What these declare would be lost.
+_LOST = re.compile(
+    r"def|abbrev|instance|class|structure|inductive|coinductive|mutual|axiom|opaque|deriving|derive"
+    r"|open|scoped|local|export|namespace|section|variable|universe|attribute|set_option"
+    r"|notation3?|infix[lr]?|prefix|postfix|macro(?:_rules)?|syntax|declare_syntax_cat|alias"
+)
+
+
+class Pickles:
+    """The pickles of one environment, as one build of the REPL writes and reads them.
+
+    Args:
+        snapshots: where they are kept; None to make and load none.
+        sessions: the processes, one of which makes them between requests.
+    """
+
+    def __init__(
+        self,
+        snapshots: Snapshots | None,
+        sessions: Sessions,
+        program: ReplProgram,
+        fingerprint: str,
+    ) -> None:
+        self._snapshots = snapshots
+        self._sessions = sessions
+        self._costs = Costs()
+        # Another build may lay out its memory in another way.
+        self._stamp = f"{fingerprint} {program.stamp()}" if snapshots else ""
+        # What a pickle would be of, and how long its elaboration takes, in seconds.
+        self._wanted: tuple[Recipe, float] | None = None
+        self._saving: asyncio.Task[None] | None = None
+
+    async def load(
+        self, session: Session, recipe: Recipe, limits: Limits, states: States
+    ) -> Live | None:
+        """The goal in the open hole of the recipe's source, from a pickle; None: there is none.
+
+        Raises:
+            ReplError: the process could not load it and has to be replaced.
+        """
+        inbox = session.sandbox.inbox
+        if self._snapshots is None or inbox is None or not can_be_pickled(recipe):
+            return None
+        key = self._key(recipe)
+        pickle = await self._snapshots.fetch(key, states)
+        if pickle is None:
+            return None
+        name = secrets.token_hex(8)
+        try:
+            path = await asyncio.to_thread(pickle.expose, inbox, name)
+        except OSError:
+            return None
+        before_s = session.cpu_s
+        try:
+            header = split_header(recipe.source.code)
+            answer = await session.unpickle(path, header, limits)
+        except ReplError:
+            await self._snapshots.damaged(key, states)
+            raise
+        finally:
+            # The process has it in its memory by now.
+            for file in (path, path.with_name(f"{name}.deps")):
+                file.unlink(missing_ok=True)
+        self._costs.loaded(session.cpu_s - before_s)
+        return Live(answer.proof_state, pickled=True)
+
+    def replayed(self, recipe: Recipe, cpu_s: float) -> None:
+        """The recipe's source was elaborated, in so long."""
+        if self._snapshots is None or not can_be_pickled(recipe):
+            return
+        key = self._key(recipe)
+        self._costs.replayed(key, cpu_s)
+        if self._costs.worth_saving(key, cpu_s) and not self._snapshots.holds(key):
+            self._wanted = recipe, cpu_s
+
+    def begin(self, states: States) -> None:
+        """Begins to make the pickle that is wanted, unless another is being made. To be called when
+        whoever holds the state is free."""
+        if self._wanted and not self._saving:
+            self._saving = asyncio.create_task(self._save(*self._wanted, states))
+            self._saving.add_done_callback(self._saved)
+        self._wanted = None
+
+    async def close(self) -> None:
+        """Gives up what is being made."""
+        if self._saving:
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
+
+    async def _save(self, recipe: Recipe, replay_s: float, states: States) -> None:
+        assert self._snapshots is not None
+        key = self._key(recipe)
+        opened, _ = replace(recipe, tactics=()).records()[-1]
+        header = split_header(recipe.source.code)
+        try:
+            if not await states.begin_snapshot(key):
+                return
+            async with self._sessions.take(header, opened) as session:
+                live = session.states.get(opened)
+                if live is None or live.pickled:
+                    return
+                file = session.sandbox.scratch / f"{secrets.token_hex(8)}.pickle"
+                before_s = session.cpu_s
+                await session.pickle(file, live, _SAVE_LIMITS)
+                size_bytes = file.stat().st_size
+                self._costs.saved(size_bytes, session.cpu_s - before_s, replay_s)
+                # It depends on nothing that the fingerprint does not stand for.
+                file.with_name(f"{file.name}.deps").write_text("[]")
+                await self._snapshots.keep(key, file, states)
+        except (LeanQError, OSError) as error:
+            log.warning("a pickle was not kept: %s", error)
+
+    def _saved(self, task: asyncio.Task[None]) -> None:
+        self._saving = None
+        if not task.cancelled() and (fault := task.exception()):
+            log.error("a pickle was not made", exc_info=fault)
+
+    def _key(self, recipe: Recipe) -> str:
+        source = text_hash(recipe.source.code)
+        return snapshot_key(f"{self._stamp} {recipe.opened}", source)
+
+
+def can_be_pickled(recipe: Recipe) -> bool:
+    """Whether a pickle has all that the source has declared, as far as its words tell."""
+    code = recipe.source.code
+    previous = ""
+    for token in tokens(code[split_header(code).end_offset :]):
+        if _LOST.fullmatch(token.text) or (previous, token.text) == ("@", "["):
+            return False
+        previous = token.text
+    return True

@@ -1,0 +1,88 @@
+"""Finding the REPL, and the command that starts it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from leanq.errors import ToolchainError, UsageError
+from leanq.lean.environment import Environment
+from leanq.lean.snapshots.cache import hash_file
+
+_LAKE_ENV = ["lake", "env"]
+_EXAMPLE = "such as --repl 'lake env ../repl/.lake/build/bin/repl'"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplProgram:
+    """What a REPL is started with: the command, and the files and folders that it names."""
+
+    argv: tuple[str, ...]
+    paths: tuple[Path, ...]
+
+    @property
+    def readable(self) -> tuple[Path, ...]:
+        """What it has to read: libraries may lie beside its files, and both behind links."""
+        both = [path for each in self.paths for path in (each, each.resolve())]
+        return tuple(dict.fromkeys(path if path.is_dir() else path.parent for path in both))
+
+    def stamp(self) -> str:
+        """A hash of its files' contents, which tells one build from another."""
+        digest = hashlib.blake2b(digest_size=16)
+        for path in self.paths:
+            if path.is_file():
+                digest.update(hash_file(path))
+        return digest.hexdigest()
+
+    def __str__(self) -> str:
+        return shlex.join(self.argv)
+
+
+def find_repl(command: str, environment: Environment, environ: Mapping[str, str]) -> ReplProgram:
+    """The program that ``command`` means; relative paths are looked up here, then in the
+    environment's project.
+
+    ``lake env`` in front of it is left out: what it would set is known, and in a sandbox there is
+    no lake.
+
+    Raises:
+        UsageError: no command, or quotes that do not match.
+        ToolchainError: there is no such program.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--repl {command!r} cannot be read: {error}") from None
+    if words[:2] == _LAKE_ENV:
+        words = words[2:]
+    if not words:
+        raise UsageError(f"--repl {command!r} names no program; give its command, {_EXAMPLE}")
+    folders = [Path.cwd(), *([environment.project] if environment.project else [])]
+    program = _program(words[0], folders, environ)
+    if program is None:
+        raise ToolchainError(
+            f"there is no program {words[0]!r} to start the REPL with; build the REPL with the "
+            f"environment's own Lean and give its command, {_EXAMPLE}"
+        )
+    arguments = [_path(word, folders) or word for word in words[1:]]
+    paths = (program, *(each for each in arguments if isinstance(each, Path)))
+    return ReplProgram((str(program), *map(str, arguments)), paths)
+
+
+def _program(word: str, folders: list[Path], environ: Mapping[str, str]) -> Path | None:
+    if os.sep not in word:
+        found = shutil.which(word, path=environ.get("PATH", ""))
+        return Path(found).absolute() if found else None
+    path = _path(word, folders)
+    return path if path and path.is_file() and os.access(path, os.X_OK) else None
+
+
+def _path(word: str, folders: list[Path]) -> Path | None:
+    """The file or folder that a word names, if it does."""
+    found = (folder / Path(word).expanduser() for folder in folders)
+    return next((path for path in found if path.exists()), None)

@@ -1,0 +1,260 @@
+"""What is said to a REPL and what it answers, as values; and how answers are found in its output.
+
+A command is a JSON object and a blank line, and so is its answer, but Lean code can write to the
+same output: before an answer, behind it, and something that looks like one. So every command is
+followed by a **probe**, a file of a random name that does not exist: what was printed until its
+name comes back holds exactly one answer, or cannot be trusted. Nobody can tell the name before.
+The probe leaves nothing in the process, unlike any command that Lean elaborates.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from leanq.errors import ReplError
+from leanq.lean.diagnostics import Found, Position, message_of, position_of
+
+Command = Mapping[str, object]
+
+# The objects that may be answers begin so; anything else in the output is noise.
+_BEGINNING = re.compile(
+    r'\{\s*"(?:env|messages?|sorries|tactics|infotree|traces|proofStatus|proofState|goals)"\s*:'
+)
+# A candidate can print as many beginnings as it likes, each of which is read to its end.
+_MOST_BEGINNINGS = 200
+_LEAN_ERROR = "Lean error:\n"
+
+
+def elaborate(code: str, env: int | None = None) -> Command:
+    """Elaborate a text, in an environment if it has no header of its own."""
+    return {"cmd": code} if env is None else {"cmd": code, "env": env}
+
+
+def elaborate_file(path: str, env: int | None = None) -> Command:
+    """The same with the text of a file."""
+    return {"path": path} if env is None else {"path": path, "env": env}
+
+
+def run_tactic(tactic: str, proof_state: int) -> Command:
+    """Run one tactic."""
+    return {"tactic": tactic, "proofState": proof_state}
+
+
+def pickle_environment(path: str, env: int) -> Command:
+    """Write an environment to a file."""
+    return {"pickleTo": path, "env": env}
+
+
+def pickle_state(path: str, proof_state: int) -> Command:
+    """Write a proof state to a file."""
+    return {"pickleTo": path, "proofState": proof_state}
+
+
+def unpickle_environment(path: str) -> Command:
+    """Load an environment."""
+    return {"unpickleEnvFrom": path}
+
+
+def unpickle_state(path: str, env: int) -> Command:
+    """Load a proof state into the process, where its imports are those of an environment there."""
+    return {"unpickleProofStateFrom": path, "env": env}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """An open goal: its proof state's number in the process, and where its ``sorry`` stands, which
+    nobody knows of one in a tactic."""
+
+    proof_state: int | None
+    goal: str
+    at: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class Elaborated:
+    """What became of a text: the environment behind it, messages and open goals."""
+
+    env: int
+    messages: tuple[Found, ...] = ()
+    sorries: tuple[Opened, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """What became of a tactic, or of a proof state that was written or loaded.
+
+    ``status`` is the REPL's own word for how far the proof is, and its tactic mode is known to be
+    wrong about it. ``traces`` are texts without places.
+    """
+
+    proof_state: int
+    goals: tuple[str, ...]
+    status: str
+    messages: tuple[Found, ...] = ()
+    sorries: tuple[Opened, ...] = ()
+    traces: tuple[str, ...] = ()
+
+    @property
+    def is_completed(self) -> bool:
+        return self.status == "Completed"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An error in an answer's place: of Lean's, or of the REPL itself."""
+
+    text: str
+
+    @property
+    def by_lean(self) -> bool:
+        """Whether a tactic failed; otherwise the command made no sense to the REPL."""
+        return self.text.startswith(_LEAN_ERROR)
+
+    @property
+    def reason(self) -> str:
+        """What Lean says."""
+        return self.text.removeprefix(_LEAN_ERROR)
+
+
+Answer = Elaborated | Stepped | Refused
+
+
+def read_answer(found: Mapping[str, Any]) -> Answer:
+    """An answer as a value; fields that nobody here asks for are passed over.
+
+    Raises:
+        ReplError: no REPL answers so.
+    """
+    match found:
+        case {"message": str(text)}:
+            return Refused(text)
+        case {"proofState": int(number), "goals": list(goals)}:
+            return Stepped(
+                number,
+                tuple(map(_text, goals)),
+                _text(found.get("proofStatus", "")),
+                _messages(found),
+                _sorries(found),
+                tuple(map(_text, _list(found, "traces"))),
+            )
+        case {"env": int(number)}:
+            return Elaborated(number, _messages(found), _sorries(found))
+    raise ReplError(f"the REPL's answer is of no known shape: {str(found)[:200]}")
+
+
+class Exchange:
+    """One command on its way, and what was printed since; see the module."""
+
+    def __init__(self, command: Command) -> None:
+        self._probe = f"leanq-probe-{secrets.token_hex(12)}"
+        self._marker = self._probe.encode()
+        self._printed = bytearray()
+        self._looked = 0
+        self._marked_at = -1
+        # As JSON writes them, no line of these is blank. What is no ASCII stays as it is: older
+        # versions of Lean cannot read a letter that is written as a pair of surrogates.
+        commands = (command, elaborate_file(self._probe))
+        lines = (json.dumps(each, ensure_ascii=False) for each in commands)
+        self.sent = "".join(f"{line}\n\n" for line in lines).encode(errors="replace")
+
+    @property
+    def printed_bytes(self) -> int:
+        """How much was printed until now."""
+        return len(self._printed)
+
+    def take(self, chunk: bytes) -> bool:
+        """Takes what was printed; whether the probe has been answered by now."""
+        self._printed += chunk
+        if self._marked_at < 0:
+            self._marked_at = self._printed.find(self._marker, self._looked)
+            self._looked = max(0, len(self._printed) - len(self._marker))
+        return self._marked_at >= 0 and self._printed.find(b"}", self._marked_at) >= 0
+
+    def answer(self) -> Mapping[str, Any]:
+        """The answer to the command, once the probe has been answered.
+
+        Raises:
+            ReplError: there is none, or more than one that could be it.
+        """
+        found = list(find_answers(self._printed.decode(errors="replace")))
+        *before, last = found or [{}]
+        if self._probe not in str(last.get("message")):
+            raise ReplError("the answer to a probe cannot be read")
+        if len(before) != 1:
+            raise ReplError(f"{len(before)} answers were printed to one command")
+        return before[0]
+
+
+def find_answers(printed: str) -> Iterator[Mapping[str, Any]]:
+    """Everything in the output that could be an answer, in order.
+
+    Raises:
+        ReplError: there is too much that begins like one.
+    """
+    decoder = json.JSONDecoder()
+    at = 0
+    for _ in range(_MOST_BEGINNINGS):
+        beginning = _BEGINNING.search(printed, at)
+        if not beginning:
+            return
+        at = beginning.start()
+        try:
+            value, end = decoder.raw_decode(printed, at)
+        except (ValueError, RecursionError):
+            at += 1
+            continue
+        if _is_answer(value):
+            yield value
+            at = end
+        else:
+            at += 1
+    raise ReplError("what was printed begins too often like an answer")
+
+
+def _is_answer(value: Any) -> bool:
+    """Whether it has the fields that no part of an answer has."""
+    match value:
+        case {"message": str()}:
+            return len(value) == 1
+        case {"proofState": int(), "goals": list()} | {"env": int()}:
+            return True
+    return False
+
+
+def _messages(found: Mapping[str, Any]) -> tuple[Found, ...]:
+    read = tuple(map(message_of, _list(found, "messages")))
+    if None in read:
+        raise ReplError("the REPL's answer has a message that cannot be read")
+    return tuple(filter(None, read))
+
+
+def _sorries(found: Mapping[str, Any]) -> tuple[Opened, ...]:
+    opened: list[Opened] = []
+    for each in _list(found, "sorries"):
+        match each:
+            case {"goal": str(goal), **rest}:
+                number = rest.get("proofState")
+                state = number if type(number) is int else None
+                opened.append(Opened(state, _text(goal), position_of(rest.get("pos"))))
+            case _:
+                raise ReplError("the REPL's answer has a sorry that cannot be read")
+    return tuple(opened)
+
+
+def _list(found: Mapping[str, Any], name: str) -> list[Any]:
+    values = found.get(name, [])
+    if not isinstance(values, list):
+        raise ReplError(f"the REPL's answer has no list of {name}")
+    return values
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ReplError(f"the REPL's answer has no text where one belongs: {str(value)[:200]}")
+    # JSON can hold half of a surrogate pair, and what is sent on cannot.
+    return value.encode(errors="replace").decode()

@@ -1,0 +1,296 @@
+"""One process of the REPL, spoken to by one request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from leanq.errors import ReplError, SandboxError
+from leanq.lean.diagnostics import Found, Printed, signal_name
+from leanq.lean.repl.protocol import (
+    Answer,
+    Command,
+    Elaborated,
+    Exchange,
+    Opened,
+    Refused,
+    Stepped,
+    elaborate,
+    pickle_state,
+    read_answer,
+    run_tactic,
+    unpickle_state,
+)
+from leanq.lean.sandbox.sandbox import Exit, Limits, Process, Sandbox, Usage
+from leanq.lean.syntax import Header, header_statements
+
+# Imports are nobody's affair but the machine's: a library may be large and a disk cold.
+_HEADER_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=16 << 30)
+# Its version takes the import of the smallest library at most.
+_VERSION_LIMITS = Limits(cpu_s=60.0, wall_s=60.0, memory_bytes=16 << 30)
+# Between requests it has nothing to do.
+_IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=4 << 30, look_s=1.0)
+_MOST_PRINTED_BYTES = 32 << 20
+# As much can be read in the time that another thread takes to start.
+_READ_AT_ONCE_BYTES = 20_000
+# CPU time between two commands; where there is more, a candidate has left something running.
+_RESTLESS_S = 0.05
+
+_VERSION = re.compile(r'(?:Lean |")([^\s"]+)')
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The command alone has spent its budget of time, and the process is gone."""
+
+    exit: Exit
+    stderr: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """A state in the process: its number there, and whether it rests on a pickle."""
+
+    proof_state: int
+    pickled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recycling:
+    """When a process has served for long enough; it frees nothing by itself."""
+
+    memory_bytes: int
+    requests: int
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Imported:
+    """A header in the process: its environment's number, and Lean's messages about it, warnings at
+    most, with places in the header's key."""
+
+    env: int
+    notes: tuple[Found, ...]
+
+
+@lru_cache(256)
+def header_key(header: Header) -> str:
+    """What a header says, a statement a line; headers with the same key mean the same."""
+    return "\n".join(text for text, _ in header_statements(header))
+
+
+class Session:
+    """One process of the REPL.
+
+    Attributes:
+        states: what it holds, by the ids of the states.
+        requests: how many commands of candidates it was given.
+        cpu_s: what all its commands have used by now.
+        spoiled: set where it must not be used again.
+    """
+
+    def __init__(self, sandbox: Sandbox, process: Process) -> None:
+        """Use :meth:`start`."""
+        self.sandbox = sandbox
+        self.states: dict[str, Live] = {}
+        self.requests = 0
+        self.cpu_s = 0.0
+        self.spoiled = False
+        self._imported: dict[str, _Imported] = {}
+        self._process = process
+        self._born_s = time.monotonic()
+        self._memory_bytes = 0
+        self._spent_s = 0.0
+        self._asking = False
+        # Whether a candidate may have left something running; its own start takes CPU time as well.
+        self._touched = False
+
+    @classmethod
+    async def start(
+        cls, sandbox: Sandbox, argv: Sequence[str], variables: Mapping[str, str]
+    ) -> Session:
+        """Starts the program in a sandbox, where none may be running; SandboxError: it cannot."""
+        process = await sandbox.start(argv, env=variables, cwd=sandbox.scratch, limits=_IDLE_LIMITS)
+        return cls(sandbox, process)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it waits for a command, and for nothing else.
+
+        What prints between two commands is a thread that a candidate has left there.
+        """
+        if self.spoiled or self._asking or self._process.ended:
+            return False
+        return not self._process.discard().strip()
+
+    def is_worn(self, rules: Recycling) -> bool:
+        """Whether it has served for long enough."""
+        return (
+            self._memory_bytes > rules.memory_bytes
+            or self.requests >= rules.requests
+            or time.monotonic() - self._born_s > rules.age_s
+        )
+
+    async def version(self) -> str:
+        """The version of its Lean.
+
+        Raises:
+            ReplError: it does not answer, or not to the question.
+        """
+        said = ""
+        # The first needs no library, the second serves where the first is not known yet.
+        for question in ("prelude\n#version", "#eval Lean.versionString"):
+            answer = await self.ask(elaborate(question), _VERSION_LIMITS)
+            if isinstance(answer, TimedOut):
+                raise ReplError(f"it did not answer within {_VERSION_LIMITS.wall_s:g} s")
+            said = str(answer)
+            for message, _ in answer.messages if isinstance(answer, Elaborated) else ():
+                if found := _VERSION.match(message.text):
+                    return found[1]
+        raise ReplError(f"it does not say of which Lean it is: {said}")
+
+    @property
+    def headers(self) -> Collection[str]:
+        """The keys of the headers that it has elaborated."""
+        return self._imported.keys()
+
+    def notes(self, header: Header) -> tuple[Found, ...]:
+        """Lean's messages about a header that was loaded, with places in its key."""
+        return self._imported[header_key(header)].notes
+
+    async def load(self, header: Header) -> bool:
+        """Elaborates a header, unless it has; whether Lean finds no error in it.
+
+        One that failed is not kept. Errors as of :meth:`ask`.
+        """
+        key = header_key(header)
+        if key in self._imported:
+            return True
+        answer = await self.ask(elaborate(key), _HEADER_LIMITS)
+        if isinstance(answer, TimedOut):
+            raise ReplError(f"its imports do not end: {answer.exit}")
+        if not isinstance(answer, Elaborated) or Printed.of(answer.messages).failed:
+            return False
+        self._imported[key] = _Imported(answer.env, answer.messages)
+        return True
+
+    async def elaborate(self, code: str, header: Header, limits: Limits) -> Elaborated | TimedOut:
+        """What Lean says of a text with a header that was loaded.
+
+        Places are those in ``code``, since blanks stand where its header was. Errors as of
+        :meth:`ask`.
+        """
+        self.requests += 1
+        blanks = "".join("\n" if each == "\n" else " " for each in header.text)
+        body = blanks + code[header.end_offset :]
+        answer = await self.ask(elaborate(body, self._imported[header_key(header)].env), limits)
+        self._touched = True
+        if isinstance(answer, Elaborated | TimedOut):
+            return answer
+        raise ReplError(f"no answer to a text: {answer}")
+
+    async def run_tactic(
+        self, tactic: str, live: Live, limits: Limits
+    ) -> Stepped | Refused | TimedOut:
+        """What Lean says of one tactic on a state that it holds. Errors as of :meth:`ask`."""
+        self.requests += 1
+        answer = await self.ask(run_tactic(tactic, live.proof_state), limits)
+        self._touched = True
+        if isinstance(answer, Elaborated) or (isinstance(answer, Refused) and not answer.by_lean):
+            raise ReplError(f"no answer to a tactic: {answer}")
+        return answer
+
+    async def pickle(self, path: Path, live: Live, limits: Limits) -> None:
+        """Writes a state that it holds to a file in its folder. Errors as of :meth:`ask`."""
+        answer = await self.ask(pickle_state(str(path), live.proof_state), limits)
+        if not isinstance(answer, Stepped):
+            raise ReplError(f"no pickle: {answer}")
+
+    async def unpickle(self, path: Path, header: Header, limits: Limits) -> Stepped:
+        """Loads a state that another has written, of a source with this header, which was loaded.
+        Errors as of :meth:`ask`."""
+        env = self._imported[header_key(header)].env
+        answer = await self.ask(unpickle_state(str(path), env), limits)
+        if not isinstance(answer, Stepped):
+            raise ReplError(f"no answer to a pickle: {answer}")
+        return answer
+
+    def hold(self, state: str, opened: Opened, *, pickled: bool = False) -> None:
+        """Takes note that it holds a state."""
+        if opened.proof_state is not None:
+            self.states[state] = Live(opened.proof_state, pickled)
+
+    async def ask(self, command: Command, limits: Limits) -> Answer | TimedOut:
+        """One command within limits, of memory above what the process holds by now.
+
+        Raises:
+            ReplError: it ended, be it for the command or for what it had done before, or what was
+                printed cannot be trusted. The process must not be used again.
+            SandboxError: the machine failed.
+        """
+        answer = await self.exchange(command, limits)
+        return answer if isinstance(answer, TimedOut) else read_answer(answer)
+
+    async def exchange(self, command: Command, limits: Limits) -> Mapping[str, Any] | TimedOut:
+        """The same, with the answer as it was printed."""
+        exchange = Exchange(command)
+        self._asking = True
+        idle = await self._renew(limits)
+        if idle is None:
+            raise ReplError(await self._last_words("while it was idle"))
+        restless = self._touched and idle.cpu_s > _RESTLESS_S
+        self._process.discard()
+        self._process.write(exchange.sent)
+        while chunk := await self._process.read():
+            if exchange.take(chunk):
+                self.spoiled = self.spoiled or restless
+                return await self._answer(exchange)
+            if exchange.printed_bytes > _MOST_PRINTED_BYTES:
+                await self._process.kill()
+        exit_ = await self._process.wait()
+        self.cpu_s += exit_.cpu_s - self._spent_s
+        if exit_.stopped in ("cpu", "wall") and not restless:
+            return TimedOut(exit_, self._process.stderr_tail)
+        raise ReplError(await self._last_words("before it had answered"))
+
+    async def end(self) -> None:
+        """Ends the process. The sandbox can start another."""
+        self.spoiled = True
+        await self._process.kill()
+
+    async def _answer(self, exchange: Exchange) -> Mapping[str, Any]:
+        # One that has ended since will be found so.
+        if used := await self._renew(_IDLE_LIMITS):
+            self.cpu_s += used.cpu_s
+            self._memory_bytes = used.memory_bytes
+        if exchange.printed_bytes < _READ_AT_ONCE_BYTES:
+            answer = exchange.answer()
+        else:
+            answer = await asyncio.to_thread(exchange.answer)
+        self._asking = False
+        return answer
+
+    async def _renew(self, limits: Limits) -> Usage | None:
+        """New limits; what it has used until now. None: it has ended."""
+        try:
+            used = await self._process.renew(limits)
+        except SandboxError:
+            return None
+        self._spent_s += used.cpu_s
+        return used
+
+    async def _last_words(self, when: str) -> str:
+        """How it ended; SandboxError: the machine is to blame."""
+        exit_ = await self._process.wait()
+        said = self._process.stderr_tail.decode(errors="replace").strip().split("\n")[-1]
+        how = f"of {signal_name(exit_.signal)}" if exit_.signal else f"with exit code {exit_.code}"
+        if exit_.stopped:
+            how = f"by its limit ({exit_.stopped})"
+        return f"the REPL ended {how} {when}{said and ': '}{said}"

@@ -1,0 +1,236 @@
+"""The processes of a worker's REPL: which a request gets, the spare, and which are replaced.
+
+There are as many as slots, and one more: the spare, which has elaborated the header that was wanted
+last. When one goes, for whatever reason, the spare takes its place, and another is started while
+requests run. Where requests have many headers, a process has several, and the spare serves as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from leanq.errors import ReplError, SandboxError, ToolchainError
+from leanq.lean.environment import Environment
+from leanq.lean.repl.program import ReplProgram
+from leanq.lean.repl.session import Recycling, Session, header_key
+from leanq.lean.sandbox.sandbox import Sandbox
+from leanq.lean.syntax import Header
+
+log = logging.getLogger("leanq.worker")
+
+# Each takes as much memory as its imports, and the next to come takes little time.
+_MOST_HEADERS = 4
+
+
+class Sessions:
+    """The REPL in one environment, for at most ``slots`` requests at a time.
+
+    Args:
+        hidden: folders that a candidate must not see, where the machine can hide them.
+        nice: niceness of the processes.
+        inbox_root: a folder on the disk of the pickles that are to be loaded, if any are.
+        rules: when a process is replaced.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        program: ReplProgram,
+        *,
+        slots: int,
+        rules: Recycling,
+        hidden: Sequence[Path] = (),
+        nice: int = 0,
+        inbox_root: Path | None = None,
+    ) -> None:
+        self._environment = environment
+        self._program = program
+        self._most = slots + 1
+        self._rules = rules
+        self._hidden = tuple(hidden)
+        self._nice = nice
+        self._inbox_root = inbox_root
+        # Who was used last comes last.
+        self._idle: list[Session] = []
+        self._count = 0
+        self._starting: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._sandboxes: list[Sandbox] = []
+        self._wanted: Header | None = None
+        self._opening = asyncio.Lock()
+        self._is_known = False
+        self._closed = False
+
+    async def open(self) -> None:
+        """Starts one, to see whether it serves this environment.
+
+        Raises:
+            ToolchainError: it does not run in a sandbox, does not speak the REPL's protocol, or is
+                of another Lean.
+        """
+        async with self._opening:
+            if self._is_known:
+                return
+            session = await self._start()
+            try:
+                version = await session.version()
+            except ReplError as error:
+                raise ToolchainError(
+                    f"{self._program} does not answer like a REPL in the sandbox, where it can "
+                    f"read the environment, its own folder and the system's: {error}"
+                ) from None
+            finally:
+                # It has imported something by now.
+                await asyncio.shield(self._retire(session))
+            ours = self._environment.toolchain.version
+            if version != ours:
+                raise ToolchainError(
+                    f"{self._program} is of Lean {version}, and the environment "
+                    f"{self._environment.name} of Lean {ours}; build the REPL with that toolchain"
+                )
+            self._is_known = True
+        self._replenish()
+
+    async def close(self) -> None:
+        """Ends those that are idle now, and the others when they are given back."""
+        self._closed = True
+        for task in self._starting:
+            task.cancel()
+        await asyncio.gather(*self._starting, return_exceptions=True)
+        while self._idle:
+            self._retire(self._idle.pop())
+        while self._ending:
+            await asyncio.wait(self._ending)
+        while self._sandboxes:
+            await self._sandboxes.pop().close()
+
+    @contextlib.asynccontextmanager
+    async def take(
+        self, header: Header, state: str = "", *, pristine: bool = False
+    ) -> AsyncIterator[Session]:
+        """A process for one request: with its header, if any is, or with none yet.
+
+        Args:
+            state: one that holds this state is preferred.
+            pristine: it has elaborated nothing of any candidate.
+        """
+        if not self._is_known:
+            await self.open()
+        session = await self._next(header_key(header), state, pristine)
+        self._replenish()
+        try:
+            yield session
+        finally:
+            if header_key(header) in session.headers:
+                self._wanted = header
+            if self._closed or not session.usable or session.is_worn(self._rules):
+                await asyncio.shield(self._retire(session))
+            else:
+                self._idle.append(session)
+            self._replenish()
+
+    async def _next(self, key: str, state: str, pristine: bool) -> Session:
+        while True:
+            await self._drop_unusable()
+            if found := self._pick(key, state, pristine):
+                self._idle.remove(found)
+                return found
+            if self._count >= self._most and self._idle:
+                await asyncio.shield(self._retire(self._idle.pop(0)))
+            # With as many requests as slots, one that is not there is about to be.
+            if self._count < self._most or not self._starting:
+                return await self._start()
+            await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
+
+    def _pick(self, key: str, state: str, pristine: bool) -> Session | None:
+        """The best of those that are idle, the one used last of equals."""
+
+        def rank(session: Session) -> int:
+            known = session.headers
+            return 4 * (state in session.states) + 2 * (key in known) + (not known)
+
+        fit = [
+            session
+            for session in self._idle[::-1]
+            if (key in session.headers or len(session.headers) < _MOST_HEADERS)
+            and not (pristine and session.requests)
+        ]
+        return max(fit, key=rank, default=None)
+
+    async def _drop_unusable(self) -> None:
+        ended = [session for session in self._idle if not session.usable]
+        self._idle = [session for session in self._idle if session not in ended]
+        for task in [self._retire(session) for session in ended]:
+            await asyncio.shield(task)
+
+    async def _start(self) -> Session:
+        self._count += 1
+        try:
+            sandbox = self._sandboxes.pop() if self._sandboxes else await self._new_sandbox()
+            scratch = str(sandbox.scratch)
+            variables = {**self._environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+            try:
+                return await Session.start(sandbox, self._program.argv, variables)
+            except BaseException:
+                await sandbox.close()
+                raise
+        except BaseException:
+            self._count -= 1
+            raise
+
+    def _retire(self, session: Session) -> asyncio.Task[None]:
+        """Ends a process in a task of its own, which no cancellation of a request can stop."""
+        task = asyncio.create_task(self._end(session))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+        return task
+
+    async def _end(self, session: Session) -> None:
+        sandbox = session.sandbox
+        with contextlib.suppress(SandboxError):
+            await session.end()
+        self._count -= 1
+        if sandbox.alive:
+            await asyncio.to_thread(sandbox.clear)
+        if sandbox.alive and not self._closed:
+            self._sandboxes.append(sandbox)
+        else:
+            await sandbox.close()
+
+    def _replenish(self) -> None:
+        """Starts the spare, if there is none."""
+        if self._closed or self._idle or self._starting or self._count >= self._most:
+            return
+        task = asyncio.create_task(self._start_spare())
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    async def _start_spare(self) -> None:
+        # In trouble, whoever comes next starts his own and hears of it.
+        try:
+            session = await self._start()
+        except SandboxError as error:
+            log.warning("no spare REPL: %s", error)
+            return
+        try:
+            if self._wanted:
+                await session.load(self._wanted)
+        except (ReplError, SandboxError) as error:
+            log.warning("no spare REPL: %s", error)
+        finally:
+            if session.usable and not self._closed:
+                self._idle.append(session)
+            else:
+                await asyncio.shield(self._retire(session))
+
+    async def _new_sandbox(self) -> Sandbox:
+        return await Sandbox.open(
+            readable=(*self._environment.readable(), *self._program.readable),
+            hidden=self._hidden,
+            nice=self._nice,
+            inbox_root=self._inbox_root,
+        )

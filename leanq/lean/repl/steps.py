@@ -1,0 +1,247 @@
+"""A tactic on a state that a process of the REPL holds, or is made to hold by its recipe."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from leanq.lean.diagnostics import Printed, is_budget
+from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
+from leanq.lean.repl.checks import messages_of, opened_at, verdict_of
+from leanq.lean.repl.pickles import Pickles
+from leanq.lean.repl.protocol import Opened, Refused, Stepped
+from leanq.lean.repl.session import Live, Session, TimedOut
+from leanq.lean.sandbox.sandbox import Limits
+from leanq.lean.steps.holes import are_plain, draft_trial
+from leanq.lean.steps.moves import Move, judged_apart
+from leanq.lean.syntax import Header, tokens
+from leanq.queue.wire import Message, Reply, Request, Sorry, Verdict
+from leanq.states import States
+
+_UNREAD = re.compile(r"<input>:(\d+):(\d+): ")
+_SEVERAL = re.compile(r"[\n;]")
+_LACKING = re.compile(r"instance|synthesize|universe")
+
+
+class LiveStep:
+    """One tactic on one state, in a process with the header of the state's source.
+
+    Args:
+        trust: whether the REPL's word that a proof is complete is enough.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        pickles: Pickles,
+        move: Move,
+        header: Header,
+        limits: Limits,
+        *,
+        trust: bool,
+    ) -> None:
+        self._session = session
+        self._pickles = pickles
+        self._move = move
+        self._header = header
+        self._limits = limits
+        self._trust = trust
+        self._may_load = True
+
+    async def run(self, request: Request, states: States) -> Reply | None:
+        """What becomes of the state; None: that is for Lean itself to say.
+
+        Raises:
+            ReplError: the process has to be replaced.
+            QueueFullError: there is no room to keep the next state.
+        """
+        live = await self._revive(states)
+        if live is None:
+            return None
+        answer, lines_before = await self._try(self._move.tactic.text, live)
+        if live.pickled and _has_failed(answer):
+            # What a pickle has lost may be what the tactic needs.
+            self._forget_pickled()
+            return await self.run(request, states)
+        if isinstance(answer, TimedOut):
+            return Reply("timeout")
+        if isinstance(answer, Refused):
+            return await self._refused(self._failed(answer, lines_before))
+        reply = self._told(answer)
+        if reply.verdict != "accepted":
+            return await self._refused(reply)
+        if answer.goals or self._move.tactic.holes:
+            reply = replace(reply, verdict="incomplete")
+            return await self._go_on(reply, answer, states, pickled=live.pickled)
+        if self._trust and not request.replay and answer.is_completed and not live.pickled:
+            return reply
+        # Only Lean itself audits, and knows how to tell what is left open elsewhere.
+        if request.audit or request.replay or not self._move.is_whole:
+            return None
+        return await self._close()
+
+    async def _revive(self, states: States) -> Live | None:
+        """The state in the process, replayed from what is live of its recipe; None: it leads there
+        no more."""
+        session, recipe = self._session, self._move.recipe
+        chain = [state for state, _ in recipe.records()]
+        depth = max((n for n, state in enumerate(chain) if state in session.states), default=0)
+        if depth == 0:
+            if not (found := await self._open_source(states)):
+                return None
+            depth = 1
+            session.states[chain[1]] = found
+        for tactic, state in zip(recipe.tactics[depth - 1 :], chain[depth + 1 :], strict=True):
+            if (live := session.states.get(chain[depth])) is None:
+                return None
+            answer, _ = await self._try(tactic.text, live)
+            if live.pickled and _has_failed(answer):
+                self._forget_pickled()
+                return await self._revive(states)
+            if (after := _after(answer, tactic)) is None:
+                return None
+            session.hold(state, after, pickled=live.pickled)
+            depth += 1
+        return session.states.get(chain[depth])
+
+    async def _open_source(self, states: States) -> Live | None:
+        """The goal in the source's open hole, from a pickle or by elaborating the source."""
+        session, recipe = self._session, self._move.recipe
+        if self._may_load:
+            loaded = await self._pickles.load(session, recipe, self._limits, states)
+            if loaded:
+                return loaded
+        before_s = session.cpu_s
+        source = recipe.source
+        read = await session.elaborate(source.code, self._header, self._limits)
+        if isinstance(read, TimedOut) or verdict_of(read) != "incomplete":
+            return None
+        self._pickles.replayed(recipe, session.cpu_s - before_s)
+        met = opened_at(source.holes, source.code, read.sorries).get(recipe.opened)
+        return Live(met.proof_state) if met and met.proof_state is not None else None
+
+    def _forget_pickled(self) -> None:
+        """From now on the source is elaborated."""
+        self._may_load = False
+        states = self._session.states
+        for state in [state for state, live in states.items() if live.pickled]:
+            del states[state]
+
+    async def _try(self, tactic: str, live: Live) -> tuple[Stepped | Refused | TimedOut, int]:
+        """The answer to a tactic, and how many lines stood before it.
+
+        The REPL reads one tactic, and what stands in its next line it would take for arguments of
+        it. So several lines, or several tactics, stand in a bracket, which is one.
+        """
+        if not _SEVERAL.search(tactic):
+            return await self._session.run_tactic(tactic, live, self._limits), 0
+        return await self._session.run_tactic(f"(\n{tactic}\n)", live, self._limits), 1
+
+    async def _refused(self, reply: Reply) -> Reply | None:
+        """The reply to a tactic that failed, once it is sure that it fails in the source as well.
+
+        A proof state lacks what its command brings for itself alone (``open … in``), names of
+        universes, in older versions instances from the context, and counts its budget otherwise.
+        """
+        move, said = self._move, " ".join(message.text for message in reply.messages)
+        body = move.recipe.source.code[self._header.end_offset :]
+        doubtful = reply.verdict == "exhausted" or _LACKING.search(said)
+        if not (doubtful or any(token.text == "in" for token in tokens(body))):
+            return reply
+        draft = draft_trial(move.recipe, move.tactic)
+        answer = await self._session.elaborate(draft.text, self._header, self._limits)
+        if isinstance(answer, TimedOut):
+            return Reply("timeout")
+        messages = messages_of(answer, self._session, self._header)
+        verdict = judged_apart(draft, verdict_of(answer), messages)
+        if verdict in ("rejected", "exhausted"):
+            return Reply(verdict, move.told(draft, messages))
+        return None
+
+    def _failed(self, answer: Refused, lines_before: int) -> Reply:
+        """A tactic that Lean refuses."""
+        text, line, column = answer.reason, 1, 0
+        if place := _UNREAD.match(text):
+            text = text[place.end() :]
+            line, column = max(1, int(place[1]) - lines_before), int(place[2])
+        message = self._move.given.message(Message("error", line, column, text))
+        return Reply("exhausted" if is_budget(message) else "rejected", (message,))
+
+    def _told(self, answer: Stepped) -> Reply:
+        """What Lean says of a tactic, as long as nobody asks what is left."""
+        printed = Printed.of(answer.messages)
+        verdict: Verdict = "accepted"
+        if printed.failed:
+            verdict = "rejected"
+        elif printed.exhausted:
+            verdict = "exhausted"
+        # The REPL does not know where in a tactic anything happened.
+        messages = [Message(each.severity, 1, 0, each.text) for each in printed.messages]
+        messages += [Message("information", 1, 0, text) for text in answer.traces]
+        return Reply(verdict, tuple(map(self._move.given.message, messages)))
+
+    async def _go_on(
+        self, reply: Reply, answer: Stepped, states: States, *, pickled: bool
+    ) -> Reply | None:
+        """The next state: the goals that are left, else the hole of the tactic itself."""
+        move, tactic, session = self._move, self._move.tactic, self._session
+        sorries: tuple[Sorry, ...] = ()
+        goals = answer.goals
+        records: dict[str, bytes] = {}
+        held: dict[str, Opened] = {}
+        if tactic.holes:
+            # Of several nobody knows which is which.
+            if not _has_one(answer, tactic) or not are_plain(tactic.text, tactic.holes):
+                return None
+            (met,) = answer.sorries
+            state = None
+            if move.recipe.levels < MAX_LEVELS:
+                state, record = move.opened(tactic, [0])[0]
+                records[state], held[state] = record, met
+            line, column = _place_in(tactic)
+            sorries = (Sorry(line, column, met.goal, state),)
+            if not goals:
+                reply, goals = replace(reply, state=state), (met.goal,)
+        if answer.goals:
+            state, record = record_after(move.state, tactic)
+            records[state] = record
+            held[state] = Opened(answer.proof_state, "", None)
+            reply = replace(reply, state=state)
+        await states.keep(records)
+        for state, opened in held.items():
+            session.hold(state, opened, pickled=pickled)
+        return replace(reply, goals=goals, sorries=move.placed(sorries))
+
+    async def _close(self) -> Reply:
+        """Nothing is left: the whole text has to stand a check."""
+        move = self._move
+        draft = draft_trial(move.recipe, move.tactic)
+        answer = await self._session.elaborate(draft.text, self._header, self._limits)
+        if isinstance(answer, TimedOut):
+            return Reply("timeout")
+        messages = messages_of(answer, self._session, self._header)
+        return move.closed(draft, Reply(verdict_of(answer), messages))
+
+
+def _has_failed(answer: Stepped | Refused | TimedOut) -> bool:
+    return not isinstance(answer, Stepped) or bool(Printed.of(answer.messages).failed)
+
+
+def _after(answer: Stepped | Refused | TimedOut, tactic: Tactic) -> Opened | None:
+    """What a tactic of a recipe leads to, if it is what it was."""
+    if _has_failed(answer):
+        return None
+    assert isinstance(answer, Stepped)
+    if tactic.opened is None:
+        return Opened(answer.proof_state, "", None) if answer.goals else None
+    return answer.sorries[0] if _has_one(answer, tactic) else None
+
+
+def _has_one(answer: Stepped, tactic: Tactic) -> bool:
+    return len(tactic.holes) == 1 == len(answer.sorries)
+
+
+def _place_in(tactic: Tactic) -> tuple[int, int]:
+    """Where the only hole of a tactic stands."""
+    before = tactic.text[: tactic.holes[0].offset]
+    return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1)

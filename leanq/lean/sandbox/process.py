@@ -1,0 +1,297 @@
+"""A program in a sandbox, as the worker sees it: its pipes, its limits and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from leanq.errors import SandboxError
+from leanq.queue.metrics import count
+
+_CHUNK_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 16  # of a long-lived program's standard error
+_PATIENCE_S = 30.0  # for a program to be gone after it was killed
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a program may use.
+
+    ``cpu_s`` and ``memory_bytes`` are for the program and all its descendants together, measured
+    after 25 ms to ``look_s`` (see ``leanq.lean.sandbox.usage``); ``output_bytes`` is for what
+    stands unread of both outputs together, of standard output alone where standard error is kept as
+    a tail.
+    """
+
+    cpu_s: float
+    wall_s: float
+    memory_bytes: int
+    output_bytes: int = 64 << 20
+    look_s: float = 0.1
+
+    def measured(self) -> dict[str, float]:
+        """Those that the warden enforces; it does not see the output."""
+        names = ("cpu_s", "wall_s", "memory_bytes", "look_s")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a program ended and what it used, its descendants included.
+
+    One of ``code`` and ``signal`` is None. ``stopped`` says why leanq ended it: a limit, or
+    ``killed`` when it was not wanted any more; None when it ended by itself. ``cpu_s`` counts from
+    its start, ``wall_s`` from when its limits were last set. ``peak_bytes`` is the largest sample,
+    0 for a program that was over within a tenth of a second.
+    """
+
+    code: int | None
+    signal: int | None
+    stopped: Literal["cpu", "wall", "memory", "output", "killed"] | None
+    cpu_s: float
+    wall_s: float
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a program has used, its descendants included: CPU time since its limits were set before,
+    and the memory that it holds now."""
+
+    cpu_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A program's end with all that it wrote, at most ``output_bytes`` together."""
+
+    exit: Exit
+    stdout: bytes
+    stderr: bytes
+
+
+class Process:
+    """A program that runs in a sandbox; ``Sandbox.start`` makes it.
+
+    Both outputs are read as they come, so a program never waits for its reader.
+
+    Attributes:
+        was_limited: whether it was alive when its limits were set; known once it has ended.
+    """
+
+    def __init__(
+        self,
+        pipes: tuple[int, int, int],
+        output_bytes: int,
+        *,
+        tail: bool,
+        tell: Callable[[Mapping[str, Any]], None],
+        give_up: Callable[[str], None],
+    ) -> None:
+        """Take over our ends of the ``pipes`` to its standard input, output and error.
+
+        With ``tail``, only the last 64 KiB of standard error are kept. ``tell`` sends an order
+        to the warden, ``give_up`` abandons it.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._tell, self._give_up = tell, give_up
+        self._started = asyncio.Event()
+        self._exit: asyncio.Future[Exit] = self._loop.create_future()
+        self._renewed: asyncio.Future[Usage] | None = None
+        self._stdin_fd, self._stdout_fd, stderr_fd = pipes
+        self._stdin_open, self._eof = True, False
+        self._unwritten = bytearray()
+        self._stdout, self._stderr = bytearray(), bytearray()
+        self._outputs = {self._stdout_fd: self._stdout, stderr_fd: self._stderr}
+        self._output_bytes = output_bytes
+        self._overflowed = False
+        self.was_limited = False
+        self._tail = tail
+        self._fresh = asyncio.Event()  # new output, or the end of it
+        for fd in pipes:
+            os.set_blocking(fd, False)
+        for fd in self._outputs:
+            self._loop.add_reader(fd, self._pump, fd)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the program and all its descendants have ended."""
+        return self._exit.done()
+
+    @property
+    def stderr_tail(self) -> bytes:
+        """The last 64 KiB that it wrote to standard error, or less."""
+        return bytes(self._stderr[-_TAIL_BYTES:])
+
+    def write(self, data: bytes) -> None:
+        """Send ``data`` to its standard input. What it does not read is lost with it."""
+        self._unwritten += data
+        self._flush()
+
+    def write_eof(self) -> None:
+        """Close its standard input once everything is written."""
+        self._eof = True
+        self._flush()
+
+    async def read(self, n: int = _CHUNK_BYTES) -> bytes:
+        """The next 1 to ``n`` bytes of its standard output; b"" at the end. One at a time."""
+        while not self._stdout and self._stdout_fd in self._outputs:
+            self._fresh.clear()
+            await self._fresh.wait()
+        chunk = bytes(self._stdout[:n])
+        del self._stdout[:n]
+        return chunk
+
+    def discard(self) -> bytes:
+        """Take all that it has printed until now, without waiting."""
+        while self._pump(self._stdout_fd):
+            pass
+        printed = bytes(self._stdout)
+        self._stdout.clear()
+        return printed
+
+    async def renew(self, limits: Limits) -> Usage:
+        """Count CPU and wall time afresh from now against new limits, and memory above what it
+        holds now; what it has used until now. One at a time. SandboxError: the program has ended.
+        """
+        if self.ended:
+            raise SandboxError("the program has ended")
+        self._output_bytes = limits.output_bytes
+        self._renewed = self._loop.create_future()
+        self._tell({"renew": limits.measured()})
+        return await self._renewed
+
+    def feed(self, data: bytes, limits: Limits | None = None) -> None:
+        """Send all of its standard input, and count against these limits from now on."""
+        if limits is not None:
+            self._output_bytes = limits.output_bytes
+            self._tell({"limit": limits.measured()})
+        self.write(data)
+        self.write_eof()
+
+    async def kill(self) -> Exit:
+        """End the program and all its descendants. Not even a cancellation leaves earlier.
+
+        SandboxError: the warden has died, or did not answer for 30 s and was given up.
+        """
+        if not self.ended:
+            self._tell({"stop": "killed"})
+        cancelled: asyncio.CancelledError | None = None
+        while not self.ended:
+            try:
+                done, _ = await asyncio.wait([self._exit], timeout=_PATIENCE_S)
+                if not done:
+                    self._give_up("the warden does not answer")
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        return self._exit.result()
+
+    async def wait(self) -> Exit:
+        """Wait for the end. SandboxError: the warden has died, and the program with it."""
+        await asyncio.wait([self._exit])
+        return self._exit.result()
+
+    async def started(self) -> None:
+        """Wait until the program runs. SandboxError: it could not be started."""
+        await self._started.wait()
+        if self.ended and (failure := self._exit.exception()):
+            raise failure
+
+    async def finished(self) -> Finished:
+        """Wait for the end and take all that was not read. Errors as in :meth:`wait`."""
+        exit_ = await self.wait()
+        return Finished(exit_, bytes(self._stdout), bytes(self._stderr))
+
+    # What the sandbox hears from the warden.
+
+    def on_started(self) -> None:
+        self._started.set()
+
+    def on_renewed(self, used: Usage) -> None:
+        if self._renewed is not None and not self._renewed.done():
+            self._renewed.set_result(used)
+
+    def on_end(self, end: Exit | SandboxError, *, limited: bool = False) -> None:
+        """All is over: what stands in the pipes now is all that will ever be there."""
+        self.was_limited = limited
+        for fd in list(self._outputs):
+            while self._pump(fd):
+                pass
+            self._close_output(fd)
+        self._unwritten.clear()
+        self.write_eof()
+        if reason := _why_dead(end, self._overflowed):
+            count("leanq_lean_deaths_total", reason)
+        if isinstance(end, SandboxError):
+            self._exit.set_exception(end)
+            self._exit.exception()  # whether or not anybody waits
+        elif self._overflowed and end.stopped is None:
+            self._exit.set_result(replace(end, stopped="output"))
+        else:
+            self._exit.set_result(end)
+        if self._renewed is not None and not self._renewed.done():
+            self._renewed.set_exception(SandboxError("the program has ended"))
+        self._started.set()
+
+    def _flush(self) -> None:
+        if not self._stdin_open:
+            return
+        try:
+            while self._unwritten:
+                count = os.write(self._stdin_fd, self._unwritten[:_CHUNK_BYTES])
+                del self._unwritten[:count]
+        except BlockingIOError:
+            self._loop.add_writer(self._stdin_fd, self._flush)
+            return
+        except BrokenPipeError:
+            self._eof = True  # it does not want more
+        self._loop.remove_writer(self._stdin_fd)
+        if self._eof:
+            self._stdin_open = False
+            os.close(self._stdin_fd)
+
+    def _pump(self, fd: int) -> bool:
+        """Take a chunk from an output pipe; whether there may be more."""
+        if fd not in self._outputs:
+            return False
+        try:
+            chunk = os.read(fd, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:
+            self._close_output(fd)
+            return False
+        buffer = self._outputs[fd]
+        if self._tail and buffer is self._stderr:
+            buffer += chunk
+            del buffer[:-_TAIL_BYTES]
+            return True
+        held = len(self._stdout) + (0 if self._tail else len(self._stderr))
+        room = max(self._output_bytes - held, 0)
+        buffer += chunk[:room]
+        if len(chunk) > room and not self._overflowed:
+            self._overflowed = True
+            self._tell({"stop": "output"})
+        self._fresh.set()
+        return True
+
+    def _close_output(self, fd: int) -> None:
+        if self._outputs.pop(fd, None) is not None:
+            self._loop.remove_reader(fd)
+            os.close(fd)
+            self._fresh.set()
+
+
+def _why_dead(end: Exit | SandboxError, overflowed: bool) -> str:
+    """Why it did not end by itself; empty where it did, if only with an exit code."""
+    if isinstance(end, SandboxError):
+        return "warden"
+    if overflowed and end.stopped is None:
+        return "output"
+    return end.stopped or ("signal" if end.signal is not None else "")

@@ -1,0 +1,376 @@
+"""Programs that are not ours, one at a time in each sandbox, under limits.
+
+A :class:`Sandbox` is a slot's place to run Lean: a scratch folder, and a *warden* process
+(``leanq.lean.sandbox.supervisor``) that starts a program, measures it with all its descendants, and
+ends them all when the program ends, breaks a limit, is no longer wanted, or when the worker dies,
+by SIGKILL too. What the walls around the program are made of depends on the machine, see
+:attr:`Sandbox.isolation`:
+
+- ``pid-ns``: nothing escapes its end, whatever it does. Without it, see
+  ``leanq.lean.sandbox.supervisor``.
+- ``net-ns``: no network, not even this machine's own. Without it UDP is open, and TCP as well
+  below ``landlock-4``.
+- ``mount-ns``: the ``hidden`` folders are empty. Nothing else stops a program from connecting to
+  a Unix socket by its path.
+- ``read-only``: nothing outside the scratch folder can be changed, its permissions included.
+- ``landlock-N``: it reads only the system's folders and what is ``readable``, writes only to its
+  scratch folder, and cannot look into other processes. From 6 on it cannot signal them either.
+
+It never has privileges or capabilities, and its environment and descriptors are the given ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leanq.errors import SandboxError
+from leanq.lean.sandbox.monitor import MESSAGE_BYTES
+from leanq.lean.sandbox.process import Exit, Finished, Limits, Process, Usage
+from leanq.lean.sandbox.supervisor import empty
+from leanq.queue.metrics import count
+
+__all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "Usage", "probe"]
+
+_PATIENCE_S = 30.0  # for a warden to answer, before it is given up
+_UNASKED_BYTES = 1 << 16  # what a prepared program may print before its input
+
+# The warden gets a package `leanq` that holds nothing yet: none of the worker's own modules.
+_BOOT = """
+import sys, types
+leanq = sys.modules["leanq"] = types.ModuleType("leanq")
+leanq.__path__ = [sys.argv[1]]
+from leanq.lean.sandbox.supervisor import main
+main()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """What a program is started with; two that are equal do the same with the same input."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+
+
+class Sandbox:
+    """A place for one program at a time. Belongs to the event loop that opened it."""
+
+    scratch: Path
+    """A private folder, the only place that a program may write to. ``close`` removes it."""
+    inbox: Path | None
+    """A private folder that a program may read and not write to. ``close`` removes it."""
+    isolation: tuple[str, ...]
+    """The walls that this machine allows, such as ``("user-ns", "pid-ns", ..., "landlock-7")``."""
+    alive: bool
+    """False once the warden has died or the sandbox was closed: open another."""
+
+    def __init__(self, scratch: Path, inbox: Path | None) -> None:
+        """Use :meth:`open`."""
+        self.scratch = scratch
+        self.inbox = inbox
+        self.isolation = ()
+        self.alive = True
+        self._loop = asyncio.get_running_loop()
+        self._greeting: asyncio.Future[tuple[str, ...]] = self._loop.create_future()
+        self._process: Process | None = None
+        self._prepared: _Program | None = None
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._warden = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BOOT, str(Path(__file__).parents[2])],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                # Some Pythons cannot start without it; the programs do not get it.
+                env={k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
+                start_new_session=True,
+            )
+        self._channel.setblocking(False)
+        self._loop.add_reader(self._channel, self._listen)
+
+    @classmethod
+    async def open(
+        cls,
+        *,
+        readable: Sequence[Path] = (),
+        hidden: Sequence[Path] = (),
+        nice: int = 0,
+        namespaces: bool = True,
+        scratch_root: Path | None = None,
+        inbox_root: Path | None = None,
+    ) -> Sandbox:
+        """Start a warden, in some 100 ms.
+
+        ``readable`` are files and folders that programs may read and run besides the system's
+        own, links resolved; each must exist. ``hidden`` are folders that are covered where there
+        is a mount namespace, and only if they exist by now. ``namespaces=False`` stands for a
+        machine that refuses them. The scratch folder is made in ``scratch_root``, or where
+        temporary files go; with an ``inbox_root``, which must exist, there is an inbox in it.
+        """
+        if sys.platform != "linux":
+            raise SandboxError("the sandbox needs Linux")
+        root = Path(scratch_root or tempfile.gettempdir()).resolve()
+        for folder in hidden:
+            for path in (root, *readable):
+                if path.resolve().is_relative_to(folder.resolve()):
+                    raise SandboxError(f"cannot hide {folder}: programs need {path}")
+        for path in readable:
+            if not path.exists():
+                raise SandboxError(f"{path} does not exist, and programs need it")
+        folders: list[Path] = []
+        try:
+            places = [root, *([inbox_root] if inbox_root else [])]
+            folders.extend(Path(tempfile.mkdtemp(prefix="leanq-", dir=place)) for place in places)
+            sandbox = cls(folders[0], folders[1] if inbox_root else None)
+        except OSError as error:
+            for folder in folders:
+                folder.rmdir()
+            raise SandboxError(f"no scratch folder or no warden: {error}") from error
+        try:
+            hello = {
+                "scratch": str(folders[0]),
+                "folders": [str(folder) for folder in folders],
+                "readable": [str(path.resolve()) for path in (*readable, *folders[1:])],
+                "hidden": [str(path.resolve()) for path in hidden],
+                "nice": nice,
+                "namespaces": namespaces,
+            }
+            sandbox._tell(hello)
+            async with asyncio.timeout(_PATIENCE_S):
+                sandbox.isolation = await sandbox._greeting
+        except TimeoutError:
+            await sandbox.close()
+            raise SandboxError("the warden does not answer") from None
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    async def start(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, limits: Limits
+    ) -> Process:
+        """Start a program that is spoken to while it runs.
+
+        ``argv[0]`` is a path. Its environment is ``env`` and nothing else. SandboxError: it
+        cannot be started, or another one still runs, or the warden has died.
+        """
+        await self._dismiss()
+        process = self._launch(_Program(tuple(argv), env, cwd), limits, dialogue=True)
+        try:
+            await process.started()
+        except asyncio.CancelledError:
+            with contextlib.suppress(SandboxError):
+                await process.kill()
+            raise
+        return process
+
+    def prepare(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
+        """Start a program ahead of its input, should :meth:`run` be asked for just this one.
+
+        It must be one to trust until it has read its input: it has no limits as long as it waits,
+        and what it spends on its start is no part of the limits to come. It serves one ``run`` at
+        most, and is ended by one of another program. SandboxError: as in :meth:`start`.
+        """
+        program = _Program(tuple(argv), dict(env), cwd)
+        self._launch(program, None)
+        self._prepared = program
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        limits: Limits,
+        stdin: bytes = b"",
+    ) -> Finished:
+        """Start a program, feed it, and wait for its end. Errors as in :meth:`start`.
+
+        When the awaiting task is cancelled, the program has ended before the cancellation goes
+        on, and the sandbox can be used again.
+        """
+        program = _Program(tuple(argv), env, cwd)
+        spare = self._take_prepared(program)
+        if spare is not None:
+            spare.feed(stdin, limits)
+            finished = await self._finished(spare)
+            if spare.was_limited:
+                return finished
+            # It had died by then, of whatever: that tells nothing of the input.
+        await self._dismiss()
+        process = self._launch(program, limits)
+        process.feed(stdin)
+        return await self._finished(process)
+
+    def clear(self) -> None:
+        """Empty its folders. No program may be running, but for a prepared one."""
+        for folder in self._folders:
+            empty(str(folder))
+
+    async def close(self) -> None:
+        """End what runs, the warden, and the scratch folder."""
+        self._give_up("the sandbox was closed")
+        if self._warden.returncode is not None:
+            return
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_S):
+                    await self._warden_end()
+        finally:
+            self._warden.kill()
+            self._warden.wait()
+        for folder in self._folders:
+            if folder.exists():  # the warden was killed before it could
+                empty(str(folder))
+                folder.rmdir()
+
+    @property
+    def _folders(self) -> list[Path]:
+        return [self.scratch, *([self.inbox] if self.inbox else [])]
+
+    def _launch(
+        self, program: _Program, limits: Limits | None, *, dialogue: bool = False
+    ) -> Process:
+        """Have the warden start a program; without limits, it has none until they are set."""
+        if not self.alive:
+            raise SandboxError("the warden of this sandbox has died")
+        if self._process is not None and not self._process.ended:
+            raise SandboxError("the sandbox runs a program already")
+        order = {
+            "argv": program.argv,
+            "env": dict(program.env),
+            "cwd": str(program.cwd),
+            "limits": limits and limits.measured(),
+            "report": dialogue,
+        }
+        ours, theirs = _pipes()
+        most_bytes = limits.output_bytes if limits else _UNASKED_BYTES
+        process = Process(ours, most_bytes, tail=dialogue, tell=self._tell, give_up=self._give_up)
+        self._process = process
+        count("leanq_lean_starts_total", "repl" if dialogue else "lean")
+        try:
+            self._tell({"start": order}, theirs)
+        except OSError as error:  # larger than a packet may be
+            process.on_end(SandboxError(f"cannot start {program.argv[0]}: {error.strerror}"))
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        return process
+
+    def _take_prepared(self, program: _Program) -> Process | None:
+        """What was prepared, if it is this program and waits."""
+        if self._prepared != program or self._process is None or self._process.ended:
+            return None
+        self._prepared = None
+        return self._process
+
+    async def _dismiss(self) -> None:
+        """End what was prepared for nothing."""
+        if self._prepared is not None and self._process is not None:
+            self._prepared = None
+            with contextlib.suppress(SandboxError):
+                await self._process.kill()
+
+    async def _finished(self, process: Process) -> Finished:
+        """Its end, which a cancellation brings about."""
+        try:
+            return await process.finished()
+        except asyncio.CancelledError:
+            with contextlib.suppress(SandboxError):
+                await process.kill()
+            raise
+
+    def _tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        if self.alive:
+            with contextlib.suppress(ConnectionError):  # _listen will see the end of the socket
+                socket.send_fds(self._channel, [json.dumps(message).encode()], fds)
+
+    def _listen(self) -> None:
+        try:
+            packet = self._channel.recv(MESSAGE_BYTES)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            packet = b""
+        message = json.loads(packet) if packet else {}
+        match message, self._process:
+            case {"isolation": names}, _:
+                if not self._greeting.done():
+                    self._greeting.set_result(tuple(names))
+            case {"started": _}, Process() as process:
+                process.on_started()
+            case {"renewed": fields}, Process() as process:
+                process.on_renewed(Usage(**fields))
+            case {"exit": fields, "limited": limited}, Process() as process:
+                process.on_end(Exit(**fields), limited=limited)
+            case {"refused": text}, Process(ended=False) as process:
+                process.on_end(SandboxError(text))
+            case {"refused": text}, _:
+                self._give_up(text)
+            case _:
+                self._give_up("the warden of this sandbox has died")
+
+    def _give_up(self, reason: str) -> None:
+        """Close the socket, upon which the warden ends everything."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._loop.remove_reader(self._channel)
+        self._channel.close()
+        error = SandboxError(reason)
+        if not self._greeting.done():
+            self._greeting.set_exception(error)
+            self._greeting.exception()  # whether or not anybody waits
+        if self._process is not None and not self._process.ended:
+            self._process.on_end(error)
+
+    async def _warden_end(self) -> None:
+        pidfd = os.pidfd_open(self._warden.pid)
+        ended = asyncio.Event()
+        self._loop.add_reader(pidfd, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+
+def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Pipes for standard input, output and error: our ends, and the program's."""
+    pipes: list[tuple[int, int]] = []
+    try:
+        while len(pipes) < 3:
+            pipes.append(os.pipe2(os.O_CLOEXEC))
+    except OSError as error:
+        for fd in (fd for pipe in pipes for fd in pipe):
+            os.close(fd)
+        raise SandboxError(f"no pipe: {error.strerror}") from error
+    (their_in, our_in), (our_out, their_out), (our_err, their_err) = pipes
+    return (our_in, our_out, our_err), (their_in, their_out, their_err)
+
+
+def probe() -> tuple[str, ...]:
+    """The walls that this machine allows, as in :attr:`Sandbox.isolation`; takes some 100 ms.
+
+    Not for use inside an event loop. SandboxError: there can be no sandbox here.
+    """
+
+    async def ask() -> tuple[str, ...]:
+        sandbox = await Sandbox.open()
+        await sandbox.close()
+        return sandbox.isolation
+
+    return asyncio.run(ask())

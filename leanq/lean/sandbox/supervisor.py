@@ -1,0 +1,186 @@
+"""The warden: a process beside the worker that starts programs, watches them and buries them.
+
+It is two processes, so that either can go first::
+
+    worker ── socket ──┐
+      └─ outer         │   waits for inner; then ends what is left, removes its folders
+           └─ inner ◄──┘   pid 1 of its own namespace where the machine allows it
+                └─ program, one at a time, and whatever it starts
+
+Inner ends everything when the worker closes the socket or dies, when outer dies, and after each
+program (``leanq.lean.sandbox.monitor``). It sleeps in ``poll`` while nothing runs, and wakes at
+once when a program ends.
+
+As pid 1 it is certain: the kernel kills a namespace with its pid 1, whoever killed that. Without
+a pid namespace, both are subreapers and look for descendants in /proc. That leaves two holes:
+a SIGKILL of outer *and* inner in the same moment, and a program that forks faster than the walk.
+Without Landlock's signal scope (ABI 6), such a program can also kill its wardens itself.
+
+``leanq.lean.sandbox.sandbox`` starts this file with an isolated Python, without the rest of the
+package, and documents what is measured. Messages are JSON, one per packet::
+
+    worker → inner   {"scratch", "folders", "readable", "hidden", "nice", "namespaces"}   once
+                     {"start": {"argv", "env", "cwd", "limits", "report"}}
+                         with the program's standard input, output and error as descriptors
+                     {"limit": limits}, {"renew": limits}, {"stop": reason}
+    inner → worker   {"isolation": [...]}, {"started": true} where a report is wanted,
+                     {"renewed": {"cpu_s", "memory_bytes"}}, {"refused": text},
+                     {"exit": {the fields of Exit}, "limited": whether it ever had limits}
+
+Limits are {"cpu_s", "wall_s", "memory_bytes", "look_s"}. They are null for a program that is to
+wait for its input: until they come it is neither limited nor looked at, so that waiting costs
+nothing. What hardly any program needs is not told, since each message wakes a process that has lost
+its caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+from typing import Any
+
+from leanq.lean.sandbox import isolation as confine
+from leanq.lean.sandbox.monitor import IGNORED, MESSAGE_BYTES, Keeper, end_all, tell
+
+_FILE_BYTES = 8 << 30  # the largest file that a program may write
+_PROCESSES = 4096  # processes and threads of a slot, where they can be counted apart
+# The namespaces to try, best first. Containers may mask /proc, and then refuse a new one, or allow
+# no mounts at all. A pid namespace without its own /proc is of no use: a program that looks itself
+# up there, as Lean does, would find another.
+_ATTEMPTS = (
+    "user pid mount net ipc",
+    "pid mount net ipc",
+    "user mount net ipc",
+    "user net ipc",
+    "",
+)
+_BY_MIDDLE = ("user", "pid")  # they have to be there before inner is
+_REFUSED = 3  # exit status: the machine does not allow these namespaces
+
+
+def empty(folder: str) -> None:
+    """Remove everything in ``folder``: no link is followed, unwritable folders do not hinder.
+
+    A program can nest folders deeper than any path or stack reaches, so each is first moved to
+    the top. Nobody else may be at work in ``folder``.
+    """
+    while True:
+        os.chmod(folder, 0o700)
+        with os.scandir(folder) as entries:
+            found = list(entries)
+        if not found:
+            return
+        for entry in found:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            os.chmod(entry.path, 0o700)
+            with os.scandir(entry.path) as inside:
+                for child in inside:
+                    if child.is_dir(follow_symlinks=False):
+                        os.chmod(child.path, 0o700)
+                        os.rename(child.path, os.path.join(folder, os.urandom(12).hex()))
+                    else:
+                        os.unlink(child.path)
+            os.rmdir(entry.path)
+
+
+def _lower(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(limit, (value, value))
+
+
+def _inner(
+    channel: socket.socket, hello: dict[str, Any], walls: list[str], fatal: list[int]
+) -> int:
+    """Take the last steps inside, then keep programs; the exit status of this process."""
+    try:
+        confine.unshare([wall for wall in walls if wall not in _BY_MIDDLE])
+        if "pid" in walls:
+            confine.mount_proc()
+    except OSError:
+        return _REFUSED
+    isolation = [f"{wall}-ns" for wall in walls]
+    if "mount" in walls:
+        if confine.freeze_files(hello["scratch"]):
+            isolation.append("read-only")
+        for folder in hello["hidden"]:
+            confine.cover(folder)
+    ruleset = None
+    if abi := confine.landlock_abi():
+        ruleset = confine.landlock_ruleset(
+            abi, writable=hello["scratch"], readable=hello["readable"], own_proc="pid" in walls
+        )
+        isolation.append(f"landlock-{abi}")
+    if "user" in walls:  # elsewhere this would count the whole machine's processes of this user
+        _lower(resource.RLIMIT_NPROC, _PROCESSES)
+    _lower(resource.RLIMIT_CORE, 0)
+    _lower(resource.RLIMIT_FSIZE, _FILE_BYTES)
+    confine.renounce_privileges()
+    confine.adopt_orphans()
+    if os.getpid() != 1 and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        raise OSError("this kernel has neither pid namespaces for us nor /proc/PID/task/*/children")
+    # As pid 1 it need not be kept apart by Landlock from a program: the kernel lets no signal from
+    # below through to it, and nobody without privileges look into what is not dumpable.
+    inside = "pid" in walls
+    if inside and ruleset is not None:
+        confine.landlock_restrict(ruleset)
+    tell(channel, {"isolation": isolation})
+    Keeper(channel, hello, ruleset, inside=inside).serve(fatal)
+    return 0
+
+
+def _middle(
+    channel: socket.socket, hello: dict[str, Any], walls: list[str], fatal: list[int]
+) -> int:
+    """Enter the namespaces and leave inner in them, as a child of outer. Gone at once."""
+    try:
+        confine.unshare([wall for wall in walls if wall in _BY_MIDDLE])
+    except OSError:
+        return _REFUSED
+    if os.fork() > 0:
+        return 0
+    status = 0
+    try:
+        status = _inner(channel, hello, walls, fatal)
+    except Exception as error:
+        tell(channel, {"refused": f"{type(error).__name__}: {error}"})
+    finally:
+        end_all({})
+        os._exit(status)
+
+
+def main() -> None:
+    """The outer process. Its standard input is the socket to the worker."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for signum in IGNORED:
+        signal.signal(signum, signal.SIG_IGN)
+    channel = socket.socket(fileno=0)
+    # A fork of the worker could hold the socket open, so the worker itself is watched as well.
+    fatal = [os.pidfd_open(os.getppid()), os.pidfd_open(os.getpid())]
+    packet = channel.recv(MESSAGE_BYTES)
+    if not packet:
+        return
+    hello = json.loads(packet)
+    confine.adopt_orphans()
+    for walls in _ATTEMPTS if hello["namespaces"] else ("",):
+        middle = os.fork()
+        if middle == 0:
+            os._exit(_middle(channel, hello, walls.split(), fatal))
+        _, status = os.waitpid(middle, 0)
+        if status == 0:
+            _, status = os.waitpid(-1, 0)  # inner, our eldest child: the first to be found
+        if os.waitstatus_to_exitcode(status) != _REFUSED:
+            break
+    end_all({})
+    for folder in hello["folders"]:
+        with contextlib.suppress(OSError):  # the worker removes it too
+            empty(folder)
+            os.rmdir(folder)

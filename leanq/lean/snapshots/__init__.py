@@ -1,0 +1,1 @@
+"""Snapshots of elaborated prefixes: made, kept, fetched, and weighed against a replay."""

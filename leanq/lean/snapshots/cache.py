@@ -1,0 +1,294 @@
+"""Snapshots on the local disk, shared by all workers of a machine.
+
+The cache is a folder::
+
+    lock                held for a moment by whoever changes what is in the folder
+    entries/NAME/       one snapshot; it was used when the folder was last changed
+        snapshot            as Lean wrote it
+        manifest            its size, its hash and what it depends on
+    coming/NAME/        on its way in, locked by whoever brings it
+    inboxes/            for others: folders on the same disk, so that links into them can be made
+
+An entry comes and goes by a rename, so it is there as a whole or not at all, whatever ends its
+worker. What nobody has locked in ``coming`` was left by the dead, and is removed.
+
+A snapshot's hash is verified when it comes, and again by each process before it is used for the
+first time and whenever the file is another one than it has verified: see :func:`_stamp`.
+
+A disk that is full or cannot be written to makes no trouble: the cache is then found empty.
+All methods block; they can be called from several threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+MOST_RAW_BYTES = 4 << 30
+"""The largest snapshot, uncompressed."""
+
+_VERSION = 1
+_DIGEST_BYTES = 32
+_SNAPSHOT, _MANIFEST = "snapshot", "manifest"
+
+
+@dataclass
+class Tally:
+    """What became of snapshots in this process.
+
+    ``damaged`` counts those found damaged on disk, on the way, or by Lean; ``disk_full`` those that
+    the disk did not take, for whatever reason. The times are of shipping (compressing and sending)
+    and fetching (receiving and decompressing); the bytes are uncompressed, and ``packed_bytes``
+    those that were sent.
+    """
+
+    hits_disk: int = 0
+    hits_redis: int = 0
+    misses: int = 0
+    damaged: int = 0
+    saved: int = 0
+    shipped: int = 0
+    disk_full: int = 0
+    evicted: int = 0
+    ship_s: float = 0.0
+    ship_bytes: int = 0
+    packed_bytes: int = 0
+    fetch_s: float = 0.0
+    fetch_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What must be known of a snapshot: its size, its BLAKE2b-256 hash, and what it depends on.
+
+    ``deps`` is what Lean wrote beside it in the form that serves any machine, see
+    :func:`leanq.lean.snapshots.store.portable_deps`.
+    """
+
+    size_bytes: int
+    digest: bytes
+    deps: Any
+
+    def pack(self) -> bytes:
+        """As bytes, which begin with a hash of the others."""
+        content: bytes = msgpack.packb([_VERSION, self.size_bytes, self.digest, self.deps])
+        return hash_bytes(content) + content
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Manifest:
+        """Raises ValueError where it is damaged, or of another version."""
+        content = data[_DIGEST_BYTES:]
+        if hash_bytes(content) != data[:_DIGEST_BYTES]:
+            raise ValueError("a damaged manifest")
+        try:
+            found = msgpack.unpackb(content, strict_map_key=False)
+        except TypeError as error:
+            # A list for a key.
+            raise ValueError(f"a damaged manifest: {error}") from None
+        match found:
+            case [1, int(size), bytes(digest), deps] if 0 <= size <= MOST_RAW_BYTES:
+                return cls(size, digest, deps)
+        raise ValueError("a manifest of another version")
+
+
+class SnapshotCache:
+    """The snapshots on this machine's disk: at most ``budget_bytes``, least recently used out."""
+
+    def __init__(self, folder: Path, budget_bytes: int) -> None:
+        self.tally = Tally()
+        self._budget_bytes = budget_bytes
+        self._lock = folder / "lock"
+        self._entries = folder / "entries"
+        self._coming = folder / "coming"
+        self._inboxes = folder / "inboxes"
+        self._verified: dict[str, tuple[int, ...]] = {}
+        with self._disk():
+            for place in (self._entries, self._coming, self._inboxes):
+                place.mkdir(parents=True, exist_ok=True)
+            with self._locked():
+                self._make_room(0)
+
+    @property
+    def inbox_root(self) -> Path | None:
+        """A folder on the disk of the snapshots, for others; None where there is none."""
+        return self._inboxes if self._inboxes.is_dir() else None
+
+    def holds(self, key: str) -> bool:
+        """Whether the snapshot is on the disk, verified or not; takes microseconds."""
+        return (self._entry(key) / _SNAPSHOT).exists()
+
+    def find(self, key: str) -> tuple[Path, Manifest] | None:
+        """The verified file, and its manifest. One that is damaged is dropped."""
+        entry = self._entry(key)
+        try:
+            return self._verify(entry)
+        except (OSError, ValueError):
+            if not entry.exists():
+                return None
+        # It may have been replaced while we looked, which nobody can do under the lock.
+        with self._disk(), self._locked():
+            try:
+                return self._verify(entry)
+            except (OSError, ValueError):
+                if entry.exists():
+                    self.tally.damaged += 1
+                    self._remove(entry)
+        return None
+
+    @contextlib.contextmanager
+    def bringing(self, size_bytes: int) -> Iterator[Path | None]:
+        """A place for a file that is to come in, which :meth:`enter` then takes.
+
+        It is on the disk of the cache, and vanishes in the end. None where the cache has no room
+        for as much, or cannot be written to.
+        """
+        with contextlib.ExitStack() as stack:
+            folder = None
+            with self._disk():
+                if size_bytes <= self._budget_bytes:
+                    folder = self._new_folder(stack)
+            yield folder / _SNAPSHOT if folder else None
+
+    def enter(self, key: str, file: Path, manifest: Manifest) -> bool:
+        """Takes in a file that lies where :meth:`bringing` says; whether the cache has it now.
+
+        It must be what the manifest says.
+        """
+        entry, folder = self._entry(key), file.parent
+        with self._disk():
+            (folder / _MANIFEST).write_bytes(manifest.pack())
+            # Nobody has a reason to write to it, and many may have links to it.
+            file.chmod(0o444)
+            stamp = _stamp(file)
+            with self._locked():
+                self._make_room(manifest.size_bytes)
+                # Another worker may have been quicker.
+                if not entry.exists():
+                    folder.rename(entry)
+                    self._verified[entry.name] = stamp
+        return self.holds(key)
+
+    def drop(self, key: str) -> None:
+        """Removes a snapshot, if it is there."""
+        with self._disk(), self._locked():
+            self._remove(self._entry(key))
+
+    def note_trouble(self) -> None:
+        """Counts a snapshot that the disk did not take."""
+        self.tally.disk_full += 1
+
+    def _verify(self, entry: Path) -> tuple[Path, Manifest]:
+        """Raises OSError or ValueError where it is not there, or not as it was written."""
+        file = entry / _SNAPSHOT
+        stamp = _stamp(file)
+        manifest = Manifest.unpack((entry / _MANIFEST).read_bytes())
+        if self._verified.get(entry.name) != stamp:
+            if hash_file(file) != manifest.digest:
+                raise ValueError("a damaged snapshot")
+            self._verified[entry.name] = stamp
+        os.utime(entry)
+        return file, manifest
+
+    def _entry(self, key: str) -> Path:
+        # Hashed, so that no key leads anywhere else.
+        return self._entries / hash_bytes(key.encode()).hex()
+
+    def _new_folder(self, stack: contextlib.ExitStack) -> Path:
+        folder = self._coming / secrets.token_hex(8)
+        with self._locked():
+            self._make_room(0)
+            folder.mkdir()
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, handle)
+            # Before anybody can take it for one that was left.
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Removes what was left by the dead, and the least recently used until so much fits."""
+        for folder in list(self._coming.iterdir()):
+            with contextlib.suppress(FileNotFoundError):
+                _remove_if_left(folder)
+        entries = []
+        for entry in self._entries.iterdir():
+            file = entry / _SNAPSHOT
+            size = file.stat().st_size if file.exists() else 0
+            entries.append((entry.stat().st_mtime_ns, size, entry))
+        total = sum(size for _, size, _ in entries) + size_bytes
+        for _, size, entry in sorted(entries):
+            if total <= self._budget_bytes:
+                break
+            self._remove(entry)
+            self.tally.evicted += 1
+            total -= size
+
+    def _remove(self, entry: Path) -> None:
+        """Removes an entry at once, though its files may take a while."""
+        self._verified.pop(entry.name, None)
+        gone = self._coming / secrets.token_hex(8)
+        with contextlib.suppress(FileNotFoundError):
+            entry.rename(gone)
+            shutil.rmtree(gone, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._lock.open("ab") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        """Counts what the disk refuses to do, and goes on without."""
+        try:
+            yield
+        except OSError:
+            self.note_trouble()
+
+
+def hash_bytes(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def hash_file(path: Path) -> bytes:
+    """The BLAKE2b-256 hash of a file; 150 MB take 0.2 s."""
+    with path.open("rb") as file:
+        return hash_of(file)
+
+
+def hash_of(file: BufferedReader) -> bytes:
+    """The BLAKE2b-256 hash of an open file, from where it stands to its end."""
+    new = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    return hashlib.file_digest(file, lambda: new).digest()
+
+
+def _remove_if_left(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    """What tells a file from another, and changes where its content is written to.
+
+    Not the time of the last change of its inode, though nobody can set that: every link to the file
+    and every removal of one moves it, and snapshots are exposed as links.
+    """
+    stat = file.stat()
+    return stat.st_size, stat.st_mtime_ns, stat.st_ino

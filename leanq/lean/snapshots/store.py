@@ -1,0 +1,387 @@
+"""Snapshots of what Lean has made of a text: fetched, kept, and made to fit the machine.
+
+Lean writes a snapshot as a memory image, 3 to 300 MB, and beside it ``NAME.deps``, JSON with the
+absolute paths of the compiled modules that must be there when it is loaded. Kept are the image,
+whose hash is compared whenever it has travelled, and the paths relative to the folders of the
+environment's search path, which is the same on every machine while the folders are not.
+
+A snapshot only saves time. Whatever is wrong with one, it is as if there were none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import shutil
+import stat
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import zstandard
+
+from leanq.errors import QueueError
+from leanq.lean.snapshots.cache import MOST_RAW_BYTES, Manifest, SnapshotCache, hash_file, hash_of
+from leanq.lean.snapshots.cost_model import Costs
+from leanq.states import CHUNK_BYTES, Packed, States
+
+LEVEL = 9
+"""The level of compression: it leaves 8 to 9 % of 150 MB in 1.1 s, where level 3 leaves 8.7 % and
+higher ones take several times as long for little. It is paid once, and each who fetches gains."""
+
+_BLOCK_BYTES = 1 << 20
+_MOST_DEPS_BYTES = 16 << 20
+# More memory than this is not lent to whoever has made a frame.
+_MOST_WINDOW_BYTES = 1 << 27
+
+
+class LocalSnapshot:
+    """A verified snapshot on this machine's disk, which stays there as long as this object does.
+
+    Attributes:
+        path: the file in the cache; not to be written to.
+        size_bytes: its size.
+    """
+
+    def __init__(self, path: Path, size_bytes: int, deps: bytes) -> None:
+        self.path = path
+        self.size_bytes = size_bytes
+        self._deps = deps
+        # Other processes may remove the file from the cache at any moment.
+        self._handle = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self._handle)
+
+    def expose(self, folder: Path, name: str) -> Path:
+        """Puts the snapshot into ``folder`` under this name, with its NAME.deps beside it.
+
+        As a link where it can be one, else as a copy. No candidate may be able to write there: that
+        would change the cache, too. Raises OSError where the disk is full or the name is taken.
+        """
+        target = folder / name
+        try:
+            os.link(self.path, target)
+        except FileExistsError:
+            raise
+        except OSError:
+            with open(f"/proc/self/fd/{self._handle}", "rb") as source, target.open("xb") as copy:
+                shutil.copyfileobj(source, copy, _BLOCK_BYTES)
+        folder.joinpath(f"{name}.deps").write_bytes(self._deps)
+        return target
+
+
+class Snapshots:
+    """The snapshots of one environment: on this machine's disk, and in the states' server.
+
+    No method raises what snapshots are to blame for. What happened is counted in the cache's tally.
+
+    Args:
+        roots: the folders of the search path, in order, the toolchain's library among them.
+        costs: learns what shipping and fetching take.
+    """
+
+    def __init__(
+        self, cache: SnapshotCache, roots: Sequence[Path], costs: Costs | None = None
+    ) -> None:
+        self.tally = cache.tally
+        self._cache = cache
+        # Lean may write either: where a folder was named, or what a link leads to.
+        self._roots = [*map(str, roots), *(str(root.resolve()) for root in roots)]
+        self._costs = costs or Costs()
+        self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    def holds(self, key: str) -> bool:
+        """Whether the snapshot is on this machine's disk; takes microseconds."""
+        return self._cache.holds(key)
+
+    async def fetch(self, key: str, states: States) -> LocalSnapshot | None:
+        """The snapshot from this machine's disk, else from the server, else None."""
+        # Whoever comes second finds on the disk what the first has fetched.
+        async with self._turns.setdefault(key, asyncio.Lock()):
+            found = await asyncio.to_thread(self._open, key)
+            if found:
+                self.tally.hits_disk += 1
+                return found
+            found = await self._receive(key, states)
+            if found:
+                self.tally.hits_redis += 1
+            else:
+                self.tally.misses += 1
+            return found
+
+    async def keep(self, key: str, file: Path, states: States) -> None:
+        """Takes over what Lean wrote to ``file`` and ``file``.deps, and sends it to the server.
+
+        Both files are gone afterwards. A snapshot that depends on anything outside the roots stays
+        on this machine.
+        """
+        most = min(MOST_RAW_BYTES, states.most_snapshot_bytes)
+        packed, size, pack_s = await asyncio.to_thread(self._take, key, file, most)
+        if packed is None:
+            return
+        started = time.monotonic()
+        with contextlib.suppress(QueueError):
+            if await states.keep_snapshot(key, packed):
+                ship_s = pack_s + time.monotonic() - started
+                self.tally.shipped += 1
+                self.tally.ship_s += ship_s
+                self.tally.ship_bytes += size
+                self.tally.packed_bytes += packed.size_bytes
+                self._costs.shipped(size, ship_s)
+
+    async def damaged(self, key: str, states: States) -> None:
+        """Lean could not load it: it is dropped here and in the server."""
+        self.tally.damaged += 1
+        await asyncio.to_thread(self._cache.drop, key)
+        with contextlib.suppress(QueueError):
+            await states.drop_snapshot(key)
+
+    def _open(self, key: str) -> LocalSnapshot | None:
+        found = self._cache.find(key)
+        if found is None:
+            return None
+        path, manifest = found
+        try:
+            deps = json.dumps(local_deps(manifest.deps, self._roots)).encode()
+            return LocalSnapshot(path, manifest.size_bytes, deps)
+        except (OSError, ValueError):
+            # Removed meanwhile, or with paths that lead nowhere here.
+            return None
+
+    async def _receive(self, key: str, states: States) -> LocalSnapshot | None:
+        started = time.monotonic()
+        packed = None
+        with contextlib.suppress(QueueError):
+            packed = await states.find_snapshot(key)
+        if packed is None:
+            return None
+        try:
+            size = await asyncio.to_thread(self._unpack, key, packed)
+        except ValueError:
+            await self.damaged(key, states)
+            return None
+        if not size:
+            return None
+        fetch_s = time.monotonic() - started
+        self.tally.fetch_s += fetch_s
+        self.tally.fetch_bytes += size
+        self._costs.fetched(size, fetch_s)
+        return await asyncio.to_thread(self._open, key)
+
+    def _unpack(self, key: str, packed: Packed) -> int:
+        """Puts a snapshot into the cache; its size, 0 where the cache cannot take it.
+
+        ValueError: it is damaged.
+        """
+        manifest = Manifest.unpack(packed.manifest)
+        local_deps(manifest.deps, self._roots)
+        with self._cache.bringing(manifest.size_bytes) as place:
+            if place is None:
+                return 0
+            try:
+                with place.open("xb") as file:
+                    for block in decompress(packed.chunks, manifest.size_bytes):
+                        file.write(block)
+                digest = hash_file(place)
+            except OSError:
+                self._cache.note_trouble()
+                return 0
+            if digest != manifest.digest:
+                raise ValueError("a damaged snapshot")
+            return manifest.size_bytes if self._cache.enter(key, place, manifest) else 0
+
+    def _take(self, key: str, file: Path, most: int) -> tuple[Packed | None, int, float]:
+        """Puts a snapshot into the cache; then packed, its size, and what packing took in seconds.
+
+        None where it is not to be sent.
+        """
+        beside = file.with_name(f"{file.name}.deps")
+        try:
+            with _regular(file) as source:
+                manifest = self._read(source, beside)
+                self._put(key, file, source, manifest)
+                if not most or not is_portable(manifest.deps):
+                    return None, 0, 0.0
+                started = time.monotonic()
+                chunks = compress(source, manifest.size_bytes, most)
+                packed = Packed(manifest.pack(), chunks) if chunks else None
+                return packed, manifest.size_bytes, time.monotonic() - started
+        except OSError:
+            self._cache.note_trouble()
+        except (ValueError, OverflowError, RecursionError):
+            # Not what Lean writes.
+            self.tally.damaged += 1
+        finally:
+            for each in (file, beside):
+                with contextlib.suppress(OSError):
+                    each.unlink()
+        return None, 0, 0.0
+
+    def _read(self, source: BufferedReader, beside: Path) -> Manifest:
+        size = os.fstat(source.fileno()).st_size
+        if size > MOST_RAW_BYTES:
+            raise ValueError("a snapshot beyond all measure")
+        with _regular(beside) as file:
+            text = file.read(_MOST_DEPS_BYTES + 1)
+        if len(text) > _MOST_DEPS_BYTES:
+            raise ValueError("a list of files beyond all measure")
+        deps = portable_deps(json.loads(text), self._roots)
+        return Manifest(size, hash_of(source), deps)
+
+    def _put(self, key: str, file: Path, source: BufferedReader, manifest: Manifest) -> None:
+        with self._cache.bringing(manifest.size_bytes) as place:
+            if place is None:
+                return
+            try:
+                file.rename(place)
+            except OSError:
+                # Another disk.
+                source.seek(0)
+                try:
+                    with place.open("xb") as copy:
+                        shutil.copyfileobj(source, copy, _BLOCK_BYTES)
+                except OSError:
+                    self._cache.note_trouble()
+                    return
+            self.tally.saved += self._cache.enter(key, place, manifest)
+
+
+def portable_deps(deps: Any, roots: Sequence[str]) -> Any:
+    """JSON with each path below one of ``roots`` in its place as ``{number of the root: rest}``.
+
+    The innermost root counts, and of equal ones the first. JSON has no numbers for keys, so this
+    cannot be mistaken for anything that Lean wrote.
+    """
+    if isinstance(deps, str):
+        best = max(
+            (place for place, root in enumerate(roots) if _below(deps, root)),
+            key=lambda place: (len(roots[place]), -place),
+            default=None,
+        )
+        return deps if best is None else {best: _below(deps, roots[best])}
+    if isinstance(deps, list):
+        return [portable_deps(each, roots) for each in deps]
+    if isinstance(deps, dict):
+        return {name: portable_deps(each, roots) for name, each in deps.items()}
+    return deps
+
+
+def local_deps(deps: Any, roots: Sequence[str]) -> Any:
+    """What :func:`portable_deps` was given, for this machine's roots.
+
+    Raises:
+        ValueError: it names a root that is not there, or a path that leads out of it.
+    """
+    if isinstance(deps, list):
+        return [local_deps(each, roots) for each in deps]
+    if not isinstance(deps, dict):
+        return deps
+    if all(isinstance(name, str) for name in deps):
+        return {name: local_deps(each, roots) for name, each in deps.items()}
+    match list(deps.items()):
+        case [(int(place), str(rest))] if 0 <= place < len(roots) and _is_plain(rest):
+            return f"{roots[place].rstrip('/')}/{rest}"
+    raise ValueError("a path that leads nowhere on this machine")
+
+
+def is_portable(deps: Any) -> bool:
+    """Whether no absolute path is left in what :func:`portable_deps` made."""
+    if isinstance(deps, str):
+        return not deps.startswith("/")
+    if isinstance(deps, list):
+        return all(map(is_portable, deps))
+    if isinstance(deps, dict):
+        return all(
+            isinstance(k, int) or (is_portable(k) and is_portable(v)) for k, v in deps.items()
+        )
+    return True
+
+
+def _below(path: str, root: str) -> str:
+    """The rest of a path that lies below ``root``; empty where it does not."""
+    rest = path.removeprefix(f"{root.rstrip('/')}/")
+    return rest if rest != path and _is_plain(rest) else ""
+
+
+def _is_plain(rest: str) -> bool:
+    """Whether a relative path goes down only, and is the only way to write it."""
+    return all(part not in ("", ".", "..") for part in rest.split("/"))
+
+
+def compress(source: BufferedReader, size_bytes: int, most_bytes: int) -> tuple[bytes, ...]:
+    """One zstd frame of a whole file, in chunks; none where they come to more than ``most_bytes``.
+
+    The frame has the content's size and a checksum.
+    """
+    source.seek(0)
+    # The level's threads would compete with Lean for the machine, so there is one.
+    compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=True)
+    chunks: list[bytes] = []
+    left = most_bytes
+    with compressor.stream_reader(source, size=size_bytes, closefd=False) as reader:
+        while chunk := reader.read(CHUNK_BYTES):
+            left -= len(chunk)
+            if left < 0:
+                return ()
+            chunks.append(chunk)
+    return tuple(chunks)
+
+
+def decompress(chunks: Iterable[bytes], size_bytes: int) -> Iterator[bytes]:
+    """The content of a frame, a block at a time; never more than ``size_bytes``.
+
+    Raises:
+        ValueError: it is damaged, or of another size.
+    """
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_MOST_WINDOW_BYTES)
+    left = size_bytes
+    try:
+        with decompressor.stream_reader(BufferedReader(_Joined(chunks))) as reader:
+            while block := reader.read(_BLOCK_BYTES):
+                left -= len(block)
+                if left < 0:
+                    break
+                yield block
+    except zstandard.ZstdError as error:
+        raise ValueError(f"a damaged frame: {error}") from None
+    if left:
+        raise ValueError("a snapshot of another size")
+
+
+class _Joined(io.RawIOBase):
+    """Chunks, read as one file."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            self._rest = memoryview(next(self._chunks, b""))
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+def _regular(path: Path) -> BufferedReader:
+    """Opens a file that a candidate may have put there: a link or a pipe may be anything.
+
+    Raises ValueError where it is no plain file.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from None
+    found = os.fstat(handle)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(handle)
+        raise ValueError("no plain file")
+    return os.fdopen(handle, "rb")

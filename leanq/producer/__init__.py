@@ -1,0 +1,1 @@
+"""What stands below the clients: requests built, sent, and their replies awaited."""

@@ -1,0 +1,430 @@
+"""The engine below both clients: thousands of outstanding requests of one shard.
+
+Everything here runs on one event loop. Three tasks share a table of outstanding requests:
+
+- the *submitter* sends whatever gathered while its last call was under way as one batch;
+- the *reader* blocks on the client's inbox and ends the requests whose replies arrive;
+- the *watchdog* asks for requests that have been silent, and sends again what the server
+  no longer knows, which is safe since submit is idempotent by rid.
+
+None of them ever gives a request up because a connection broke. Only when the server has
+been out of reach for ``patience_s`` do all outstanding requests end with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from leanq.errors import (
+    ClosedError,
+    InvalidRequestError,
+    LeanQError,
+    LostError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+    UnknownEnvironmentError,
+    WireError,
+)
+from leanq.queue import wire
+from leanq.queue.queue import Queue, backoff_s
+from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, UnknownLane
+from leanq.queue.scripts import script_text
+from leanq.queue.wire import Reply
+
+_BLOCK_MS = 5000
+# Large replies are fetched so many bytes at a time, since a call that moves megabytes holds
+# everybody up.
+_FETCH_BYTES = 512 << 10
+
+Replies = list[tuple[str, bytes]]
+
+
+class Inbox:
+    """The inbox of ``client`` in one shard; reads on from where it was."""
+
+    def __init__(self, queue: Queue, client: str) -> None:
+        self._queue = queue
+        self._client = client
+        self._position = "0-0"
+
+    async def read(self, awaited: Callable[[str], bool]) -> AsyncIterator[Replies]:
+        """Waits some seconds for replies, as (rid, bytes); large ones only where ``awaited``.
+
+        Raises UnavailableError; the next read then begins with the same replies.
+        """
+        reached, pairs = await self._queue.read_inbox(self._client, self._position, _BLOCK_MS)
+        yield [pair for pair in pairs if not pair[1].isdigit()]
+        large = ((rid, int(size)) for rid, size in pairs if size.isdigit() and awaited(rid))
+        for rids in _batches(large):
+            replies = await self._queue.replies(rids)
+            yield [(rid, data) for rid, data in zip(rids, replies, strict=True) if data]
+        # Not before all of it is taken: what is read from here on is dropped up to here.
+        self._position = reached
+
+
+def _batches(large: Iterator[tuple[str, int]]) -> Iterator[list[str]]:
+    batch: list[str] = []
+    size_bytes = 0
+    for rid, more_bytes in large:
+        batch.append(rid)
+        size_bytes += more_bytes
+        if size_bytes >= _FETCH_BYTES:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
+Done = Callable[[Reply | LeanQError], None]
+WhenFull = Literal["wait", "raise"]
+
+# A batch is bounded in bytes, since a script that moves megabytes holds everybody up.
+_BATCH_BYTES = 512 << 10
+_BATCH_REQUESTS = 1000
+_FIRST_SILENCE_S = 5.0
+_LONGEST_SILENCE_S = 60.0
+_LANE_RETRY_S = 1.0
+_CLOSE_S = 10.0
+
+
+@dataclass(slots=True)
+class _Outstanding:
+    """A request whose end is awaited.
+
+    ``submission`` is None where only its rid is known; ``known``: the server has had it.
+    The times are of the monotonic clock; ``expires_at_s`` is when its deadline has passed.
+    """
+
+    rid: str
+    submission: Submission | None
+    done: Done
+    silence_s: float
+    ask_at_s: float = 0.0
+    expires_at_s: float = math.inf
+    known: bool = False
+
+
+class Dispatcher:
+    """Sends requests and calls back with each one's end, exactly once, on the loop's thread.
+
+    Closes ``queue`` in the end.
+    """
+
+    def __init__(self, queue: Queue, *, when_full: WhenFull, patience_s: float) -> None:
+        self.client = secrets.token_urlsafe(12)
+        self._queue = queue
+        self._when_full = when_full
+        self._patience_s = patience_s
+        self._outstanding: dict[str, _Outstanding] = {}
+        self._outbox: deque[_Outstanding] = deque()
+        self._withdrawn: list[str] = []
+        self._sending = asyncio.Lock()
+        self._work = asyncio.Event()
+        self._reading = asyncio.Event()
+        self._ask = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rng = random.Random()
+        self._down_since: float | None = None
+        # Once nothing is taken any more: the error that everything ends with.
+        self._over: Callable[[], LeanQError] | None = None
+
+    async def open(self) -> None:
+        """Starts the three tasks; raises UnavailableError when no server answers."""
+        # Reading a script imports modules, and whoever forks amid an import inherits half of it.
+        script_text("submit")
+        try:
+            await self._queue.lanes()
+        except BaseException:
+            await self._queue.close()
+            raise
+        self.start()
+
+    def start(self) -> None:
+        """Starts them whether or not a server answers; until one does, they try."""
+        for loop in (self._submit_forever, self._read_forever, self._watch_forever):
+            self._spawn(loop())
+
+    def send(self, submission: Submission, done: Done) -> None:
+        """Submits a request with the next batch."""
+        entry = _Outstanding(submission.rid, submission, done, _FIRST_SILENCE_S)
+        if self._enter(entry):
+            self._outbox.append(entry)
+            self._work.set()
+
+    def attach(self, rid: str, done: Done) -> None:
+        """Waits for a request that was submitted before, perhaps by a client that died."""
+        if self._enter(_Outstanding(rid, None, done, _FIRST_SILENCE_S)):
+            self._ask.set()
+
+    def cancel(self, rid: str, done: Done) -> bool:
+        """Withdraws a request, whose callback ``done`` is not called any more; False where it
+        has been called already."""
+        entry = self._outstanding.get(rid)
+        if entry is None or entry.done != done:
+            return False
+        del self._outstanding[rid]
+        self._withdrawn.append(rid)
+        self._work.set()
+        self._note_idle()
+        return True
+
+    async def close(self, *, withdraw: bool) -> None:
+        """Ends everything. ``withdraw`` cancels what is outstanding; else it runs on."""
+        self._over = partial(ClosedError, "the client was closed before the request ended")
+        if withdraw:
+            self._withdrawn += self._outstanding
+            self._end_all(self._over)
+        try:
+            with contextlib.suppress(LeanQError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    # What is to run on may have to be submitted yet.
+                    await self._send_gathered()
+                    await self._queue.drop_inbox(self.client)
+        finally:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._end_all(self._over)
+            await self._queue.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()):
+            # Nobody would end the outstanding requests any more, and they must not hang.
+            self._over = partial(_failed, fault)
+            self._end_all(self._over)
+
+    def _enter(self, entry: _Outstanding) -> bool:
+        if self._over:
+            entry.done(self._over())
+            return False
+        if entry.rid in self._outstanding:
+            entry.done(InvalidRequestError(f"this client already waits for request {entry.rid}"))
+            return False
+        self._outstanding[entry.rid] = entry
+        self._reading.set()
+        return True
+
+    def _end(self, rid: str, end: Reply | LeanQError) -> None:
+        entry = self._outstanding.pop(rid, None)
+        if entry:
+            entry.done(end)
+            self._note_idle()
+
+    def _end_all(self, error: Callable[[], LeanQError]) -> None:
+        """Ends each with an error of its own, since raising one adds to its traceback."""
+        self._outbox.clear()
+        for rid in list(self._outstanding):
+            self._end(rid, error())
+
+    def _note_idle(self) -> None:
+        if not self._outstanding:
+            self._reading.clear()
+            self._down_since = None
+
+    def _end_with_bytes(self, rid: str, data: bytes) -> None:
+        try:
+            reply = wire.unpack_reply(rid, data)
+        except WireError as error:
+            self._end(rid, RequestError(f"the reply to {rid} cannot be read: {error}"))
+            return
+        self._end(rid, reply if reply.error is None else RequestError(reply.error))
+
+    # The submitter
+
+    async def _submit_forever(self) -> None:
+        pauses = backoff_s(self._rng)
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            try:
+                await self._send_gathered()
+                pauses = backoff_s(self._rng)
+            except UnavailableError as error:
+                self._note_down(error)
+                self._work.set()
+                await asyncio.sleep(next(pauses))
+
+    async def _send_gathered(self) -> None:
+        # One at a time: no request may reach the server after its own withdrawal.
+        async with self._sending:
+            while self._outbox or self._withdrawn:
+                if batch := self._next_batch():
+                    await self._submit(batch)
+                if rids := self._withdrawn[:_BATCH_REQUESTS]:
+                    await self._queue.cancel(rids)
+                    del self._withdrawn[: len(rids)]
+                self._note_up()
+
+    def _next_batch(self) -> list[tuple[_Outstanding, Submission]]:
+        batch: list[tuple[_Outstanding, Submission]] = []
+        size = 0
+        while self._outbox and len(batch) < _BATCH_REQUESTS and size < _BATCH_BYTES:
+            entry = self._outbox.popleft()
+            if entry.submission and entry.rid in self._outstanding:
+                batch.append((entry, entry.submission))
+                size += len(entry.submission.body)
+        return batch
+
+    async def _submit(self, batch: list[tuple[_Outstanding, Submission]]) -> None:
+        lanes: list[str] = []
+        try:
+            answers = await self._queue.submit(self.client, [s for _, s in batch])
+            if UnknownLane() in answers:
+                lanes = await self._queue.lanes()
+        except QueueFullError as error:
+            for entry, _ in batch:
+                self._refused(entry, str(error), error.retry_after_s)
+            return
+        except UnavailableError:
+            self._outbox.extendleft(entry for entry, _ in reversed(batch))
+            raise
+        now_s = time.monotonic()
+        for (entry, submission), answer in zip(batch, answers, strict=True):
+            self._answered(entry, submission, answer, lanes, now_s)
+
+    def _answered(
+        self,
+        entry: _Outstanding,
+        submission: Submission,
+        answer: Submitted,
+        lanes: list[str],
+        now_s: float,
+    ) -> None:
+        match answer:
+            case Queued() | Attached():
+                entry.known = True
+                if submission.deadline_ms:
+                    # A little later, since the server's clock ticks in milliseconds.
+                    entry.expires_at_s = now_s + submission.deadline_ms / 1000 + 0.1
+                self._ask_later(entry, now_s)
+            case Full(retry_after_s):
+                where = f"for tenant {submission.tenant!r} in {submission.lane!r}"
+                self._refused(entry, f"the queue is full {where}", retry_after_s)
+            case UnknownLane() if entry.known:
+                # The server has lost its data, and other lanes' workers were back sooner.
+                self._send_later(entry, _LANE_RETRY_S)
+            case UnknownLane():
+                text = f"no worker has ever offered the environment {submission.lane!r}"
+                known = ", ".join(lanes)
+                self._end(entry.rid, UnknownEnvironmentError(f"{text}; known: {known}"))
+            case bytes():
+                self._end_with_bytes(entry.rid, answer)
+
+    def _refused(self, entry: _Outstanding, why: str, after_s: float) -> None:
+        if self._when_full == "raise":
+            error = QueueFullError(f"{why}; retry after {after_s:g} s", after_s)
+            self._end(entry.rid, error)
+        else:
+            self._send_later(entry, after_s)
+
+    def _send_later(self, entry: _Outstanding, after_s: float) -> None:
+        asyncio.get_running_loop().call_later(after_s, self._send_again, entry)
+
+    def _send_again(self, entry: _Outstanding) -> None:
+        if entry.rid in self._outstanding:
+            self._outbox.append(entry)
+            self._work.set()
+
+    # The reader
+
+    async def _read_forever(self) -> None:
+        inbox = Inbox(self._queue, self.client)
+        pauses = backoff_s(self._rng)
+        while True:
+            await self._reading.wait()
+            try:
+                async for replies in inbox.read(self._outstanding.__contains__):
+                    for rid, data in replies:
+                        self._end_with_bytes(rid, data)
+            except UnavailableError as error:
+                self._note_down(error)
+                await asyncio.sleep(next(pauses))
+                continue
+            self._note_up()
+            pauses = backoff_s(self._rng)
+            # Whoever got a reply may ask for more, and that goes first: one turn of the loop for
+            # them, one for the submitter.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    # The watchdog
+
+    async def _watch_forever(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._rng.uniform(0.5, 1.0)):
+                    await self._ask.wait()
+            self._ask.clear()
+            now = time.monotonic()
+            due = [e for e in self._outstanding.values() if self._is_due(e, now)]
+            with contextlib.suppress(UnavailableError):
+                for start in range(0, len(due), _BATCH_REQUESTS):
+                    await self._ask_for(due[start : start + _BATCH_REQUESTS])
+
+    @staticmethod
+    def _is_due(entry: _Outstanding, now_s: float) -> bool:
+        sent = entry.submission is None or entry.ask_at_s > 0
+        return sent and entry.ask_at_s <= now_s
+
+    async def _ask_for(self, entries: list[_Outstanding]) -> None:
+        answers = await self._queue.lookup(self.client, [entry.rid for entry in entries])
+        now_s = time.monotonic()
+        for entry, answer in zip(entries, answers, strict=True):
+            if isinstance(answer, bytes):
+                self._end_with_bytes(entry.rid, answer)
+            elif answer:
+                entry.silence_s = min(_LONGEST_SILENCE_S, 2 * entry.silence_s)
+                self._ask_later(entry, now_s)
+            elif entry.submission is None:
+                text = f"the server does not know {entry.rid}: it never did, or its reply has gone"
+                self._end(entry.rid, LostError(text))
+            else:
+                entry.ask_at_s = 0.0
+                self._send_again(entry)
+
+    @staticmethod
+    def _ask_later(entry: _Outstanding, now_s: float) -> None:
+        entry.ask_at_s = now_s + entry.silence_s
+        if now_s < entry.expires_at_s:
+            entry.ask_at_s = min(entry.ask_at_s, entry.expires_at_s)
+
+    # The server's health
+
+    def _note_up(self) -> None:
+        self._down_since = None
+
+    def _note_down(self, error: UnavailableError) -> None:
+        now = time.monotonic()
+        if not self._outstanding:
+            # Nobody waits for what is withdrawn.
+            return
+        if self._down_since is None:
+            self._down_since = now
+        elif now - self._down_since > self._patience_s:
+            text = f"{error} (for {self._patience_s:g} s)"
+            self._end_all(partial(UnavailableError, text))
+
+
+def _failed(fault: BaseException) -> LeanQError:
+    text = " ".join(str(fault).split())
+    error = LeanQError(f"the client failed: {type(fault).__name__}: {text}")
+    error.__cause__ = fault
+    return error

@@ -1,0 +1,1 @@
+"""The queue in Redis: requests, replies, leases, and the scripts that move them."""

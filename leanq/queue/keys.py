@@ -1,0 +1,170 @@
+"""Every key of leanq's in Redis.
+
+All keys of a shard begin with ``{PREFIX:SHARD}``, the hash tag that keeps them in one slot
+of a cluster, so that one script can change them together. A rid names its shard. Where there are
+several, SHARD is ``0/3.7``: the first of three, and a number that makes their slots lie evenly.
+
+| key after the tag | type | holds | written by | ends |
+| --- | --- | --- | --- | --- |
+| ``:req:RID`` | string | a request in flight: its record | submit, requeue | at its reply |
+| ``:req:RID`` | string | then its packed reply | settle, cancel, reap, claim | time-to-live |
+| ``:where`` | hash | rid → where it is if not in its line | submit, claim, requeue | at its reply |
+| ``:wait:LANE:LEVEL:TENANT`` | list | rids that wait, next first | submit, requeue | when empty |
+| ``:ring:LANE:LEVEL`` | list | tenants whose wait list is not empty | the same | when empty |
+| ``:parked:LANE:LEVEL`` | set | such tenants that are held back | submit, pause | resume |
+| ``:paused`` | hash | ``l:LANE`` or ``t:TENANT`` held back → since when, ms | pause | resume |
+| ``:suspects:LANE`` | list | rids that must run alone | requeue | when empty |
+| ``:work:WORKER`` | sorted set | its processing list: rid → overrun, ms | claim | when empty |
+| ``:workers`` | sorted set | worker → end of its lease, ms | join, claim, renew | leave, reap |
+| ``:info`` | hash | worker → what it says of itself | join | leave, reap |
+| ``:lanes`` | hash | environment → its fingerprint and version | join | never |
+| ``:isolating:LANE`` | string | who empties itself for a suspect | claim | time-to-live |
+| ``:runs`` | hash | LANE:DIGEST → the rid that identical ones attach to | claim | with its run |
+| ``:with:RID`` | sorted set | its followers: rid → submitted, ms | submit, claim | with its run |
+| ``:verdict:FINGERPRINT:DIGEST`` | string | a remembered reply | settle | time-to-live |
+| ``:prints`` | hash | environment → its fingerprint now | join | never |
+| ``:inbox:CLIENT`` | stream | rid, reply, rid, reply … | whoever ends a request | time-to-live |
+| ``:pinning`` | hash | environment → who watches over promises | submit, claim | never |
+| ``:warm:LANE:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim | time-to-live |
+| ``:vacant`` | hash | worker → how many more it would take | claim, submit | leave, reap |
+| ``:promise:WORKER`` | list | rids that only it may claim, for a moment | submit | claim, reap |
+| ``:promises`` | sorted set | worker → until when that holds, ms | submit | claim, reap |
+| ``:bell:LANE`` | list | tokens that wake idle workers | submit, requeue, claim | when empty |
+| ``:stop:WORKER`` | list | rids to stop, ``+`` for a promise | cancel, submit, poke | leave, reap |
+| ``:stats`` | hash | counters, and ``waiting:LANE`` | every script | never |
+| ``:tally`` | hash | counters by lane, see ``Status.tallies`` | submit, claim, cancel | never |
+| ``:minutes`` | sorted set | the totals of each minute, a day long | submit, renew | bounded |
+| ``:scaler`` | hash | environment → the scaler's last decision | the scaler | time-to-live |
+| ``:dead`` | sorted set | dead letters: rid → time of death, ms | reap, renew | dead drop, retry |
+| ``:deadreq:RID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
+| ``:states:XXX`` | hash | records of states whose ids begin so | state_… scripts | collected |
+| ``:collect`` | hash | how far the collection of states is | state_collect | never |
+| ``:snaps`` | hash | snapshot → last use, bytes, chunks | snapshot_… scripts | when empty |
+| ``:making:KEY`` | string | that somebody makes a snapshot | the worker that does | time-to-live |
+| ``:snap:KEY`` | string | a snapshot's manifest | snapshot_keep | time-to-live |
+| ``:chunk:HASH`` | string | a piece of a snapshot | the worker that made it | time-to-live |
+
+A record (``lua/library.lua`` has its layout) begins with the byte 0x01, a reply with 0x93.
+``:where`` tells of a request that it is leased (token, worker, client, lane, whether it runs alone
+and may be shared, digest), attached to another (the leader, its worker), promised (to which
+worker), or that a warmer one first went before it (when, ms); of one that simply waits in its line,
+nothing. A leased request whose client is "" was withdrawn: it runs on for others, and has its
+reply. A request in flight carries no time-to-live, so no eviction policy that spares such keys can
+lose it. ``:scaler`` is in shard 0 alone; its values are JSON objects: ``at`` (seconds since 1970 by
+the scaler's clock), ``target`` and ``order`` (workers wanted from now on, and before), ``reason``,
+``text``, ``who``.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+
+from redis.crc import key_slot
+
+from leanq.errors import UsageError
+
+_SLOTS = 16384
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The names of one shard's keys."""
+
+    prefix: str
+    shard: int = 0
+    shards: int = 1
+
+    @cached_property
+    def tag(self) -> str:
+        """The hash tag; of N shards the first has a slot in the first N-th of all slots.
+
+        It names their number, so that whoever has another one in mind sees another queue, and not
+        half of this one.
+        """
+        shard = f"{self.shard}/{self.shards}" if self.shards > 1 else str(self.shard)
+        for number in count():
+            tag = f"{{{self.prefix}:{shard}{f'.{number}' if number else ''}}}"
+            if key_slot(tag.encode()) * self.shards // _SLOTS == self.shard:
+                return tag
+        raise AssertionError
+
+    def request(self, rid: str) -> str:
+        """Where a request is, and afterwards its reply."""
+        return f"{self.tag}:req:{rid}"
+
+    def inbox(self, client: str) -> str:
+        return f"{self.tag}:inbox:{client}"
+
+    def bell(self, lane: str) -> str:
+        return f"{self.tag}:bell:{lane}"
+
+    def stop(self, worker: str) -> str:
+        return f"{self.tag}:stop:{worker}"
+
+    @property
+    def minutes(self) -> str:
+        return f"{self.tag}:minutes"
+
+    @property
+    def scaler(self) -> str:
+        return f"{self.tag}:scaler"
+
+    @property
+    def dead(self) -> str:
+        return f"{self.tag}:dead"
+
+    def dead_letter(self, rid: str) -> str:
+        return f"{self.tag}:deadreq:{rid}"
+
+
+def new_rid(shards: int, digest: bytes = b"") -> str:
+    """A rid that nobody else will ever make: a shard, then 96 random bits.
+
+    Any shard will do, but requests with the same ``digest`` have to meet in one.
+    """
+    try:
+        name = _names.pop()
+    except IndexError:
+        _draw_names()
+        name = _names.pop()
+    if shards == 1:
+        return f"0-{name}"
+    shard = int.from_bytes(digest) % shards if digest else secrets.randbelow(shards)
+    return f"{shard}-{name}"
+
+
+# Random names not yet given away. Asking the system for each would cost more than all else that
+# makes a rid.
+_names: list[str] = []
+_DRAWN = 256
+
+
+def _draw_names() -> None:
+    text = secrets.token_urlsafe(12 * _DRAWN)
+    _names.extend(text[start : start + 16] for start in range(0, len(text), 16))
+
+
+# A forked child must not give away what its parent will.
+os.register_at_fork(after_in_child=_names.clear)
+
+
+def retry_rid(rid: str) -> str:
+    """The rid under which a dead letter is sent again: ``0-x``, ``0-x.r1``, ``0-x.r2`` …
+
+    The old one has its reply already. It is the same whoever retries, so that two retries of one
+    letter are one request.
+    """
+    base, dot, number = rid.rpartition(".r")
+    return f"{base}.r{int(number) + 1}" if dot and number.isdigit() else f"{rid}.r1"
+
+
+def shard_of(rid: str) -> int:
+    """The shard that ``rid`` names; raises UsageError for what is no rid."""
+    head, dash, rest = rid.partition("-")
+    if not (dash and head.isascii() and head.isdigit() and 0 < len(rest) <= 64):
+        raise UsageError(f"{rid!r} is no request id; one looks like '0-yXAfGB0pJr2-dUyP'")
+    return int(head)

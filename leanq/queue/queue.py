@@ -1,0 +1,397 @@
+"""The queue's transitions: one method per script, and the only caller of them.
+
+Every change of a request is one Lua script that touches one hash slot and takes the time
+from Redis. A method returns plain values and keeps no state, so that whoever calls it
+decides what a failure means; DESIGN.md numbers the transitions.
+
+Each process holds at most two connections to a server: ``commands``, on which calls take
+turns, and ``blocking``, on which one call at a time waits for a doorbell or an inbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from dataclasses import replace
+from typing import Any, Literal, TypeVar, cast
+
+import redis.asyncio as redis
+
+from leanq.queue.connection import RETRY_AFTER_S, Link, Place
+from leanq.queue.keys import Keys
+from leanq.queue.results import (
+    Attached,
+    Claimed,
+    DeadLetter,
+    Full,
+    Job,
+    LevelRow,
+    Promised,
+    Queued,
+    Reaped,
+    Renewed,
+    Returning,
+    Settlement,
+    Status,
+    Submission,
+    Submitted,
+    UnknownLane,
+    WorkerRow,
+    is_record,
+    merged,
+    read_job,
+    read_minute,
+    read_record,
+)
+from leanq.queue.scripts import script_text
+from leanq.queue.settings import Settings
+
+_T = TypeVar("_T")
+
+# Each holds what one call settled for the client.
+_INBOX_ENTRIES = 250
+_DECISIONS_MS = 600_000
+
+
+class Queue:
+    """One shard of the queue, over two connections that are made when first needed.
+
+    Every method raises UnavailableError when the server cannot be reached or refuses to
+    serve, and retries nothing: after such an error the call may or may not have happened.
+    ``submit``, ``lookup``, ``settle``, ``release``, ``cancel``, ``renew`` and ``join`` may
+    simply be called again; after ``claim`` the worker asks ``adopt`` what it was given.
+    """
+
+    def __init__(self, settings: Settings, shard: int = 0) -> None:
+        self.settings = settings
+        self.keys = Keys(settings.prefix, shard, settings.shards)
+        self._tag = self.keys.tag
+        self._ttl_ms = int(settings.reply_ttl_s * 1000)
+        self._lease_ms = int(settings.lease_s * 1000)
+        place = Place(settings.url)
+        self._commands = Link(place)
+        self._blocking = Link(place)
+
+    @classmethod
+    def each(cls, settings: Settings) -> list[Queue]:
+        """All shards of the queue."""
+        return [cls(settings, shard) for shard in range(settings.shards)]
+
+    async def close(self) -> None:
+        """Closes both connections; a call under way fails."""
+        for link in (self._commands, self._blocking):
+            await link.close()
+
+    async def submit(self, client: str, batch: Sequence[Submission]) -> list[Submitted]:
+        """Takes requests in; per request what became of it. Idempotent by rid.
+
+        Raises:
+            QueueFullError: the server is out of memory; nothing of the batch was taken.
+        """
+        remember = self._ttl_ms if self.settings.remember_s > 0 else 0
+        args: list[Any] = [client, self.settings.max_waiting, remember]
+        for item in batch:
+            args += (item.rid, item.kind, item.tenant, item.digest, item.body)
+        answers = await self.run("submit", args)
+        return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
+
+    async def claim(
+        self,
+        worker: str,
+        lanes: Sequence[str],
+        want: int,
+        *,
+        busy: int,
+        token: str,
+        settlements: Sequence[Settlement] = (),
+    ) -> Claimed:
+        """Settles what is finished and claims up to ``want`` requests, in one call.
+
+        ``busy`` counts requests in flight beside those settled here. ``token`` must be new
+        for each call: it is that of every lease given out.
+        """
+        args: list[Any] = [worker, self._lease_ms, self._ttl_ms, token, want, busy]
+        remember_ms = int(self.settings.remember_s * 1000)
+        args += (self.settings.max_attempts, remember_ms, len(settlements))
+        for item in settlements:
+            args += (item.rid, item.token, item.reply, item.about)
+        answer = await self.run("claim", [*args, *lanes])
+        acks, jobs, held, hold, again_ms, now_ms, pinned = answer
+        rows = zip(jobs[::4], jobs[1::4], jobs[2::4], jobs[3::4], strict=True)
+        found = tuple(read_job(*row, token, now_ms) for row in rows)
+        accepted = tuple(a == 1 for a in acks)
+        return Claimed(accepted, found, held, hold == 1, again_ms / 1000, pinned == 1)
+
+    async def adopt(self, worker: str, holds: Collection[str]) -> tuple[tuple[Job, ...], list[str]]:
+        """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""
+        args = [worker, self.settings.max_attempts, *holds]
+        jobs, lost, now_ms = await self.run("adopt", args)
+        tokens = map(_text, jobs[4::5])
+        rows = zip(jobs[::5], jobs[1::5], jobs[2::5], jobs[3::5], tokens, strict=True)
+        found = tuple(read_job(*row, now_ms) for row in rows)
+        return found, [_text(rid) for rid in lost]
+
+    async def renew(
+        self, worker: str, lanes: Collection[str] = (), *, stretch: float = 1.0
+    ) -> Renewed:
+        """A sign of life: extends the lease over all that the worker holds.
+
+        ``stretch``: how many times longer than the lease of others is that of a worker which holds
+        nothing.
+        """
+        idle_ms = int(self._lease_ms * stretch)
+        args = [worker, self._lease_ms, self.settings.max_attempts, self._ttl_ms, idle_ms, *lanes]
+        held, lapsed, overrun, known, *seen = await self.run("renew", args)
+        return Renewed(held, lapsed > 0, tuple(_text(r) for r in overrun), known == 1, *seen)
+
+    async def release(
+        self,
+        worker: str,
+        leases: Sequence[tuple[str, str]],
+        *,
+        how: Returning = "keep",
+        leave: bool = False,
+    ) -> int:
+        """Gives back (rid, token) pairs unfinished; how many of the leases were current.
+
+        ``leave``: the worker leaves the fleet.
+        """
+        args: list[Any] = [worker, self.settings.max_attempts, self._ttl_ms, how, int(leave)]
+        for rid, token in leases:
+            args += (rid, token)
+        return cast(int, await self.run("release", args))
+
+    async def cancel(self, rids: Sequence[str]) -> list[bool]:
+        """Withdraws requests; per rid whether it was in time."""
+        return [a == 1 for a in await self.run("cancel", [self._ttl_ms, *rids])]
+
+    async def reap(self) -> Reaped:
+        """Gives back up to 100 requests of one worker whose lease lapsed."""
+        args = [self.settings.max_attempts, self._ttl_ms, self._lease_ms]
+        requeued, poisoned, more, truce_ms = await self.run("reap", args)
+        return Reaped(requeued, poisoned, more == 1, truce_ms / 1000)
+
+    async def lookup(self, client: str, rids: Sequence[str]) -> list[bytes | bool]:
+        """Per rid its reply, True while in flight, or False if the server knows nothing of it.
+
+        Attaches ``client`` to what is in flight, and expires what missed its deadline.
+        """
+        answers = await self.run(
+            "lookup", [client, self._ttl_ms, self.settings.max_attempts, *rids]
+        )
+        return [a > 0 if isinstance(a, int) else a for a in answers]
+
+    async def join(
+        self,
+        worker: str,
+        info: bytes,
+        lanes: Mapping[str, bytes],
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> None:
+        """Enters the fleet; ``info`` and the lanes' values are for people to read.
+
+        ``fingerprints`` say which verdicts may be remembered for a lane's requests from now on.
+        """
+        args: list[Any] = [worker, self._lease_ms, info]
+        for lane, about in lanes.items():
+            args += (lane, about, (fingerprints or {}).get(lane, ""))
+        await self.run("join", args)
+
+    async def pause(self, kind: Literal["lane", "tenant"], name: str, *, hold: bool) -> bool:
+        """Holds a lane or a tenant back, or lets it go on; whether that was otherwise before."""
+        return bool(await self.run("pause", [kind[0], name, int(hold)]))
+
+    async def status(self) -> Status:
+        """One look at the shard. Tenants beyond the first 1,000 of a lane are not counted."""
+        answer = await self.run("status", [])
+        _, stats, lanes, workers, levels, suspects, dead, tallies, paused, decisions = answer
+        return Status(
+            counters={_text(k): int(v) for k, v in _pairs(stats)},
+            lanes={_text(k): v for k, v in _pairs(lanes)},
+            workers=tuple(WorkerRow(_text(w), ms / 1000, n, i) for w, ms, n, i in workers),
+            levels=tuple(LevelRow(_text(l_), p, t, n, a / 1000, h) for l_, p, t, n, a, h in levels),
+            suspects={_text(lane): n for lane, n in suspects},
+            dead=dead,
+            tallies={_text(k): int(v) for k, v in _pairs(tallies)},
+            paused={_text(k): int(v) / 1000 for k, v in _pairs(paused)},
+            decisions={_text(k): v for k, v in _pairs(decisions)},
+        )
+
+    async def tell_decisions(self, decisions: Mapping[str, bytes]) -> None:
+        """Keeps what the scaler decided for environments, for ten minutes after the last call."""
+        key, told = self.keys.scaler, [part for pair in decisions.items() for part in pair]
+        await self._at_once(("HSET", key, *told), ("PEXPIRE", key, _DECISIONS_MS))
+
+    async def minutes(self, since_minute: int) -> list[dict[str, int]]:
+        """The totals that were noted once a minute, oldest first; ``minute`` in each says when."""
+        found: Any = await self._commands.call(
+            lambda c: c.zrangebyscore(self.keys.minutes, since_minute, "+inf")
+        )
+        return [read_minute(data) for data in found]
+
+    async def dead_rids(self, most: int) -> list[str]:
+        """The dead letters' rids, the newest first."""
+        found: Any = await self._commands.call(lambda c: c.zrevrange(self.keys.dead, 0, most - 1))
+        return [_text(rid) for rid in found]
+
+    async def dead_letter(self, rid: str) -> DeadLetter | None:
+        """One dead letter, if there is such a one."""
+        letter = ("HGETALL", self.keys.dead_letter(rid))
+        flat, died_ms = await self._at_once(letter, ("ZSCORE", self.keys.dead, rid))
+        fields = dict(_pairs(flat))
+        if not fields or died_ms is None:
+            return None
+        submission, client = read_record(rid, fields[b"record"])
+        # Sent again it runs for itself.
+        submission = replace(submission, digest="")
+        worker = _text(fields[b"w"])
+        return DeadLetter(submission, client, int(fields[b"n"]), worker, float(died_ms) / 1000)
+
+    async def drop_dead(self, rid: str) -> bool:
+        """Removes a dead letter for good; whether there was one."""
+        letter = ("UNLINK", self.keys.dead_letter(rid))
+        removed, _ = await self._at_once(("ZREM", self.keys.dead, rid), letter)
+        return bool(removed)
+
+    async def read_inbox(
+        self, client: str, after: str, block_ms: int
+    ) -> tuple[str, list[tuple[str, bytes]]]:
+        """Waits for the client's inbox: the new position and (rid, reply) pairs.
+
+        A reply that is a number has that many bytes, too many for the inbox, and waits in its
+        request's place. What lies up to ``after`` is dropped; reading again from the same position
+        gives the same entries, so an answer lost on the wire loses nothing.
+        """
+        inbox = self.keys.inbox(client)
+
+        trim = ("XTRIM", inbox, "MINID", _next_id(after))
+        read = ("XREAD", "COUNT", _INBOX_ENTRIES, "BLOCK", block_ms, "STREAMS", inbox, after)
+        _, found = await self._blocking.ask(trim, read, block_s=block_ms / 1000)
+        if not found:
+            return after, []
+        # A map with one stream, or a list with a pair for it, by the protocol's version.
+        (entries,) = found.values() if isinstance(found, dict) else [found[0][1]]
+        pairs: list[tuple[str, bytes]] = []
+        for _, fields in entries:
+            pairs += zip(map(_text, fields[::2]), fields[1::2], strict=True)
+        return _text(entries[-1][0]), pairs
+
+    async def drop_inbox(self, client: str) -> None:
+        """Removes the inbox of a client that ends."""
+        await self._commands.call(lambda c: c.unlink(self.keys.inbox(client)))
+
+    async def replies(self, rids: Sequence[str]) -> list[bytes | None]:
+        """The replies that exist, in order."""
+        names = [self.keys.request(rid) for rid in rids]
+        (found,) = await self._commands.ask(("MGET", *names))
+        return [None if data is None or is_record(data) else data for data in found]
+
+    async def wait_bell(
+        self, worker: str, lanes: Sequence[str], block_s: float
+    ) -> str | Promised | None:
+        """Waits until a lane's doorbell rings, or there is something for ``worker`` alone.
+
+        Returns the rid to stop, ``""`` for a doorbell, a promise, or ``None`` after ``block_s``
+        seconds or a :meth:`poke`.
+        """
+        stop = self.keys.stop(worker)
+        names = [stop, *(self.keys.bell(lane) for lane in lanes)]
+        (found,) = await self._blocking.ask(("BLPOP", *names, block_s), block_s=block_s)
+        if found is None:
+            return None
+        if _text(found[0]) != stop:
+            return ""
+        # No rid looks like this.
+        return Promised() if found[1] == b"+" else _text(found[1]) or None
+
+    async def poke(self, worker: str) -> None:
+        """Ends the worker's own :meth:`wait_bell`."""
+        await self.run("poke", [worker])
+
+    async def ring(self, lane: str) -> None:
+        """Passes a doorbell's token on to the next idle worker."""
+        await self.run("ring", [lane])
+
+    async def lanes(self) -> list[str]:
+        """The environments that workers have ever offered."""
+        names: Any = await self._commands.call(lambda c: c.hkeys(f"{self._tag}:lanes"))
+        return sorted(_text(name) for name in names)
+
+    async def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of each environment, as the last worker to join has it."""
+        prints: Any = await self._commands.call(lambda c: c.hgetall(f"{self._tag}:prints"))
+        return {_text(lane): _text(fingerprint) for lane, fingerprint in _pairs(prints)}
+
+    async def ping(self) -> Mapping[str, Any]:
+        """What the server says of itself (INFO); raises UnavailableError."""
+        return cast("Mapping[str, Any]", await self._commands.call(lambda c: c.info()))
+
+    async def call(self, work: Callable[[redis.Redis], Awaitable[_T]]) -> _T:
+        """What ``work`` makes of the connection for commands; for what needs no script."""
+        return await self._commands.call(work)
+
+    async def _at_once(self, *commands: Sequence[Any]) -> Any:
+        """The answers to commands between which nothing else happens."""
+        return (await self._commands.ask(("MULTI",), *commands, ("EXEC",)))[-1]
+
+    async def run(self, name: str, args: Sequence[Any]) -> Any:
+        """What the script ``name`` answers for this shard."""
+        return await self._commands.run(script_text(name), self._tag, args)
+
+
+@contextlib.asynccontextmanager
+async def every_shard(settings: Settings) -> AsyncIterator[list[Queue]]:
+    """All shards of the queue, closed in the end."""
+    queues = Queue.each(settings)
+    try:
+        yield queues
+    finally:
+        await asyncio.gather(*(queue.close() for queue in queues))
+
+
+async def look(settings: Settings) -> Status:
+    """One look at the whole queue; raises UnavailableError."""
+    async with every_shard(settings) as queues:
+        return merged(await asyncio.gather(*(queue.status() for queue in queues)))
+
+
+def backoff_s(rng: random.Random, base_s: float = 0.05, most_s: float = 5.0) -> Iterator[float]:
+    """Waiting times with full jitter, in seconds: uniform below a bound that doubles."""
+    bound = base_s
+    while True:
+        yield rng.uniform(0, bound)
+        bound = min(most_s, bound * 2)
+
+
+_SUBMITTED: dict[int, Submitted] = {
+    1: Queued(),
+    2: Attached(),
+    3: Full(RETRY_AFTER_S),
+    4: UnknownLane(),
+}
+
+
+def _text(name: bytes) -> str:
+    # Whatever stands in Redis was written by somebody, and must not end a client or a worker.
+    return name.decode(errors="replace")
+
+
+def _pairs(flat: Any) -> Iterator[tuple[bytes, bytes]]:
+    if isinstance(flat, dict):
+        return iter(flat.items())
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _next_id(position: str) -> str:
+    ms, _, number = position.partition("-")
+    return f"{ms}-{int(number) + 1}"

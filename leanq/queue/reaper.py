@@ -1,0 +1,39 @@
+"""The reaper: gives back the work of workers whose lease lapsed.
+
+Every worker reaps when a renewal tells it that somebody is overdue; ``leanq reap`` does
+the same where no worker is left. The decision is made inside the script, by the server's
+clock, so any number of reapers do no harm to each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from leanq.queue.queue import Queue
+from leanq.queue.results import Reaped
+
+_TICK_S = 0.01
+
+
+async def reap(queue: Queue) -> Reaped:
+    """Reaps until nothing is overdue, or there is a truce; the totals. Raises UnavailableError."""
+    requeued = poisoned = 0
+    while (step := await queue.reap()).more:
+        requeued += step.requeued
+        poisoned += step.poisoned
+    return Reaped(requeued, poisoned, more=False, truce_s=step.truce_s)
+
+
+async def reap_all(queues: Sequence[Queue], *, through_truce: bool) -> Reaped:
+    """Reaps all shards; ``through_truce`` waits for the end of one. Raises UnavailableError."""
+    requeued = poisoned = 0
+    while True:
+        parts = await asyncio.gather(*(reap(queue) for queue in queues))
+        requeued += sum(part.requeued for part in parts)
+        poisoned += sum(part.poisoned for part in parts)
+        truce_s = max(part.truce_s for part in parts)
+        if not (truce_s and through_truce):
+            return Reaped(requeued, poisoned, more=False)
+        # Not all at once: where nobody else is heard, a truce of silence would begin another.
+        await asyncio.sleep(truce_s / 2 + _TICK_S)

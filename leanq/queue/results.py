@@ -1,0 +1,321 @@
+"""What goes into the queue's transitions and what comes out of them: plain values."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import field, replace
+from functools import lru_cache
+from typing import Literal
+
+import msgpack
+
+from leanq.queue.metrics import BUCKETS_S
+from leanq.queue.requests import value
+
+# Version, attempts, level; submitted, deadline, longest run (ms); then five texts and the body.
+_RECORD = struct.Struct(">BBBddd")
+_IN_FLIGHT = b"\x01"
+
+
+@value
+class Submission:
+    """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
+
+    While one of several with the same ``digest`` runs in their lane, the others wait for its
+    reply; ``""`` shares with nobody. ``affinity``: up to two names of what makes a worker fast at
+    it, the strongest first; each up to 32 letters, digits, ``_`` and ``-``.
+    """
+
+    rid: str
+    lane: str
+    tenant: str
+    level: int
+    deadline_ms: int
+    longest_run_ms: int
+    body: bytes
+    digest: str = ""
+    affinity: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """What it shares with most others of its batch, as the script ``submit`` takes it."""
+        times = f"{self.deadline_ms}\n{self.longest_run_ms}"
+        return f"{self.lane}\n{self.level}\n{times}\n{' '.join(self.affinity)}"
+
+
+@value
+class Queued:
+    """The request waits in its line, or for an identical one that runs."""
+
+
+@value
+class Attached:
+    """The rid was in flight already; its reply will come to this client."""
+
+
+@value
+class Full:
+    """Too many requests of this tenant wait in this lane."""
+
+    retry_after_s: float
+
+
+@value
+class UnknownLane:
+    """Workers have offered lanes, and never this one."""
+
+
+Submitted = Queued | Attached | Full | UnknownLane | bytes
+"""What became of a submission; bytes are the reply that is there already."""
+
+
+@value
+class Job:
+    """A claimed request. ``alone``: nothing may run beside it on this worker."""
+
+    rid: str
+    lane: str
+    token: str
+    attempts: int
+    queued_s: float
+    body: bytes
+    alone: bool
+
+
+@value
+class Settlement:
+    """The end of a request, as the holder of ``token`` tells it. ``fingerprint`` is that of the
+    environment where the reply holds on any machine, and so may be remembered; else ``""``.
+    ``warm``: its worker would be fast now at others with the same first affinity. ``way``: what
+    is to be counted of how Lean came by its prefix. ``lane`` and ``times`` (see :func:`times_of`)
+    are what is counted of the request."""
+
+    rid: str
+    token: str
+    outcome: str
+    reply: bytes
+    fingerprint: str = ""
+    warm: bool = False
+    way: str = ""
+    lane: str = ""
+    times: str = ""
+
+    @property
+    def about(self) -> str:
+        """What it shares with most others of its batch, as the script ``claim`` takes it."""
+        shared = f"{self.outcome} {int(self.warm)} {self.way} {self.fingerprint}"
+        return f"{shared} {self.lane} {self.times}" if self.lane else shared
+
+
+def times_of(waited_s: float, ran_s: float) -> str:
+    """How long a request waited and ran, to two digits, as it is counted in histograms.
+
+    The fewer of these there are, the more requests tell the same of themselves.
+    """
+    return _times(_rounded_ms(waited_s), _rounded_ms(ran_s))
+
+
+def _rounded_ms(s: float) -> int:
+    ms = int(s * 1000 + 0.5)
+    if ms < 100:
+        return max(0, ms)
+    unit = int(10 ** (len(str(ms)) - 2))
+    return (ms + unit // 2) // unit * unit
+
+
+@lru_cache(4096)
+def _times(waited_ms: int, ran_ms: int) -> str:
+    times = {"w": waited_ms, "r": ran_ms, "t": waited_ms + ran_ms}
+    # A bucket holds what is at most its edge.
+    cells = ((what, ms, bisect_left(BUCKETS_S, ms / 1000)) for what, ms in times.items())
+    return ",".join(f"{what}{ms}/{bucket}" for what, ms, bucket in cells)
+
+
+@value
+class Promised:
+    """Something waits for this worker alone, until its next claim and not for long."""
+
+
+Returning = Literal["keep", "charge", "defer"]
+"""How unfinished work goes back: to the front at no charge; to the front, and the attempt counts;
+or at no charge to the end of its line, where another worker finds it."""
+
+
+@value
+class Claimed:
+    """What a call of :meth:`Queue.claim` brought.
+
+    Attributes:
+        accepted: per settlement, whether it counted (False: the lease was lost before).
+        held: size of the worker's processing list on the server.
+        hold: the worker should take nothing until it is empty, to run a suspect alone.
+        again_s: after how long it should claim again, since it watches over what others were
+            promised; 0 if it need not.
+        pinned: requests of its lanes may be promised to workers, by what their claims say.
+    """
+
+    accepted: tuple[bool, ...]
+    jobs: tuple[Job, ...]
+    held: int
+    hold: bool
+    again_s: float = 0.0
+    pinned: bool = False
+
+
+@value
+class Renewed:
+    """``lapsed``: some worker is due to be reaped. ``overrun``: rids taken from this one.
+    ``known``: False after the server forgot this worker, which should join again. ``workers``: how
+    many there are. ``waiting``: how many requests wait in the lanes that were named."""
+
+    held: int
+    lapsed: bool
+    overrun: tuple[str, ...]
+    known: bool
+    workers: int = field(default=0, compare=False)
+    waiting: int = field(default=0, compare=False)
+
+
+@value
+class Reaped:
+    """``more``: call again. ``truce_s``: no lease is judged for so long, since nobody could have
+    been heard in the meantime."""
+
+    requeued: int
+    poisoned: int
+    more: bool
+    truce_s: float = 0.0
+
+
+@value
+class DeadLetter:
+    """A request that took down too many workers: ``worker`` was the last, ``died_s`` is when,
+    in seconds since 1970 by the server's clock. ``submission`` is what would be sent again."""
+
+    submission: Submission
+    client: str
+    attempts: int
+    worker: str
+    died_s: float
+
+
+def read_job(rid: bytes, about: bytes, at_ms: int, body: bytes, token: str, now_ms: int) -> Job:
+    """A request as the script ``claim`` gives it out."""
+    attempts, alone, lane = _read_about(about)
+    queued_s = (now_ms - at_ms) / 1000
+    return Job(rid.decode(errors="replace"), lane, token, attempts, queued_s, body, alone)
+
+
+# Most jobs of one call tell the same of themselves.
+@lru_cache(256)
+def _read_about(text: bytes) -> tuple[int, bool, str]:
+    attempts, alone, lane = text.decode(errors="replace").split(" ")
+    return int(attempts), alone == "1", lane
+
+
+def is_record(data: bytes) -> bool:
+    """Whether this is a request in flight, and not the reply that takes its place."""
+    return data.startswith(_IN_FLIGHT)
+
+
+def read_record(rid: str, data: bytes) -> tuple[Submission, str]:
+    """A request and its client, from its record in Redis; ``library.lua`` has the layout.
+
+    Its deadline is left out, since it counted from when it was submitted.
+    """
+    _, _, level, _, _, run_ms = _RECORD.unpack_from(data)
+    *texts, body = data[_RECORD.size :].split(b"\0", 5)
+    lane, client, affinities, tenant, digest = (text.decode(errors="replace") for text in texts)
+    affinity = tuple(affinities.split())
+    return Submission(rid, lane, tenant, level, 0, int(run_ms), body, digest, affinity), client
+
+
+def read_minute(data: bytes) -> dict[str, int]:
+    """The totals of one minute as the scripts noted them; empty where they cannot be read."""
+    try:
+        minute, totals = msgpack.unpackb(data, raw=False)
+        return {"minute": int(minute)} | {str(name): int(n) for name, n in totals.items()}
+    except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
+        return {}
+
+
+@value
+class WorkerRow:
+    worker: str
+    lease_s: float
+    held: int
+    info: bytes
+
+
+@value
+class LevelRow:
+    """What waits in a lane with one priority; ``held`` of it is of tenants that are paused, whose
+    age does not count."""
+
+    lane: str
+    level: int
+    tenants: int
+    waiting: int
+    oldest_s: float
+    held: int = 0
+
+
+@value
+class Status:
+    """One look at a shard or a whole queue: counters by name, lanes by name, and what waits.
+
+    ``tallies`` are counters of lanes: ``s:LANE`` requests taken in, ``f:LANE:VERDICT`` ended, and
+    of the times that they waited (w), ran (r) and took in all (t) ``w_ms:LANE`` the sum and
+    ``w:LANE:N`` how many fell into the N-th bucket of :data:`leanq.queue.metrics.BUCKETS_S`. Beside
+    these ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: lanes (``l:LANE``) and tenants
+    (``t:TENANT``) that are held back, and since when, in seconds since 1970. ``decisions``: what
+    the scaler last told of each environment, as JSON.
+    """
+
+    counters: Mapping[str, int]
+    lanes: Mapping[str, bytes]
+    workers: tuple[WorkerRow, ...]
+    levels: tuple[LevelRow, ...]
+    suspects: Mapping[str, int]
+    dead: int
+    tallies: Mapping[str, int] = field(default_factory=dict)
+    paused: Mapping[str, float] = field(default_factory=dict)
+    decisions: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def merged(shards: Sequence[Status]) -> Status:
+    """The look at a queue of several shards: a worker's lease is its shortest, a level's tenants
+    those of the shard with most of them, and all else is added up."""
+    counters, suspects, tallies = Counter[str](), Counter[str](), Counter[str]()
+    lanes: dict[str, bytes] = {}
+    paused: dict[str, float] = {}
+    decisions: dict[str, bytes] = {}
+    workers: dict[str, WorkerRow] = {}
+    levels: dict[tuple[str, int], LevelRow] = {}
+    for shard in shards:
+        counters.update(shard.counters)
+        suspects.update(shard.suspects)
+        tallies.update({k: n for k, n in shard.tallies.items() if k != "minute"})
+        lanes |= shard.lanes
+        paused |= shard.paused
+        decisions |= shard.decisions
+        for row in shard.workers:
+            known = workers.get(row.worker, replace(row, held=0))
+            lease_s, held = min(row.lease_s, known.lease_s), row.held + known.held
+            workers[row.worker] = replace(row, lease_s=lease_s, held=held)
+        for level in shard.levels:
+            place = (level.lane, level.level)
+            seen = levels.get(place, replace(level, waiting=0, held=0))
+            levels[place] = replace(
+                level,
+                tenants=max(level.tenants, seen.tenants),
+                waiting=level.waiting + seen.waiting,
+                held=level.held + seen.held,
+                oldest_s=max(level.oldest_s, seen.oldest_s),
+            )
+    dead = sum(shard.dead for shard in shards)
+    rows = tuple(workers.values()), tuple(levels.values())
+    return Status(counters, lanes, *rows, suspects, dead, tallies, paused, decisions)

@@ -1,0 +1,464 @@
+"""How many workers a fleet needs: ``decide(stats, settings)``, a pure function."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from leanq.errors import UsageError
+
+LONG_S = 600.0
+"""For how long samples are kept."""
+LEARNED_REQUESTS = 20
+"""After so many, what they took is believed."""
+
+Law = Literal["deadline", "reference"]
+Reason = Literal[
+    "stale",  # statistics are too old to act on: held
+    "cold",  # too little is known to take workers away: held
+    "backlog",  # more, or what waits misses its deadline; for the reference, the queue's minimum
+    "load",  # more, for what arrives
+    "starting",  # more is needed, and about to start: held
+    "enough",  # held
+    "settling",  # fewer would do, but not for long enough yet: held
+    "busy",  # fewer would do, but none is idle: held
+    "idle",  # fewer
+    "empty",  # none, because nothing waits and nothing runs
+    "floor",  # more than would do: the settings' least
+    "ceiling",  # less than is needed: the settings' most
+    "autoscaler",  # reference: the queue is short, so CPU decides above this minimum
+    "undefined",  # reference: nothing completed or nobody at work in the past minute: held
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleSettings:
+    """What an operator sets for an environment. Whole numbers of workers; seconds.
+
+    Attributes:
+        slots: of a worker, while none is there to be asked.
+        least, most: bounds of the order. ``least`` may be 0.
+        deadline_s: within which a backlog is to be cleared.
+        margin: the part of it that the law plans with.
+        work_s: per request, believed until requests have finished.
+        start_s: of a worker, from order to ready, believed until some have started.
+        drain_s: what the target gives a worker to end its requests when it has to go.
+        spread: square roots of the load that stand by for the load's own unevenness.
+        excess_s: for how long a small excess has to last before workers go; one of more than half
+            the fleet has to last for a start only.
+        stale_s: older statistics are not acted on.
+        clear_min: the reference's Cm, in minutes.
+    """
+
+    law: Law = "deadline"
+    slots: int = 1
+    least: int = 0
+    most: int = 1000
+    deadline_s: float = 600.0
+    margin: float = 0.75
+    work_s: float = 4.0
+    start_s: float = 75.0
+    drain_s: float = 15.0
+    spread: float = 0.5
+    excess_s: float = 240.0
+    stale_s: float = 60.0
+    clear_min: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most or self.most < 1 or self.slots < 1:
+            raise UsageError(
+                f"a fleet of {self.least} to {self.most} workers with {self.slots} slots "
+                "makes no sense: 0 ≤ least ≤ most, and one of each at least"
+            )
+        for name in ("deadline_s", "margin", "work_s", "start_s", "drain_s", "stale_s"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} is {getattr(self, name)}; it must be more than 0")
+        if not (self.spread >= 0 and self.excess_s >= 0 and self.clear_min > 0):
+            raise UsageError("spread and excess_s cannot be negative, and clear_min must not be 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What is known of an environment at one moment.
+
+    Attributes:
+        time_s: of the statistics, by a clock that only the differences are taken of.
+        age_s: how old they are.
+        queued, leased: requests that wait, and that a worker has claimed.
+        oldest_s: for how long the oldest has waited.
+        submitted, finished: requests, ever.
+        busy_s: slot seconds of the finished requests, ever.
+        ready, ready_slots: workers that claim, and their slots.
+        busy_slots, idle_workers: slots that run something, workers none of whose slots do.
+        starting_s: ages of the workers that are ordered and not ready.
+        started_s: how long those took that became ready since the last decision.
+        order: the number of workers wanted so far.
+    """
+
+    time_s: float
+    queued: int = 0
+    leased: int = 0
+    oldest_s: float = 0.0
+    submitted: int = 0
+    finished: int = 0
+    busy_s: float = 0.0
+    ready: int = 0
+    ready_slots: int = 0
+    busy_slots: int = 0
+    idle_workers: int = 0
+    starting_s: tuple[float, ...] = ()
+    started_s: tuple[float, ...] = ()
+    order: int = 0
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One decision's statistics, as later ones need them."""
+
+    time_s: float
+    submitted: int
+    finished: int
+    busy_s: float
+    busy_slots: int
+    ready: int
+    worked_s: float  # slot seconds since the first sample, those of unfinished requests included
+    unfinished_s: float  # the part of them that no finished request has accounted for
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a decision leaves to the next. The empty one is that of a scaler that has just begun.
+
+    Attributes:
+        samples: of the past ten minutes, the last decision's at the end.
+        starts_s: how long the latest workers took to become ready.
+        work_s: slot seconds per request, once enough have finished.
+        enough: when, and how many workers would have done.
+    """
+
+    samples: tuple[Sample, ...] = ()
+    starts_s: tuple[float, ...] = ()
+    work_s: float | None = None
+    enough: tuple[tuple[float, int], ...] = ()
+
+    @property
+    def known_s(self) -> float:
+        """For how long there have been samples."""
+        return self.samples[-1].time_s - self.samples[0].time_s if self.samples else 0.0
+
+    def since(self, seconds: float) -> Sample:
+        """The oldest sample of the past ``seconds``."""
+        least = self.samples[-1].time_s - seconds
+        return next(sample for sample in self.samples if sample.time_s >= least)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How many workers, and why: a word, a sentence, and every term by its name."""
+
+    target: int
+    reason: Reason
+    text: str
+    terms: dict[str, float]
+    memory: Memory
+
+
+_STARTS_KEPT = 100
+_GAP_S = 60.0
+
+
+def learned(stats: Stats, memory: Memory) -> Memory:
+    """The memory with these statistics in it."""
+    samples, enough = memory.samples, memory.enough
+    last = samples[-1] if samples else None
+    # A failover may have forgotten the last writes, and another server has another clock;
+    # differences across that would mean nothing.
+    if last and (
+        stats.time_s <= last.time_s
+        or stats.submitted < last.submitted
+        or stats.finished < last.finished
+        or stats.busy_s < last.busy_s
+    ):
+        last, samples, enough = None, (), ()
+    worked_s = unfinished_s = 0.0
+    if last:
+        # What finished is known exactly, but late: a fleet that runs long requests would look idle
+        # until the first of them ends. So slots that are busy now and were before count as well,
+        # except where nobody looked for long: a server that was gone had its workers wait.
+        span_s = stats.time_s - last.time_s
+        seen_s = min(last.busy_slots, stats.busy_slots) * span_s if span_s <= _GAP_S else 0.0
+        finished_s = stats.busy_s - last.busy_s
+        step_s = max(seen_s, finished_s - last.unfinished_s)
+        worked_s = last.worked_s + step_s
+        # What vanished workers had begun never finishes, and is not to add up.
+        most_s = stats.busy_slots * LONG_S
+        unfinished_s = min(max(0.0, last.unfinished_s + step_s - finished_s), most_s)
+    now = Sample(
+        stats.time_s,
+        stats.submitted,
+        stats.finished,
+        stats.busy_s,
+        stats.busy_slots,
+        stats.ready,
+        worked_s,
+        unfinished_s,
+    )
+    samples = (*(s for s in samples if s.time_s >= stats.time_s - LONG_S), now)
+    finished = now.finished - samples[0].finished
+    work_s = memory.work_s
+    if finished >= LEARNED_REQUESTS:
+        work_s = (now.worked_s - samples[0].worked_s) / finished
+    starts = (*memory.starts_s, *stats.started_s)[-_STARTS_KEPT:]
+    return replace(memory, samples=samples, starts_s=starts, work_s=work_s, enough=enough)
+
+
+_MINUTE_S = 60.0
+
+
+def by_reference(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
+    """What the law wants, without the settings' bounds; the memory has these statistics already."""
+    first = memory.since(_MINUTE_S)
+    finished = stats.finished - first.finished
+    span_s = stats.time_s - first.time_s
+    minute = [s.ready for s in memory.samples if s.time_s >= first.time_s]
+    rate = finished * _MINUTE_S / span_s if span_s else 0.0
+    workers = statistics.fmean(minute)
+    terms = {"queued": float(stats.queued), "finished_per_minute": rate, "workers": workers}
+    if not stats.queued or stats.queued < rate:
+        text = f"{stats.queued} wait and {rate:.0f} a minute are done: CPU decides above 1"
+        return Decision(1, "autoscaler", text, terms, memory)
+    if not rate or not workers:
+        text = f"{stats.queued} wait and nothing is known of how fast they are done: held"
+        return Decision(max(1, stats.order), "undefined", text, terms, memory)
+    wanted = (rate + stats.queued / settings.clear_min) / (rate / workers)
+    text = (
+        f"{stats.queued} wait and {rate:.0f} a minute are done by {workers:.1f} workers: "
+        f"{wanted:.1f} clear them in {settings.clear_min:g} minutes"
+    )
+    return Decision(math.ceil(wanted), "backlog", text, terms | {"wanted": wanted}, memory)
+
+
+_SHORT_S = 120.0
+_RATE_WINDOWS = 8  # the arrival rate is the median of so many steps between decisions
+_RATE_WINDOWS_LEAST = 4
+# What is believed of the work before anything finished weighs as much as so many requests.
+_PRIOR_REQUESTS = 4.0
+_STARTS_LEAST = 20
+_SOON_S = 15.0
+_MOST_STEP_DOWN = 0.5
+# Less than that many of the workers too much is noise, and costs less than to order them again.
+_LEAST_EXCESS = 0.03
+# Workers whose requests end in a third of the time to drain lose next to nothing when told to go.
+_DRAINS = 1 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """The terms of the deadline law: slots, slot seconds and seconds, as the names say."""
+
+    work_s: float
+    careful_work_s: float
+    requests_per_s: float
+    load_slots: float
+    base_slots: float
+    backlog_slot_s: float
+    start_s: float
+    slow_start_s: float
+    remaining_s: float
+    capacity_slot_s: float
+    clear_s: float
+    slots_per_worker: float
+
+    @property
+    def short_slot_s(self) -> float:
+        """The part of the backlog that nobody who is ordered will have done in time."""
+        return max(0.0, self.backlog_slot_s - self.capacity_slot_s)
+
+    def workers(self, slots: float) -> int:
+        return math.ceil(slots / self.slots_per_worker)
+
+    def flat(self) -> dict[str, float]:
+        terms = {name: float(getattr(self, name)) for name in self.__slots__}
+        return terms | {"short_slot_s": self.short_slot_s}
+
+
+def _terms(stats: Stats, settings: ScaleSettings, memory: Memory) -> _Terms:
+    work_s, careful_work_s = _work(stats, settings, memory)
+    rate = _rate(memory.samples)
+    load = rate * work_s
+    start_s, slow_start_s = _start(settings, memory.starts_s)
+    per = stats.ready_slots / stats.ready if stats.ready_slots else float(settings.slots)
+    # The floor keeps the last part apart from a start: what a new worker will do until the deadline
+    # is then never less than what it was ordered for, and so nothing is ordered twice.
+    remaining_s = max(
+        settings.margin * settings.deadline_s - stats.oldest_s,
+        settings.deadline_s / 3 + slow_start_s,
+    )
+    ready = min(stats.ready_slots, stats.order * per)
+    unseen = max(0, stats.order - stats.ready - len(stats.starting_s))
+    ages = (*stats.starting_s, *(0.0 for _ in range(unseen)))
+    # One that is overdue is expected soon rather than never, or a provider that is out of stock
+    # would be sent order upon order, and fill them all at once.
+    started = sum(per * max(0.0, remaining_s - max(start_s - age, _SOON_S)) for age in ages)
+    backlog = (stats.queued + max(0, stats.leased - stats.busy_slots)) * careful_work_s
+    return _Terms(
+        work_s=work_s,
+        careful_work_s=careful_work_s,
+        requests_per_s=rate,
+        load_slots=load,
+        base_slots=load + settings.spread * math.sqrt(load),
+        backlog_slot_s=backlog,
+        start_s=start_s,
+        slow_start_s=slow_start_s,
+        remaining_s=remaining_s,
+        capacity_slot_s=(ready - load) * remaining_s + started,
+        clear_s=backlog / max(1.0, ready - load),
+        slots_per_worker=per,
+    )
+
+
+def _work(stats: Stats, settings: ScaleSettings, memory: Memory) -> tuple[float, float]:
+    """Slot seconds per request, and so many less as few requests may have misled about.
+
+    Orders are given on the second: what little evidence overstates is paid for, what it understates
+    is ordered some ticks later.
+    """
+    believed_s = memory.work_s or settings.work_s
+    if memory.work_s is None and stats.finished >= LEARNED_REQUESTS:
+        believed_s = stats.busy_s / stats.finished  # a new scaler of an old fleet
+    now = memory.samples[-1]
+
+    def averaged(window_s: float) -> tuple[float, float]:
+        first = memory.since(window_s)
+        weight = now.finished - first.finished + _PRIOR_REQUESTS
+        average_s = (now.worked_s - first.worked_s + _PRIOR_REQUESTS * believed_s) / weight
+        return average_s, average_s * weight / (weight + math.sqrt(weight))
+
+    long_s, careful_long_s = averaged(LONG_S)
+    _, careful_short_s = averaged(_SHORT_S)
+    return max(long_s, careful_short_s), max(careful_long_s, careful_short_s)
+
+
+def _rate(samples: Sequence[Sample]) -> float:
+    """Arrivals per second: a median, so that a burst is a backlog and not a load."""
+    latest = samples[-_RATE_WINDOWS - 1 :]
+    if len(latest) <= _RATE_WINDOWS_LEAST:
+        return 0.0
+    return statistics.median(
+        (after.submitted - before.submitted) / (after.time_s - before.time_s)
+        for before, after in pairwise(latest)
+    )
+
+
+def _start(settings: ScaleSettings, starts_s: Sequence[float]) -> tuple[float, float]:
+    """Seconds from order to ready: of the middle worker, and of the slowest tenth's first."""
+    if len(starts_s) < _STARTS_LEAST:
+        return settings.start_s, 2 * settings.start_s
+    ranked = sorted(starts_s)
+    # Machines that were out of stock say nothing about how long a start takes.
+    most_s = settings.deadline_s / 3
+    return min(statistics.median(ranked), most_s), min(ranked[len(ranked) * 9 // 10], most_s)
+
+
+def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
+    """What the law wants, without the settings' bounds; the memory has these statistics already."""
+    terms = _terms(stats, settings, memory)
+    requests = stats.queued + stats.leased
+    base = terms.workers(terms.base_slots)
+    seen = (
+        f"{stats.queued} wait and {stats.leased} run at {terms.work_s:.3g} s, "
+        f"{terms.requests_per_s:.3g} more come per second; {stats.ready} workers "
+        f"are ready, {stats.order} ordered; what waits is cleared in {terms.clear_s:.0f} s"
+    )
+    wanted = stats.order
+    reason: Reason = "backlog"
+    if terms.clear_s > terms.start_s:
+        extra = terms.short_slot_s / (terms.remaining_s - terms.slow_start_s)
+        slots = min(stats.order * terms.slots_per_worker + extra, requests)
+        wanted = max(wanted, terms.workers(slots))
+    if requests and not wanted:
+        wanted = 1
+    # The spread is also what the load may move by before an order follows it.
+    if terms.load_slots > stats.order * terms.slots_per_worker and base > wanted:
+        wanted, reason = base, "load"
+    if wanted > stats.order:
+        text = f"{seen}: {wanted - stats.order} more for the {reason}"
+        return Decision(wanted, reason, text, terms.flat(), _noted(stats, settings, memory, wanted))
+    # Workers are given back only when what waits would be gone without them before others could
+    # take their place.
+    enough = terms.workers(terms.load_slots + terms.backlog_slot_s / terms.start_s)
+    enough = max(base, enough, min(requests, 1))
+    memory = _noted(stats, settings, memory, enough)
+    target, reason, why = _fewer(stats, settings, terms, memory)
+    explained = terms.flat() | {"enough": float(enough)}
+    return Decision(target, reason, f"{seen}: {why}", explained, memory)
+
+
+def _noted(stats: Stats, settings: ScaleSettings, memory: Memory, enough: int) -> Memory:
+    recent = (e for e in memory.enough if e[0] > stats.time_s - settings.excess_s)
+    return replace(memory, enough=(*recent, (stats.time_s, enough)))
+
+
+def _fewer(
+    stats: Stats, settings: ScaleSettings, terms: _Terms, memory: Memory
+) -> tuple[int, Reason, str]:
+    """The order or less, with the reason and its part of the sentence."""
+    order = stats.order
+    lasting = max(count for _, count in memory.enough)
+    lately = max(c for at, c in memory.enough if at > stats.time_s - terms.start_s)
+    # A fleet of which not half is needed goes sooner, down to one: none at all costs the next
+    # request a start.
+    goal, known_s = lasting, settings.excess_s
+    if lately <= order / 2:
+        goal, known_s = min(lasting, max(lately, 1)), min(_SHORT_S, settings.excess_s)
+    now = memory.enough[-1][1]
+    if now >= order:
+        if terms.short_slot_s > 0 and stats.ready < order:
+            return order, "starting", f"{order - stats.ready} workers are about to start"
+        return order, "enough", "enough"
+    if goal > order * (1 - _LEAST_EXCESS):
+        return order, "settling", f"{now} would do, if that lasts"
+    if memory.known_s < known_s:
+        return order, "cold", f"{goal} would do, as far as is known by now"
+    idle = stats.idle_workers
+    if terms.work_s <= settings.drain_s * _DRAINS:
+        idle = int((stats.ready_slots - stats.busy_slots) / terms.slots_per_worker)
+    idle += max(0, order - stats.ready)
+    target = max(goal, order - min(idle, max(1, int(order * _MOST_STEP_DOWN))))
+    if target == order:
+        return order, "busy", f"{goal} would do, but no worker is idle"
+    if target == 0:
+        return 0, "empty", "nothing is to be done"
+    return target, "idle", f"{goal} would do, so {order - target} idle ones go"
+
+
+__all__ = [
+    "Decision", "Law", "Memory", "Reason", "Sample", "ScaleSettings", "Stats", "decide",
+]  # fmt: skip
+
+
+def decide(stats: Stats, settings: ScaleSettings, memory: Memory | None = None) -> Decision:
+    """The number of workers that the environment should have.
+
+    Statistics that are too old change nothing, the memory included. Otherwise the target lies
+    within the settings' bounds, whatever the order was.
+    """
+    memory = memory or Memory()
+    if stats.age_s > settings.stale_s:
+        text = f"the statistics are {stats.age_s:.0f} s old, so the order is held"
+        return Decision(stats.order, "stale", text, {"age_s": stats.age_s}, memory)
+    memory = learned(stats, memory)
+    decision = (by_reference if settings.law == "reference" else by_deadline)(
+        stats, settings, memory
+    )
+    target = min(max(decision.target, settings.least), settings.most)
+    if target == decision.target:
+        return decision
+    reason: Reason = "floor" if target > decision.target else "ceiling"
+    text = f"{decision.text}; the {reason} is {target}"
+    return replace(decision, target=target, reason=reason, text=text)

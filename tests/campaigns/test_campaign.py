@@ -1,0 +1,243 @@
+"""``leanq campaign run`` at the command line, with real Lean, and killed amid its work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.fleets import look, until, worker_processes
+from support.servers import own_server
+from support.sites import sample
+from support.terminals import LEANQ, Terminal, ended, read_terminal, screen
+
+from leanq.campaigns.results import read_results
+from leanq.queue.settings import Settings
+
+CORE = "prelude\nimport Core\n"
+PROOF = "theorem t{} (p q : Prop) : And p q → And q p := by\n  intro h\n  constructor\n"
+GOOD, WRONG = "  exact h.right\n  exact h.left\n", "  exact h.left\n  exact h.right\n"
+
+
+def jsonl(*rows: object) -> str:
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+def echoes(count: int) -> str:
+    return jsonl(*({"id": n, "code": f"-- {n}"} for n in range(count)))
+
+
+def records(terminal: Terminal, name: str) -> list[dict[str, Any]]:
+    return list(read_results(str(terminal.folder / name)))
+
+
+@pytest.fixture
+def fleet() -> Iterator[Settings]:
+    """A server with one echo worker."""
+    with own_server() as server, worker_processes(server.settings, slots=8):
+        yield server.settings
+
+
+@pytest.fixture
+def client(terminal: Terminal, fleet: Settings) -> Terminal:
+    terminal.use(fleet)
+    return terminal
+
+
+def test_a_data_set_with_everything_in_it(terminal: Terminal) -> None:
+    """Without a queue: a server and a worker are there for the length of the call."""
+    rows = [
+        {"name": "list", "head": CORE, "goal": PROOF.format(1), "proofs": [WRONG, GOOD]},
+        {"name": "text", "head": CORE, "goal": PROOF.format(2), "proofs": WRONG},
+        {"name": "whole", "proofs": sample("incomplete")},
+        {"name": "text", "proofs": "again"},
+        {"name": 7, "head": 7, "proofs": "x"},
+    ]
+    terminal.file("data.jsonl", jsonl(*rows) + "\n{broken\n")
+    run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl")
+    fields = [*("--id-field", "name", "--code-field", "proofs"), "--header-field", "head"]
+    done = terminal.run(*run, *fields, "--prompt-field", "goal", "--json")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "leanq: data.jsonl:4: line 2 has the same id",
+        *(line for line in done.err.splitlines() if ":5:" in line or ":7:" in line),
+    ]
+    (told,) = done.lines
+    counts = {"rejected": 2, "accepted": 1, "incomplete": 1, "error": 3}
+    assert (told["out"], told["counts"]) == ("out.jsonl", counts)
+    found = records(terminal, "out.jsonl")
+    assert [(r["id"], r["line"], r.get("sample"), r["verdict"]) for r in found] == [
+        ("list", 1, 0, "rejected"),
+        ("list", 1, 1, "accepted"),
+        ("text", 2, None, "rejected"),
+        ("whole", 3, None, "incomplete"),
+        ("text", 4, None, None),
+        (7, 5, None, None),
+        (None, 7, None, None),
+    ]
+    assert found[1]["axioms"] == []
+    (message,) = found[2]["messages"]
+    # Places are those of the whole text: two lines of header, then the prompt.
+    assert (message["line"], "mismatch" in message["text"]) == (6, True)
+    assert sorted(p.name for p in terminal.folder.iterdir() if p.is_file()) == [
+        "data.jsonl",
+        "out.jsonl",
+    ]
+
+
+def test_folders_and_parquet(terminal: Terminal) -> None:
+    (terminal.folder / "set").mkdir()
+    for name in ("and_swap", "or_swap"):
+        (terminal.folder / "set" / f"{name}.lean").write_text(sample(name))
+    done = terminal.run("campaign", "run", "set", "--out", "out.parquet")
+    assert done.code == 0, done.err
+    assert done.out.startswith("out.parquet: 2 accepted in ")
+    assert [r["id"] for r in records(terminal, "out.parquet")] == ["and_swap.lean", "or_swap.lean"]
+    table = pa.table({"id": [1, 2], "code": [sample("and_swap"), sample("wrong")]})
+    pq.write_table(table, terminal.folder / "data.parquet")
+    done = terminal.run("campaign", "run", "data.parquet", "--out", "out.jsonl")
+    assert done.code == 1
+    assert [r["verdict"] for r in records(terminal, "out.jsonl")] == ["accepted", "rejected"]
+
+
+def test_a_killed_run_goes_on_and_checks_nothing_twice(client: Terminal, fleet: Settings) -> None:
+    rows = 3000
+    client.file("data.jsonl", echoes(rows))
+    run = ("campaign", "run", "data.jsonl", "--env", "echo", "--window", "50")
+    state = client.folder / "killed.jsonl.state"
+    for share in (0.2, 0.5, 0.8):
+        process = client.start(*run, "--out", "killed.jsonl")
+        part = client.folder / "killed.jsonl.part"
+        until(lambda share=share, part=part: lines(part) > share * rows)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert state.exists()
+    done = client.run(*run, "--out", "killed.jsonl")
+    assert (done.code, done.err) == (0, "")
+    submitted = look(fleet).counters["submitted"]
+    done = client.run(*run, "--out", "whole.jsonl")
+    found, whole = (
+        [{k: r[k] for k in ("id", "line", "verdict", "code_hash")} for r in records(client, name)]
+        for name in ("killed.jsonl", "whole.jsonl")
+    )
+    assert found == whole
+    assert len(found) == rows
+    # What was in flight is asked for by the same names.
+    assert submitted == rows
+
+
+def lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_an_interrupt_withdraws_and_the_same_command_goes_on(
+    client: Terminal, fleet: Settings
+) -> None:
+    client.file("data.jsonl", echoes(20_000))
+    run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo")
+    process = client.start(*run)
+    until(lambda: lines(client.folder / "out.jsonl.part") > 100)
+    process.send_signal(signal.SIGINT)
+    done = ended(process)
+    assert (done.code, done.out) == (130, "")
+    assert done.err.strip() == "leanq: stopped; the same command goes on from here"
+    kept = lines(client.folder / "out.jsonl.part")
+    status = look(fleet)
+    assert sum(level.waiting for level in status.levels) == 0
+    assert 100 < kept < 20_000
+    done = client.run(*run)
+    assert (done.code, done.err) == (0, "")
+    assert [r["line"] for r in records(client, "out.jsonl")] == list(range(1, 20_001))
+
+
+def test_two_interrupts(terminal: Terminal) -> None:
+    """The second ends it at once, with all that it has started and without a word."""
+    rows = ({"id": n, "code": f"{sample('and_swap')}-- {n}"} for n in range(50))
+    terminal.file("data.jsonl", jsonl(*rows))
+    process = terminal.start("campaign", "run", "data.jsonl", "--out", "out.jsonl")
+    until(lambda: lines(terminal.folder / "out.jsonl.part") > 0)
+    process.send_signal(signal.SIGINT)
+    # Or else the two are one.
+    status = Path(f"/proc/{process.pid}/status")
+    until(lambda: "ShdPnd:\t0000000000000000" in status.read_text())
+    process.send_signal(signal.SIGINT)
+    done = ended(process)
+    assert done.code in (130, -signal.SIGINT)
+    assert done.out == ""
+
+
+def test_what_cannot_be_run(client: Terminal) -> None:
+    client.file("data.jsonl", echoes(1))
+    client.file("there.jsonl", "")
+    client.file("data.csv", "id,code\n")
+    for arguments, said in {
+        ("data.jsonl", "--out", "there.jsonl"): "there.jsonl is there already; name another file",
+        ("none.jsonl", "--out", "out.jsonl"): "none.jsonl",
+        ("data.csv", "--out", "out.jsonl"): "data.csv",
+        (
+            "data.jsonl",
+            "--out",
+            "no/out.jsonl",
+        ): "no/out.jsonl cannot be written: there is no folder no",
+        ("data.jsonl", "--out", "out.jsonl", "--priority", "3"): "--priority",
+        ("data.jsonl", "--out", "out.jsonl", "--tenant", "a b"): "tenant",
+        ("data.jsonl", "--out", "out.jsonl", "--timeout", "-1"): "timeout",
+        ("data.jsonl", "--out", "./data.jsonl"): "./data.jsonl is the data; name another file",
+        ("data.jsonl", "--out", ""): "'' names no file",
+        ("data.jsonl", "--out", "t/"): "'t/' names no file",
+        ("data.jsonl",): "--out",
+    }.items():
+        done = client.run("campaign", "run", *arguments)
+        assert (done.code, done.out) == (2, ""), arguments
+        assert said in done.err
+        assert not (client.folder / "out.jsonl").exists()
+
+
+def test_a_run_with_other_options_does_not_go_on(client: Terminal, fleet: Settings) -> None:
+    client.file("data.jsonl", echoes(20_000))
+    run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo")
+    process = client.start(*run)
+    until(lambda: lines(client.folder / "out.jsonl.part") > 10)
+    busy = client.run(*run)
+    process.kill()
+    process.wait()
+    other = client.run(*run, "--memory", "99")
+    assert (busy.code, busy.err) == (2, "leanq: out.jsonl is being written by another campaign\n")
+    assert other.code == 2
+    assert "out.jsonl.state is of a campaign with other data or other options" in other.err
+
+
+def test_progress_on_a_terminal(client: Terminal, fleet: Settings) -> None:
+    client.file("data.jsonl", echoes(4000) + "{bad\n")
+    with screen() as (ours, theirs):
+        process = client.start(
+            *("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo"),
+            stdout=theirs,
+            stderr=theirs,
+            environ={"TERM": "xterm", "COLUMNS": "120"},
+        )
+        os.close(theirs)
+        shown = read_terminal(ours)
+        assert process.wait() == 2
+    assert "of 4,001 rows;" in shown
+    assert "/s;" in shown
+    # Above the bar, and not behind it.
+    assert "\r\x1b[2Kleanq: data.jsonl:4001: no JSON" in shown
+    assert "out.jsonl: 4,000 echoed, 1 error in " in shown
+
+
+def test_where_nothing_can_be_shown(client: Terminal) -> None:
+    client.file("data.jsonl", echoes(3) + "{bad\n")
+    run = ("campaign", "run", "data.jsonl", "--env", "echo", "--out")
+    closed = ("/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *LEANQ)
+    done = ended(client.start(*run, "closed.jsonl", program=closed))
+    assert (done.code, len(records(client, "closed.jsonl"))) == (2, 4)
+    with open("/dev/full", "wb") as full:
+        done = ended(client.start(*run, "full.jsonl", stderr=full))
+    assert done.code == 3

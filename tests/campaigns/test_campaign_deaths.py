@@ -1,0 +1,180 @@
+"""Campaigns whose coordinators, workers and servers die: they go on, and check nothing twice."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import rq
+from rq.command import send_shutdown_command
+from support.campaigns import RESUMED_S, Desk, desk_at, dismiss, gone, horse_of, start_again
+from support.fleets import Recorder, look, serving, until
+from support.servers import Server, own_server
+from support.terminals import Terminal, ended
+
+from leanq.queue.settings import Settings
+
+ROWS = [f"row {number}" for number in range(20)]
+HELD = [f"held {number}" for number in range(3)]
+KEPT = ("--appendonly", "yes")
+
+
+@pytest.fixture
+def stored(terminal: Terminal) -> Iterator[Server]:
+    """A server that keeps what it knew when it is started again."""
+    with own_server(*KEPT) as made:
+        yield made
+
+
+def restart(server: Server) -> None:
+    server.stop()
+    start_again(server)
+
+
+def amid(desk: Desk, driver: Recorder) -> str:
+    """Sends a campaign that is then in the middle: what has come is in its journal."""
+    id_ = desk.send(*ROWS, *HELD)
+    until(lambda: desk.look(id_).rows == len(ROWS) and len(driver.running) == len(HELD))
+    return id_
+
+
+def ends_well(desk: Desk, driver: Recorder, id_: str) -> None:
+    """Lets a campaign end; no row was checked twice, for what is in flight is waited for."""
+    driver.let_go()
+    desk.reaches(id_, "finished")
+    assert [record["id"] for record in desk.results(id_)] == [*range(len(ROWS + HELD))]
+    assert Counter(driver.started) == Counter(row.encode() for row in ROWS + HELD)
+
+
+def test_a_coordinator_is_killed(desk: Desk, driver: Recorder, settings: Settings) -> None:
+    boss = desk.hire()
+    id_ = amid(desk, driver)
+    for _ in range(2):
+        horse = horse_of(boss)
+        os.kill(horse, signal.SIGKILL)
+        horse_of(boss, after=horse)
+        desk.reaches(id_, "running")
+        # It has not forgotten what it said.
+        assert desk.look(id_).rows == len(ROWS)
+    ends_well(desk, driver, id_)
+    assert look(settings).counters["submitted"] == len(ROWS + HELD)
+
+
+def test_a_worker_is_killed(desk: Desk, driver: Recorder) -> None:
+    boss = desk.hire()
+    id_ = amid(desk, driver)
+    horse = horse_of(boss)
+    # Another one was killed between RQ's list and its registry, so that this is in neither.
+    queue = desk.campaigns.queue
+    taken = desk.send()
+    desk.connection.lmove(queue.key, queue.intermediate_queue_key)
+    other = desk.hire()
+    boss.kill()
+    until(lambda: gone(horse))
+    # A third finds out, with no help of anybody's.
+    desk.reaches(taken, "finished")
+    horse_of(other)
+    ends_well(desk, driver, id_)
+
+
+def test_a_worker_is_told_to_stop(desk: Desk, driver: Recorder) -> None:
+    boss = desk.hire()
+    id_ = amid(desk, driver)
+    horse = horse_of(boss)
+    assert "fail" not in dismiss(boss)
+    assert gone(horse)
+    assert desk.look(id_).state == "queued"
+    desk.hire()
+    ends_well(desk, driver, id_)
+
+
+def test_a_worker_hears_what_rq_tells_it(desk: Desk, driver: Recorder) -> None:
+    boss = desk.hire()
+    (name,) = (worker.name for worker in rq.Worker.all(queue=desk.campaigns.queue))
+    send_shutdown_command(desk.connection, name)
+    assert ended(boss).code == 0
+
+
+def test_a_worker_out_of_work_is_told_to_stop(desk: Desk, driver: Recorder) -> None:
+    boss = desk.hire()
+    dismiss(boss)
+    assert desk.run("worker", "--burst") == ""
+
+
+def test_the_server_is_restarted(terminal: Terminal, stored: Server) -> None:
+    driver = Recorder()
+    with desk_at(terminal, stored.settings) as desk, serving(stored.settings, driver):
+        desk.hire()
+        id_ = amid(desk, driver)
+        restart(stored)
+        ends_well(desk, driver, id_)
+
+
+def test_rqs_server_is_away(
+    terminal: Terminal, stored: Server, settings: Settings, driver: Recorder
+) -> None:
+    """The campaign goes on without it, and is finished when it is back."""
+    with desk_at(terminal, settings, stored.settings.url) as desk:
+        boss = desk.hire()
+        id_ = amid(desk, driver)
+        horse = horse_of(boss)
+        stored.stop()
+        part = desk.folder / "c0.out.part"
+        driver.let_go()
+        until(lambda: not part.exists(), RESUMED_S)
+        # Not seen by RQ, as nobody could tell it.
+        until(lambda: gone(horse), 2 * RESUMED_S)
+        start_again(stored)
+        ends_well(desk, driver, id_)
+
+
+def test_rqs_server_goes_and_the_worker_is_told_to_stop(
+    terminal: Terminal, stored: Server, settings: Settings, driver: Recorder
+) -> None:
+    with desk_at(terminal, settings, stored.settings.url) as desk:
+        boss, idle = desk.hire(), desk.hire()
+        id_ = amid(desk, driver)
+        stored.stop()
+        # Both at once, as each tries for a while to tell the server.
+        for each in (boss, idle):
+            each.send_signal(signal.SIGTERM)
+        assert [ended(each).code for each in (boss, idle)] == [0, 0]
+        start_again(stored)
+        desk.hire()
+        ends_well(desk, driver, id_)
+
+
+def test_one_is_resumed_and_whoever_was_putting_it_away_dies(desk: Desk, driver: Recorder) -> None:
+    desk.hire()
+    id_ = amid(desk, driver)
+    desk.run("pause", id_)
+    until(lambda: id_ in desk.campaigns.queue.scheduled_job_registry)
+    # Nobody looks whether it is still to be there.
+    desk.connection.hset(f"{desk.campaigns.queue.name}:{id_}", "command", "")
+    assert desk.look(id_).state != "paused"
+    desk.reaches(id_, "running")
+    driver.let_go()
+    desk.reaches(id_, "finished")
+    assert [record["id"] for record in desk.results(id_)] == [*range(len(ROWS + HELD))]
+
+
+def test_one_that_kills_its_coordinators_is_given_up(desk: Desk, driver: Recorder) -> None:
+    boss = desk.hire()
+    id_ = desk.send(*HELD)
+    until(lambda: len(driver.running) == len(HELD))
+    dismiss(boss)
+    # As if the last twenty had been killed as well.
+    with contextlib.closing(sqlite3.connect(f"{desk.folder}/c0.out.state")) as journal, journal:
+        journal.execute("UPDATE meta SET value = '20' WHERE name = 'barren'")
+    desk.hire()
+    error = "the campaign is given up: 20 coordinators have died over it without a single result"
+    assert desk.reaches(id_, "failed").error == error
+    assert f"{id_}  failed ({error})" in desk.run("list")
+    driver.let_go()
+    desk.run("retry", id_)
+    desk.reaches(id_, "finished")

@@ -1,0 +1,248 @@
+"""Campaigns as jobs of RQ: sent, shown, held, ended, taken up again and chained."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rq.serializers import JSONSerializer
+from support.campaigns import Desk, Judge, Popen
+from support.fleets import Recorder, look, serving, until
+
+from leanq.queue.settings import Settings
+
+
+@pytest.fixture
+def boss(desk: Desk, driver: Recorder) -> Popen:
+    """One that runs campaigns."""
+    return desk.hire()
+
+
+def is_at(desk: Desk, id_: str, rows: int) -> Callable[[], bool]:
+    """Whether a campaign says that so many of its rows are done."""
+    return lambda: desk.look(id_).rows == rows
+
+
+def held(driver: Recorder, count: int = 1) -> None:
+    until(lambda: len(driver.running) == count)
+
+
+def ends_well(desk: Desk, *ids: str) -> None:
+    """Waits for the end, and sees to it that there is one record for each row, in order."""
+    for id_ in ids:
+        sent = desk.reaches(id_, "finished")
+        found = desk.results(id_)
+        count = len(Path(sent.campaign.data).read_text().splitlines())
+        assert [record["id"] for record in found] == [*range(count)]
+        assert (sent.rows, sent.total, sum(sent.counts.values())) == (count,) * 3
+
+
+def rq_info(desk: Desk) -> str:
+    """What RQ's own command shows."""
+    url = desk.terminal.environ["LEANQ_URL"]
+    command = [sys.executable, "-c", "from rq.cli import main; main()", "info", "--url", url]
+    command += ["--serializer", "json", desk.campaigns.queue.name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+class Dashboard:
+    """What rq-dashboard shows."""
+
+    def __init__(self, desk: Desk) -> None:
+        from rq_dashboard import web
+        from rq_dashboard.cli import make_flask_app
+
+        app = make_flask_app(None, None, None, "")
+        app.config["RQ_DASHBOARD_REDIS_URL"] = desk.terminal.environ["LEANQ_URL"]
+        web.config.serializer = JSONSerializer
+        web.setup_rq_connection(app)
+        self._client = app.test_client()
+        self._queue = desk.campaigns.queue.name
+
+    def jobs(self, registry: str) -> list[str]:
+        path = f"/0/data/jobs/{self._queue}/{registry}/10/asc/1.json"
+        answer = self._client.get(path)
+        assert answer.status_code == 200, answer.data
+        return [job["id"] for job in answer.json["jobs"]]
+
+    def job(self, id_: str) -> dict[str, object]:
+        answer = self._client.get(f"/0/data/job/{id_}.json")
+        assert answer.status_code == 200, answer.data
+        return dict(answer.json)
+
+
+def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, boss: Popen) -> None:
+    first = desk.send("a", "held", "b")
+    second = desk.send("c", "d", options=("--order", "finished"))
+    until(is_at(desk, first, 2))
+    assert desk.look(first).state == "running"
+    shown = desk.run("list").splitlines()
+    assert shown == [
+        f"{second}  queued  c1.jsonl: 0 rows",
+        f"{first}  running  c0.jsonl: 2 of 3 rows; 2 echoed",
+    ]
+    told = [json.loads(line) for line in desk.run("list", "--json").splitlines()]
+    assert [(each["id"], each["state"], each["rows"]) for each in told] == [
+        (second, "queued", 0),
+        (first, "running", 2),
+    ]
+    lines = desk.run("show", first).splitlines()
+    assert lines[0] == shown[1]
+    assert f"  data      {desk.folder}/c0.jsonl" in lines
+    assert f"  results   {desk.folder}/c0.out" in lines
+    # As RQ's own tools show it.
+    info, dashboard = rq_info(desk), Dashboard(desk)
+    assert f"{desk.campaigns.queue.name}" in info
+    assert "1 workers, 1 queues" in info
+    assert (dashboard.jobs("queued"), dashboard.jobs("started")) == ([second], [first])
+    assert "c0.jsonl" in str(dashboard.job(first)["description"])
+    driver.let_go()
+    ends_well(desk, first, second)
+    assert Counter(driver.started) == Counter([b"a", b"held", b"b", b"c", b"d"])
+    assert {*dashboard.jobs("finished")} == {first, second}
+    assert dashboard.job(first)["status"] == "finished"
+    (record,) = (json.loads(line) for line in desk.run("show", first, "--json").splitlines())
+    assert (record["state"], record["counts"], record["error"]) == ("finished", {"echoed": 3}, None)
+    assert not os.path.exists(f"{desk.folder}/c0.out.state")
+
+
+def test_held_while_it_runs(desk: Desk, driver: Recorder, settings: Settings, boss: Popen) -> None:
+    id_ = desk.send("a", "held", "b")
+    until(is_at(desk, id_, 2))
+    assert desk.run("pause", id_).split()[1] in ("pausing", "paused")
+    desk.reaches(id_, "paused")
+    # What was in flight is withdrawn.
+    until(lambda: driver.stopped == [b"held"])
+    assert not look(settings).levels
+    assert desk.terminal.run("campaign", "pause", id_).code == 2
+    assert f"{id_}  paused" in desk.run("list")
+    assert desk.run("resume", id_).split()[1] in ("queued", "running")
+    held(driver)
+    driver.let_go()
+    ends_well(desk, id_)
+    assert Counter(driver.started) == Counter([b"a", b"b", b"held", b"held"])
+
+
+def test_held_and_let_go_in_quick_succession(desk: Desk, driver: Recorder, boss: Popen) -> None:
+    id_ = desk.send("a", "held")
+    held(driver)
+    for turn in range(6):
+        desk.reaches(id_, "running")
+        desk.campaigns.pause(id_)
+        # Before its coordinator has seen it, or when that is just putting it away.
+        if turn % 2:
+            until(lambda: driver.running == [])
+        desk.campaigns.resume(id_)
+        assert desk.look(id_).state not in ("paused", "pausing")
+    held(driver)
+    driver.let_go()
+    ends_well(desk, id_)
+
+
+def test_held_before_it_begins(desk: Desk, driver: Recorder, boss: Popen) -> None:
+    running = desk.send("held")
+    held(driver)
+    queued = desk.send("a")
+    later = desk.send("b", options=("--in", "1h"))
+    soon = desk.send("c", options=("--in", "1s"))
+    assert [desk.look(each).state for each in (queued, later)] == ["queued", "scheduled"]
+    assert "begins    20" in desk.run("show", later)
+    begins = desk.look(later).begins
+    assert begins
+    assert 3000 < (begins - desk.look(later).sent).total_seconds() < 4200
+    for id_ in (queued, later):
+        assert desk.run("pause", id_).split()[1] == "paused"
+    driver.let_go()
+    ends_well(desk, running, soon)
+    # Its turn has come, and it was put away.
+    until(lambda: queued in desk.campaigns.queue.scheduled_job_registry)
+    assert desk.look(queued).state == "paused"
+    assert desk.run("resume", queued).split()[1] in ("queued", "running", "finished")
+    ends_well(desk, queued)
+    assert desk.run("resume", later).split()[1] == "scheduled"
+    assert desk.run("cancel", later).split()[1] == "cancelled"
+    assert b"b" not in driver.started
+
+
+def test_cancelled_and_taken_up_again(
+    desk: Desk, driver: Recorder, settings: Settings, boss: Popen
+) -> None:
+    running = desk.send("a", "held")
+    until(is_at(desk, running, 1))
+    queued = desk.send("b")
+    assert desk.run("cancel", queued).split()[1] == "cancelled"
+    assert desk.run("cancel", running).split()[1] in ("cancelling", "cancelled")
+    desk.reaches(running, "cancelled")
+    until(lambda: driver.stopped == [b"held"])
+    assert not look(settings).levels
+    # What had come is kept.
+    assert os.path.exists(f"{desk.folder}/c0.out.part")
+    assert not os.path.exists(f"{desk.folder}/c0.out")
+    assert b"b" not in driver.started
+    driver.let_go()
+    for id_ in (running, queued):
+        assert desk.run("retry", id_).split()[1] in ("queued", "running", "finished")
+    ends_well(desk, running, queued)
+    assert Counter(driver.started) == Counter([b"a", b"held", b"held", b"b"])
+
+
+def test_paused_then_cancelled(desk: Desk, driver: Recorder, boss: Popen) -> None:
+    id_ = desk.send("a", "held")
+    until(is_at(desk, id_, 1))
+    desk.campaigns.pause(id_)
+    desk.reaches(id_, "paused")
+    assert desk.run("cancel", id_).split()[1] == "cancelled"
+    driver.let_go()
+    desk.run("retry", id_)
+    ends_well(desk, id_)
+    assert driver.started.count(b"a") == 1
+
+
+def test_one_after_another(desk: Desk, driver: Recorder, boss: Popen) -> None:
+    first = desk.send("a", "held")
+    until(is_at(desk, first, 1))
+    second = desk.send("b", options=("--after", first))
+    third = desk.send("c", options=("--after", first, "--after", second))
+    desk.campaigns.pause(first)
+    desk.reaches(first, "paused")
+    assert [desk.look(each).state for each in (second, third)] == ["waiting", "waiting"]
+    assert f"after     {first}\n" in desk.run("show", second)
+    assert desk.run("pause", third).split()[1] == "paused"
+    assert desk.run("resume", third).split()[1] == "waiting"
+    # Ended is not finished.
+    desk.campaigns.resume(first)
+    held(driver)
+    desk.campaigns.cancel(first)
+    desk.reaches(first, "cancelled")
+    assert desk.look(second).state == "waiting"
+    driver.let_go()
+    desk.campaigns.retry(first)
+    ends_well(desk, first, second, third)
+    assert [each for each in driver.started if each in (b"b", b"c")] == [b"b", b"c"]
+    # One that has finished need not be waited for.
+    ends_well(desk, desk.send("d", options=("--after", first)))
+
+
+def test_only_rows_without_a_verdict_are_checked_again(desk: Desk, settings: Settings) -> None:
+    judge = Judge()
+    with serving(settings, judge):
+        desk.hire()
+        codes = ("accepted 1", "timeout 2", "rejected 3", "crashed 4")
+        id_ = desk.send(*codes, lane="default")
+        ends_well(desk, id_)
+        assert desk.look(id_).counts == {"accepted": 1, "timeout": 1, "rejected": 1, "crashed": 1}
+        desk.run("retry", id_)
+        ends_well(desk, id_)
+        assert desk.look(id_).counts["accepted"] == 3
+    found = [record["verdict"] for record in desk.results(id_)]
+    assert found == ["accepted", "accepted", "rejected", "accepted"]
+    assert Counter(judge.started) == Counter(
+        {b"accepted 1": 1, b"timeout 2": 2, b"rejected 3": 1, b"crashed 4": 2}
+    )

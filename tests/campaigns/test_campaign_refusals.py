@@ -1,0 +1,141 @@
+"""Campaigns that cannot be: what is wrong is said once, and nothing is tried for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import rq
+from rq.serializers import DefaultSerializer, JSONSerializer
+from support.campaigns import Desk, dismiss
+from support.cluster import Node
+from support.fleets import Recorder, serving
+from support.servers import own_server
+from support.terminals import Terminal
+
+from leanq.queue.settings import Settings
+
+
+def test_those_that_cannot_be(desk: Desk, settings: Settings) -> None:
+    there = desk.send("a")
+    mine = desk.terminal.file("c0.out", '{"id": 0, "line": 1, "verdict": "accepted"}\n')
+    lost = desk.send("b")
+    (desk.folder / "c1.jsonl").unlink()
+    odd = desk.send("c", options=("--id-field", "name", "--code-field", "code"))
+    desk.terminal.file("c2.jsonl", '[{"name": 1}]')
+    with serving(settings, Recorder()):
+        boss = desk.hire()
+        assert "is there already" in str(desk.reaches(there, "failed").error)
+        assert "No such file" in str(desk.reaches(lost, "failed").error)
+        # One bad row is no reason to fail.
+        sent = desk.reaches(odd, "finished")
+        assert sent.counts == {"error": 1}
+        assert len(sent.bad) == 1
+        assert f"  bad rows  {sent.bad[0]}" in desk.run("show", odd)
+        desk.run("retry", odd)
+        assert desk.reaches(odd, "finished").bad == sent.bad
+        assert f"{lost}  failed (" in desk.run("list")
+        # A user's own file is left alone, however often.
+        desk.run("retry", there)
+        assert "is there already" in str(desk.reaches(there, "failed").error)
+        # Once it is mended it can be taken up again.
+        Path(mine).unlink()
+        desk.run("retry", there)
+        assert desk.reaches(there, "finished").counts == {"echoed": 1}
+        # Rows are known by their places in the data.
+        desk.terminal.file("c0.jsonl", '{"id": "new", "code": "b"}\n{"id": 0, "code": "a"}\n')
+        desk.run("retry", there)
+        text = f"{desk.folder}/c0.jsonl is no longer what {mine} is of"
+        assert desk.reaches(there, "failed").error == text
+        said = dismiss(boss)
+    assert said.count("is there already") == 2
+    assert [record["id"] for record in desk.results(there)] == [0]
+    # What failed stays failed.
+    assert desk.look(lost).state == "failed"
+
+
+def test_what_is_said_to_a_user(desk: Desk) -> None:
+    id_ = desk.send("a", options=("--in", "1h"))
+    unknown = "no campaign 'nobody'; 'leanq campaign list' shows those there are"
+    for command in ("show", "pause", "resume", "cancel", "retry"):
+        done = desk.terminal.run("campaign", command, "nobody")
+        assert (done.code, done.out, done.err) == (2, "", f"leanq: {unknown}\n")
+    for command in ("resume", "retry"):
+        done = desk.terminal.run("campaign", command, id_)
+        assert (done.code, done.err) == (2, f"leanq: the campaign {id_} is scheduled\n")
+    desk.campaigns.cancel(id_)
+    for command in ("pause", "resume", "cancel"):
+        done = desk.terminal.run("campaign", command, id_)
+        assert (done.code, done.err) == (2, f"leanq: the campaign {id_} is cancelled\n")
+    send = ("campaign", "submit", "data.jsonl", "--out", "out.jsonl")
+    done = desk.terminal.run(*send, "--after", "nobody")
+    assert (done.code, done.err.splitlines()[-1]) == (2, f"leanq: {unknown}")
+    done = desk.terminal.run(*send, "--after", id_, "--in", "1h")
+    assert done.code == 2
+    assert "not both" in done.err
+    # Data that is elsewhere is no mistake.
+    done = desk.terminal.run(*send, "--json")
+    assert (done.code, [*done.lines[0]]) == (0, ["id"])
+    assert "is not on this machine; it must be on the workers'" in done.err
+
+
+@pytest.mark.parametrize("serializer", [JSONSerializer, DefaultSerializer])
+def test_other_jobs_in_its_queue(desk: Desk, serializer: type) -> None:
+    queue = rq.Queue(desk.campaigns.queue.name, connection=desk.connection, serializer=serializer)
+    other = queue.enqueue("os.getcwd")
+    mine = desk.send("a")
+    assert desk.run("list") == f"{mine}  queued  c0.jsonl: 0 rows\n"
+    done = desk.terminal.run("campaign", "cancel", other.id)
+    assert (
+        done.err
+        == f"leanq: no campaign {other.id!r}; 'leanq campaign list' shows those there are\n"
+    )
+    other.delete()
+
+
+@pytest.mark.parametrize(
+    ("urls", "code", "text"),
+    [
+        ({"LEANQ_URL": "redis://a:1,b:2"}, 2, "RQ needs one Redis that is no cluster"),
+        ({"LEANQ_URL": "redis://a:1 redis://b:2"}, 2, "name it with LEANQ_RQ_URL"),
+        ({"LEANQ_URL": "http://a"}, 2, "not a Redis URL"),
+        ({"LEANQ_URL": "unix:///nowhere"}, 3, "RQ's Redis"),
+        ({"LEANQ_RQ_URL": "unix:///nowhere"}, 3, "RQ's Redis"),
+        ({"LEANQ_PREFIX": "a b"}, 2, "LEANQ_PREFIX"),
+        ({}, 2, "no queue"),
+    ],
+)
+def test_where_no_rq_is(terminal: Terminal, urls: dict[str, str], code: int, text: str) -> None:
+    if urls.keys() == {"LEANQ_RQ_URL"}:
+        urls = {"LEANQ_URL": "unix:///elsewhere", **urls}
+    if urls.keys() == {"LEANQ_PREFIX"}:
+        with own_server() as server:
+            done = terminal.run(
+                "campaign", "list", environ={"LEANQ_URL": server.settings.url} | urls
+            )
+    else:
+        done = terminal.run("campaign", "worker", environ=urls)
+    assert (done.code, done.out) == (code, "")
+    assert text in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_a_cluster_is_no_redis_for_rq(terminal: Terminal) -> None:
+    node = Node(terminal.folder / "node")
+    try:
+        for command in ("list", "worker"):
+            url = {"LEANQ_URL": f"redis://127.0.0.1:{node.port}"}
+            done = terminal.run("campaign", command, environ=url)
+            text = "leanq: RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL\n"
+            assert (done.code, done.err) == (2, text)
+    finally:
+        node.client.close()
+        node.process.kill()
+        node.process.wait()
+
+
+def test_a_worker_that_would_fail_every_campaign(desk: Desk, settings: Settings) -> None:
+    urls = {"LEANQ_URL": "http://elsewhere", "LEANQ_RQ_URL": settings.url}
+    done = desk.terminal.run("campaign", "worker", environ=urls)
+    assert done.code == 2
+    assert "not a Redis URL" in done.err

@@ -1,0 +1,339 @@
+"""Coordinators in one process: windows, what they withdraw, how they go on, what they refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from conftest import eventually
+from support.fleets import Recorder, working
+from support.servers import own_server
+
+from leanq.campaigns import coordinator as module
+from leanq.campaigns.campaign import Campaign
+from leanq.campaigns.coordinator import Command, Plan, Progress
+from leanq.campaigns.dataset import Fields, open_data
+from leanq.campaigns.journal import Journal
+from leanq.campaigns.results import read_results
+from leanq.client import AsyncLeanQClient
+from leanq.errors import UnavailableError, UnknownEnvironmentError, UsageError
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Reply, Request
+from leanq.states import States
+
+pytestmark = pytest.mark.usefixtures("swept")
+
+
+class Judge(Recorder):
+    """Gives the verdict with which a text begins, at once or, after ``held``, when it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__("default")
+
+    async def open(self, states: States) -> None:
+        await super().open(states)
+
+    async def run(self, request: Request) -> Reply:
+        return await super().run(replace(request, payload=request.code.encode()))
+
+    async def answer(self, request: Request) -> Reply:
+        if request.code.startswith("held"):
+            await self._gate.wait()
+        verdict: Any = request.code.split()[-1]
+        return Reply(verdict=verdict)
+
+
+@dataclass
+class Watcher:
+    command: Command = "go on"
+    looks: list[Progress] = field(default_factory=list)
+    told: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return self.looks[-1].counts if self.looks else {}
+
+    async def look(self, progress: Progress) -> Command:
+        self.looks.append(progress)
+        return self.command
+
+    def bad(self, line: int, error: str) -> None:
+        self.told.append((line, error))
+
+
+@dataclass
+class Stage:
+    """A campaign over rows of a test's own."""
+
+    settings: Settings
+    folder: Path
+    judge: Judge
+    watcher: Watcher
+
+    def campaign(self, *rows: object, **plan: Any) -> Campaign:
+        data = self.folder / "data.jsonl"
+        data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        fields = Fields(problem=plan.pop("problem", None))
+        return Campaign(str(data), str(self.folder / "out.jsonl"), fields, Plan(**plan))
+
+    async def run(self, campaign: Campaign, **how: Any) -> Command:
+        async with AsyncLeanQClient(self.settings, **how) as client:
+            return await campaign.run(client, self.watcher)
+
+    def records(self) -> list[dict[str, Any]]:
+        return list(read_results(str(self.folder / "out.jsonl")))
+
+    def verdicts(self) -> list[str | None]:
+        return [record["verdict"] for record in self.records()]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_COMMIT_S", 0.02)
+
+
+@pytest.fixture
+async def stage(settings: Settings, tmp_path: Path) -> AsyncIterator[Stage]:
+    judge = Judge()
+    async with working(settings, judge, slots=64):
+        yield Stage(settings, tmp_path, judge, Watcher())
+
+
+def row(number: int, *codes: str, **more: Any) -> dict[str, Any]:
+    code: Any = codes[0] if len(codes) == 1 else list(codes)
+    return {"id": number, "code": code, **more}
+
+
+async def test_no_more_are_in_flight_than_the_window_allows(stage: Stage) -> None:
+    rows = [row(n, f"{n} accepted") for n in range(40)]
+    rows.append(row(40, *(f"held {n} rejected" for n in range(20))))
+    running = asyncio.create_task(stage.run(stage.campaign(*rows, window=5)))
+    await eventually(lambda: len(stage.judge.running) == 5)
+    stage.judge.let_go()
+    assert await running == "go on"
+    assert stage.judge.most == 5
+    assert stage.verdicts() == 40 * ["accepted"] + 20 * ["rejected"]
+    assert [record["sample"] for record in stage.records()[40:]] == list(range(20))
+    assert stage.watcher.looks[-1] == Progress(41, 41, {"accepted": 40, "rejected": 20})
+
+
+async def test_large_texts_are_few_at_a_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_BYTES", 1000)
+    rows = [row(n, f"held {n}{400 * 'x'} accepted") for n in range(12)]
+    running = asyncio.create_task(stage.run(stage.campaign(*rows)))
+    # The third was begun while the first two were not yet more than that.
+    await eventually(lambda: len(stage.judge.running) == 3)
+    stage.judge.let_go()
+    await running
+    assert stage.judge.most == 3
+
+
+async def test_records_are_in_the_order_of_rows_or_of_their_ends(stage: Stage) -> None:
+    rows = [row(1, "held accepted"), row(2, "rejected"), row(3, "incomplete")]
+    for order, ids in (("input", [1, 2, 3]), ("finished", [2, 3, 1])):
+        campaign = stage.campaign(*rows, order=order, window=8)
+        running = asyncio.create_task(stage.run(campaign))
+        await eventually(
+            lambda: (
+                sum(stage.watcher.looks[-1].counts.values()) == 2 if stage.watcher.looks else False
+            )
+        )
+        stage.judge.let_go()
+        await running
+        assert [record["id"] for record in stage.records()] == ids
+        Path(campaign.out).unlink()
+        stage.judge._gate.clear()
+        stage.watcher.looks.clear()
+
+
+async def test_blank_lines_are_no_rows(stage: Stage) -> None:
+    campaign = stage.campaign(row(1, "accepted"), row(2, "held accepted"), row(3, "rejected"))
+    data = Path(campaign.data)
+    data.write_text("\n" + data.read_text().replace("\n", "\n \n\n"))
+    running = asyncio.create_task(stage.run(campaign))
+    looks = stage.watcher.looks
+    await eventually(lambda: looks and looks[-1] == Progress(3, 2, {"accepted": 1, "rejected": 1}))
+    stage.watcher.command = "pause"
+    await running
+    looks.clear()
+    stage.watcher.command = "go on"
+    stage.judge.let_go()
+    assert await stage.run(campaign) == "go on"
+    assert looks[-1] == Progress(3, 3, {"accepted": 2, "rejected": 1})
+    assert [record["line"] for record in stage.records()] == [2, 5, 8]
+
+
+async def test_bad_rows_stand_in_the_results_and_stop_nothing(stage: Stage) -> None:
+    campaign = stage.campaign(
+        row(1, "accepted"),
+        {"id": 2},
+        row(1, "rejected"),
+        "no object",
+        row(3, "\0"),
+        row(4, "rejected"),
+    )
+    await stage.run(campaign)
+    assert stage.verdicts() == ["accepted", None, None, None, None, "rejected"]
+    told = [(record["line"], record["error"]) for record in stage.records() if "error" in record]
+    assert sorted(stage.watcher.told) == told
+    assert told[1] == (3, "line 1 has the same id")
+    assert [line for line, _ in told] == [2, 3, 4, 5]
+
+
+# First success
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_success_ends_the_other_attempts(stage: Stage, listed: bool) -> None:
+    codes = ("held 1 accepted", "held 2 accepted", "accepted", "3 accepted", "4 rejected")
+    rows = [row(1, *codes)] if listed else [row(n, c, of="p") for n, c in enumerate(codes)]
+    rows.append(row(9, "rejected", of="q"))
+    problem = None if listed else "of"
+    campaign = stage.campaign(*rows, first_success=True, window=3, problem=problem)
+    await stage.run(campaign)
+    # Those that had begun are stopped, and the others never begin.
+    assert sorted(stage.judge.stopped) == [b"held 1 accepted", b"held 2 accepted"]
+    assert len(stage.judge.started) == 4
+    assert stage.verdicts() == [
+        *("cancelled", "cancelled", "accepted", "cancelled", "cancelled", "rejected")
+    ]
+
+
+async def test_attempts_after_a_success_of_long_ago_are_not_sent(stage: Stage) -> None:
+    rows = [row(1, "accepted", of="p"), row(2, "rejected", of="q"), row(3, "rejected", of="p")]
+    await stage.run(stage.campaign(*rows, first_success=True, window=1, problem="of"))
+    assert stage.verdicts() == ["accepted", "rejected", "cancelled"]
+    assert stage.judge.started == [b"accepted", b"rejected"]
+
+
+class Gun(AsyncLeanQClient):
+    """Lets ``first`` succeed in the moment in which ``second`` has begun, and the next is sent."""
+
+    async def check(self, code: str, **_: Any) -> Reply:
+        if code == "first":
+            self.fired = asyncio.get_running_loop().create_future()
+            await self.fired
+            return Reply("accepted")
+        if code == "second":
+            self.fired.set_result(None)
+        return await asyncio.get_running_loop().create_future()
+
+
+async def test_an_attempt_that_was_just_sent_when_another_succeeds(stage: Stage) -> None:
+    campaign = stage.campaign(row(1, "first", "second", "third"), first_success=True)
+    assert await campaign.run(Gun(stage.settings), stage.watcher) == "go on"
+    assert stage.verdicts() == ["accepted", "cancelled", "cancelled"]
+
+
+# Ends before the end
+
+
+async def test_what_was_in_flight_is_asked_for_again_and_runs_once(stage: Stage) -> None:
+    """A coordinator that vanishes withdraws nothing, and its successor waits for the same runs."""
+    rows = [row(n, f"{n} accepted") for n in range(5)] + [row(9, "held accepted")]
+    campaign = stage.campaign(*rows)
+    async with AsyncLeanQClient(stage.settings) as client:
+        running = asyncio.create_task(campaign.run(client, stage.watcher))
+        await eventually(lambda: b"held accepted" in stage.judge.running)
+        await eventually(
+            lambda: (
+                stage.watcher.looks[-1].counts == {"accepted": 5} if stage.watcher.looks else False
+            )
+        )
+        # As SIGKILL would: neither the journal nor the queue hears of it.
+        stash = {p: p.read_bytes() for p in stage.folder.iterdir() if p.name != "data.jsonl"}
+        await client.close(withdraw=False)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    for path, content in stash.items():
+        path.write_bytes(content)
+    stage.judge.let_go()
+    assert await stage.run(campaign) == "go on"
+    assert stage.verdicts() == 6 * ["accepted"]
+    assert Counter(stage.judge.started).most_common(1)[0][1] == 1
+
+
+@pytest.mark.parametrize("command", ["pause", "cancel"])
+async def test_what_is_told_to_stop_withdraws_and_can_go_on(stage: Stage, command: Command) -> None:
+    campaign = stage.campaign(row(1, "accepted"), row(2, "held accepted"))
+    running = asyncio.create_task(stage.run(campaign))
+    await eventually(lambda: b"held accepted" in stage.judge.running)
+    stage.watcher.command = command
+    assert await running == command
+    await eventually(lambda: stage.judge.stopped == [b"held accepted"])
+    assert not Path(campaign.out).exists()
+    stage.watcher.command = "go on"
+    stage.judge.let_go()
+    assert await stage.run(campaign) == "go on"
+    assert stage.verdicts() == ["accepted", "accepted"]
+    assert Counter(stage.judge.started) == {b"accepted": 1, b"held accepted": 2}
+
+
+async def test_a_server_that_stays_away_leaves_the_rows_for_later(
+    stage: Stage, tmp_path: Path
+) -> None:
+    with own_server() as server:
+        stage.settings = server.settings
+        campaign = stage.campaign(row(1, "accepted"), row(2, "held accepted"))
+        async with working(server.settings, stage.judge):
+            running = asyncio.create_task(stage.run(campaign, patience_s=0.2))
+            await eventually(lambda: b"held accepted" in stage.judge.running)
+            server.stop()
+            with pytest.raises(UnavailableError):
+                await running
+            server.start()
+            stage.judge.let_go()
+            assert await stage.run(campaign) == "go on"
+    assert stage.verdicts() == ["accepted", "accepted"]
+    assert stage.watcher.told == []
+
+
+async def test_a_disk_that_is_full_leaves_the_rows_for_later(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign = stage.campaign(row(1, "held accepted"), row(2, "accepted"))
+    running = asyncio.create_task(stage.run(campaign))
+    await eventually(lambda: b"held accepted" in stage.judge.running)
+    with monkeypatch.context() as patch:
+        full = sqlite3.OperationalError("database or disk is full")
+        patch.setattr(Journal, "_set", Mock(side_effect=full))
+        with pytest.raises(UsageError, match="state cannot be written: database or disk is full"):
+            await running
+    stage.judge.let_go()
+    assert await stage.run(campaign) == "go on"
+    # Nothing was withdrawn, for whoever goes on could not know that.
+    assert stage.verdicts() == ["accepted", "accepted"]
+    assert stage.judge.stopped == []
+    assert stage.watcher.told == []
+
+
+async def test_an_environment_that_nobody_offers(stage: Stage) -> None:
+    campaign = stage.campaign(row(1, "accepted"), options={"env": "elsewhere"})
+    with pytest.raises(UnknownEnvironmentError, match="elsewhere"):
+        await stage.run(campaign)
+    assert stage.watcher.told == []
+
+
+async def test_a_campaign_over_which_coordinators_vanish_is_given_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_BARREN", 2)
+    campaign = stage.campaign(row(1, "accepted"))
+    # Whoever ends with an error has not vanished.
+    for _ in range(3):
+        with pytest.raises(UnknownEnvironmentError):
+            await stage.run(replace(campaign, plan=Plan(options={"env": "elsewhere"})))
+    Path(campaign.out + ".state").unlink()
+    purpose = campaign._purpose(open_data(campaign.data, campaign.fields))
+    for _ in range(2):
+        Journal(campaign.out, purpose).close()
+    with pytest.raises(UsageError, match="given up: 2 coordinators have died over it"):
+        await stage.run(campaign)

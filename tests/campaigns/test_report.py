@@ -1,0 +1,232 @@
+"""``leanq campaign report``: what it prints, and what it writes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from support.records import Record, bad, done, said
+
+from leanq.commands.report import report
+from leanq.errors import UsageError
+
+
+def write(path: Path, records: Iterable[Record]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+FIXTURE = [
+    done("a1", "accepted", cpu_s=1.0, sample=0),
+    done("a1", "rejected", cpu_s=3.0, sample=1, messages=said("unsolved goals\n⊢ False")),
+    done("a2", "timeout", cpu_s=60.0, sample=0, attempts=2),
+    bad("a2", 2, "sample 1 is empty", sample=1),
+]
+
+PRINTED = """\
+{path}
+
+verdicts
+  4 records of 2 rows; 2 problems, 4 samples
+  environments: abababababababab (3)
+  verdict   records   share  CPU p50
+  accepted        1  25.0 %   1.00 s
+  rejected        1  25.0 %   3.00 s
+  timeout         1  25.0 %  60.00 s
+  error           1  25.0 %        –
+
+solved and pass@k
+  solved: 1 of 2 problems
+  counted as failures, though Lean gave no verdict: 1 of the infrastructure's, 1 error
+  k  pass@k  95% interval  problems
+  1  25.0 %  4.2 – 71.6 %         2
+  2  50.0 %  9.5 – 90.5 %         2
+
+times
+  0.02 hours of CPU in Lean
+                    p50       p90       p99       max
+  on the worker  3.50 s   60.50 s   60.50 s   60.50 s
+  CPU in Lean    3.00 s   60.00 s   60.00 s   60.00 s
+  in the queue   6.00 s  120.00 s  120.00 s  120.00 s
+
+slowest, by CPU time
+  record  verdict       CPU     wall  leases  line
+  a2 [0]  timeout   60.00 s  60.50 s       2     2
+  a1 [1]  rejected   3.00 s   3.50 s       1     1
+  a1 [0]  accepted   1.00 s   1.50 s       1     1
+
+flaky
+  0 texts with different verdicts, 1 record with more than one lease, \
+1 with a verdict of the infrastructure
+
+more than one lease
+  record  verdict      CPU     wall  leases  line
+  a2 [0]  timeout  60.00 s  60.50 s       2     2
+
+verdicts of the infrastructure
+  record  verdict      CPU     wall  leases  line
+  a2 [0]  timeout  60.00 s  60.50 s       2     2
+
+why Lean said no
+  records  text, its names and numbers left out
+        1  unsolved goals
+
+errors
+  records  text, its names and numbers left out
+        1  sample # is empty
+
+written: {page}, {plot}
+"""
+
+
+def test_what_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "run.jsonl", FIXTURE)
+    assert report(path, None, None, as_json=False) == 0
+    page, plot = tmp_path / "run.report.md", tmp_path / "run.report.png"
+    assert capsys.readouterr() == (PRINTED.format(path=path, page=page, plot=plot), "")
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    written = page.read_text()
+    assert "![The same as a plot](run.report.png)" in written
+    assert "| timeout | 1 | 25.0 % | 60.00 s |" in written
+    assert r"| a2 \[0\] | timeout | 60.00 s | 60.50 s | 2 | 2 |" in written
+
+
+def test_json_with_an_older_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = write(tmp_path / "new.jsonl", [done("a1", "accepted"), done("a2", "crashed")])
+    old = write(tmp_path / "old.jsonl", [done("a1", "rejected"), done("a2", "accepted")])
+    page = tmp_path / "deep.er.md"
+    assert report(new, old, str(page), as_json=True) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["results"] == new
+    assert record["ends"] == {"accepted": 1, "crashed": 1}
+    assert record["passes"][0]["share"]["estimate"] == 0.5
+    against = record["against"]
+    assert (against["results"], against["before"]["ends"]["rejected"]) == (old, 1)
+    assert against["lost"]["records"] == [
+        {"name": "a2", "old": "accepted", "new": "crashed", "other_code": False}
+    ]
+    assert against["pass_1"]["estimate"] == 0
+    assert record["written"] == [str(page), str(tmp_path / "deep.er.png")]
+    assert (tmp_path / "deep.er.png").read_bytes().startswith(b"\x89PNG")
+    written = page.read_text()
+    assert "| a1 | rejected | accepted | same |" in written
+    assert "## Lost: no longer accepted" in written
+
+
+def test_long_lists_say_what_they_leave_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = write(tmp_path / "old.jsonl", (done(f"a{n}", "accepted") for n in range(2100)))
+    new = write(tmp_path / "new.jsonl", (done(f"a{n}", "crashed") for n in range(2100)))
+    report(new, old, None, as_json=False)
+    printed = capsys.readouterr().out
+    assert "the first 30 of 2,100" in printed
+    assert "the first 15 of 2,100" in printed
+    written = (tmp_path / "new.report.md").read_text()
+    assert "the first 2,000 of 2,100" in written
+    assert written.count("| accepted | crashed | same |") == 2000
+
+
+def test_no_record_marks_up_the_page_or_moves_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "a|b\n# <b>\x1b[2J`*_x_\ud800"
+    path = write(tmp_path / "run.jsonl", [done(None, "accepted") | {"id": name}])
+    report(path, None, None, as_json=False)
+    shown = "a|b # <b> [2J`*_x_ "
+    assert f"  {shown}  accepted" in capsys.readouterr().out
+    escaped = r"a\|b \# \<b\> \[2J\`\*\_x\_ "
+    assert f"\n| {escaped} | accepted |" in (tmp_path / "run.report.md").read_text()
+
+
+def test_an_empty_file_is_a_report_of_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "run.jsonl", [])
+    assert report(path, None, None, as_json=False) == 0
+    assert "no records\n" in capsys.readouterr().out
+    assert not (tmp_path / "run.report.png").exists()
+    old = write(tmp_path / "old.jsonl", FIXTURE)
+    assert report(path, old, None, as_json=False) == 0
+    assert "0 only in the newer file, 4 only in the older" in capsys.readouterr().out
+    assert report(old, path, None, as_json=False) == 0
+    assert "4 only in the newer file, 0 only in the older" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [bad("a1", 1, "no code")],
+        [done("a1", None)],
+        [done("a1", "cancelled")],
+        [done("a1", "accepted", cpu_s=0.0)],
+        [done("a1", "accepted", cpu_s=1e7)],
+    ],
+)
+def test_a_plot_of_hardly_anything(tmp_path: Path, records: list[Record]) -> None:
+    path = write(tmp_path / "run.jsonl", records)
+    assert report(path, path, str(tmp_path / "page.md"), as_json=False) == 0
+    assert report(path, None, str(tmp_path / "alone.md"), as_json=False) == 0
+    for plot in ("page.png", "alone.png"):
+        assert (tmp_path / plot).read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_there_is_no_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "leanq.campaigns.report.plot", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.axes", None)
+    path = write(tmp_path / "run.jsonl", FIXTURE)
+    assert report(path, None, None, as_json=False) == 0
+    printed = capsys.readouterr()
+    assert "it needs matplotlib" in printed.err
+    assert printed.out.endswith(f"\nwritten: {tmp_path / 'run.report.md'}\n")
+    assert "![" not in (tmp_path / "run.report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        (done("a1", "great"), "'great' is no verdict"),
+        (done("a1", "accepted", cpu_s=math.nan), "queued_s is nan"),
+        (done("a1", "accepted", id=["a"]), r"its id is \['a'\]"),
+        (done("a1", "accepted", code_hash="xyz"), "xyz"),
+        (done("a1", "rejected", messages=[3]), "not subscriptable"),
+    ],
+)
+def test_what_is_no_result_is_named(tmp_path: Path, record: Record, why: str) -> None:
+    path = write(tmp_path / "run.jsonl", [done("a1", "accepted"), record])
+    with pytest.raises(UsageError, match=f"record 2 is no result of a campaign: .*{why}"):
+        report(path, None, None, as_json=False)
+    assert [each.name for each in tmp_path.iterdir()] == ["run.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_a_folder_is_no_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="is a folder"):
+        report(name, None, None, as_json=False)
+    with pytest.raises(UsageError, match="is a folder"):
+        report(write(tmp_path / "run.jsonl", FIXTURE), None, name or ".", as_json=False)
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    path = write(tmp_path / os.fsdecode(b"\xff.jsonl"), FIXTURE)
+    assert report(path, None, None, as_json=False) == 0
+    assert "](%FF.report.png)\n" in Path(path).with_suffix(".report.md").read_text()
+
+
+def test_nothing_that_is_read_is_written_over(tmp_path: Path) -> None:
+    path = write(tmp_path / "run.md", FIXTURE)
+    with pytest.raises(UsageError, match="would be written over"):
+        report(path, None, path, as_json=False)
+    with pytest.raises(UsageError, match="name the Markdown file"):
+        report(path, None, str(tmp_path / "page.png"), as_json=False)
+    with pytest.raises(UsageError, match=r"cannot write .*nowhere"):
+        report(path, None, str(tmp_path / "nowhere" / "page.md"), as_json=False)
+    with pytest.raises(UsageError, match=r"missing\.jsonl"):
+        report(str(tmp_path / "missing.jsonl"), None, None, as_json=False)

@@ -1,0 +1,357 @@
+"""The other commands: ``status``, ``doctor``, ``reap``, ``worker``, ``up``, and all their help."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+
+import click
+import pytest
+from support.fleets import counter, echo_body, look, submission, until
+from support.terminals import Terminal, ended, samples, wait_for_line
+
+from leanq import __version__
+from leanq.cli import cli
+from leanq.lean.environment import Environment
+from leanq.lean.toolchain import ask
+from leanq.queue import wire
+from leanq.queue.queue import Queue
+from leanq.queue.results import Settlement
+from leanq.queue.settings import Settings
+
+SIMPLE = [
+    "campaign",
+    "dead",
+    "doctor",
+    "metrics",
+    "pause",
+    "reap",
+    "resume",
+    "scale",
+    "state",
+    "status",
+    "step",
+    "submit",
+    "up",
+    "worker",
+]
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Every command with the words that call it."""
+
+    def walk(words: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+        yield words, command
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from walk(f"{words} {name}".strip(), inner)
+
+    yield from walk("", cli)
+
+
+COMMANDS = dict(commands())
+
+
+# Help
+
+
+def test_the_commands_that_there_are(terminal: Terminal) -> None:
+    assert sorted(words for words in COMMANDS if words and " " not in words) == SIMPLE
+    done = terminal.run("--help")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("Usage: leanq [OPTIONS] COMMAND")
+    listed = done.out.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in listed] == SIMPLE
+    assert not any(line.endswith("...") for line in listed)
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_and_option_is_explained(words: str) -> None:
+    command = COMMANDS[words]
+    assert command.help
+    context = click.Context(command, info_name=f"leanq {words}")
+    shown = " ".join(command.get_help(context).split())
+    for parameter in command.get_params(context):
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{words}: {parameter.opts}"
+            assert " ".join(parameter.help.split()) in shown
+            assert parameter.help[0].isupper()
+            assert parameter.help.endswith((".", "]"))
+
+
+@pytest.mark.parametrize("words", ["submit", "worker", "status", "reap", "doctor"])
+def test_commands_that_talk_to_the_queue_take_its_url_and_speak_json(words: str) -> None:
+    options = {name for parameter in COMMANDS[words].params for name in parameter.opts}
+    assert {"--url", "--json"} <= options
+
+
+def test_the_options_of_the_contract() -> None:
+    contract = {
+        "submit": "--env --tenant --priority --timeout --memory --allow-axiom --no-audit --replay",
+        "worker": "--slots --driver --env --lean --grace --nice --cpu-share",
+        "reap": "--watch",
+    }
+    for words, names in contract.items():
+        parameters = COMMANDS[words].params
+        options = {name for p in parameters for name in (*p.opts, *p.secondary_opts)}
+        assert set(names.split()) <= options
+
+
+def test_version_and_wrong_usage(terminal: Terminal) -> None:
+    assert terminal.run("--version").out == f"leanq, version {__version__}\n"
+    for arguments in ([], ["nonsense"], ["status", "--nonsense"], ["worker", "--slots", "0"]):
+        done = terminal.run(*arguments)
+        assert (done.code, done.out) == (2, "")
+        assert "leanq" in done.err
+
+
+# Without a queue
+
+
+@pytest.mark.parametrize("command", ["status", "reap", "worker"])
+def test_a_command_without_a_queue_says_how_to_name_one(terminal: Terminal, command: str) -> None:
+    done = terminal.run(command)
+    assert (done.code, done.out) == (2, "")
+    assert len(done.err.splitlines()) == 1
+    assert all(word in done.err for word in ("--url", "LEANQ_URL", "leanq up"))
+
+
+@pytest.mark.parametrize("command", ["status", "reap", "worker"])
+def test_a_command_without_its_server_says_so(terminal: Terminal, command: str) -> None:
+    done = terminal.run(command, "--url", "redis://:secret@127.0.0.1:1", "--json")
+    assert (done.code, done.out) == (3, "")
+    assert len(done.err.splitlines()) == 1
+    assert "127.0.0.1:1" in done.err
+    assert "secret" not in done.err
+
+
+# A queue with something in it
+
+
+@pytest.fixture
+def place(terminal: Terminal, settings: Settings) -> Terminal:
+    """A terminal that uses a queue of its own."""
+    terminal.use(settings)
+    return terminal
+
+
+def test_status_of_an_empty_queue(place: Terminal) -> None:
+    (record,) = place.run("status", "--json").lines
+    for name in ("waiting", "workers"):
+        assert record[name] == []
+    for name in ("running", "dead", "submitted", "settled", "reaped", "released", "fenced"):
+        assert record[name] == 0
+    for name in ("warm_hits", "warm_misses", "steals"):
+        assert record[name] == 0
+    for name in ("suspects", "verdicts", "environments"):
+        assert record[name] == {}
+    shown = place.run("status").out
+    assert "waiting   0\n" in shown
+    assert "none is alive; start one with 'leanq worker'" in shown
+    password = place.environ["LEANQ_URL"].partition("@")[0].rpartition(":")[2]
+    assert password not in shown + json.dumps(record)
+
+
+async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue: Queue) -> None:
+    await queue.join("w1", wire.pack_info({"slots": 4, "started": 1.0, "lanes": ["echo"]}), {})
+    await queue.join("w2", b"\xc1 is no msgpack", {"echo": wire.pack_info({"driver": "echo"})})
+    odd = {"slots": b"x", "started": "x", "lanes": [1, b"y"], "more": 2}
+    await queue.join("w3", wire.pack_info(odd), {"other": wire.pack_info({"lean": b"4"})})
+    batch = [submission(f"0-{n}", echo_body(b"x")) for n in range(5)]
+    await queue.submit("client", [replace(batch[0], affinity=("state",)), *batch[1:]])
+    claimed = await queue.claim("w1", ["echo"], 2, busy=0, token="n:")
+
+    (record,) = (await asyncio.to_thread(place.run, "status", "--json")).lines
+    (level,) = record["waiting"]
+    assert (level["lane"], level["level"], level["tenants"], level["waiting"]) == ("echo", 1, 1, 3)
+    assert level["oldest_s"] >= 0
+    assert (record["running"], record["submitted"]) == (2, 5)
+    workers = {row["worker"]: row for row in record["workers"]}
+    assert workers["w1"]["running"] == 2
+    assert (workers["w1"]["slots"], workers["w1"]["lanes"]) == (4, ["echo"])
+    assert 0 < workers["w1"]["lease_s"] <= settings.lease_s
+    assert set(record["environments"]) == {"echo", "other"}
+
+    done = await asyncio.to_thread(place.run, "status")
+    assert done.code == 0
+    assert "waiting   3" in done.out
+    assert "warm      0 hits, 1 misses, 0 stolen" in done.out
+    assert "echo, priority 1: 3 of 1 tenants" in done.out
+    assert "w1: 2 of 4 slots" in done.out
+    assert "w2: 0 of ? slots" in done.out
+
+    for worker in ("w1", "w2", "w3"):
+        leases = [(job.rid, job.token) for job in claimed.jobs] if worker == "w1" else []
+        await queue.release(worker, leases, leave=True)
+    await queue.cancel([f"0-{n}" for n in range(5)])
+    await queue.claim("w1", ["echo"], 5, busy=0, token="m:")
+    await queue.release("w1", [], leave=True)
+
+
+async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue: Queue) -> None:
+    queue.settings = replace(queue.settings, remember_s=60.0)
+    await queue.join("w", wire.pack_info({}), {"echo": wire.pack_info({})}, {"echo": "print"})
+    batch = [replace(submission(f"0-{n}", echo_body(b"x")), digest="same") for n in range(6)]
+    await queue.submit("client", batch[:4])
+    (job,) = (await queue.claim("w", ["echo"], 4, busy=0, token="n:")).jobs
+    done = Settlement(job.rid, job.token, "echo", wire.pack_reply(job.token, wire.Reply()), "print")
+    await queue.claim("w", [], 0, busy=0, token="m:", settlements=[done])
+    await queue.submit("client", batch[4:])
+    await queue.release("w", [], leave=True)
+    (record,) = (await asyncio.to_thread(place.run, "status", "--json")).lines
+    assert (record["coalesced"], record["remembered"]) == (3, 2)
+    shown = (await asyncio.to_thread(place.run, "status")).out
+    assert "saved     3 by an identical request's run, 2 by a remembered verdict\n" in shown
+
+
+def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Settings) -> None:
+    quick = replace(settings, lease_s=0.5)
+    place.environ["LEANQ_LEASE_S"] = "0.5"
+
+    async def die_with_two() -> None:
+        queue = Queue(quick)
+        await queue.join("doomed", wire.pack_info({}), {"echo": b""})
+        await queue.submit("client", [submission(f"0-{n}", echo_body(b"x")) for n in range(2)])
+        await queue.claim("doomed", ["echo"], 2, busy=0, token="n:")
+        await queue.close()
+
+    async def clean_up() -> None:
+        queue = Queue(quick)
+        assert await counter(queue, "reaped") == 2
+        await queue.cancel(["0-0", "0-1"])
+        await queue.claim("sweeper", ["echo"], 2, busy=0, token="n:")
+        await queue.release("sweeper", [], leave=True)
+        await queue.close()
+
+    assert place.run("reap", "--json").lines == [{"requeued": 0, "poisoned": 0}]
+    asyncio.run(die_with_two())
+    watcher = place.start("reap", "--watch")
+    assert wait_for_line(watcher.stdout, "") == "2 put back, 0 poisoned\n"
+    watcher.send_signal(signal.SIGINT)
+    assert ended(watcher).code == 130
+    assert place.run("reap").out == "0 put back, 0 poisoned\n"
+    asyncio.run(clean_up())
+
+
+# Workers
+
+
+def test_worker_logs_json_and_drains(place: Terminal, settings: Settings) -> None:
+    worker = place.start("worker", "--driver", "echo", "--slots", "3", "--json")
+    first = json.loads(wait_for_line(worker.stderr, "serves"))
+    assert set(first) == {"time", "level", "message"}
+    assert first["level"] == "INFO"
+    assert "serves echo with 3 slots" in first["message"]
+    (row,) = look(settings).workers
+    assert wire.unpack_info(row.info)["slots"] == 3
+    worker.send_signal(signal.SIGTERM)
+    done = ended(worker)
+    assert (done.code, done.out) == (0, "")
+    assert all(json.loads(line)["message"] for line in done.err.splitlines())
+    assert look(settings).workers == ()
+
+
+def test_worker_offers_environments_by_name(
+    place: Terminal, core: Environment, settings: Settings
+) -> None:
+    library = place.folder / "library"
+    library.mkdir()
+    (library / "Given.lean").write_text("prelude\ntheorem given (p : Prop) (h : p) : p := h\n")
+    command = (*core.toolchain.command, "-o", "Given.olean", "Given.lean")
+    assert ask(command, {}, library).returncode == 0
+    worker = place.start("worker", "--slots", "1", "--env", f"mine={library}")
+    assert "serves mine with 1 slots" in wait_for_line(worker.stderr, "serves")
+    file = place.file("x.lean", "prelude\nimport Given\ntheorem t (p : Prop) : p → p := given p\n")
+    assert place.run("submit", "--env", "mine", file).code == 0
+    done = place.run("submit", file)
+    assert (done.code, "known: mine" in done.err) == (2, True)
+    (record,) = place.run("status", "--json").lines
+    about = record["environments"]["mine"]
+    assert (about["driver"], about["lean"]) == ("lean", core.toolchain.version)
+    shown = place.run("status").out
+    assert f"mine: Lean {core.toolchain.version}, fingerprint {about['fingerprint'][:12]}" in shown
+    worker.send_signal(signal.SIGTERM)
+    assert ended(worker).code == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "text"),
+    [
+        ("mine", 2, "is not NAME=PATH"),
+        ("mine=", 2, "is not NAME=PATH"),
+        ("=/tmp", 2, "is no name"),
+        ("a b=/tmp", 2, "is no name"),
+        ("mine=/no/such/folder", 3, "/no/such/folder"),
+    ],
+)
+def test_bad_environments(place: Terminal, value: str, code: int, text: str) -> None:
+    done = place.run("worker", "--env", value)
+    assert (done.code, done.out) == (code, "")
+    assert len(done.err.splitlines()) == 1
+    assert text in done.err
+
+
+def test_an_environment_named_twice(place: Terminal) -> None:
+    done = place.run("worker", "--env", f"a={place.folder}", "--env", f"a={place.folder}")
+    assert (done.code, done.err) == (2, "leanq: --env names 'a' twice\n")
+
+
+def test_a_worker_without_lean(place: Terminal) -> None:
+    done = place.run("worker", "--lean", "/no/such/lean")
+    assert (done.code, done.out) == (3, "")
+    assert "/no/such/lean (from option) does not exist" in done.err
+
+
+# leanq up
+
+
+def test_up(terminal: Terminal) -> None:
+    up = terminal.start("up", "--slots", "1")
+    url = wait_for_line(up.stderr, "leanq is up").partition("LEANQ_URL=")[2].split()[0]
+    wait_for_line(up.stderr, "serves")
+    assert stat.S_IMODE(terminal.up_file.stat().st_mode) == 0o600
+    assert json.loads(terminal.up_file.read_text()) == {"pid": up.pid, "url": url}
+
+    done = terminal.run("submit", *samples("standalone"), "--json")
+    assert done.code == 0
+    assert f"-{up.pid}-" in done.lines[0]["worker"]
+    (record,) = terminal.run("status", "--json").lines
+    assert [row["worker"] for row in record["workers"]] == [done.lines[0]["worker"]]
+    # What a command is told goes before what it finds.
+    assert terminal.run("status", environ={"LEANQ_URL": "redis://127.0.0.1:1"}).code == 3
+
+    second = terminal.run("up", "--driver", "echo")
+    assert (second.code, second.out) == (3, "")
+    assert second.err == "leanq: leanq is up already; other commands find it by themselves\n"
+    assert terminal.up_file.exists()
+
+    up.send_signal(signal.SIGINT)
+    assert ended(up).code == 0
+    assert not terminal.up_file.exists()
+    assert terminal.is_clean()
+    assert terminal.run("status").code == 2
+
+
+def test_what_a_killed_up_leaves_is_not_believed(terminal: Terminal) -> None:
+    up = terminal.start("up", "--driver", "echo")
+    wait_for_line(up.stderr, "serves")
+    up.kill()
+    up.wait()
+    until(terminal.is_clean)
+    assert terminal.up_file.exists()
+    assert terminal.run("status").code == 2
+    again = terminal.start("up", "--driver", "echo")
+    wait_for_line(again.stderr, "serves")
+    again.send_signal(signal.SIGTERM)
+    assert ended(again).code == 0
+    assert not terminal.up_file.exists()
+
+
+def test_up_without_lean_leaves_nothing(terminal: Terminal) -> None:
+    done = terminal.run("up", "--lean", "/no/such/lean")
+    assert (done.code, len(done.err.splitlines())) == (3, 1)
+    assert terminal.is_clean()
+    assert not terminal.up_file.exists()

@@ -1,0 +1,153 @@
+"""``leanq doctor``: what there is, what is missing, and the remedy."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from support.sites import STANDIN, repl_command
+from support.terminals import Terminal, ended
+
+from leanq import __version__
+from leanq.lean.environment import Environment
+from leanq.local import EmbeddedServer
+from leanq.queue.settings import Settings
+
+
+@pytest.fixture
+def place(terminal: Terminal, settings: Settings) -> Terminal:
+    """A terminal that uses a queue of its own."""
+    terminal.use(settings)
+    return terminal
+
+
+# The doctor
+
+
+def by_name(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    assert all(set(line) == {"what", "works", "text"} for line in lines)
+    return {line["what"]: line for line in lines}
+
+
+def test_doctor_where_all_is_well(terminal: Terminal, core: Environment) -> None:
+    done = terminal.run("doctor", "--json")
+    assert (done.code, done.err) == (0, "")
+    found = by_name(done.lines)
+    assert list(found) == ["leanq", "python", "server", "lean", "sandbox", "check"]
+    assert all(finding["works"] for finding in found.values())
+    assert found["leanq"]["text"] == __version__
+    assert found["server"]["text"].startswith("embedded, version ")
+    assert core.fingerprint[:12] in found["lean"]["text"]
+    assert found["check"]["text"].startswith("accepted in ")
+    assert terminal.is_clean()
+
+
+def test_doctor_looks_at_the_named_server(place: Terminal, settings: Settings) -> None:
+    done = place.run("doctor")
+    assert done.code == 0
+    (line,) = [line for line in done.out.splitlines() if " server " in line]
+    assert line.startswith("ok ")
+    assert "maxmemory-policy noeviction" in line
+    assert settings.url not in done.out
+
+
+def test_doctor_without_lean(terminal: Terminal) -> None:
+    done = terminal.run("doctor", environ={"LEANQ_LEAN": "/no/such/lean"})
+    assert (done.code, done.err) == (3, "")
+    missing = [line for line in done.out.splitlines() if line.startswith("MISSING")]
+    assert len(missing) == 1
+    assert "/no/such/lean" in missing[0]
+    assert "set LEANQ_LEAN to" in missing[0]
+    # The rest is looked at all the same.
+    assert "\nok      sandbox" in done.out
+
+
+def test_doctor_without_a_server(terminal: Terminal) -> None:
+    done = terminal.run("doctor", "--json", "--url", "redis://:secret@127.0.0.1:1")
+    found = by_name(done.lines)
+    assert (done.code, found["server"]["works"], found["check"]["works"]) == (3, False, True)
+    assert "secret" not in done.out
+
+
+def test_doctor_warns_of_a_server_that_evicts_requests(terminal: Terminal) -> None:
+    with EmbeddedServer() as server:
+        with redis.Redis.from_url(server.url) as connection:
+            connection.config_set("maxmemory-policy", "allkeys-lru")
+        done = terminal.run("doctor", "--json", "--url", server.url)
+    finding = by_name(done.lines)["server"]
+    assert (done.code, finding["works"]) == (3, False)
+    assert "set noeviction" in finding["text"]
+
+
+def test_doctor_names_a_reader_that_left_nobody(terminal: Terminal) -> None:
+    process = terminal.start("doctor", stdout=subprocess.PIPE)
+    assert process.stdout
+    process.stdout.close()
+    process.stdout = None
+    assert ended(process).code == 141
+
+
+def test_the_working_folder_can_be_a_lake_project(place: Terminal) -> None:
+    # It is taken for the default environment, wherever in it one stands.
+    Path(place.folder, "lakefile.toml").write_text('name = "p"\n')
+    inner = place.folder / "deep" / "er"
+    inner.mkdir(parents=True)
+    place.folder = inner
+    done = place.run("worker")
+    place.folder = inner.parents[1]
+    assert done.code == 3
+    assert f"{place.folder} is a Lake project, but there is no lake" in done.err
+    assert os.listdir(place.tmp) == []
+
+
+# The REPL
+
+
+def standin(*arguments: str) -> str:
+    """A command that starts the stand-in."""
+    return shlex.join([sys.executable, "-S", str(STANDIN), *arguments])
+
+
+def test_doctor_looks_at_a_repl(terminal: Terminal, core: Environment) -> None:
+    done = terminal.run("doctor", "--json", "--repl", repl_command(core))
+    assert (done.code, done.err) == (0, "")
+    found = by_name(done.lines)
+    assert list(found)[6:] == ["repl", "repl import", "repl step", "repl pickle"]
+    assert all(finding["works"] for finding in found.values())
+    assert found["repl"]["text"].startswith(f"Lean {core.toolchain.version} as the environment's")
+    assert "import Core" in found["repl import"]["text"]
+    assert all(" s" in finding["text"] for finding in list(found.values())[6:])
+    assert terminal.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what", "said"),
+    [
+        (["--version", "4.1.0"], "repl", "is of Lean 4.1.0"),
+        (["--fail-start"], "repl", "cannot start"),
+        (["--version", "4.35.0"], "repl step", "completes no proof"),
+    ],
+)
+def test_doctor_finds_what_is_wrong_with_a_repl(
+    terminal: Terminal, core: Environment, arguments: list[str], what: str, said: str
+) -> None:
+    done = terminal.run("doctor", "--json", "--repl", standin(*arguments))
+    assert (done.code, done.err) == (3, "")
+    (wrong,) = [finding for finding in done.lines if not finding["works"]]
+    assert wrong["what"] == what
+    assert said in wrong["text"]
+    assert terminal.is_clean()
+
+
+def test_doctor_without_such_a_repl(terminal: Terminal, core: Environment) -> None:
+    done = terminal.run("doctor", "--repl", "lake env no/such/repl")
+    assert done.code == 3
+    (line,) = [line for line in done.out.splitlines() if line.startswith("MISSING")]
+    assert "no program 'no/such/repl'" in line
+    assert "build the REPL" in line

@@ -1,0 +1,126 @@
+"""``leanq step``, ``leanq state`` and the search example, as people use them."""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+
+import pytest
+from support.paths import ROOT
+from support.terminals import Done, Terminal, ended, samples
+
+from leanq.queue.settings import Settings
+
+FIELDS = [
+    *("verdict", "messages", "sorries", "axioms", "fingerprint", "state", "goals"),
+    *("rid", "worker", "attempts", "queued_s", "cpu_s", "wall_s", "audit_s"),
+]
+THEOREM = "prelude\nimport Core\ntheorem t (p q : Prop) (hp : p) (hq : q) : And p q :=\n  sorry\n"
+
+
+@pytest.fixture
+def state(client: Terminal) -> str:
+    """A state of THEOREM."""
+    done = client.run("submit", "--json", client.file("t.lean", THEOREM))
+    (line,) = done.lines
+    (sorry,) = line["sorries"]
+    assert (sorry["line"], sorry["column"]) == (4, 2)
+    return str(sorry["state"])
+
+
+def test_step_by_step(client: Terminal, state: str) -> None:
+    done = client.run("step", state, "constructor", "--json")
+    assert (done.code, done.err) == (1, "")
+    (line,) = done.lines
+    assert list(line) == FIELDS
+    assert line["verdict"] == "incomplete"
+    assert [goal.splitlines()[0] for goal in line["goals"]] == ["case left", "case right"]
+    last = client.run("step", line["state"], "-", "--json", stdin=b"exact hp\nexact hq\n")
+    assert (last.code, last.err) == (0, "")
+    (line,) = last.lines
+    assert (line["verdict"], line["state"], line["goals"]) == ("accepted", None, [])
+
+
+def test_steps_for_people(client: Terminal, state: str) -> None:
+    done = client.run("step", state, "constructor")
+    assert done.code == 1
+    first, second, *rest = done.out.splitlines()
+    assert first.startswith("incomplete (")
+    assert second.startswith("state ")
+    assert "⊢ p" in rest
+    assert "case right" in rest
+    rejected = client.run("step", state, "exact hq", "--env", "default")
+    assert rejected.code == 1
+    assert rejected.out.startswith("rejected (")
+    assert "1:0: error: Type mismatch" in rejected.out
+
+
+def test_show(client: Terminal, state: str) -> None:
+    (step,) = client.run("step", state, "constructor\nexact hp", "--json").lines
+    done = client.run("state", "show", step["state"])
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[-2:] == ["tactic       constructor", "             exact hp"]
+    assert "      4   sorry" in done.out
+    (shown,) = client.run("state", "show", step["state"], "--json").lines
+    assert (shown["state"], shown["source"]) == (step["state"], THEOREM)
+    assert (shown["line"], shown["column"]) == (4, 2)
+    assert shown["tactics"] == ["constructor\nexact hp"]
+
+
+def test_export_and_import(client: Terminal, state: str) -> None:
+    file = client.folder / "state"
+    assert client.run("state", "export", state, "--output", str(file)) == Done(0, "", "")
+    assert client.run("state", "import", str(file)) == Done(0, f"{state}\n", "")
+    (line,) = client.run("state", "export", state, "--json").lines
+    assert line["state"] == state
+    assert base64.b64decode(line["exported"]) == file.read_bytes()
+    done = client.run("state", "import", "-", "--json", stdin=file.read_bytes())
+    assert done.lines == [{"state": state}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("step", "0" * 64, "exact h"), "is not known here"),
+        (("step", "nonsense", "exact h"), "'nonsense' is no state"),
+        (("step", "STATE", " "), "the text is empty"),
+        (("step", "--", "STATE", "-- comment"), "no tactic to run"),
+        (("step", "STATE", "exact h", "--env", "other"), "no worker has ever offered"),
+        (("step", "STATE", "exact h", "--memory", "1"), "memory is 1 MB"),
+        (("state", "show", "0" * 64), "is not known here"),
+        (("state", "import", "/nowhere"), "cannot read /nowhere"),
+        (("state", "import", "FILE"), "no exported state"),
+        (("state", "export", "STATE", "--output", "/nowhere/x"), "cannot write /nowhere/x"),
+    ],
+)
+def test_bad_input(client: Terminal, state: str, arguments: tuple[str, ...], said: str) -> None:
+    file = client.file("nothing", "nothing")
+    words = [{"STATE": state, "FILE": file}.get(word, word) for word in arguments]
+    done = client.run(*words)
+    assert (done.code, done.out) == (2, "")
+    assert len(done.err.splitlines()) == 1
+    assert said in done.err
+
+
+def test_without_a_queue(terminal: Terminal) -> None:
+    done = terminal.run("step", "0" * 64, "exact h")
+    assert (done.code, done.out) == (2, "")
+    assert "leanq up" in done.err
+
+
+def test_the_search_example(client: Terminal, fleet: Settings) -> None:
+    search = ROOT / "examples" / "search.py"
+    assert len(search.read_text().splitlines()) <= 60
+    done = ended(client.start(program=(sys.executable, str(search))), b"")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.count("proved") == 4
+    assert "not proved" not in done.out
+    assert "constructor; exact h.right; exact h.left" in done.out
+
+
+def test_a_check_shows_goals(client: Terminal) -> None:
+    done = client.run("submit", *samples("incomplete"))
+    assert done.code == 1
+    assert "    ⊢ And q p\n" in done.out
+    assert re.search(r"incomplete\.lean:\d+:\d+: state [0-9a-f]{64}\n", done.out)

@@ -1,0 +1,203 @@
+"""How ``leanq submit`` ends, and what it shares: pipes, signals, servers, other terminals."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+from itertools import count
+from pathlib import Path
+
+import pytest
+import redis
+from support.fleets import look, until
+from support.terminals import (
+    LEANQ,
+    SAMPLES,
+    Terminal,
+    ended,
+    samples,
+    wait_for_line,
+)
+
+from leanq.commands import submit as submit_module
+from leanq.commands.submit import Ended
+from leanq.errors import WorkerError
+from leanq.local import EmbeddedServer
+from leanq.queue.settings import Settings
+
+FIELDS = [
+    *("file", "verdict", "messages", "sorries", "axioms", "fingerprint", "rid", "worker"),
+    *("attempts", "queued_s", "cpu_s", "wall_s", "audit_s"),
+]
+SHELL_PIPE = ("/bin/bash", "-c", '"${@:2}" | eval "$1"; exit "${PIPESTATUS[0]}"', "bash")
+
+
+# Where the output and the input end
+
+
+def through(terminal: Terminal, reader: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """``leanq … | reader`` with the exit code of leanq."""
+    return terminal.start(*arguments, program=(*SHELL_PIPE, reader, *LEANQ))
+
+
+def test_a_reader_that_leaves(client: Terminal) -> None:
+    files = samples("and_swap", "or_swap", "standalone")
+    for reader in ("head -1", "true"):
+        done = ended(through(client, reader, "submit", "--json", *files))
+        assert (done.code, done.err) == (141, "")
+
+
+def test_an_output_that_takes_nothing(client: Terminal) -> None:
+    with open("/dev/full", "wb") as full:
+        done = ended(client.start("submit", *samples("and_swap"), stdout=full))
+    assert (done.code, done.err) == (3, "leanq: [Errno 28] No space left on device\n")
+    closed = ("/bin/sh", "-c", 'exec "$@" >&-', "sh", *LEANQ)
+    done = ended(client.start("submit", *samples("and_swap", "wrong"), program=closed))
+    assert (done.code, done.err) == (1, "")
+
+
+def test_an_input_that_is_closed(client: Terminal) -> None:
+    closed = ("/bin/sh", "-c", 'exec "$@" <&-', "sh", *LEANQ)
+    done = ended(client.start("submit", "-", *samples("and_swap"), program=closed))
+    assert done.code == 2
+    assert "leanq: -: standard input is closed" in done.err
+    assert "accepted" in done.out
+
+
+@pytest.mark.parametrize("name", ["-", "pipe"])
+def test_an_interrupt_while_the_input_waits(client: Terminal, name: str) -> None:
+    pipe = client.folder / "pipe"
+    os.mkfifo(pipe)
+    process = client.start("submit", *samples("and_swap"), name, stdin=subprocess.PIPE)
+    wchan = Path(f"/proc/{process.pid}/wchan")
+
+    def interrupt() -> None:
+        # A signal just before the read would only be seen after it.
+        until(lambda: "pipe_read" in wchan.read_text())
+        process.send_signal(signal.SIGINT)
+
+    if name == "pipe":
+        with pipe.open("wb"):
+            interrupt()
+            assert ended(process).code == 130
+    else:
+        interrupt()
+        assert process.wait() == 130
+
+
+def test_a_pipe_as_a_file(client: Terminal) -> None:
+    pipe = client.folder / "pipe"
+    os.mkfifo(pipe)
+    process = client.start("submit", str(pipe))
+    pipe.write_bytes((SAMPLES / "standalone.lean").read_bytes())
+    assert ended(process).code == 0
+
+
+# A server and a worker for the length of the call
+
+
+def test_a_whole_queue_for_one_call(terminal: Terminal) -> None:
+    done = terminal.run("submit", *samples("and_swap", "silent_sorry", "wrong"), "--json")
+    assert (done.code, done.err) == (1, "")
+    verdicts = {Path(line["file"]).stem: line["verdict"] for line in done.lines}
+    assert verdicts == {"and_swap": "accepted", "silent_sorry": "incomplete", "wrong": "rejected"}
+    assert terminal.is_clean()
+    assert not terminal.up_file.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_end_by_a_signal_leaves_nothing(terminal: Terminal, number: signal.Signals) -> None:
+    process = terminal.start("submit", *samples("stack_overflow", "stack_overflow"))
+    until(terminal.busy)
+    process.send_signal(number)
+    assert ended(process).code == (130 if number == signal.SIGINT else -number)
+    until(terminal.is_clean)
+    assert not terminal.up_file.exists()
+
+
+async def test_a_worker_that_ends_ends_the_call() -> None:
+    async def fail() -> None:
+        raise WorkerError("no room")
+
+    async def never() -> Ended:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    checks = (never() for _ in count())
+    with pytest.raises(WorkerError, match="no room"):
+        async for _ in submit_module._ends(checks, {asyncio.create_task(fail())}):
+            pass
+
+
+async def test_as_many_files_as_one_likes() -> None:
+    running = most = 0
+
+    async def check(number: int) -> Ended:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return Ended(str(number))
+
+    checks = (check(number) for number in range(5000))
+    ends = [ended.file async for ended in submit_module._ends(checks, set())]
+    assert sorted(ends) == sorted(map(str, range(5000)))
+    assert most <= 512
+
+
+# One queue for all
+
+
+def test_two_terminals_share_a_queue(client: Terminal, fleet: Settings) -> None:
+    both = [
+        client.start("submit", "--json", "--tenant", name, *samples(name, "standalone"))
+        for name in ("and_swap", "wrong")
+    ]
+    done = [ended(process) for process in both]
+    assert [d.code for d in done] == [0, 1]
+    assert [{Path(line["file"]).stem for line in d.lines} for d in done] == [
+        {"and_swap", "standalone"},
+        {"wrong", "standalone"},
+    ]
+    (worker,) = look(fleet).workers
+    assert {line["worker"] for d in done for line in d.lines} == {worker.worker}
+
+
+def test_a_file_waits_for_its_worker(terminal: Terminal, server: EmbeddedServer) -> None:
+    settings = Settings(url=server.url, prefix=f"t{os.urandom(6).hex()}")
+    terminal.use(settings)
+    process = terminal.start("submit", *samples("standalone"))
+    hint = wait_for_line(process.stderr, "no worker")
+    assert hint.startswith("leanq: no worker for the environment 'default' is alive")
+    assert "leanq worker" in hint
+    terminal.start("worker", "--slots", "1", stderr=subprocess.DEVNULL)
+    done = ended(process)
+    assert (done.code, done.err) == (0, "")
+    assert "standalone.lean: accepted" in done.out
+
+
+def test_a_server_that_goes_away_ends_the_call(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient = "patience_s=30.0"
+    assert patient in Path(submit_module.__file__).read_text()
+    impatient = (
+        *LEANQ[:2],
+        "import functools, leanq.commands.submit as s\n"
+        "Real = s.AsyncLeanQClient\n"
+        "s.AsyncLeanQClient = lambda settings, **_: Real(settings, patience_s=0.2)\n"
+        "from leanq.cli import main; main()",
+    )
+    with EmbeddedServer() as server:
+        terminal.use(Settings(url=server.url))
+        files = samples("standalone", "and_swap")
+        process = terminal.start("submit", *files, "--json", program=impatient)
+        with redis.Redis.from_url(server.url) as connection:
+            until(lambda: connection.hexists("{leanq:0}:stats", "submitted"))
+    done = ended(process)
+    assert done.code == 3
+    assert {line["file"] for line in done.lines} == set(files)
+    assert all("no answer" in line["error"] for line in done.lines)

@@ -1,0 +1,69 @@
+"""Workers with nothing to do: they look after the fleet together, and cost the server little."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from conftest import eventually
+from support.fleets import working
+from support.shards import LEASE_MS, Shard
+
+from leanq.client import AsyncLeanQClient
+from leanq.consumer.consumer import Pump
+from leanq.queue.queue import Queue
+from leanq.queue.settings import Settings
+
+
+async def test_the_lease_of_who_holds_nothing_is_longer(shard: Shard) -> None:
+    await shard.submit("r", "waits")
+    await shard.job("busy")
+    await shard.queue.join("idle", b"", {})
+    for worker in ("busy", "idle"):
+        renewed = await shard.queue.renew(worker, ["a", "b"], stretch=6.0)
+        assert (renewed.workers, renewed.waiting) == (2, 1)
+    ends = shard.dump().workers
+    assert ends == {"busy": shard.now_ms + LEASE_MS, "idle": shard.now_ms + 6 * LEASE_MS}
+    # From its first request on its lease is like any other's.
+    await shard.job("idle")
+    assert shard.dump().workers["idle"] == shard.now_ms + LEASE_MS
+    assert (await shard.queue.renew("idle", ["a", "b"])).waiting == 0
+
+
+async def test_idle_workers_of_a_large_fleet_renew_seldom(settings: Settings) -> None:
+    brief, queue = replace(settings, lease_s=1.5), Queue(settings)
+    for number in range(149):
+        await queue.join(f"other{number}", b"", {})
+    async with working(brief) as worker, AsyncLeanQClient(settings) as lean:
+        (pump,) = worker._pumps
+
+        async def lease_s() -> float:
+            rows = (await queue.status()).workers
+            return max(row.lease_s for row in rows if row.worker == worker.id)
+
+        await eventually(lambda: pump.stretch == 3.0)
+
+        async def is_stretched() -> bool:
+            return await lease_s() > 2.0
+
+        await eventually(is_stretched)
+        # What it does then it does as ever.
+        assert await lean.echo(b"x") == b"x"
+        assert await lease_s() < 1.6
+        await eventually(is_stretched)
+    for number in range(149):
+        await queue.release(f"other{number}", [], leave=True)
+    await queue.close()
+
+
+async def test_what_nobody_heard_of_is_found_at_the_next_renewal(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def miss(_: Pump) -> None:
+        pass
+
+    monkeypatch.setattr(Pump, "_answer_bell", miss)
+    async with working(replace(settings, lease_s=0.9)) as worker:
+        await eventually(lambda: not worker._pumps[0]._hungry)
+        async with AsyncLeanQClient(settings) as lean:
+            assert await lean.echo(b"x") == b"x"

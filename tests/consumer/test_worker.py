@@ -1,0 +1,290 @@
+"""The worker's loop against a real server: what it takes, how it waits, bugs of its drivers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from conftest import eventually
+from support.fleets import (
+    Failing,
+    Recorder,
+    Wire,
+    ask,
+    counts,
+    echo_body,
+    new_token,
+    short_lease,
+    submission,
+    working,
+)
+
+from leanq.client import AsyncLeanQClient
+from leanq.consumer import consumer as pump_module
+from leanq.consumer import slots as slots_module
+from leanq.errors import RequestError, ToolchainError, WorkerError
+from leanq.queue.queue import Queue
+from leanq.queue.results import Queued
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Reply, Request
+from leanq.states import States
+from leanq.worker import Worker
+
+# So long that within a test nothing is found by a renewal's second look.
+LONG_LEASE_S = 1e6
+
+
+@pytest.fixture
+def silent(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings by which a worker that waits is woken by the doorbell and by nothing else."""
+    monkeypatch.setattr(pump_module, "_BLOCK_S", 1e6)
+    return replace(settings, lease_s=LONG_LEASE_S)
+
+
+# What it takes and what it tells
+
+
+async def test_slots_are_respected_and_used(settings: Settings, lean: AsyncLeanQClient) -> None:
+    driver = Recorder()
+    async with working(settings, driver, slots=3):
+        tasks = [asyncio.create_task(ask(lean, b"held %d" % n)) for n in range(12)]
+        await eventually(lambda: len(driver.running) == 3)
+        driver.let_go()
+        replies = await asyncio.gather(*tasks)
+    assert driver.most == 3
+    assert len(driver.started) == 12
+    assert {reply.attempts for reply in replies} == {1}
+    assert len({reply.worker for reply in replies}) == 1
+
+
+async def test_thousands_of_slots_are_filled(settings: Settings, queue: Queue) -> None:
+    driver = Recorder()
+    batch = [submission(f"0-{n}", echo_body(b"held %d" % n)) for n in range(4096)]
+    for start in range(0, len(batch), 1000):
+        await queue.submit("nobody", batch[start : start + 1000])
+    async with working(settings, driver, slots=4096):
+        await eventually(lambda: len(driver.running) == 4096)
+        driver.let_go()
+        await eventually(counts(queue, "settled", 4096))
+
+
+async def test_what_waits_for_a_worker_is_answered_when_one_starts(
+    settings: Settings, queue: Queue, lean: AsyncLeanQClient
+) -> None:
+    task = asyncio.create_task(ask(lean, b"early"))
+    await eventually(counts(queue, "submitted", 1))
+    async with working(settings):
+        reply = await task
+    assert (reply.payload, reply.attempts) == (b"early", 1)
+    assert reply.queued_s >= 0
+
+
+async def test_a_worker_serves_several_lanes(settings: Settings, lean: AsyncLeanQClient) -> None:
+    one, two = Recorder("one"), Recorder("two")
+    async with working(settings, one, two, slots=2):
+        lanes = 10 * ["one", "two"]
+        asked = (ask(lean, b"%d" % n, lane=lane) for n, lane in enumerate(lanes))
+        await asyncio.gather(*asked)
+    assert sorted(one.started) == sorted(b"%d" % n for n in range(0, 20, 2))
+    assert sorted(two.started) == sorted(b"%d" % n for n in range(1, 20, 2))
+
+
+async def test_a_suspect_runs_alone(settings: Settings, queue: Queue, silent: Settings) -> None:
+    driver = Recorder()
+    await queue.submit("nobody", [submission("0-suspect", echo_body(b"held suspect"))])
+    for _ in range(2):
+        (job,) = (await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())).jobs
+        await queue.release("dead", [(job.rid, job.token)], how="charge", leave=True)
+    async with working(silent, driver, slots=4) as worker:
+        await eventually(lambda: driver.running == [b"held suspect"])
+        # Its other slots must not even listen for work.
+        await eventually(lambda: worker._pumps[0]._deaf)
+        others = [submission(f"0-{n}", echo_body(b"other")) for n in range(3)]
+        assert await queue.submit("nobody", others) == 3 * [Queued()]
+        await eventually(counts(queue, "waiting:echo", 3))
+        assert driver.running == [b"held suspect"]
+        driver.let_go()
+        await eventually(counts(queue, "settled", 4))
+    assert driver.started[0] == b"held suspect"
+
+
+# Doorbells
+
+
+async def test_an_idle_worker_hears_the_doorbell(silent: Settings, lean: AsyncLeanQClient) -> None:
+    wire = Wire(silent)
+    async with working(silent, wire=wire, slots=1) as worker:
+        for n in range(3):
+            await eventually(lambda: not worker._pumps[0]._hungry)
+            assert await lean.echo(b"%d" % n) == b"%d" % n
+    assert wire.calls["renew"] == 0
+
+
+async def test_a_doorbell_that_rings_during_a_claim_is_heard(
+    silent: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire, heard = Wire(silent), list[object]()
+    wait_bell = wire.wait_bell
+
+    async def listen(worker: str, lanes: list[str], block_s: float) -> object:
+        heard.append(await wait_bell(worker, lanes, block_s))
+        return heard[-1]
+
+    monkeypatch.setattr(wire, "wait_bell", listen)
+    let_go = wire.hold_up("claim", after=True)
+    async with working(silent, wire=wire, slots=1):
+        # The server has answered that there is nothing, and the answer is still on its way.
+        await eventually(lambda: wire.waiting == ["claim"])
+        echo = asyncio.create_task(lean.echo(b"x"))
+        await eventually(lambda: heard == [""])
+        let_go()
+        assert await echo == b"x"
+
+
+async def test_a_worker_that_was_busy_hears_the_doorbell_again(
+    silent: Settings, lean: AsyncLeanQClient
+) -> None:
+    driver = Recorder()
+    async with working(silent, driver, slots=1) as worker:
+        first = asyncio.create_task(lean.echo(b"held"))
+        await eventually(lambda: worker._pumps[0]._deaf)
+        driver.let_go()
+        await first
+        await eventually(lambda: not worker._pumps[0]._hungry)
+        assert await lean.echo(b"next") == b"next"
+
+
+async def test_a_worker_looks_again_after_a_pause(
+    silent: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots_module, "_PAUSE_AFTER_FAILURE_S", 0.2)
+    driver = Failing(WorkerError("no room"), 0)
+    async with working(silent, driver, slots=2):
+        held = asyncio.create_task(lean.echo(b"held"))
+        await eventually(lambda: driver.running == [b"held"])
+        driver.failures = 1
+        failed = asyncio.create_task(ask(lean, b"fails first"))
+        await eventually(lambda: driver.failures == 0)
+        # It settles this one while it takes nothing new.
+        driver.let_go()
+        assert await held == b"held"
+        assert (await failed).attempts == 2
+
+
+async def test_an_idle_worker_asks_little(settings: Settings) -> None:
+    wire = Wire(short_lease(settings))
+    async with working(short_lease(settings), wire=wire):
+        await eventually(lambda: wire.calls["renew"] >= 6)
+        # A sign of life and a look at the queue, three times per lease; the blocking wait apart.
+        # And a look at the states, which it shares with all others, once a lease.
+        assert wire.calls.pop("state_collect") <= 3
+        assert sum(wire.calls.values()) <= 2 * wire.calls["renew"] + 4
+
+
+# Faults
+
+
+async def test_a_machines_failure_gives_back_and_charges(
+    settings: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots_module, "_PAUSE_AFTER_FAILURE_S", 0.01)
+    driver = Failing(ToolchainError("no Lean"), 2)
+    async with working(settings, driver, slots=1):
+        reply = await ask(lean, b"x")
+    assert (reply.payload, reply.attempts) == (b"x", 3)
+
+
+async def test_a_worker_that_fails_three_times_in_a_row_ends(
+    settings: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots_module, "_PAUSE_AFTER_FAILURE_S", 0.01)
+    patient = replace(settings, max_attempts=10)
+    task = asyncio.create_task(ask(lean, b"x"))
+    with pytest.raises(ToolchainError, match="no Lean"):
+        async with working(patient, Failing(ToolchainError("no Lean"), 9), slots=1) as worker:
+            await eventually(lambda: worker._room.fault is not None)
+    async with working(patient):
+        # Each of the three counts, the last one too.
+        assert (await task).attempts == 4
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a fault\nof two lines"), KeyError("x")])
+async def test_a_drivers_bug_ends_the_request_and_not_the_worker(
+    settings: Settings, lean: AsyncLeanQClient, error: Exception
+) -> None:
+    async with working(settings, Failing(error, 1), slots=1):
+        with pytest.raises(RequestError, match=type(error).__name__) as failed:
+            await lean.echo(b"x")
+        assert "\n" not in str(failed.value)
+        assert await lean.echo(b"next") == b"next"
+
+
+async def test_a_driver_that_answers_nonsense_is_a_bug_too(
+    settings: Settings, lean: AsyncLeanQClient
+) -> None:
+    class Nonsense(Recorder):
+        async def answer(self, request: Request) -> Reply:
+            nothing: Any = None
+            return nothing if request.payload == b"x" else await super().answer(request)
+
+    async with working(settings, Nonsense(), slots=1):
+        with pytest.raises(RequestError, match="failed"):
+            await lean.echo(b"x")
+        assert await lean.echo(b"next") == b"next"
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"", b"\x80", b"\x82\xa1v\x00\xa2op\xa4echo"])
+async def test_bytes_that_are_no_request_end_with_an_error(
+    settings: Settings, queue: Queue, lean: AsyncLeanQClient, body: bytes
+) -> None:
+    await queue.submit("somebody", [submission("0-bad", body)])
+    async with working(settings):
+        with pytest.raises(RequestError, match="cannot be read"):
+            await lean.attach("0-bad")
+        assert await lean.echo(b"next") == b"next"
+
+
+@pytest.mark.parametrize("body", [b"\x82\xa1v\x02\xa2op\xa4echo", b"\x82\xa1v\x01\xa2op\xa4fold"])
+async def test_what_a_newer_release_asks_is_left_to_newer_workers(
+    settings: Settings, queue: Queue, lean: AsyncLeanQClient, body: bytes
+) -> None:
+    await queue.submit("somebody", [submission("0-newer", body)])
+    async with working(settings):
+        await eventually(counts(queue, "released", 1))
+        assert await lean.echo(b"next") == b"next"
+        await eventually(counts(queue, "released", 2))
+    (job,) = (await queue.claim("newer", ["echo"], 9, busy=0, token=new_token())).jobs
+    assert (job.rid, job.attempts, job.body) == ("0-newer", 1, body)
+    assert await queue.cancel(["0-newer"]) == [True]
+    await queue.release("newer", [], leave=True)
+
+
+async def test_a_driver_that_cannot_open_ends_the_worker(settings: Settings, queue: Queue) -> None:
+    class Broken(Recorder):
+        async def open(self, _states: States) -> None:
+            raise ToolchainError("no Lean at all")
+
+    class Closing(Recorder):
+        closed = False
+
+        async def close(self) -> None:
+            self.closed = True
+
+    good = Closing("good")
+    worker = Worker(settings, [good, Broken()], slots=1)
+    with pytest.raises(ToolchainError, match="no Lean at all"):
+        await worker.run()
+    assert good.closed
+    assert not (await queue.status()).workers
+
+
+async def test_a_worker_stopped_before_it_ran_leaves_at_once(
+    settings: Settings, queue: Queue
+) -> None:
+    worker = Worker(settings, [Recorder()], slots=1)
+    worker.stop(grace_s=0.0)
+    await worker.run()
+    assert worker.joined.is_set()
+    assert not (await queue.status()).workers

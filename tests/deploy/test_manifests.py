@@ -1,0 +1,305 @@
+"""The overlays of ``k8s``: their schemas, and what no schema says."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections import Counter
+from urllib.parse import urlsplit
+
+import kubernetes_validate
+import pytest
+from support.manifests import (
+    EVERYTHING,
+    OVERLAYS,
+    ROOT,
+    Object,
+    check_pinned,
+    named,
+    of_kind,
+    overlay,
+    pod,
+    pods,
+    quantity,
+    read,
+    render,
+    request_bytes,
+    settings,
+    strings,
+)
+
+from leanq import __version__
+
+VERSION = "1.32"
+CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
+# What the operator provides, as docs/operations.md says.
+PROVIDED = {("Secret", "leanq-redis"): {"worker-url", "scaler-url", "ca.pem"}}
+SPOT = "cloud.google.com/gke-spot"
+SPOT_GRACE_S = 15
+RELEASE_S = 5
+
+
+@pytest.fixture(params=EVERYTHING)
+def objects(request: pytest.FixtureRequest) -> tuple[Object, ...]:
+    return render(request.param)
+
+
+def test_the_overlays_are_these() -> None:
+    assert OVERLAYS == ["gke-hpa", "gke-spot", "keda", "local"]
+
+
+# Schemas and names
+
+
+def test_schemas(objects: tuple[Object, ...]) -> None:
+    for each in objects:
+        if each["kind"] not in CUSTOM:
+            kubernetes_validate.validate(dict(each), VERSION, strict=True)
+
+
+def test_each_object_is_there_once_and_in_the_namespace(objects: tuple[Object, ...]) -> None:
+    names = Counter((each["kind"], each["metadata"]["name"]) for each in objects)
+    assert not [name for name, count in names.items() if count > 1]
+    for each in objects:
+        assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == "leanq"
+    (namespace,) = of_kind(objects, "Namespace")
+    labels = namespace["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_selectors_match(objects: tuple[Object, ...]) -> None:
+    for each in of_kind(objects, "Deployment"):
+        name = each["metadata"]["name"]
+        selector = each["spec"]["selector"]
+        assert [other.name for other in pods(objects) if other.matches(selector)] == [name]
+        for constraint in each["spec"]["template"]["spec"].get("topologySpreadConstraints", ()):
+            assert constraint["labelSelector"] == selector
+            # A zone without spot machines must not hold up the others.
+            assert constraint["whenUnsatisfiable"] == "ScheduleAnyway"
+    for each in of_kind(objects, "PodDisruptionBudget"):
+        matched = [other.name for other in pods(objects) if other.matches(each["spec"]["selector"])]
+        assert matched == ["leanq-worker"]
+    for each in of_kind(objects, "Service"):
+        selector = {"matchLabels": each["spec"]["selector"]}
+        (behind,) = (other for other in pods(objects) if other.matches(selector))
+        assert all(port["targetPort"] in behind.ports for port in each["spec"]["ports"])
+
+
+def test_whoever_sizes_the_workers_is_alone(objects: tuple[Object, ...]) -> None:
+    assert "replicas" not in named(objects, "Deployment", "leanq-worker")["spec"]
+    scalers = [each for each in pods(objects) if each.is_ours and each.command[0] == "scale"]
+    hpas, scaled = (of_kind(objects, kind) for kind in ("HorizontalPodAutoscaler", "ScaledObject"))
+    for each in (*hpas, *scaled):
+        assert each["spec"]["scaleTargetRef"]["name"] == "leanq-worker"
+    for scaler in scalers:
+        options = scaler.command[1]
+        assert options["--deployment"] == "leanq-worker"
+        assert int(options["--floor"]) <= int(options["--ceiling"])
+        hpa = [each["metadata"]["name"] for each in hpas]
+        assert [options[word] for word in ("--hpa",) if word in options] == hpa
+        for each in hpas:
+            # The least size is the scaler's word, and has to be one that is allowed.
+            assert "minReplicas" not in each["spec"]
+            assert int(options["--floor"]) >= 1
+            assert int(options["--ceiling"]) <= each["spec"]["maxReplicas"]
+    assert len(scalers) + len(scaled) == 1
+
+
+def test_every_reference_leads_somewhere(objects: tuple[Object, ...]) -> None:
+    there: dict[tuple[str, str], set[str]] = dict(PROVIDED)
+    for each in of_kind(objects, "ConfigMap", "Secret"):
+        there[each["kind"], each["metadata"]["name"]] = set(each["data"])
+    accounts = {each["metadata"]["name"] for each in of_kind(objects, "ServiceAccount")}
+    for each in pods(objects):
+        env = each.container.get("env", [])
+        keys = [item["valueFrom"]["secretKeyRef"] for item in env if "secretKeyRef" in str(item)]
+        assert all(ref["key"] in there["Secret", ref["name"]] for ref in keys)
+        for source in each.container.get("envFrom", ()):
+            assert ("ConfigMap", source["configMapRef"]["name"]) in there
+        volumes = {volume["name"]: volume for volume in each.spec["volumes"]}
+        assert set(volumes) == {mount["name"] for mount in each.container["volumeMounts"]}
+        for volume in volumes.values():
+            if secret := volume.get("secret"):
+                known = there["Secret", secret["secretName"]]
+                # Never the whole Secret: its URLs would be files.
+                assert {item["key"] for item in secret["items"]} <= known - {"worker-url"}
+        assert each.spec.get("serviceAccountName", "default") in {*accounts, "default"}
+    said = (ROOT / "docs" / "operations.md").read_text()
+    for (_, name), keys_ in PROVIDED.items():
+        assert all(f"`{word}`" in said for word in (name, *keys_))
+
+
+def test_no_secrets_are_kept_here(objects: tuple[Object, ...]) -> None:
+    for each in of_kind(objects, "Secret"):
+        for value in each["data"].values():
+            url = urlsplit(base64.b64decode(value).decode())
+            assert (url.netloc, url.query) == (f"{url.hostname}:{url.port}", "")
+    for text in strings(list(objects)):
+        assert not re.search(r"rediss?://[^/]*:[^/]*@|BEGIN |password", text)
+
+
+# Pods
+
+
+def test_images_are_pinned_and_of_this_version(objects: tuple[Object, ...]) -> None:
+    for each in pods(objects):
+        check_pinned(each.container["image"])
+        if each.is_ours:
+            assert each.container["image"].endswith(f":{__version__}")
+        assert each.container.get("imagePullPolicy", "IfNotPresent") != "Always"
+
+
+def test_nothing_runs_with_privileges(objects: tuple[Object, ...]) -> None:
+    bound = {
+        subject["name"] for each in of_kind(objects, "RoleBinding") for subject in each["subjects"]
+    }
+    for each in pods(objects):
+        context = each.spec["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert min(context["runAsUser"], context["runAsGroup"]) > 0
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert each.container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(each.spec)
+        assert all(set(volume) & {"emptyDir", "secret"} for volume in each.spec["volumes"])
+        # A token for whoever has rights to use it, and for nobody else.
+        account = each.spec.get("serviceAccountName", "default")
+        assert each.spec["automountServiceAccountToken"] is (account in bound)
+        assert each.spec["enableServiceLinks"] is False
+    for each in of_kind(objects, "ServiceAccount"):
+        assert each["automountServiceAccountToken"] is False
+
+
+def test_resources(objects: tuple[Object, ...]) -> None:
+    for each in pods(objects):
+        resources = each.container["resources"]
+        for what in ("cpu", "memory"):
+            wanted, most = (quantity(resources[part][what]) for part in ("requests", "limits"))
+            assert 0 < wanted <= most
+        sizes = [
+            quantity(volume["emptyDir"]["sizeLimit"])
+            for volume in each.spec["volumes"]
+            if "emptyDir" in volume
+        ]
+        if most_disk := resources["limits"].get("ephemeral-storage"):
+            assert quantity(resources["requests"]["ephemeral-storage"]) <= quantity(most_disk)
+            assert sum(sizes) <= quantity(most_disk)
+
+
+def test_a_worker_has_room_for_what_its_requests_may_take(objects: tuple[Object, ...]) -> None:
+    worker = pod(objects, "leanq-worker")
+    _, options = worker.command
+    limits = worker.container["resources"]["limits"]
+    if options["--driver"] != "echo":
+        slots = int(options["--slots"])
+        assert slots * request_bytes() + (1 << 30) <= quantity(limits["memory"])
+        assert slots <= quantity(worker.container["resources"]["requests"]["cpu"])
+    env = {item["name"]: item.get("value", "") for item in worker.container["env"]}
+    (cache,) = (volume for volume in worker.spec["volumes"] if volume["name"] == "cache")
+    cache_bytes = int(env["LEANQ_CACHE_MB"]) << 20
+    assert cache_bytes * 1.25 <= quantity(cache["emptyDir"]["sizeLimit"])
+    mounts = {mount["name"]: mount["mountPath"] for mount in worker.container["volumeMounts"]}
+    image = (ROOT / "Dockerfile").read_text()
+    assert f"LEANQ_CACHE={mounts['cache']}" in image
+    assert mounts["tmp"] == "/tmp"
+
+
+def test_probes(objects: tuple[Object, ...]) -> None:
+    for each in pods(objects):
+        probes = {word: probe for word, probe in each.container.items() if word.endswith("Probe")}
+        assert {"readinessProbe", "livenessProbe"} <= set(probes)
+        for probe in probes.values():
+            for how in ("httpGet", "tcpSocket"):
+                assert how not in probe or probe[how]["port"] in each.ports
+        # An outage of Redis must not kill anybody: only what a process knows of itself counts.
+        liveness = probes["livenessProbe"]
+        own = liveness.get("httpGet", {}).get("path") == "/metrics" and each.name == "leanq-worker"
+        assert own or "tcpSocket" in liveness
+    worker = pod(objects, "leanq-worker").container
+    startup = worker["startupProbe"]
+    assert startup["httpGet"]["path"] == "/healthz"
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
+    assert worker["readinessProbe"]["httpGet"]["path"] == "/healthz"
+
+
+def test_commands_and_settings_are_leanqs(objects: tuple[Object, ...]) -> None:
+    for each in pods(objects):
+        if not each.is_ours:
+            continue
+        command, options = each.command
+        port = "--metrics-port" if command == "worker" else "--port"
+        assert each.ports == {"metrics": int(options[port])}
+        variables = {item["name"] for item in each.container["env"]}
+        assert "LEANQ_URL" in variables
+        used = {word for value in options.values() for word in re.findall(r"\$\((\w+)\)", value)}
+        assert variables <= settings() | used
+    for each in of_kind(objects, "ConfigMap"):
+        assert set(each["data"]) <= settings()
+
+
+def test_graces(objects: tuple[Object, ...]) -> None:
+    worker = pod(objects, "leanq-worker")
+    grace_s = float(worker.command[1]["--grace"])
+    assert grace_s + RELEASE_S <= worker.spec["terminationGracePeriodSeconds"]
+    assert "lifecycle" not in worker.container
+    if SPOT in worker.spec.get("nodeSelector", {}):
+        assert worker.spec["terminationGracePeriodSeconds"] <= SPOT_GRACE_S
+
+
+@pytest.mark.parametrize("name", ["gke-spot", "gke-hpa", "keda"])
+def test_workers_alone_are_on_spot_machines(name: str) -> None:
+    for each in pods(overlay(name)):
+        if each.name == "leanq-worker":
+            assert each.spec["nodeSelector"] == {SPOT: "true"}
+            (toleration,) = each.spec["tolerations"]
+            assert toleration == {
+                "key": SPOT,
+                "operator": "Equal",
+                "value": "true",
+                "effect": "NoSchedule",
+            }
+        else:
+            assert "tolerations" not in each.spec
+            needed = each.spec["affinity"]["nodeAffinity"]
+            (term,) = needed["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+            assert term["matchExpressions"] == [{"key": SPOT, "operator": "DoesNotExist"}]
+        (mount,) = (
+            mount for mount in each.container["volumeMounts"] if mount["name"] == "redis-ca"
+        )
+        assert (
+            f"ssl_ca_certs={mount['mountPath']}/ca.pem"
+            in (ROOT / "docs" / "operations.md").read_text()
+        )
+
+
+# What Kubernetes itself has no schema for
+
+
+def test_custom_resources(objects: tuple[Object, ...]) -> None:
+    for each in of_kind(objects, "PodMonitor"):
+        assert each["apiVersion"] == "monitoring.coreos.com/v1"
+        assert set(each["spec"]) == {"selector", "podMetricsEndpoints"}
+        watched = [other for other in pods(objects) if other.matches(each["spec"]["selector"])]
+        assert watched == [other for other in pods(objects) if other.is_ours]
+        for endpoint in each["spec"]["podMetricsEndpoints"]:
+            assert set(endpoint) == {"port", "interval"}
+            assert all(endpoint["port"] in other.ports for other in watched)
+    for each in of_kind(objects, "ScaledObject"):
+        assert each["apiVersion"] == "keda.sh/v1alpha1"
+        spec = each["spec"]
+        assert spec["minReplicaCount"] == 0 < spec["maxReplicaCount"]
+        (trigger,) = spec["triggers"]
+        assert trigger["type"] == "prometheus"
+        # All of KEDA's metadata are strings.
+        assert all(isinstance(value, str) for value in trigger["metadata"].values())
+        slots = pod(objects, "leanq-worker").command[1]["--slots"]
+        assert trigger["metadata"]["threshold"] == slots
+
+
+def test_the_rules_are_those_of_the_file() -> None:
+    rule = named(render("base"), "PrometheusRule", "leanq")
+    assert rule["apiVersion"] == "monitoring.coreos.com/v1"
+    assert rule["spec"] == read("deploy/observability/alerts.yaml")

@@ -1,0 +1,333 @@
+"""Alerts, dashboard and KEDA's query: what they ask for exists, and their answers are right."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from support.manifests import ROOT, named, overlay, read
+
+from leanq.queue.metrics import FLEET, SCALER, WORKER, Metric
+from leanq.queue.requests import Verdict
+
+FOLDER = ROOT / "deploy" / "observability"
+TESTS = (FOLDER / "alerts_test.yaml", FOLDER / "alerts_scaler_test.yaml")
+DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
+METRICS = {each.name: each for each in (*FLEET, *SCALER, *WORKER)}
+SHARED = {each.name for each in FLEET}
+
+_USE = re.compile(r"(?P<name>leanq_\w+)(?:\{(?P<matchers>[^}]*)\})?(?P<range>\[[^]]+\])?")
+_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
+_BY = re.compile(r"by \(([^)]*)\)")
+_MAX = re.compile(r"max(?: by \((?P<by>[^)]*)\))? ?\((?:\s*(?:rate|increase|delta)\()?\s*\Z")
+
+
+@dataclass(frozen=True)
+class Query:
+    """One expression, where it stands, and what its legend names."""
+
+    where: str
+    text: str
+    legend: str = ""
+
+    def plain(self) -> str:
+        """Without Grafana's variables."""
+        return self.text.replace("$environment", ".*").replace("$__rate_interval", "1m")
+
+
+@dataclass(frozen=True)
+class Use:
+    """A metric in a query."""
+
+    metric: Metric
+    name: str
+    matchers: tuple[tuple[str, str, str], ...]
+    has_range: bool
+    before: str
+
+    @property
+    def labels(self) -> set[str]:
+        return {*self.metric.labels, *(["le"] if self.name.endswith("_bucket") else [])}
+
+
+def rules() -> list[dict[str, Any]]:
+    return [
+        rule
+        for group in read("deploy/observability/alerts.yaml")["groups"]
+        for rule in group["rules"]
+    ]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def _queries() -> Iterator[Query]:
+    for rule in rules():
+        legend = " ".join(re.findall(r"\$labels\.(\w+)", str(rule["annotations"])))
+        yield Query(rule["alert"], rule["expr"], re.sub(r"(\w+)", r"{{\1}}", legend))
+    for panel in panels():
+        for target in panel["targets"]:
+            yield Query(panel["title"], target["expr"], target["legendFormat"])
+
+
+QUERIES = list(_queries())
+
+
+def uses(query: str) -> list[Use]:
+    """Every metric in it; fails on a name that leanq/queue/metrics.py does not have."""
+    found = []
+    for match in _USE.finditer(query):
+        name = match["name"]
+        base = METRICS.get(name)
+        if base is None:
+            stem, _, part = name.rpartition("_")
+            base = METRICS.get(stem)
+            assert base, f"leanq has no metric {name}"
+            assert (base.kind, part in ("bucket", "sum", "count")) == ("histogram", True), name
+        else:
+            assert base.kind != "histogram", f"{name} itself is no series"
+        matchers = tuple(_MATCHER.findall(match["matchers"] or ""))
+        before = query[: match.start()]
+        found.append(Use(base, name, matchers, bool(match["range"]), before))
+    return found
+
+
+def promtool(*arguments: str | Path) -> None:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is not installed (.ci/run installs it)")
+    done = subprocess.run(
+        [program, *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Queries
+
+
+@pytest.fixture(params=QUERIES, ids=[f"{n}: {each.where}" for n, each in enumerate(QUERIES)])
+def query(request: pytest.FixtureRequest) -> Query:
+    found: Query = request.param
+    return found
+
+
+def test_metrics_and_labels_exist(query: Query) -> None:
+    found = uses(query.text)
+    assert found
+    known = set().union(*(use.labels for use in found))
+    for use in found:
+        for label, how, value in use.matchers:
+            assert label in use.labels, f"{use.name} has no label {label}"
+            if value != "$environment":
+                _check_values(use.metric, label, how, value)
+    grouped = {word for words in _BY.findall(query.text) for word in re.split(r", *", words)}
+    assert grouped <= known
+    assert set(re.findall(r"\{\{(\w+)\}\}", query.legend)) <= grouped
+
+
+def _check_values(metric: Metric, label: str, how: str, value: str) -> None:
+    named_states = re.search(r"by state: ([\w, ]+)\.", metric.text)
+    known: dict[str, set[str]] = {"verdict": set(get_args(Verdict))}
+    if named_states:
+        known["state"] = set(named_states[1].split(", "))
+    values = set(value.split("|")) if "~" in how else {value}
+    assert values <= known[label], f"{metric.name} has no {label} of {values - known[label]}"
+
+
+def test_counters_are_rates_and_gauges_are_not(query: Query) -> None:
+    for use in uses(query.text):
+        if use.metric.kind == "gauge":
+            assert use.has_range is use.before.endswith("delta("), use.name
+        else:
+            assert use.has_range, use.name
+            assert re.search(r"(rate|increase)\(\Z", use.before), use.name
+
+
+def test_what_every_exporter_tells_is_counted_once(query: Query) -> None:
+    """By `max`, and within it by each label that can differ, or parts of it would be lost."""
+    for use in uses(query.text):
+        if use.metric.name in SHARED and not use.before.endswith("absent("):
+            most = _MAX.search(use.before)
+            assert most, f"{use.name} of two exporters would count twice"
+            fixed = {label for label, how, _ in use.matchers if how == "="}
+            assert use.labels - fixed <= set(re.split(r", *", most["by"] or ""))
+
+
+def test_the_syntax_of_the_dashboards_queries(tmp_path: Path) -> None:
+    made = [{"record": f"q{n}", "expr": each.plain()} for n, each in enumerate(QUERIES)]
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": made}]}))
+    promtool("check", "rules", file)
+
+
+# Alerts
+
+
+def test_alerts_by_promtool() -> None:
+    promtool("check", "rules", FOLDER / "alerts.yaml")
+    promtool("test", "rules", *TESTS)
+    promtool("check", "config", FOLDER / "prometheus.yml")
+
+
+def test_each_alert_has_a_case_that_sets_it_off_and_one_that_does_not() -> None:
+    tests = [test for file in TESTS for test in read(str(file))["tests"]]
+    firing = {
+        case["alertname"]
+        for test in tests
+        for case in test.get("alert_rule_test", ())
+        if case["exp_alerts"]
+    }
+    names = [rule["alert"] for rule in rules()]
+    assert len(names) == len(set(names))
+    assert firing == set(names)
+    silent = [
+        test
+        for test in tests
+        for case in test.get("promql_expr_test", ())
+        if case["expr"] == 'ALERTS{alertstate="firing"}' and not case["exp_samples"]
+    ]
+    # A fleet at work has every metric that an alert asks for, so its silence says something.
+    told = {re.split("[{]", series["series"])[0] for series in silent[0]["input_series"]}
+    assert {use.name for rule in rules() for use in uses(rule["expr"])} <= told
+
+
+def test_each_alert_says_how_bad_it_is_and_what_to_do() -> None:
+    headings = re.findall(r"^#+ (.+)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert set(rule["annotations"]) == {"summary", "runbook"}
+        assert rule["alert"] in headings
+        anchor = f"docs/operations.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == anchor
+    alerts = {rule["alert"] for rule in rules()}
+    assert {heading for heading in headings if heading.startswith("LeanQ")} == alerts
+
+
+# The dashboard
+
+
+def test_the_dashboard_is_whole() -> None:
+    rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
+    assert rows[0] == DASHBOARD["panels"][0]["title"] == "Will it clear?"
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(ids) == len(set(ids))
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        place = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not place & taken, f"{panel['title']} lies on another"
+        taken |= place
+    for panel in panels():
+        assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
+
+
+def test_every_metric_is_shown() -> None:
+    shown = {
+        use.metric.name
+        for panel in panels()
+        for target in panel["targets"]
+        for use in uses(target["expr"])
+    }
+    assert shown == set(METRICS)
+
+
+def test_grafana_is_told_where_all_is() -> None:
+    services = read("compose.yaml")["services"]
+    (source,) = read("deploy/observability/grafana/datasources/prometheus.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert any(port.endswith(":9090") for port in services["prometheus"]["ports"])
+    mounts = dict(volume.split(":")[:2] for volume in services["grafana"]["volumes"])
+    assert mounts["./deploy/observability/grafana"] == "/etc/grafana/provisioning"
+    (provider,) = read("deploy/observability/grafana/dashboards/leanq.yaml")["providers"]
+    board = Path(mounts["./deploy/observability/dashboard.json"])
+    assert str(board.parent) == provider["options"]["path"]
+    home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == str(board)
+    interval = read("deploy/observability/prometheus.yml")["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == interval
+
+
+# Answers
+
+
+def _fleet(waiting: int, slots: int, submitted: int, ended: int, busy_s: int) -> list[Any]:
+    """Series of a minute's steps: what waits, busy slots, and what was added in each minute."""
+    series = {
+        'leanq_requests{environment="m",state="waiting"}': f"{waiting}x60",
+        'leanq_slots{environment="m",state="busy"}': f"{slots}x60",
+        'leanq_requests_submitted_total{environment="m"}': f"0+{submitted}x60",
+        'leanq_requests_finished_total{environment="m",verdict="accepted"}': f"0+{ended}x60",
+        'leanq_slot_busy_seconds_total{environment="m"}': f"0+{busy_s}x60",
+    }
+    return [{"series": name, "values": values} for name, values in series.items()]
+
+
+def _evaluate(folder: Path, query: str, cases: list[tuple[list[Any], str, list[Any]]]) -> None:
+    """Each of ``cases`` has series, the labels of the sample, and its value, if there is one."""
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": series,
+            "promql_expr_test": [
+                {
+                    "expr": query,
+                    "eval_time": "50m",
+                    "exp_samples": [{"labels": labels, "value": value} for value in values],
+                }
+            ],
+        }
+        for series, labels, values in cases
+    ]
+    (folder / "none.yaml").write_text("groups: []\n")
+    file = folder / "test.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": ["none.yaml"], "tests": tests}))
+    promtool("test", "rules", file)
+
+
+def test_time_to_clear(tmp_path: Path) -> None:
+    (panel,) = (
+        each for each in panels() if each["title"] == "Time to clear" and each["type"] == "stat"
+    )
+    query = Query("", panel["targets"][0]["expr"]).plain()
+    labels = '{environment="m"}'
+    cases: list[tuple[list[Any], str, list[Any]]] = [
+        # Requests of two seconds on ten slots, of which arriving ones take four: 600 / 6.
+        (_fleet(300, 10, 120, 300, 600), labels, [100]),
+        # More comes than can be done.
+        (_fleet(300, 10, 600, 300, 600), labels, [float("inf")]),
+        (_fleet(300, 0, 1, 300, 600), labels, [float("inf")]),
+        # Nothing waits: at work, and at rest.
+        (_fleet(0, 10, 300, 300, 600), labels, [0]),
+        (_fleet(0, 10, 0, 0, 0), labels, [0]),
+        # Nothing ended in a quarter of an hour: nobody can tell.
+        (_fleet(300, 10, 0, 0, 0), labels, []),
+    ]
+    _evaluate(tmp_path, query, cases)
+
+
+def test_what_keda_is_told(tmp_path: Path) -> None:
+    scaled = named(overlay("keda"), "ScaledObject", "leanq-worker")
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    assert all(_MAX.search(use.before) for use in uses(query) if use.metric.name in SHARED)
+    cases: list[tuple[list[Any], str, list[Any]]] = [
+        # 6,000 requests of two seconds, in ten minutes, beside ten slots that are busy.
+        (_fleet(6000, 10, 300, 300, 600), "{}", [30]),
+        # An empty fleet takes a request for a second's work.
+        (_fleet(1200, 0, 0, 0, 0), "{}", [2]),
+        (_fleet(0, 0, 0, 0, 0), "{}", [0]),
+    ]
+    _evaluate(tmp_path, query, cases)

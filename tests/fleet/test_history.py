@@ -1,0 +1,101 @@
+"""History by the minute: noted by whoever comes, kept for a day, and outliving the workers."""
+
+from __future__ import annotations
+
+import pytest
+from support.shards import Shard
+from support.terminals import Terminal, ended, samples, wait_for_line
+
+from leanq.fleet.history import Period, periods
+from leanq.lean.environment import Environment
+from leanq.queue.results import read_minute
+from leanq.queue.settings import Settings
+
+MINUTE_MS = 60_000
+
+
+async def test_a_minute_is_noted_once_and_a_day_is_kept(shard: Shard) -> None:
+    first = shard.now_ms // MINUTE_MS
+    for _ in range(3):
+        await shard.queue.renew("w")
+    (note,) = await shard.queue.minutes(0)
+    assert note["minute"] == first
+    for number in range(1, 4):
+        shard.advance(MINUTE_MS)
+        await shard.submit(f"0-{number}")
+        await shard.queue.renew("w")
+    notes = await shard.queue.minutes(first + 1)
+    assert [(n["minute"] - first, n.get("s:a")) for n in notes] == [
+        # As it was before the request that came first.
+        (1, None),
+        (2, 1),
+        (3, 2),
+    ]
+    key = f"{shard.tag}:minutes"
+    shard.server.zadd(key, {f"old {n}".encode(): n for n in range(2000)})
+    shard.advance(MINUTE_MS)
+    await shard.queue.renew("w")
+    assert shard.server.zcard(key) == 1500
+    # What somebody else has put there is passed over.
+    assert all("minute" in note for note in await shard.queue.minutes(first))
+
+
+def note(minute: int, **totals: int) -> dict[str, int]:
+    return {"minute": minute, **{name.replace("__", ":"): n for name, n in totals.items()}}
+
+
+def test_differences_count_for_the_period_of_the_first() -> None:
+    notes = [
+        note(100, s__a=10, f__a__accepted=4, r_ms__a=1000, waiting__a=6, workers=2),
+        note(101, s__a=15, f__a__accepted=9, r_ms__a=6000, waiting__a=1, workers=3),
+        # Nobody was there for a while.
+        note(130, s__a=15, f__a__accepted=10, f__a__rejected=2, r_ms__a=7000, w_ms__a=500),
+        note(131, s__a=16, s__b=3),
+    ]
+    one, two, three = periods([notes], 40 * 60)
+    assert one == Period(100 * 60, 60, 5, one.finished, 0.0, 5.0, 6, 2)
+    assert one.finished == {"accepted": 5}
+    assert (two.start_s, two.finished, two.waited_s) == (
+        101 * 60,
+        {"accepted": 1, "rejected": 2},
+        0.5,
+    )
+    assert (three.start_s, three.submitted, three.workers) == (130 * 60, 4, 0)
+    early, late = periods([notes], 24 * 3600)
+    assert (early.length_s, early.submitted, early.workers, early.waiting) == (1800, 5, 3, 6)
+    assert (late.submitted, late.workers) == (4, 0)
+
+
+def test_shards_add_up_and_a_rolled_back_counter_takes_nothing() -> None:
+    one = [note(60, s__a=5, workers=4, waiting__a=2), note(61, s__a=8)]
+    two = [note(60, s__a=7, workers=3, waiting__a=1), note(61, s__a=6)]
+    (period,) = periods([one, two], 600)
+    assert (period.submitted, period.waiting, period.workers) == (3, 3, 4)
+
+
+def test_no_notes() -> None:
+    assert periods([[], [note(5)], [{}]], 3600) == []
+    assert read_minute(b"nonsense") == read_minute(b"\x92\x01\x02") == {}
+
+
+@pytest.mark.parametrize("text", ["24", "h", "-1h", "1w", ""])
+def test_a_time_that_is_none(terminal: Terminal, text: str) -> None:
+    done = terminal.run("status", "--since", text)
+    assert done.code == 2
+    assert "write 30m, 24h or 1d" in done.err
+
+
+def test_what_a_fleet_did_that_is_gone(
+    terminal: Terminal, settings: Settings, core: Environment
+) -> None:
+    terminal.use(settings)
+    worker = terminal.start("worker", "--slots", "1")
+    wait_for_line(worker.stderr, "serves")
+    assert terminal.run("submit", *samples("and_swap", "wrong")).code == 1
+    worker.terminate()
+    assert ended(worker).code == 0
+    rows = terminal.run("status", "--since", "1h", "--json").lines
+    assert sum(row["submitted"] for row in rows) == 2
+    assert sum(row["finished"].get("rejected", 0) for row in rows) == 1
+    assert sum(row["ran_s"] for row in rows) > 0.05
+    assert "rejected 1" in terminal.run("status", "--since", "1d").out

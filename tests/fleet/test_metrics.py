@@ -1,0 +1,249 @@
+"""Metrics: named well, counted rightly, and shown to whoever scrapes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import urllib.error
+import urllib.request
+from bisect import bisect_left
+from typing import Any
+
+import pytest
+from conftest import eventually
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from support.fleets import counts
+from support.sandboxes import PYTHON, python
+from support.terminals import Terminal, ended, samples, wait_for_line
+
+from leanq.client import AsyncLeanQClient
+from leanq.fleet.prometheus import Page, fleet_samples
+from leanq.fleet.stats import Times, glance, lanes_of
+from leanq.lean.echo import EchoDriver
+from leanq.lean.environment import Environment
+from leanq.lean.sandbox.sandbox import Limits, Sandbox
+from leanq.local import running
+from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, SCALER, WORKER
+from leanq.queue.queue import Queue
+from leanq.queue.results import times_of
+from leanq.queue.settings import Settings
+from leanq.worker import Worker
+
+METRICS = (*FLEET, *SCALER, *WORKER)
+
+
+def scrape(port: int, path: str = "/metrics") -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://localhost:{port}{path}", timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def parsed(text: str) -> dict[str, float]:
+    """Samples as ``name{label="value"}``."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+# Names
+
+
+def test_names_follow_the_conventions() -> None:
+    assert len({metric.name for metric in METRICS}) == len(METRICS)
+    for metric in METRICS:
+        assert re.fullmatch(r"leanq(_[a-z]+)+", metric.name)
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert metric.kind != "histogram" or metric.name.endswith("_seconds")
+        assert metric.text.endswith(".")
+        assert set(metric.labels) <= {
+            *("environment", "state", "verdict", "input", "term"),
+            *("reason", "program", "event", "kind"),
+        }
+
+
+# Times
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6))
+def test_times_are_counted_to_two_digits(waited_s: float, ran_s: float) -> None:
+    found = dict(re.findall(r"([wrt])(\d+/\d+)", times_of(waited_s, ran_s)))
+    assert set(found) == set("wrt")
+    sums: dict[str, int] = {}
+    for what, text in found.items():
+        ms, bucket = map(int, text.split("/"))
+        sums[what] = ms
+        assert bucket == bisect_left(BUCKETS_S, ms / 1000)
+    for what, s in (("w", waited_s), ("r", ran_s)):
+        assert sums[what] == pytest.approx(s * 1000, rel=0.051, abs=0.5001)
+    assert sums["t"] == sums["w"] + sums["r"]
+
+
+# The fleet's
+
+
+async def test_every_request_is_counted_in_its_lane(
+    settings: Settings, queue: Queue, lean: AsyncLeanQClient
+) -> None:
+    worker = Worker(settings, [EchoDriver()], slots=3)
+    async with running(worker):
+        for delay_s in (0.0, 0.03):
+            payloads = [lean.echo(bytes([n]), delay_s=delay_s) for n in range(20)]
+            for payload in payloads:
+                await payload
+        await eventually(counts(queue, "settled", 40))
+        seen = await glance(settings)
+        assert seen.memory_bytes > 100_000
+        lane = seen.lanes["echo"]
+        assert (lane.workers, lane.slots, lane.busy, lane.running) == (1, 3, 0, 0)
+    status = await queue.status()
+    lane = lanes_of(status)["echo"]
+    assert (lane.submitted, dict(lane.finished)) == (40, {"echo": 40})
+    for times in (lane.waited, lane.ran, lane.took):
+        assert sum(times.counts) == 40
+    # Those of 30 ms, and not the others unless the machine was slow.
+    edge = bisect_left(BUCKETS_S, 0.03)
+    assert sum(lane.ran.counts[edge:]) >= 20
+    assert 0.6 <= lane.ran.sum_s <= lane.took.sum_s
+    assert lane.took.sum_s == pytest.approx(lane.waited.sum_s + lane.ran.sum_s)
+    assert (lane.workers, lane.slots) == (0, 0)
+
+
+async def test_other_ends_are_counted_as_well(queue: Queue, lean: AsyncLeanQClient) -> None:
+    futures = [lean.echo(b"x", delay_s=1) for _ in range(3)]
+    tasks = [asyncio.ensure_future(future) for future in futures]
+    await eventually(counts(queue, "submitted", 3))
+    for task in tasks:
+        task.cancel()
+    await eventually(counts(queue, "verdict:cancelled", 3))
+    lane = lanes_of(await queue.status())["echo"]
+    assert (lane.submitted, dict(lane.finished)) == (3, {"cancelled": 3})
+    await queue.claim("sweeper", ["echo"], 1, busy=0, token="t" * 12 + ":")
+    await queue.release("sweeper", [], leave=True)
+
+
+async def test_all_samples_are_of_known_metrics(settings: Settings, queue: Queue) -> None:
+    known = {metric.name: metric for metric in FLEET}
+    await queue.join("w", b"", {"core": b""})
+    found = list(fleet_samples(await glance(settings)))
+    await queue.release("w", [], leave=True)
+    for name, labels, value in found:
+        assert len(labels) == len(known[name].labels)
+        assert isinstance(value, Times) == (known[name].kind == "histogram")
+    assert {name for name, _, _ in found} == set(known) - {"leanq_requests_finished_total"}
+
+
+# Pages
+
+
+def test_a_page() -> None:
+    times = Times()
+    times.counts[0], times.counts[-1], times.sum_s = 3, 1, 4000.0
+    well = [False]
+    read = [
+        ("leanq_up", (), 1),
+        ("leanq_requests", ("a", "waiting"), 5),
+        ("leanq_requests", ("b", "waiting"), 7),
+        ("leanq_requests_finished_total", ("a", "accepted"), 2),
+        ("leanq_request_wait_seconds", ("a",), times),
+    ]
+    with Page(0, lambda: read, lambda: well[0]) as page:
+        assert scrape(page.port, "/healthz")[0] == 503
+        well[0] = True
+        assert scrape(page.port, "/healthz") == (200, "ok\n")
+        assert scrape(page.port, "/other")[0] == 404
+        code, text = scrape(page.port)
+        assert code == 200
+    found = parsed(text)
+    assert found["leanq_up"] == 1
+    assert found['leanq_requests{environment="b",state="waiting"}'] == 7
+    assert found['leanq_requests_finished_total{environment="a",verdict="accepted"}'] == 2
+    assert found['leanq_request_wait_seconds_bucket{environment="a",le="0.005"}'] == 3
+    assert found['leanq_request_wait_seconds_bucket{environment="a",le="3600"}'] == 3
+    assert found['leanq_request_wait_seconds_bucket{environment="a",le="+Inf"}'] == 4
+    assert found['leanq_request_wait_seconds_count{environment="a"}'] == 4
+    assert found['leanq_request_wait_seconds_sum{environment="a"}'] == 4000
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [("pass", None), ("import os; os.abort()", "signal"), ("while True: pass", "cpu")],
+)
+async def test_deaths_are_counted_by_reason(code: str, reason: str | None) -> None:
+    before = COUNTS.copy()
+    sandbox = await Sandbox.open(readable=PYTHON)
+    limits = Limits(cpu_s=0.3, wall_s=20, memory_bytes=1 << 30)
+    await sandbox.run(python(code), env={}, cwd=sandbox.scratch, limits=limits)
+    await sandbox.close()
+    new = COUNTS - before
+    assert new.pop(("leanq_lean_starts_total", "lean")) == 1
+    assert new == ({("leanq_lean_deaths_total", reason): 1} if reason else {})
+
+
+# From the command line
+
+
+@pytest.fixture
+def place(terminal: Terminal, settings: Settings) -> Terminal:
+    """A terminal that uses a queue of its own."""
+    terminal.use(settings)
+    return terminal
+
+
+def port_in(line: str) -> int:
+    return int(re.findall(r"\d+", line.partition("/metrics")[0])[-1])
+
+
+def test_a_worker_and_the_exporter(place: Terminal, core: Environment) -> None:
+    worker = place.start("worker", "--slots", "2", "--metrics-port", "0")
+    port = port_in(wait_for_line(worker.stderr, "metrics of this worker"))
+    wait_for_line(worker.stderr, "serves")
+    assert scrape(port, "/healthz")[0] == 200
+    assert place.run("submit", *samples("and_swap", "wrong")).code == 1
+    found = parsed(scrape(port)[1])
+    assert found['leanq_worker_slots{state="idle"}'] == 2
+    assert found['leanq_worker_requests_total{verdict="accepted"}'] == 1
+    assert found['leanq_lean_starts_total{program="lean"}'] >= 2
+
+    exporter = place.start("metrics", "--port", "0")
+    port = port_in(wait_for_line(exporter.stderr, "metrics at"))
+    found = parsed(scrape(port)[1])
+    assert found["leanq_up"] == 1
+    assert found['leanq_slots{environment="default",state="idle"}'] == 2
+    verdict = 'leanq_requests_finished_total{{environment="default",verdict="{}"}}'
+    assert found[verdict.format("rejected")] == 1
+    assert found['leanq_request_run_seconds_count{environment="default"}'] == 2
+    exporter.send_signal(signal.SIGTERM)
+    assert ended(exporter).code == 0
+
+    assert "leanq_up 1.0" in place.run("metrics", "--once").out.splitlines()
+    done = place.run("metrics", "--once", "--json")
+    lines: list[dict[str, Any]] = [json.loads(line) for line in done.out.splitlines()]
+    assert {"metric": "leanq_up", "labels": [], "value": 1} in lines
+    worker.send_signal(signal.SIGTERM)
+    assert ended(worker).code == 0
+
+
+def test_an_exporter_without_a_server(place: Terminal) -> None:
+    place.environ["LEANQ_URL"] = "unix:///no/such/place"
+    exporter = place.start("metrics", "--port", "0")
+    port = port_in(wait_for_line(exporter.stderr, "metrics at"))
+    assert parsed(scrape(port)[1]) == {"leanq_up": 0}
+    exporter.send_signal(signal.SIGINT)
+    assert ended(exporter).code == 0
+    assert place.run("metrics", "--once").code == 3
+
+
+def test_a_port_that_is_taken(place: Terminal) -> None:
+    with Page(0, list) as page:
+        done = place.run("metrics", "--port", str(page.port))
+    assert done.code == 2
+    assert f"cannot serve metrics on port {page.port}" in done.err

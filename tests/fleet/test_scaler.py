@@ -1,0 +1,249 @@
+"""The loop around the scaler's decision, and processes here as whom it orders from."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from conftest import eventually
+from support.fleets import until
+from support.sandboxes import running
+from support.terminals import Terminal, ended, wait_for_line
+
+from leanq.client import LeanQClient
+from leanq.errors import TargetError
+from leanq.fleet.scaler.loop import Scaler
+from leanq.fleet.scaler.targets import LocalTarget, Ordered
+from leanq.fleet.stats import Glance, Told, decisions_of, glance
+from leanq.queue.queue import Queue
+from leanq.queue.results import Status
+from leanq.queue.settings import Settings
+from leanq.scale import Decision, ScaleSettings, Stats
+from tests.fleet.test_metrics import parsed, port_in, scrape
+
+NOBODY = Glance(0.0, Status({}, {}, (), (), {}, 0), {})
+
+
+# The loop
+
+
+class Recorder:
+    """A target that does as it is told at once."""
+
+    def __init__(self) -> None:
+        self.orders: list[int] = []
+        self.leading = True
+        self.broken = False
+
+    async def leads(self) -> bool:
+        return self.leading
+
+    async def look(self, _environment: str, _seen: Glance) -> Ordered:
+        if self.broken:
+            raise TargetError("out of reach")
+        return Ordered(self.orders[-1] if self.orders else 0)
+
+    async def order(self, _environment: str, workers: int, _seen: Glance) -> None:
+        self.orders.append(workers)
+
+    async def close(self) -> None:
+        pass
+
+
+class Loop:
+    """A scaler whose time is set by the test."""
+
+    def __init__(self, settings: Settings, **how: Any) -> None:
+        self.now = 1000.0
+        self.target = Recorder()
+        self.told: list[tuple[Decision, Stats]] = []
+        sizes = {"echo": ScaleSettings(**how)}
+
+        def tell(_name: str, decision: Decision, stats: Stats) -> None:
+            self.told.append((decision, stats))
+
+        self.scaler = Scaler(
+            settings, self.target, sizes, tell=tell, who="tester", clock=lambda: self.now
+        )
+
+    async def tick(self) -> Decision:
+        self.now += 15
+        await self.scaler.tick()
+        return self.told[-1][0]
+
+
+@pytest.fixture
+def lean(settings: Settings) -> Iterator[LeanQClient]:
+    with LeanQClient(settings) as made:
+        yield made
+
+
+async def test_a_backlog_is_ordered_for_and_an_empty_queue_is_not(
+    settings: Settings, queue: Queue, lean: LeanQClient
+) -> None:
+    loop = Loop(settings, slots=2, most=50)
+    assert (await loop.tick()).target == 0
+    futures = [lean.echo(bytes([n]), delay_s=1) for n in range(200)]
+    await eventually(lambda: lean_knows(settings, 200))
+    decision = await loop.tick()
+    assert 1 <= decision.target == loop.target.orders[-1] <= 50
+    assert loop.told[-1][1].queued == 200
+    # The same again orders nothing more.
+    again = await loop.tick()
+    assert again.target == decision.target
+    samples = {(name, labels): value for name, labels, value in loop.scaler.samples()}
+    assert samples["leanq_up", ()] == 1
+    assert samples["leanq_scaler_leader", ()] == 1
+    assert samples["leanq_scaler_target_workers", ("echo",)] == decision.target
+    assert samples["leanq_scaler_input", ("echo", "queued")] == 200
+    for future in futures:
+        future.cancel()
+    await queue.claim("sweeper", ["echo"], 1, busy=0, token="t" * 12 + ":")
+    await queue.release("sweeper", [], leave=True)
+
+
+async def lean_knows(settings: Settings, count: int) -> bool:
+    lanes = (await glance(settings)).lanes
+    return "echo" in lanes and lanes["echo"].waiting == count
+
+
+async def test_one_that_does_not_lead_orders_nothing(settings: Settings, queue: Queue) -> None:
+    loop = Loop(settings, least=3)
+    loop.target.leading = False
+    assert (await loop.tick()).target == 3
+    assert loop.target.orders == []
+    loop.target.leading = True
+    await loop.tick()
+    assert loop.target.orders == [3]
+
+
+async def test_without_statistics_the_order_is_held(settings: Settings, queue: Queue) -> None:
+    loop = Loop(settings, least=3)
+    await loop.tick()
+    loop.scaler._settings = replace(settings, url="unix:///no/such/place")
+    for _ in range(5):
+        decision = await loop.tick()
+    assert (decision.reason, decision.target) == ("stale", 3)
+    samples = {(name, labels): value for name, labels, value in loop.scaler.samples()}
+    assert samples["leanq_up", ()] == 0
+    assert samples["leanq_scaler_stale", ("echo",)] == 1
+
+
+async def test_a_target_in_trouble_is_asked_again(settings: Settings, queue: Queue) -> None:
+    loop = Loop(settings, least=2)
+    loop.target.broken = True
+    loop.now += 15
+    await loop.scaler.tick()
+    assert ("leanq_scaler_errors_total", ("echo",), 1) in list(loop.scaler.samples())
+    loop.target.broken = False
+    await loop.tick()
+    assert loop.target.orders == [2]
+
+
+async def test_the_one_that_leads_tells_the_queue(settings: Settings, queue: Queue) -> None:
+    loop = Loop(settings, least=3)
+    loop.target.leading = False
+    await loop.tick()
+    assert (await queue.status()).decisions == {}
+    loop.target.leading = True
+    decision = await loop.tick()
+    told = decisions_of(await queue.status())["echo"]
+    assert told == Told(told.at, 3, 0, decision.reason, decision.text, "tester")
+    assert told.at == pytest.approx(time.time(), abs=60)
+    assert 0 < await queue.call(lambda c: c.pttl(queue.keys.scaler)) <= 600_000
+
+
+# Processes on this machine
+
+
+async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None:
+    environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
+    target = LocalTarget("--driver echo --slots 1", environ)
+    assert await target.look("echo", NOBODY) == Ordered(0)
+    await target.order("echo", 2, NOBODY)
+    try:
+        ordered = await target.look("echo", NOBODY)
+        assert (ordered.order, len(ordered.starting_s)) == (2, 2)
+        await eventually(lambda: workers_are(settings, 2))
+        ordered = await target.look("echo", await glance(settings))
+        assert (ordered.order, ordered.starting_s, len(ordered.started_s)) == (2, (), 2)
+        await target.order("echo", 1, await glance(settings))
+        assert (await target.look("echo", await glance(settings))).order == 1
+        await eventually(lambda: workers_are(settings, 1))
+    finally:
+        pids = [worker.process.pid for worker in target._workers]
+        await target.close()
+    assert not any(map(running, pids))
+    await eventually(lambda: workers_are(settings, 0))
+
+
+async def test_the_idle_one_goes(settings: Settings, queue: Queue, lean: LeanQClient) -> None:
+    environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
+    target = LocalTarget("--driver echo --slots 1", environ)
+    await target.order("echo", 2, NOBODY)
+    try:
+        await eventually(lambda: workers_are(settings, 2))
+        future = lean.echo(b"long", delay_s=60)
+        await eventually(lambda: running_are(settings, 1))
+        seen = await glance(settings)
+        (busy,) = (row.worker for row in seen.status.workers if row.held)
+        await target.look("echo", seen)
+        await target.order("echo", 1, seen)
+        await eventually(lambda: workers_are(settings, 1))
+        assert [row.worker for row in (await glance(settings)).status.workers] == [busy]
+        future.cancel()
+    finally:
+        await target.close()
+
+
+async def running_are(settings: Settings, count: int) -> bool:
+    return sum(row.held for row in (await glance(settings)).status.workers) == count
+
+
+async def workers_are(settings: Settings, count: int) -> bool:
+    return len((await glance(settings)).status.workers) == count
+
+
+def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Settings) -> None:
+    terminal.use(settings)
+    options = ["--target", "local", "--worker", "--driver echo --slots 4", "--slots", "4"]
+    pace = ["--env", "echo", "--every", "0.3s", "--deadline", "9s", "--ceiling", "3"]
+    pace += ["--settle", "2s"]
+    scaler = terminal.start("scale", *options, *pace, "--port", "0", "--json")
+    port = port_in(wait_for_line(scaler.stderr, "metrics at"))
+    with LeanQClient(settings) as lean:
+        futures = [lean.echo(b"%d" % n, delay_s=0.2) for n in range(150)]
+        assert [future.result(60) for future in futures] == [b"%d" % n for n in range(150)]
+    finished = 'leanq_requests_finished_total{environment="echo",verdict="echo"}'
+    until(lambda: parsed(scrape(port)[1]).get(finished) == 150)
+    seen = parsed(scrape(port)[1])
+    assert seen["leanq_up"] == seen["leanq_scaler_leader"] == 1
+    targets: list[int] = []
+    assert scaler.stdout is not None
+    for line in scaler.stdout:
+        targets.append(json.loads(line)["target"])
+        # Nothing waits, so it goes down to nobody again.
+        if max(targets) > 0 and targets[-1] == 0:
+            break
+    until(lambda: terminal.run("status", "--json").lines[0]["scaler"]["echo"]["target"] == 0)
+    assert "scaler    echo: 0 workers, before " in terminal.run("status").out
+    assert 1 < max(targets) <= 3
+    scaler.send_signal(signal.SIGINT)
+    assert ended(scaler).code == 0
+
+
+def test_no_cluster_and_options_that_make_no_sense(terminal: Terminal, settings: Settings) -> None:
+    terminal.use(settings)
+    done = terminal.run("scale", "--target", "k8s")
+    assert done.code == 2
+    assert "no Kubernetes cluster" in done.err
+    done = terminal.run("scale", "--target", "print", "--floor", "5", "--ceiling", "2")
+    assert (done.code, "makes no sense" in done.err) == (2, True)
+    done = terminal.run("scale", "--target", "local", "--worker", "'x")
+    assert (done.code, "cannot be read" in done.err) == (2, True)

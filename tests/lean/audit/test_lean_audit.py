@@ -1,0 +1,156 @@
+"""The lean driver's audit: accepted means proved, whatever the candidate does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.sites import LOOKALIKE, Site, check, sample
+
+# The audit
+
+
+CHEAT = "prelude\nimport Core\naxiom cheat : False\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict", "axioms"),
+    [
+        (f"{CHEAT}theorem t (p : Prop) : p := False.elim cheat", "rejected", ("cheat",)),
+        (CHEAT, "rejected", ("cheat",)),
+        (f"{CHEAT}example (p : Prop) : p := False.elim cheat", "rejected", ("cheat",)),
+        ("prelude\nimport Core\ntheorem t : False := sorryAx False false", "incomplete", None),
+        (
+            "prelude\nimport Core\nset_option warn.sorry false\ntheorem t : False := sorry",
+            "incomplete",
+            ("sorryAx",),
+        ),
+        (
+            "prelude\nimport Core\nset_option warn.sorry false\n"
+            "example : False := sorryAx False false",
+            "incomplete",
+            ("sorryAx",),
+        ),
+        (
+            "prelude\nimport Core\nexample (p : Prop) (h : p) : p := h\n"
+            "example : HEq True True → Eq True True := fun h => eq_of_heq h",
+            "accepted",
+            ("eq_of_heq",),
+        ),
+        # Its own command of the name, which would come alive with an import.
+        (
+            f'{CHEAT}syntax (name := mine) "#print" : command\ntheorem t : False := cheat',
+            "rejected",
+            ("cheat",),
+        ),
+        # A standard name that it has given to something else.
+        (
+            "prelude\ninductive Nothing : Prop\naxiom propext : Nothing\n"
+            "theorem t : Nothing := propext",
+            "rejected",
+            ("propext",),
+        ),
+        ("prelude\ninductive Nothing : Prop\naxiom propext : Nothing", "rejected", ("propext",)),
+    ],
+    ids=[
+        "axiom",
+        "unused axiom",
+        "example on an axiom",
+        "sorryAx",
+        "silenced sorry",
+        "silenced example",
+        "axiom of the environment",
+        "own #print",
+        "own propext",
+        "own propext unused",
+    ],
+)
+async def test_audit(either: Site, code: str, verdict: str, axioms: tuple[str, ...] | None) -> None:
+    reply = await either.check(code)
+    assert (reply.verdict, reply.axioms) == (verdict, axioms)
+    if verdict == "rejected":
+        assert reply.axioms is not None
+        assert reply.messages[-1].severity == "error"
+        assert reply.messages[-1].text.endswith(f"not allowed: {', '.join(reply.axioms)}")
+
+
+async def test_axioms_that_the_client_allows(either: Site) -> None:
+    driver = await either.one()
+    code = f"{CHEAT}axiom other : True\ntheorem t : False := cheat"
+    reply = await driver.run(check(code, allow_axioms=("cheat", "other")))
+    assert (reply.verdict, reply.axioms) == ("accepted", ("cheat", "other"))
+    reply = await driver.run(check(code, allow_axioms=("cheat",)))
+    assert (reply.verdict, reply.axioms) == ("rejected", ("cheat", "other"))
+    assert reply.messages[-1].text.endswith("not allowed: other")
+
+
+async def test_without_an_audit_leans_word_stands(either: Site) -> None:
+    driver = await either.one()
+    # The REPL tells of every sorry, be its warning silenced or not.
+    silent = "accepted" if either.kind == "lean" else "incomplete"
+    for name, verdict in {"silent_sorry": silent, "incomplete": "incomplete"}.items():
+        reply = await driver.run(check(sample(name), audit=False))
+        assert (reply.verdict, reply.axioms, reply.audit_s) == (verdict, None, 0.0)
+    reply = await driver.run(check(CHEAT, audit=False))
+    assert (reply.verdict, reply.axioms) == ("accepted", None)
+
+
+@pytest.mark.parametrize("name", ["silent_sorry", "and_swap"])
+async def test_printed_lookalikes_change_no_verdict(site: Site, name: str) -> None:
+    # Printed by Lean's own process, but not by the one that is asked for axioms.
+    printing = 'case "$*" in *" -o "*) echo "$0"; printf %s "$0";; esac; exec "$@"'
+    loud = await site.driver(site.behind("/bin/sh", "-c", printing, LOOKALIKE))
+    quiet = await site.check(sample(name))
+    reply = await loud.run(check(sample(name)))
+    assert (reply.verdict, reply.axioms) == (quiet.verdict, quiet.axioms)
+    assert any("does not depend" in m.text for m in reply.messages)
+
+
+async def test_a_result_that_is_no_olean_is_never_accepted(site: Site) -> None:
+    driver = await site.driver(site.shell())
+    reply = await driver.run(check("echo forged > LeanqSubmission.olean"))
+    assert reply.verdict == "rejected"
+    assert "cannot be audited" in reply.messages[-1].text
+
+
+@pytest.mark.parametrize(
+    ("again", "verdict"),
+    [
+        ("kill -ABRT $$", "crashed"),
+        ("while :; do :; done", "timeout"),
+        ('echo \'{"severity":"error","data":"a name is taken"}\'; exit 1', "rejected"),
+    ],
+)
+async def test_examples_that_end_otherwise_under_names(
+    site: Site, again: str, verdict: str
+) -> None:
+    # When it runs for the second time, the last line is a definition.
+    second = 'grep -q "^def" script.sh'
+    script = f"if {second}; then {again}; fi; : > LeanqSubmission.olean; exit\nexample"
+    driver = await site.driver(site.shell())
+    reply = await driver.run(check(script, timeout_s=0.3))
+    assert reply.verdict == verdict
+
+
+async def test_replay_needs_a_checker(site: Site) -> None:
+    reply = await site.check(sample("and_swap"), replay=True)
+    assert reply.verdict is None
+    assert "leanchecker" in (reply.error or "")
+
+
+@pytest.mark.parametrize(
+    ("checker", "verdict"),
+    [
+        ("exit 0", "accepted"),
+        ("echo bad declaration >&2; exit 1", "rejected"),
+        ("while :; do :; done", "timeout"),
+    ],
+)
+async def test_replay_speaks_after_lean(site: Site, checker: str, verdict: str) -> None:
+    command = ("/bin/sh", "-c", f'test -f "$0.olean" || exit 7; {checker}')
+    toolchain = replace(site.core.toolchain, replay_command=command)
+    driver = await site.driver(replace(site.core, toolchain=toolchain))
+    reply = await driver.run(check(sample("and_swap"), replay=True, timeout_s=0.5))
+    assert reply.verdict == verdict
+    if verdict == "rejected":
+        assert "bad declaration" in reply.messages[-1].text

@@ -1,0 +1,326 @@
+"""What programs in a sandbox get and give, their limits, and opening."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.sandboxes import (
+    DAEMON,
+    GENEROUS,
+    MB,
+    MODES,
+    marked,
+    new_marker,
+    opened,
+    output,
+    python,
+    run,
+)
+
+from leanq.errors import SandboxError
+from leanq.lean.sandbox.sandbox import Exit, Limits, Sandbox, probe
+
+
+@pytest.fixture(params=MODES)
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    async with opened(request.param) as sandbox:
+        yield sandbox
+
+
+async def test_exit_codes_and_signals(sandbox: Sandbox) -> None:
+    finished = await run(sandbox, "raise SystemExit(7)")
+    assert (finished.exit.code, finished.exit.signal, finished.exit.stopped) == (7, None, None)
+    finished = await run(sandbox, "import os; os.kill(os.getpid(), 15)")
+    assert (finished.exit.code, finished.exit.signal, finished.exit.stopped) == (None, 15, None)
+
+
+async def test_big_input_and_both_outputs(sandbox: Sandbox) -> None:
+    data = os.urandom(3 * MB)
+    code = """
+        import sys
+        data = sys.stdin.buffer.read()
+        sys.stderr.buffer.write(data[::-1])
+        sys.stdout.buffer.write(data)
+    """
+    finished = await run(sandbox, code, stdin=data)
+    assert finished.stdout == data
+    assert finished.stderr == data[::-1]
+
+
+async def test_input_that_nobody_reads(sandbox: Sandbox) -> None:
+    finished = await run(sandbox, "print('done')", stdin=bytes(2 * MB))
+    assert finished.stdout == b"done\n"
+
+
+async def test_a_program_gets_what_it_is_given_and_nothing_else(sandbox: Sandbox) -> None:
+    code = """
+        import os, resource, signal
+        fds = []
+        for fd in range(1000):
+            try: os.fstat(fd)
+            except OSError: continue
+            fds.append(fd)
+        print(dict(os.environb), fds, os.getsid(0) == os.getpid(), os.getcwd())
+        print(resource.getrlimit(resource.RLIMIT_CORE))
+        names = ["SIGTERM", "SIGHUP", "SIGCHLD", "SIGXFSZ"]
+        print([n for n in names[:3] if signal.getsignal(getattr(signal, n)) != signal.SIG_DFL])
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    """
+    env = {"ONLY": "thïs"}
+    argv = python(code)
+    finished = await sandbox.run(argv, env=env, cwd=sandbox.scratch, limits=GENEROUS)
+    first, *rest = finished.stdout.decode().splitlines()
+    assert "b'ONLY': b'th\\xc3\\xafs'" in first
+    assert not any(name in first for name in ("PATH", "HOME", "USER"))
+    assert first.endswith(f"[0, 1, 2] True {sandbox.scratch}")
+    assert rest == ["(0, 0)", "[]", "True"]
+
+
+@pytest.mark.parametrize("wrong", ["argv", "cwd", "size"])
+async def test_what_cannot_be_started_is_named(sandbox: Sandbox, wrong: str) -> None:
+    argv = ["/no/such/lean" if wrong == "argv" else "/bin/true"]
+    cwd = Path("/no/such/folder") if wrong == "cwd" else sandbox.scratch
+    env = {"LARGE": "x" * MB} if wrong == "size" else {}
+    with pytest.raises(SandboxError, match="/no/such" if wrong != "size" else "/bin/true"):
+        await sandbox.run(argv, env=env, cwd=cwd, limits=GENEROUS)
+    assert await output(sandbox, "print('still usable')") == "still usable"
+
+
+async def test_one_program_at_a_time(sandbox: Sandbox) -> None:
+    process = await sandbox.start(["/bin/cat"], env={}, cwd=sandbox.scratch, limits=GENEROUS)
+    with pytest.raises(SandboxError, match="already"):
+        await run(sandbox, "")
+    assert (await process.kill()).stopped == "killed"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        # A child of a child is busy, and nobody waits for it yet.
+        """
+        import os, time
+        if os.fork() == 0:
+            if os.fork() == 0:
+                while True: pass
+            time.sleep(60)
+        time.sleep(60)
+        """,
+        # A daemon that has left everything is busy.
+        DAEMON.format(body="while True: pass") + "    time.sleep(60)",
+        # Many short children are busy one after another, and are waited for.
+        """
+        import os, time
+        while True:
+            if os.fork() == 0:
+                end = time.process_time() + 0.03
+                while time.process_time() < end: pass
+                os._exit(0)
+            os.wait()
+        """,
+        # Nobody ever waits for them, so the kernel adds their times to nobody's.
+        """
+        import os, signal, time
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while True:
+            if os.fork() == 0:
+                end = time.process_time() + 0.1
+                while time.process_time() < end: pass
+                os._exit(0)
+            try: os.wait()
+            except ChildProcessError: pass
+        """,
+    ],
+    ids=["grandchild", "daemon", "children", "unwaited"],
+)
+async def test_cpu_of_all_descendants(sandbox: Sandbox, code: str) -> None:
+    marker = new_marker()
+    limits = Limits(cpu_s=0.25, wall_s=60, memory_bytes=1 << 30)
+    finished = await run(sandbox, code, marker, limits=limits)
+    assert finished.exit.stopped == "cpu"
+    assert finished.exit.cpu_s > 0.25
+    assert marked(marker) == []
+
+
+async def test_cpu_is_exact_at_the_end(sandbox: Sandbox) -> None:
+    code = """
+        import time
+        while time.process_time() < 0.2: pass
+        print(time.process_time())
+    """
+    finished = await run(sandbox, code)
+    assert finished.exit.cpu_s >= float(finished.stdout)
+    assert finished.exit.wall_s > 0.1
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        "x = bytearray(400 << 20)",
+        "import mmap; x = mmap.mmap(-1, 400 << 20); x.write(bytes(len(x)))",
+    ],
+    ids=["private", "shared"],
+)
+async def test_memory(sandbox: Sandbox, allocate: str) -> None:
+    limits = Limits(cpu_s=30, wall_s=60, memory_bytes=100 * MB)
+    finished = await run(sandbox, f"{allocate}\nimport time; time.sleep(60)", limits=limits)
+    assert finished.exit.stopped == "memory"
+    assert finished.exit.peak_bytes > 100 * MB
+
+
+async def test_mapped_files_are_not_memory(sandbox: Sandbox) -> None:
+    code = """
+        import mmap, os, time
+        with open("file", "wb+") as file:
+            file.truncate(128 << 20)
+            view = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            print(sum(view[::4096]))
+            time.sleep(0.2)
+    """
+    limits = Limits(cpu_s=30, wall_s=60, memory_bytes=64 * MB)
+    finished = await run(sandbox, code, limits=limits)
+    assert (finished.exit.code, finished.exit.stopped) == (0, None)
+    assert 0 < finished.exit.peak_bytes < 64 * MB
+
+
+async def test_wall(sandbox: Sandbox) -> None:
+    marker = new_marker()
+    limits = Limits(cpu_s=30, wall_s=0.2, memory_bytes=1 << 30)
+    finished = await run(sandbox, "import time; time.sleep(60)", marker, limits=limits)
+    assert (finished.exit.stopped, finished.exit.signal) == ("wall", 9)
+    assert marked(marker) == []
+
+
+@pytest.mark.parametrize("count", [10**9, 3000], ids=["endless", "short"])
+async def test_output(sandbox: Sandbox, count: int) -> None:
+    limits = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30, output_bytes=1000)
+    code = f"import os\nfor _ in range({count}): os.write(1, b'x')"
+    finished = await run(sandbox, code, limits=limits)
+    assert finished.exit.stopped == "output"
+    assert finished.stdout == b"x" * 1000
+
+
+async def test_a_dialogue(sandbox: Sandbox) -> None:
+    code = """
+        import sys
+        for line in sys.stdin:
+            print("error of", line, end="", file=sys.stderr, flush=True)
+            print("heard", line, end="", flush=True)
+    """
+    argv = python(code)
+    process = await sandbox.start(argv, env={}, cwd=sandbox.scratch, limits=GENEROUS)
+    for word in (b"one\n", b"two\n"):
+        process.write(word)
+        answer = b""
+        while not answer.endswith(b"\n"):
+            answer += await process.read(4)
+        assert answer == b"heard " + word
+    assert process.stderr_tail == b"error of one\nerror of two\n"
+    process.write_eof()
+    assert await process.read() == b""
+    exit_ = await process.wait()
+    assert (exit_.code, process.ended) == (0, True)
+    assert await process.kill() == exit_
+
+
+async def test_a_tail_of_standard_error_is_no_output(sandbox: Sandbox) -> None:
+    limits = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30, output_bytes=1000)
+    code = "import sys; sys.stderr.write('x' * 500_000 + 'end')"
+    process = await sandbox.start(python(code), env={}, cwd=sandbox.scratch, limits=limits)
+    assert (await process.wait()).stopped is None
+    assert len(process.stderr_tail) == 1 << 16
+    assert process.stderr_tail.endswith(b"xend")
+
+
+async def test_renewed_limits(sandbox: Sandbox) -> None:
+    code = """
+        import sys, time
+        for line in sys.stdin:
+            end = time.process_time() + float(line)
+            while time.process_time() < end: pass
+            print("done", flush=True)
+    """
+    limits = Limits(cpu_s=0.3, wall_s=60, memory_bytes=1 << 30)
+    process = await sandbox.start(python(code), env={}, cwd=sandbox.scratch, limits=limits)
+    for _ in range(3):  # more than the limit in all
+        process.write(b"0.15\n")
+        assert await process.read() == b"done\n"
+        assert 0.1 < (await process.renew(limits)).cpu_s < 0.3
+    process.write(b"60\n")
+    exit_ = await process.wait()
+    assert exit_.stopped == "cpu"
+    assert exit_.cpu_s > 0.6
+    with pytest.raises(SandboxError, match="ended"):
+        await process.renew(limits)
+
+
+async def test_renewed_limits_count_memory_above_what_is_held(sandbox: Sandbox) -> None:
+    code = """
+        import sys
+        held = []
+        for line in sys.stdin:
+            held.append(bytearray(int(line) << 20))
+            print("done", flush=True)
+    """
+    roomy = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30)
+    process = await sandbox.start(python(code), env={}, cwd=sandbox.scratch, limits=roomy)
+    limits = Limits(cpu_s=30, wall_s=60, memory_bytes=60 * MB)
+    for count in range(1, 4):
+        process.write(b"40\n")
+        assert await process.read() == b"done\n"
+        assert 40 * count < (await process.renew(limits)).memory_bytes / MB < 40 * count + 30
+    process.write(b"80\n")
+    while await process.read():
+        process.write(b"80\n")
+    assert (await process.wait()).stopped == "memory"
+
+
+async def test_renewal_of_a_program_that_ends_meanwhile(sandbox: Sandbox) -> None:
+    process = await sandbox.start(["/bin/cat"], env={}, cwd=sandbox.scratch, limits=GENEROUS)
+    killing = asyncio.create_task(process.kill())
+    await asyncio.sleep(0)  # the order to stop is under way
+    with pytest.raises(SandboxError, match="ended"):
+        await process.renew(GENEROUS)
+    assert isinstance(await killing, Exit)
+
+
+async def test_clearing(sandbox: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("")
+    code = """
+        import os, sys
+        os.symlink(sys.argv[1], "link")
+        os.makedirs("shut/inner")
+        open("shut/inner/file", "w").close()
+        os.mkfifo(b"\\xff fifo")
+        for i in range(300): open(f"file{i}", "w").close()
+        os.chmod("shut/inner", 0)
+        os.chmod("shut", 0)
+        for _ in range(1200):
+            os.mkdir("deep" * 10)
+            os.chdir("deep" * 10)
+        os.chmod(".", 0)
+    """
+    assert await output(sandbox, code, str(tmp_path)) == ""
+    assert len(os.listdir(sandbox.scratch)) == 304
+    sandbox.clear()
+    assert os.listdir(sandbox.scratch) == []
+    assert os.listdir(tmp_path) == ["kept"]
+
+
+async def test_opening_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="/no/such/toolchain"):
+        await Sandbox.open(readable=[Path("/no/such/toolchain")], scratch_root=tmp_path)
+    with pytest.raises(SandboxError, match="scratch"):
+        await Sandbox.open(scratch_root=tmp_path / "absent")
+    with pytest.raises(SandboxError, match="hide"):
+        await Sandbox.open(hidden=[tmp_path.parent], scratch_root=tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_probe() -> None:
+    walls = probe()
+    assert all(isinstance(wall, str) for wall in walls)
+    assert ("pid-ns" in walls) <= ("mount-ns" in walls)

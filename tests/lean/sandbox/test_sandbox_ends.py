@@ -1,0 +1,187 @@
+"""Nothing of a program outlives its request or the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from conftest import eventually
+from support.paths import ROOT
+from support.sandboxes import (
+    DAEMON,
+    MODES,
+    PYTHON,
+    children,
+    marked,
+    needs,
+    new_marker,
+    opened,
+    output,
+    run,
+    running,
+)
+
+from leanq.errors import SandboxError
+from leanq.lean.sandbox.sandbox import Sandbox
+
+DAEMON_AND_PARENT = DAEMON.format(body="time.sleep(60)") + "    time.sleep(60)"
+
+
+@pytest.fixture(params=MODES)
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    async with opened(request.param) as sandbox:
+        yield sandbox
+
+
+async def test_a_daemon_ends_with_its_program(sandbox: Sandbox) -> None:
+    marker = new_marker()
+    finished = await run(sandbox, DAEMON.format(body="time.sleep(60)"), marker)
+    assert finished.exit.code == 0  # and the daemon holds the pipes open
+    assert marked(marker) == []
+
+
+async def test_many_daemons(sandbox: Sandbox) -> None:
+    marker = new_marker()
+    code = """
+        import os, time
+        for _ in range(50):
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork() == 0: time.sleep(60)
+                os._exit(0)
+    """
+    assert (await run(sandbox, code, marker)).exit.code == 0
+    assert marked(marker) == []
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["while starting", "while running"])
+async def test_cancelling(sandbox: Sandbox, early: bool) -> None:
+    marker = new_marker()
+    task = asyncio.create_task(run(sandbox, DAEMON_AND_PARENT, marker))
+    task.add_done_callback(lambda _: left.extend(marked(marker)))
+    left: list[int] = []
+    if early:
+        await asyncio.sleep(0)  # the order to start is under way
+    else:
+        await eventually(lambda: len(marked(marker)) == 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert left == marked(marker) == []
+    assert await output(sandbox, "print('still usable')") == "still usable"
+
+
+async def test_a_hasty_second_cancellation_changes_nothing(sandbox: Sandbox) -> None:
+    marker = new_marker()
+    task = asyncio.create_task(run(sandbox, "import time; time.sleep(60)", marker))
+    await eventually(lambda: marked(marker) != [])
+    task.cancel()
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert marked(marker) == []
+
+
+@pytest.mark.parametrize("which", ["outer", "inner"])
+async def test_the_warden_is_killed(sandbox: Sandbox, which: str) -> None:
+    marker = new_marker()
+    task = asyncio.create_task(run(sandbox, DAEMON_AND_PARENT, marker))
+    await eventually(lambda: len(marked(marker)) == 2)
+    outer = sandbox._warden.pid
+    victim = outer if which == "outer" else children(outer)[0]
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(SandboxError, match="died"):
+        await task
+    assert not sandbox.alive
+    await eventually(lambda: marked(marker) == [])
+    with pytest.raises(SandboxError, match="died"):
+        await run(sandbox, "")
+
+
+async def test_the_warden_minds_only_its_worker(sandbox: Sandbox) -> None:
+    outer = sandbox._warden.pid
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for pid in (outer, *children(outer)):
+            os.kill(pid, signum)
+    assert await output(sandbox, "print('here')") == "here"
+
+
+@pytest.mark.parametrize("limit", ["NOFILE", "CPU", "NPROC"])
+async def test_who_lowers_the_limits_of_the_warden_has_the_trouble(
+    sandbox: Sandbox, limit: str
+) -> None:
+    code = f"""
+        import os, resource
+        resource.prlimit(os.getppid(), resource.RLIMIT_{limit}, (50, 50))
+    """
+    with pytest.raises(SandboxError, match="limits of its warden"):
+        await run(sandbox, code)
+    await eventually(lambda: not sandbox.alive)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_no_signal_reaches_the_warden(mode: str) -> None:
+    async with opened(mode) as sandbox:
+        needs(sandbox, "pid-ns", landlock=6)
+        code = """
+            import os, signal
+            for number in range(1, signal.NSIG):
+                try: os.kill(os.getppid(), number)
+                except PermissionError: pass
+        """
+        assert await output(sandbox, code) == ""
+        assert await output(sandbox, "print('still usable')") == "still usable"
+
+
+WORKER = """
+    import asyncio, sys
+    from pathlib import Path
+    from leanq.sandbox import Limits, Sandbox
+
+    async def main(mode, daemon, marker, *readable):
+        sandbox, waiting = [
+            await Sandbox.open(
+                readable=[Path(path) for path in readable], namespaces=mode == "namespaces"
+            )
+            for _ in range(2)
+        ]
+        argv = [sys.executable, "-I", "-S", "-c", daemon, marker]
+        limits = Limits(cpu_s=30, wall_s=60, memory_bytes=1 << 30)
+        process = await sandbox.start(argv, env={}, cwd=sandbox.scratch, limits=limits)
+        await process.read()
+        waiting.prepare(["/bin/sh", "-c", "read x", marker], env={}, cwd=waiting.scratch)
+        print(sandbox.scratch, waiting.scratch, flush=True)
+        await process.wait()
+
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_worker_is_killed(mode: str) -> None:
+    marker = new_marker()
+    code, daemon = textwrap.dedent(WORKER), textwrap.dedent(DAEMON_AND_PARENT)
+    argv = [sys.executable, "-c", code, mode, daemon, marker, *map(str, PYTHON)]
+    root = ROOT
+    worker = await asyncio.create_subprocess_exec(*argv, stdout=subprocess.PIPE, cwd=root)
+    assert worker.stdout is not None
+    folders = [Path(path) for path in (await worker.stdout.readline()).decode().split()]
+    outers = children(worker.pid)
+    wardens = [*outers, *(inner for outer in outers for inner in children(outer))]
+    assert [folder.is_dir() for folder in folders] == [True, True]
+    assert len(wardens) == 4
+    # The worker itself, the program, its daemon, and one that waits for its input.
+    await eventually(lambda: len(marked(marker)) == 4)
+    worker.kill()
+    assert await worker.wait() == -signal.SIGKILL
+    await eventually(lambda: marked(marker) == [])
+    await eventually(lambda: not any(map(running, wardens)))
+    assert not any(folder.exists() for folder in folders)

@@ -1,0 +1,172 @@
+"""What a program in a sandbox cannot see, change or reach."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from conftest import eventually
+from support.sandboxes import (
+    MODES,
+    PYTHON,
+    children,
+    marked,
+    needs,
+    new_marker,
+    opened,
+    output,
+    run,
+)
+
+from leanq.lean.sandbox.sandbox import Sandbox
+
+
+@pytest.fixture(params=MODES)
+async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    async with opened(request.param) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_the_worker_and_the_warden_cannot_be_looked_into(mode: str) -> None:
+    code = """
+        import os, sys
+        for pid in ["self", *sys.argv[1:], os.getppid()]:
+            for name in ("environ", "mem"):
+                try: open(f"/proc/{pid}/{name}", "rb"); print(pid)
+                except OSError: pass
+    """
+    async with opened(mode, Path("/proc")) as sandbox:
+        needs(sandbox, "pid-ns", "user-ns", landlock=1)
+        outer = sandbox._warden.pid
+        pids = [str(pid) for pid in (os.getpid(), outer, *children(outer))]
+        assert set((await output(sandbox, code, *pids)).split()) == {"self"}
+
+
+async def test_the_worker_cannot_be_signalled(sandbox: Sandbox) -> None:
+    needs(sandbox, "pid-ns", landlock=6)
+    code = """
+        import os, sys
+        for pid in map(int, sys.argv[1:]):
+            try: os.kill(pid, 0); print("signalled", pid)
+            except (PermissionError, ProcessLookupError): pass
+    """
+    outer = sandbox._warden.pid
+    assert await output(sandbox, code, str(os.getpid()), str(outer)) == ""
+
+
+async def test_files_outside_cannot_be_changed(sandbox: Sandbox, tmp_path: Path) -> None:
+    needs(sandbox, "read-only", landlock=1)
+    target = tmp_path / "file"
+    target.write_text("ours")
+    code = """
+        import os, sys
+        for act in (lambda p: open(p, "w"), os.unlink, lambda p: os.mkdir(p + ".d")):
+            try: act(sys.argv[1]); print("done")
+            except OSError: pass
+        open("inside", "w").write("theirs")
+        os.rename("inside", "moved")
+    """
+    assert await output(sandbox, code, str(target)) == ""
+    assert target.read_text() == "ours"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (sandbox.scratch / "moved").read_text() == "theirs"
+
+
+async def test_permissions_outside_cannot_be_changed(sandbox: Sandbox, tmp_path: Path) -> None:
+    needs(sandbox, "read-only")
+    tmp_path.chmod(0o755)
+    code = """
+        import os, sys
+        try: os.chmod(sys.argv[1], 0)
+        except OSError as error: print(error.strerror)
+    """
+    assert await output(sandbox, code, str(tmp_path)) == "Read-only file system"
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+
+
+async def test_files_outside_cannot_be_read(sandbox: Sandbox, tmp_path: Path) -> None:
+    needs(sandbox, landlock=1)
+    (tmp_path / "secret").write_text("secret")
+    code = """
+        import sys
+        try: print(open(sys.argv[1]).read())
+        except OSError as error: print(error.strerror)
+    """
+    assert await output(sandbox, code, str(tmp_path / "secret")) == "Permission denied"
+
+
+async def test_no_capabilities_by_a_namespace_of_its_own(sandbox: Sandbox) -> None:
+    needs(sandbox, "user-ns")
+    code = "import ctypes; print(ctypes.CDLL(None).unshare(0x10000000))"
+    assert await output(sandbox, code) == "-1"
+
+
+async def test_no_tcp_to_this_machine(sandbox: Sandbox) -> None:
+    needs(sandbox, "net-ns", landlock=4)
+    code = """
+        import socket, sys
+        try: socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10); print("connected")
+        except OSError as error: print("refused")
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        socket.create_connection(("127.0.0.1", port), 10).close()
+        assert await output(sandbox, code, str(port)) == "refused"
+
+
+async def test_hidden_folders(tmp_path: Path) -> None:
+    hidden, shown = tmp_path / "hidden", tmp_path / "shown"
+    hidden.mkdir()
+    shown.mkdir()
+    code = """
+        import socket, sys
+        for path in sys.argv[1:]:
+            try: socket.socket(socket.AF_UNIX).connect(path); print("connected")
+            except OSError as error: print(type(error).__name__)
+    """
+    paths = [str(folder / "server") for folder in (hidden, shown)]
+    async with contextlib.AsyncExitStack() as stack:
+        for path in paths:
+            server = stack.enter_context(socket.socket(socket.AF_UNIX))
+            server.bind(path)
+            server.listen()
+        absent = tmp_path / "absent"
+        sandbox = await Sandbox.open(readable=PYTHON, hidden=[hidden, absent])
+        stack.push_async_callback(sandbox.close)
+        needs(sandbox, "mount-ns")
+        answers = (await output(sandbox, code, *paths)).split()
+        assert answers[0] in ("PermissionError", "FileNotFoundError")
+        assert answers[1] == "connected"  # a network namespace does not stop this
+
+
+async def test_two_sandboxes() -> None:
+    marker = new_marker()
+    one, two = await asyncio.gather(*(Sandbox.open(readable=PYTHON) for _ in range(2)))
+    try:
+        needs(one, landlock=1)
+        (two.scratch / "theirs").write_text("")
+        sleeper = asyncio.create_task(run(two, "import time; time.sleep(60)", marker))
+        await eventually(lambda: marked(marker) != [])
+        (pid,) = marked(marker)
+        code = """
+            import os, sys
+            for act in (os.listdir, lambda p: open(p + "/theirs"), lambda p: open(p + "/x", "w")):
+                try: act(sys.argv[1]); print("done")
+                except OSError: pass
+            try: os.kill(int(sys.argv[2]), 9)
+            except OSError: pass
+        """
+        assert await output(one, code, str(two.scratch), str(pid)) == ""
+        assert marked(marker) == [pid]
+        assert os.listdir(two.scratch) == ["theirs"]
+        sleeper.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sleeper
+    finally:
+        await asyncio.gather(one.close(), two.close())

@@ -1,0 +1,322 @@
+"""Steps with snapshots and without: the same replies, on any machine, whatever becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import redis
+from conftest import eventually
+from support.eager import eager_driver
+from support.fleets import look, until
+from support.machines import Shelf
+from support.paths import ROOT, SUPPORT, TESTS
+
+from leanq import LeanQClient, Settings
+from leanq.lean.environment import Environment
+from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.recipes import snapshot_key, text_hash
+from leanq.queue.wire import Reply, Request
+from leanq.states import MemoryStates, Packed
+
+PREFIX = "prelude\nimport Core\n" + "".join(
+    f"def d{n} (p q : Prop) : Prop := And p (And q p)\n" for n in range(20)
+)
+CODE = f"{PREFIX}theorem t (p q : Prop) (hp : p) (hq : q) : And p (And q p) :=\n  sorry\n"
+TACTICS = [
+    *("constructor", "exact hp", "exact hq", "exact And.intro hq hp", "skip", "exact sorry"),
+    *(
+        "exact And.intro sorry sorry",
+        "frobnicate",
+        "{ exact hp }",
+        "intro x",
+        "exact (by exact hp)",
+    ),
+]
+
+
+@contextlib.asynccontextmanager
+async def machine(
+    folder: Path, shelf: MemoryStates, opened: Callable[[Path], LeanDriver] = eager_driver
+) -> AsyncIterator[LeanDriver]:
+    """A machine's driver, with all its files in ``folder``."""
+    driver = opened(folder)
+    await driver.open(shelf)
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
+
+async def begin(driver: LeanDriver) -> str:
+    """The state of CODE, whose snapshot is kept when this returns."""
+    reply = await driver.run(Request("check", code=CODE))
+    prefixes = driver._opened.prefixes
+    await eventually(lambda: prefixes._saving is None)
+    (sorry,) = reply.sorries
+    assert sorry.state
+    return sorry.state
+
+
+async def step(driver: LeanDriver, state: str, tactic: str) -> Reply:
+    return await driver.run(Request("step", state=state, tactic=tactic))
+
+
+def counts(driver: LeanDriver) -> dict[str, int]:
+    return dict(driver._opened.prefixes.counts)
+
+
+def key_of(driver: LeanDriver, text: str = CODE) -> str:
+    return snapshot_key(driver._opened.lean.environment.fingerprint, text_hash(text))
+
+
+def entry(folder: Path, key: str) -> Path:
+    """The snapshot's file in the cache of a machine."""
+    (found,) = [
+        file
+        for file in (folder / "snapshots" / "entries").glob("*/snapshot")
+        if file.stat().st_size > 0 and key
+    ]
+    return found
+
+
+async def test_a_state_is_stepped_on_another_machine(core: Environment, tmp_path: Path) -> None:
+    shelf = Shelf()
+    async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
+        assert a._opened.lean.environment.search_path != b._opened.lean.environment.search_path
+        state = await begin(a)
+        here = await step(a, state, "constructor")
+        assert counts(a) == {"replayed": 1, "warm": 1}
+        there = await step(b, state, "constructor")
+        assert counts(b) == {"cold": 1}
+        assert here == there
+        assert await step(b, state, "exact hp") == await step(a, state, "exact hp")
+        assert counts(b) == {"cold": 1, "warm": 1}
+        assert there.state
+        assert (await step(b, there.state, "exact hp\nexact And.intro hq hp")).verdict == "accepted"
+
+
+async def test_without_its_snapshot_a_state_is_replayed(core: Environment, tmp_path: Path) -> None:
+    shelf = Shelf()
+    async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
+        state = await begin(a)
+        with_it = await step(a, state, "constructor")
+        shelf.held.clear()
+        assert await step(b, state, "constructor") == with_it
+        assert counts(b) == {"replayed": 1}
+
+
+async def test_a_damaged_snapshot_in_the_store_costs_time(
+    core: Environment, tmp_path: Path
+) -> None:
+    shelf = Shelf()
+    async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
+        state = await begin(a)
+        with_it = await step(a, state, "constructor")
+        packed = shelf.held[key_of(a)]
+        first = bytearray(packed.chunks[0])
+        first[len(first) // 2] ^= 1
+        shelf.held[key_of(a)] = Packed(packed.manifest, (bytes(first), *packed.chunks[1:]))
+        assert await step(b, state, "constructor") == with_it
+        assert counts(b) == {"failed": 1}
+        assert b._opened.prefixes.tally.damaged == 1
+
+
+async def test_a_damaged_snapshot_on_the_disk_costs_time(core: Environment, tmp_path: Path) -> None:
+    async with machine(tmp_path, MemoryStates()) as driver:
+        state = await begin(driver)
+        with_it = await step(driver, state, "constructor")
+        file = entry(tmp_path, key_of(driver))
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.chmod(0o600)
+        file.write_bytes(content)
+        assert await step(driver, state, "constructor") == with_it
+        assert driver._opened.prefixes.tally.damaged == 1
+        assert counts(driver) == {"replayed": 1, "warm": 1, "failed": 1}
+
+
+@pytest.mark.parametrize("content", [b"", b"no snapshot" * 1000])
+async def test_what_lean_cannot_load_is_replayed_and_dropped(
+    core: Environment, tmp_path: Path, content: bytes
+) -> None:
+    """As after an upgrade that kept the fingerprint, or by a fault of whoever saved it."""
+    shelf = Shelf()
+    async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
+        state = await begin(a)
+        with_it = await step(a, state, "constructor")
+        prefixes = b._opened.prefixes
+        assert prefixes._snapshots is not None
+        file = tmp_path / "b" / "made"
+        file.write_bytes(content)
+        (tmp_path / "b" / "made.deps").write_text("[]")
+        await prefixes._snapshots.keep(key_of(b), file, shelf)
+        assert await step(b, state, "constructor") == with_it
+        assert counts(b) == {"failed": 1}
+        assert prefixes.tally.damaged == 1
+
+
+async def test_a_toolchain_without_snapshots_works_as_well(
+    core: Environment, tmp_path: Path
+) -> None:
+    old = replace(core, toolchain=replace(core.toolchain, version="4.31.0"))
+    shelf = Shelf()
+
+    def without(folder: Path) -> LeanDriver:
+        driver = eager_driver(folder)
+        driver._opened = driver._open(old)
+        return driver
+
+    async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf, without) as b:
+        state = await begin(a)
+        assert await step(b, state, "constructor") == await step(a, state, "constructor")
+        assert counts(b) == {"replayed": 1}
+        assert not b._opened.prefixes.holds(key_of(b))
+
+
+async def test_headers_have_snapshots_too(core: Environment, tmp_path: Path) -> None:
+    shelf = Shelf()
+    async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
+        code = "prelude\nimport Core\ntheorem t (p : Prop) (h : p) : p := h\n"
+        for _ in range(4):
+            before = await a.run(Request("check", code=code))
+        prefixes = a._opened.prefixes
+        await eventually(lambda: prefixes.holds(key_of(a, "prelude\nimport Core")))
+        for driver in (a, b):
+            await driver.run(Request("check", code=code))
+            after = await driver.run(Request("check", code=code))
+            assert (after, after.axioms) == (before, ())
+            wrong = await driver.run(Request("check", code=code.replace(":= h", ":= p")))
+            assert wrong.verdict == "rejected"
+        assert b._opened.prefixes.holds(key_of(b, "prelude\nimport Core"))
+
+
+async def test_a_header_that_lean_cannot_load_costs_time(core: Environment, tmp_path: Path) -> None:
+    async with machine(tmp_path / "a", MemoryStates()) as a:
+        code = "prelude\nimport Core\ntheorem t (p : Prop) (h : p) : p := h\n"
+        before = await a.run(Request("check", code=code))
+        prefixes = a._opened.prefixes
+        assert prefixes._snapshots is not None
+        key = key_of(a, "prelude\nimport Core")
+        for request in (Request("check", code=code), Request("check", code=CODE)):
+            file = tmp_path / "made"
+            file.write_bytes(b"no snapshot")
+            (tmp_path / "made.deps").write_text("[]")
+            await prefixes._snapshots.keep(key, file, MemoryStates())
+            assert (await a.run(request)).verdict in ("accepted", "incomplete")
+            assert not prefixes.holds(key)
+        assert await a.run(Request("check", code=code)) == before
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_replay_and_snapshot_agree_on_random_proof_trees(
+    core: Environment, tmp_path: Path, seed: int
+) -> None:
+    rng = random.Random(seed)
+    shelf = Shelf()
+
+    def plain(folder: Path) -> LeanDriver:
+        return LeanDriver(lambda: core, slots=1)
+
+    async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf, plain) as b:
+        frontier = [await begin(a)]
+        for _ in range(14):
+            state, tactic = rng.choice(frontier), rng.choice(TACTICS)
+            replies = await asyncio.gather(step(a, state, tactic), step(b, state, tactic))
+            assert replies[0] == replies[1], tactic
+            assert replies[0].verdict is not None
+            found = (replies[0].state, *(sorry.state for sorry in replies[0].sorries))
+            frontier += [each for each in found if each and each not in frontier]
+        assert counts(a)["warm"] > 0
+        assert set(counts(b)) == {"replayed"}
+
+
+def start_worker(settings: Settings, folder: Path) -> subprocess.Popen[bytes]:
+    environ = {name: text for name, text in os.environ.items() if name[:6] != "LEANQ_"}
+    environ |= {"LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix, "LEANQ_LEASE_S": "2"}
+    environ |= {"LEANQ_CACHE": str(folder), "PYTHONPATH": f"{TESTS}:{ROOT}"}
+    return subprocess.Popen([sys.executable, str(SUPPORT / "eager.py")], env=environ)
+
+
+def snapshot_keys(settings: Settings, kind: str) -> list[bytes]:
+    with redis.Redis.from_url(settings.url) as server:
+        return list(server.scan_iter(f"{{{settings.prefix}:*}}:{kind}:*", count=10_000))
+
+
+def test_steps_go_to_whoever_is_warm(core: Environment, settings: Settings, tmp_path: Path) -> None:
+    settings = replace(settings, lease_s=2.0)
+    workers = [start_worker(settings, tmp_path / name) for name in "ab"]
+    try:
+        with LeanQClient(settings) as lean:
+            (sorry,) = lean.check(CODE).result(60).sorries
+            assert sorry.state
+            until(lambda: len(look(settings).workers) == 2)
+            state, served = sorry.state, Counter[str]()
+
+            def hit() -> bool:
+                reply = lean.step(state, "constructor", tenant="a").result(60)
+                served[reply.worker] += 1
+                return look(settings).counters.get("warm_hits", 0) >= 5
+
+            until(hit)
+            counters = look(settings).counters
+            assert counters["way:warm"] >= 5
+            ways = {name for name in counters if name.startswith("way:")}
+            assert ways <= {"way:warm", "way:cold", "way:replayed"}
+            # The idle other one was passed over.
+            assert max(served.values()) >= 5
+    finally:
+        for worker in workers:
+            worker.send_signal(signal.SIGTERM)
+            worker.wait()
+
+
+def test_a_state_outlives_its_worker(core: Environment, settings: Settings, tmp_path: Path) -> None:
+    """Made on A, which is killed; stepped on B, whose files are elsewhere."""
+    settings = replace(settings, lease_s=2.0)
+    workers = [start_worker(settings, tmp_path / "a")]
+    try:
+        with LeanQClient(settings) as lean:
+            (sorry,) = lean.check(CODE).result(60).sorries
+            assert sorry.state
+            first = lean.step(sorry.state, "constructor").result(60)
+            until(lambda: bool(snapshot_keys(settings, "snap")))
+            with redis.Redis.from_url(settings.url) as server:
+                for key in snapshot_keys(settings, "chunk"):
+                    server.set(key, b"damaged")
+            workers[0].send_signal(signal.SIGKILL)
+            workers[0].wait()
+            waiting = lean.step(sorry.state, "constructor")
+            workers.append(start_worker(settings, tmp_path / "b"))
+            second = waiting.result(60)
+            assert first == second
+            assert first.worker != second.worker
+            assert look(settings).counters["way:failed"] == 1
+            with redis.Redis.from_url(settings.url) as server:
+                for kind in ("snap", "snaps", "chunk"):
+                    server.delete(*snapshot_keys(settings, kind), f"{settings.prefix}:none")
+            assert lean.step(sorry.state, "constructor").result(60) == first
+            assert second.state
+            last = lean.step(second.state, "exact hp\nexact And.intro hq hp").result(60)
+            assert last.verdict == "accepted"
+            # A client that has never heard of the state finds out where it is.
+            with LeanQClient(settings) as other:
+                assert other.step(sorry.state, "constructor").result(60) == first
+                assert (
+                    other.import_(other.export(second.state).result(60)).result(60) == second.state
+                )
+            until(lambda: len(look(settings).workers) == 1)
+    finally:
+        for worker in workers:
+            worker.send_signal(signal.SIGTERM)
+            worker.wait()

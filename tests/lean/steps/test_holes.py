@@ -1,0 +1,223 @@
+"""The text with which Lean tries a tactic: holes, blocks, and what belongs to which."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leanq.errors import InvalidRequestError
+from leanq.lean.recipes import Hole, Recipe, Source, Tactic
+from leanq.lean.steps.holes import (
+    draft_probe,
+    draft_trial,
+    find_holes,
+    is_genuine,
+    misfit,
+    read_tactic,
+)
+from leanq.queue.wire import Message
+
+
+@pytest.mark.parametrize(
+    ("text", "forms"),
+    [
+        ("theorem t : a := sorry", ["term"]),
+        ("theorem t : a :=\n  sorry", ["term"]),
+        ("theorem t : a := by sorry", ["tactic"]),
+        ("theorem t : a := by\n  sorry", ["tactic"]),
+        ("by\n  intro h\n  sorry", ["tactic"]),
+        ("by\n  constructor\n  · sorry\n  · exact sorry", ["tactic", "term"]),
+        ("⟨sorry, sorry⟩", ["term", "term"]),
+        ("by\n  cases h with\n  | inl h => sorry", ["term"]),
+        ("by\n  have h : a := sorry\n  sorry", ["term", "tactic"]),
+        ("by exact f x; sorry", ["tactic"]),
+        ("by\n  rw [h]\n  sorry", ["tactic"]),
+        ("exact f\n    (g\n     sorry)", ["tactic"]),
+        ("-- sorry\n/- sorry -/ x /-- sorry -/", []),
+        ('"sorry" \'s\' r#"sorry"#', []),
+        ('s!"a {sorry} b"', ["tactic"]),
+        ("sorry' sorryAx h.sorry «sorry» sorry.1", ["term"]),
+    ],
+)
+def test_holes_are_found_with_a_first_guess(text: str, forms: list[str]) -> None:
+    holes = find_holes(text)
+    assert [hole.form for hole in holes] == forms
+    assert all(text.startswith("sorry", hole.offset) for hole in holes)
+
+
+@pytest.mark.parametrize(
+    ("given_", "text", "line", "moved"),
+    [
+        ("exact h", "exact h", 0, (0,)),
+        ("\n\n  exact h  \n", "exact h", 2, (2,)),
+        ("exact h ; ;\n", "exact h", 0, (0,)),
+        ("-- first\n  exact h -- last", "exact h", 1, (2,)),
+        ("  constructor\n  · exact a\n      b\n", "constructor\n· exact a\n    b", 0, (2, 2, 2)),
+        ("  a\n b", "a\nb", 0, (2, 1)),
+        ('  exact "x\n    y"\n  b', 'exact "x\n    y"\nb', 0, (2, 0, 2)),
+        ("/- c -/ a\n    b", "a\nb", 0, (8, 4)),
+    ],
+)
+def test_what_differs_in_blanks_is_one_tactic(
+    given_: str, text: str, line: int, moved: tuple[int, ...]
+) -> None:
+    read = read_tactic(given_)
+    assert (read.text, read.line, read.moved) == (text, line, moved)
+    assert read_tactic(text).text == text
+
+
+@given(st.text(' ab\n"', max_size=30))
+def test_places_lead_back_to_what_was_given(text: str) -> None:
+    with contextlib.suppress(InvalidRequestError):
+        read = read_tactic(text)
+        lines = text.split("\n")
+        for number, line in enumerate(read.text.split("\n"), 1):
+            for column, sign in enumerate(line):
+                row, place = read.place(number, column)
+                assert lines[row - 1][place] == sign
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "-- only a comment", "/- c -/", ";", " ; ;"])
+def test_no_tactic(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="no tactic"):
+        read_tactic(text)
+
+
+@pytest.mark.parametrize(
+    "tactic",
+    [
+        "exact h",
+        "exact ⟨a, b⟩",
+        "simp only [a, b] at h ⊢",
+        "{ exact h }",
+        "· { intro x\n    exact x }",
+        'exact "}"',
+        "exact '}'",
+        "exact /- } -/ h",
+        "exact h -- }",
+        'exact s!"{a}{{b}}"',
+        "exact «}»",
+        "exact h)",  # cannot leave the block, and Lean says what is wrong
+    ],
+)
+def test_what_stays_in_its_hole(tactic: str) -> None:
+    assert misfit(tactic) is None
+
+
+@pytest.mark.parametrize(
+    ("tactic", "line", "column"),
+    [
+        ("exact h }", 1, 8),
+        ("exact h\n})\n\naxiom cheat : False\ntheorem x : True := (by {\nexact trivial", 2, 0),
+        ('exact s!"{a}" }', 1, 14),
+        ("exact '{' }", 1, 10),
+        ("{ exact h", 1, 9),
+        ("exact /- h", 1, 0),
+        ('exact "h', 1, 6),
+        ("exact «h", 1, 6),
+        ("exact h\n-/ } /-", 2, 3),
+    ],
+)
+def test_what_could_leave_its_hole(tactic: str, line: int, column: int) -> None:
+    message = misfit(tactic)
+    assert message is not None
+    assert (message.severity, message.line, message.column) == ("error", line, column)
+    assert "must stay in its hole" in message.text
+
+
+CODE = "theorem t : a := f sorry (by exact sorry)\ntheorem u : b := sorry"
+HOLES = tuple(find_holes(CODE))
+
+
+def test_the_blocks_stand_in_the_holes() -> None:
+    draft = draft_probe(CODE, HOLES, {0: "term", 2: "tactic"})
+    assert draft.text == "theorem t : a := f (by {}) (by exact sorry)\ntheorem u : b := {}"
+    assert {n: draft.text[s.start : s.end] for n, s in draft.probes.items()} == {
+        0: "(by {})",
+        2: "{}",
+    }
+
+
+def test_tactics_stand_at_the_margin_in_the_order_in_which_they_worked() -> None:
+    recipe = Recipe(Source("f", CODE, HOLES), 1, (Tactic("constructor"), Tactic("exact a\n  b")))
+    draft = draft_trial(recipe, Tactic("exact c"))
+    assert draft.text == (
+        "theorem t : a := f sorry (by exact (by {\nconstructor\n;\nexact a\n  b\n;\nexact c\n}))\n"
+        "theorem u : b := sorry"
+    )
+    assert draft.text[draft.trial.start : draft.trial.end] == "exact c"
+    assert draft.text[draft.blocks[-1].start : draft.blocks[-1].end].startswith(
+        "(by {\nconstructor"
+    )
+
+
+def test_a_hole_of_a_tactic_is_a_hole_in_a_hole() -> None:
+    inner = Tactic("exact f sorry sorry", tuple(find_holes("exact f sorry sorry")), 1)
+    recipe = Recipe(Source("f", "x := sorry", find_holes("x := sorry")), 0, (inner,))
+    draft = draft_trial(recipe, Tactic("exact h"), stand_in="_a")
+    assert draft.text == (
+        '@[extern "lean_sorry", never_extract] axiom _a.{u} (α : Sort u) : α\n'
+        "x := (by {\nexact f (_a _) (by {\nexact h\n})\n})"
+    )
+
+
+@given(st.lists(st.sampled_from(["a", "b\nc", "· d"]), max_size=4), st.integers(0, 2))
+def test_a_message_belongs_to_the_tactic_exactly_where_it_is_in_it(
+    before: list[str], opened: int
+) -> None:
+    recipe = Recipe(Source("f", CODE, HOLES), opened, tuple(map(Tactic, before)))
+    trial = Tactic("first\n second")
+    draft = draft_trial(recipe, trial)
+    lines = draft.text.split("\n")
+    for number, line in enumerate(lines, 1):
+        for column in range(len(line) + 1):
+            message = Message("error", number, column, "unsolved goals\n⊢ a")
+            inside = line in ("first", " second")
+            assert draft.is_trial(message) == inside
+            if inside:
+                told = draft.of_trial(message)
+                assert trial.text.split("\n")[told.line - 1] == line
+            assert not (inside and draft.is_left(message))
+    end = draft.text[: draft.blocks[-1].end].count("\n")
+    assert draft.is_left(Message("error", end + 1, 0, "unsolved goals\n⊢ a"))
+    assert not draft.is_left(Message("error", 1, 0, "unsolved goals\n⊢ a"))
+
+
+def test_goals_of_one_block_come_together() -> None:
+    draft = draft_probe(CODE, HOLES, {0: "term"})
+    places = [Message("error", 1, c, f"unsolved goals\n⊢ {c}") for c in (18, 19, 23, 24, 26, 40)]
+    assert draft.goals(places) == {0: "⊢ 19\n\n⊢ 23\n\n⊢ 24"}
+
+
+def test_a_stand_in_comes_after_the_imports() -> None:
+    code = "import A\nimport B\n\ntheorem t : a := ⟨sorry, sorry⟩"
+    recipe = Recipe(Source("f", code, find_holes(code)), 0)
+    assert draft_trial(recipe, Tactic("h"), stand_in="_a").text == (
+        'import A\nimport B\n@[extern "lean_sorry", never_extract] axiom _a.{u} (α : Sort u) : α\n'
+        "\n\ntheorem t : a := ⟨(by {\nh\n}), (_a _)⟩"
+    )
+
+
+def test_holes_of_unknown_form_stay_as_they_are() -> None:
+    code = "theorem t : a := ⟨sorry, sorry⟩"
+    holes = (Hole(18, "term"), Hole(25, "unknown"))
+    draft = draft_trial(Recipe(Source("f", code, holes), 0), Tactic("h"), stand_in="_a")
+    assert draft.text.endswith("theorem t : a := ⟨(by {\nh\n}), sorry⟩")
+
+
+@pytest.mark.parametrize(
+    ("tactic", "genuine"),
+    [
+        (Tactic("exact h"), True),
+        (Tactic("exact sorry", (Hole(6, "term"),), 0), True),
+        (Tactic("exact sorry\n})\ntheorem u : True := (by {\nskip", (Hole(6, "term"),)), False),
+        (Tactic("  exact h"), False),
+        (Tactic("exact sorryAx", (Hole(6, "term"),)), False),
+        (Tactic("exact sorry"), False),
+    ],
+)
+def test_recipes_to_which_no_steps_lead(tactic: Tactic, genuine: bool) -> None:
+    assert is_genuine(Recipe(Source("f", CODE, HOLES), 0, (tactic,))) == genuine

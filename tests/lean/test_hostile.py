@@ -1,0 +1,109 @@
+"""Bytes in the queue that nobody of leanq's has written: nothing crashes, and each request ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import msgpack
+import pytest
+import redis.asyncio as redis
+from support.fleets import working
+
+from leanq.client import AsyncLeanQClient
+from leanq.errors import RequestError
+from leanq.queue.keys import Keys, new_rid
+from leanq.queue.queue import Queue
+from leanq.queue.results import Submission
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Message, Reply, Request, pack_reply, pack_request
+
+COUNT = 300
+
+pytestmark = pytest.mark.usefixtures("swept")
+
+GOOD = (
+    pack_request(Request(op="echo", payload=b"good")),
+    pack_request(Request(op="check", code="theorem t : True := trivial", allow_axioms=("a",))),
+    pack_reply("token", Reply("rejected", (Message("error", 1, 2, "no", 3, 4),), axioms=("x",))),
+)
+
+
+def hostile(rng: random.Random) -> bytes:
+    """Noise, a value of any shape, or a good message of which something is changed."""
+    match rng.randrange(5):
+        case 0:
+            return rng.randbytes(rng.randrange(40))
+        case 1:
+            depth = rng.randrange(1, 5000)
+            return b"\x91" * depth
+        case 2:
+            fields: dict[str, Any] = {"v": 1, "op": "echo", "payload": b"x", "verdict": "accepted"}
+            fields[rng.choice(["op", "delay_s", "payload", "timeout_s", "verdict"])] = rng.choice(
+                [None, -1, 1e308, "x", [], {}, True, 2**63, msgpack.Timestamp(1)]
+            )
+            body: Any = fields if rng.random() < 0.5 else ["token", 1, fields]
+            return bytes(msgpack.packb(body))
+        case 3:
+            return b"\xdd\xff\xff\xff\xff"
+        case _:
+            good = bytearray(rng.choice(GOOD))
+            for _ in range(rng.randrange(1, 6)):
+                good[rng.randrange(len(good))] = rng.randrange(256)
+            return bytes(good[: rng.randrange(1, len(good) + 1)])
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_requests(settings: Settings, seed: int) -> None:
+    rng = random.Random(seed)
+    queue = Queue(settings)
+    rids = [new_rid(1) for _ in range(COUNT)]
+    bodies = [hostile(rng) for _ in rids]
+    batch = [
+        Submission(rid, "echo", "t", 1, 0, 60_000, body)
+        for rid, body in zip(rids, bodies, strict=True)
+    ]
+    await queue.submit("hostile", batch)
+    async with AsyncLeanQClient(settings) as lean, working(settings, slots=16):
+        # Random bytes can ask for a long delay, or be of a later version.
+        waits = [asyncio.create_task(lean.attach(rid)) for rid in rids]
+        done, waiting = await asyncio.wait(waits, timeout=3)
+        assert len(done) > COUNT / 2
+        for task in done:
+            assert task.exception() is None or isinstance(task.exception(), RequestError)
+        assert await lean.echo(b"next") == b"next"
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    await queue.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_replies(settings: Settings, seed: int) -> None:
+    rng = random.Random(seed)
+    keys = Keys(settings.prefix)
+    connection = redis.from_url(settings.url)
+    async with AsyncLeanQClient(settings) as lean, working(settings, slots=16):
+        rids = [new_rid(1) for _ in range(COUNT)]
+        for rid in rids:
+            await connection.set(keys.request(rid), hostile(rng), px=60_000)
+        ends = await asyncio.gather(*map(lean.attach, rids), return_exceptions=True)
+        assert all(isinstance(end, Reply | RequestError) for end in ends)
+        # And where replies are read as they come.
+        assert lean._engine
+        inbox = keys.inbox(lean._engine._each[0].client)
+        waits = [asyncio.create_task(lean.echo(b"held", 3600, rid=new_rid(1))) for _ in range(50)]
+        await asyncio.sleep(0)
+        outstanding = list(lean._engine._each[0]._outstanding)
+        for rid in outstanding:
+            await connection.xadd(inbox, {rid: hostile(rng) or b"?", hostile(rng): b"?"})
+        ends = await asyncio.gather(*waits, return_exceptions=True)
+        strange = [end for end in ends if not isinstance(end, bytes | RequestError)]
+        assert not strange
+        # They run all the same, and fill the slots.
+        queue = Queue(settings)
+        await queue.cancel(outstanding)
+        await queue.close()
+        assert await lean.echo(b"next") == b"next"
+    await connection.aclose()

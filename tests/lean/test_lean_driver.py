@@ -1,0 +1,358 @@
+"""The lean driver with real Lean: its verdicts, its audit, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from conftest import eventually
+from support.sandboxes import busy, marked, needs
+from support.sites import Site, check, sample
+
+from leanq.errors import SandboxError, ToolchainError
+from leanq.lean import check as check_module
+from leanq.lean import lean_driver as lean_module
+from leanq.lean import process as program_module
+from leanq.lean.environment import Environment, open_environment
+from leanq.lean.toolchain import ask
+from leanq.queue.wire import Message, Reply, Request, pack_reply
+
+# Verdicts
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "axioms", "places"),
+    [
+        ("and_swap", "accepted", (), []),
+        ("or_swap", "accepted", (), []),
+        ("standalone", "accepted", (), []),
+        ("incomplete", "incomplete", None, [("warning", 4, 8)]),
+        ("wrong", "rejected", None, [("error", 7, 2)]),
+        ("syntax_error", "rejected", None, [("error", 4, 37)]),
+        ("heartbeats", "exhausted", None, [("error", 10, 76)]),
+        ("silent_sorry", "incomplete", ("sorryAx",), [("warning", 1, 0)]),
+    ],
+)
+async def test_samples(
+    either: Site,
+    name: str,
+    verdict: str,
+    axioms: tuple[str, ...] | None,
+    places: Sequence[tuple[str, int, int]],
+) -> None:
+    reply = await either.check(sample(name))
+    assert (reply.verdict, reply.axioms, reply.error) == (verdict, axioms, None)
+    assert [(m.severity, m.line, m.column) for m in reply.messages] == places
+    assert reply.fingerprint == either.core.fingerprint
+    assert reply.cpu_s > 0.01
+    assert reply.wall_s > reply.audit_s >= 0
+    assert (reply.audit_s > 0) == (axioms is not None)
+
+
+async def test_a_message_of_leans_is_whole(either: Site) -> None:
+    (message,) = (await either.check(sample("wrong"))).messages
+    text = "Type mismatch\n  h.left\nhas type\n  p\nbut is expected to have type\n  q"
+    assert message == Message("error", 7, 2, text, end_line=7, end_column=14)
+
+
+async def test_columns_count_characters(either: Site) -> None:
+    code = "prelude\ntheorem «𝔸é→» (p : Prop) : p := nowhere\n"
+    message, *_ = (await either.check(code)).messages
+    assert (message.line, message.column, message.end_column) == (2, 32, 39)
+
+
+async def test_the_cpu_budget_ends_it(either: Site) -> None:
+    reply = await either.check(sample("stack_overflow"), timeout_s=1.0)
+    assert (reply.verdict, reply.axioms) == ("timeout", None)
+    assert reply.cpu_s > 1.0
+
+
+async def test_the_wall_budget_ends_it(either: Site) -> None:
+    reply = await either.check(sample("stack_overflow"), wall_s=0.3)
+    assert reply.verdict == "timeout"
+
+
+async def test_the_memory_limit_ends_it(either: Site) -> None:
+    reply = await either.check(sample("stack_overflow"), memory_mb=48)
+    assert reply.verdict == "memory"
+    assert ["memory" in m.text for m in reply.messages] == [True]
+
+
+async def test_a_crash(either: Site) -> None:
+    # With Lean's own stack it takes 22 s of CPU.
+    either.core = replace(either.core, options=(*either.core.options, "--tstack=1024"))
+    reply = await either.check(sample("stack_overflow"))
+    assert reply.verdict == "crashed"
+    (message,) = reply.messages
+    assert "SIGABRT" in message.text
+    assert "Stack overflow" in message.text
+
+
+@pytest.mark.parametrize(
+    ("script", "verdict", "said"),
+    [
+        ("kill -ABRT $$", "crashed", "SIGABRT"),
+        ("kill -40 $$", "crashed", "signal 40"),
+        ("echo oops >&2; exit 3", "crashed", "exit code 3"),
+        ("exit 0", "crashed", "exit code 0"),
+        ("yes", "crashed", "too much"),
+        ("echo out of memory >&2; exit 1", "memory", "out of memory"),
+    ],
+)
+async def test_other_ends(site: Site, script: str, verdict: str, said: str) -> None:
+    driver = await site.driver(site.shell())
+    reply = await driver.run(check(script))
+    assert reply.verdict == verdict
+    assert said in reply.messages[-1].text
+
+
+@pytest.mark.parametrize("line", ["y", '{"severity":"error","data":"x"}', '{"severity"'])
+async def test_a_flood_of_output(site: Site, line: str) -> None:
+    driver = await site.driver(site.shell())
+    reply = await driver.run(check(f"yes '{line}' | head -c 3000000; exit 1"))
+    assert reply.verdict == ("rejected" if line.endswith("}") else "crashed")
+    assert len(pack_reply("token", reply)) < 1 << 20
+
+
+async def test_what_takes_long_with_large_input_holds_nobody_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def watched(module: ModuleType, name: str) -> Callable[..., Any]:
+        real = getattr(module, name)
+
+        def call(*args: Any) -> Any:
+            seen.append(name)
+            assert threading.current_thread() is not threading.main_thread()
+            return real(*args)
+
+        return call
+
+    for module, name in (
+        (program_module, "Printed"),
+        (check_module, "name_examples"),
+        (check_module, "read_module"),
+    ):
+        monkeypatch.setattr(module, name, watched(module, name))
+    monkeypatch.setattr(program_module, "_PRINTED_AT_ONCE_BYTES", 0)
+    assert (await site.check(sample("and_swap"))).verdict == "accepted"
+    assert seen == ["Printed", "name_examples", "read_module"]
+
+
+async def test_a_missing_import_is_leans_to_reject(either: Site) -> None:
+    reply = await either.check("prelude\nimport Nowhere.To.Be.Found\n")
+    assert reply.verdict == "rejected"
+    assert "Nowhere" in reply.messages[0].text
+
+
+@pytest.mark.parametrize(
+    "header", ["\tprelude\n", "prelude\timport Core\n", "prelude\rimport Core\n"]
+)
+async def test_blanks_that_lean_does_not_take(either: Site, header: str) -> None:
+    reply = await either.check(f"{header}theorem t : True := sorry\n", audit=False)
+    assert (reply.verdict, reply.sorries) == ("rejected", ())
+
+
+async def test_many_at_a_time_give_the_verdicts_of_one(either: Site) -> None:
+    expected = {
+        "and_swap": ("accepted", ()),
+        "wrong": ("rejected", None),
+        "silent_sorry": ("incomplete", ("sorryAx",)),
+        "standalone": ("accepted", ()),
+    }
+    driver = await either.one(slots=3)
+    free = asyncio.Semaphore(3)
+
+    async def run(name: str) -> tuple[str, Reply]:
+        async with free:
+            return name, await driver.run(check(sample(name)))
+
+    replies = await asyncio.gather(*(run(name) for name in list(expected) * 20))
+    assert len(replies) == 80
+    for name, reply in replies:
+        assert (reply.verdict, reply.axioms) == expected[name]
+
+
+# Processes and files
+
+
+async def test_a_candidate_finds_nothing_of_the_one_before(site: Site) -> None:
+    driver = await site.driver(site.shell())
+    leave = """
+        mkdir -p deep/er; echo left > deep/er/file; ln -s / root; mkfifo pipe; chmod 0 deep
+        echo left > ../outside; echo left > "$HOME/at-home"; echo left > "$TMPDIR/temporary"
+        (setsid sleep 1000 &)
+        exit 1
+    """
+    await driver.run(check(leave))
+    reply = await driver.run(
+        check("""
+        for name in * .[!.]* ..?*; do
+            test -e "$name" -o -L "$name" && printf '{"severity":"error","data":"%s"}\\n' "$name"
+        done
+        exit 1
+    """)
+    )
+    assert [m.text for m in reply.messages] == ["script.sh"]
+
+
+async def test_a_candidate_cannot_write_beside_its_folder(site: Site, tmp_path: Path) -> None:
+    driver = await site.driver(site.shell())
+    script = f"echo x > {tmp_path}/outside; echo x > {site.core.search_path[0]}/Evil.olean; exit 1"
+    await driver.run(check(script))
+    assert not (tmp_path / "outside").exists()
+    assert not (site.core.search_path[0] / "Evil.olean").exists()
+
+
+async def test_cancelling_a_check_ends_lean(either: Site) -> None:
+    driver = await either.one()
+    task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
+    await eventually(lambda: busy(either.marker) != [])
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert busy(either.marker) == []
+    assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
+
+
+async def test_two_checks_at_once_do_not_meet(site: Site, tmp_path: Path) -> None:
+    driver = await site.driver(site.shell(), slots=2)
+    script = "echo $PWD; test -e mine && exit 9; : > mine; until test -e go; do sleep 0.01; done"
+    tasks = [asyncio.create_task(driver.run(check(script))) for _ in range(2)]
+
+    def folders() -> list[Path]:
+        return [file.parent for file in tmp_path.glob("leanq-*/mine")]
+
+    await eventually(lambda: len(folders()) == 2)
+    for folder in folders():
+        (folder / "go").touch()
+    for reply in await asyncio.gather(*tasks):
+        assert "exit code 0" in reply.messages[-1].text
+
+
+async def test_a_dead_warden_costs_one_request(site: Site, tmp_path: Path) -> None:
+    driver = await site.driver()
+    (sandbox,) = driver._opened.lean._idle
+    task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
+    await eventually(lambda: busy(site.marker) != [])
+    sandbox._warden.kill()
+    with pytest.raises(SandboxError):
+        await task
+    await eventually(lambda: marked(site.marker) == [])
+    assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
+
+
+async def test_other_operations_are_refused(either: Site) -> None:
+    driver = await either.one()
+    assert "echo" in ((await driver.run(Request(op="echo"))).error or "")
+
+
+async def test_about(site: Site) -> None:
+    about = (await site.driver()).about
+    assert about["driver"] == "lean"
+    assert about["lean"] == site.core.toolchain.version
+    assert about["fingerprint"] == site.core.fingerprint
+
+
+async def test_text_goes_to_lean_as_utf_8_in_any_locale(
+    either: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("locale.getpreferredencoding", lambda *_: "ascii")
+    reply = await either.check(
+        "prelude\r\nimport Core\r\ntheorem «𝔸∀» (p : Prop) : p → p := id\r\n"
+    )
+    assert reply.verdict == "accepted"
+
+
+# An environment that changes
+
+
+class Library:
+    """A folder of compiled modules that can be compiled anew."""
+
+    def __init__(self, core: Environment, folder: Path, cache: Path) -> None:
+        self.core, self.folder, self.cache = core, folder, cache
+        folder.mkdir()
+
+    def compile(self, statement: str) -> None:
+        source = self.folder / "Library.lean"
+        source.write_text(f"prelude\nimport Core\n{statement}\n")
+        command = (*self.core.toolchain.command, "-o", "Library.olean", source.name)
+        environ = {"LEAN_PATH": str(self.core.search_path[0])}
+        run = lean_variables_kept(command, environ)
+        assert ask(run, {}, self.folder).returncode == 0
+
+    def open(self) -> Environment:
+        return open_environment("library", self.folder, cache=self.cache, environ={})
+
+
+def lean_variables_kept(command: Sequence[str], environ: dict[str, str]) -> tuple[str, ...]:
+    """``ask`` takes nothing of Lean's own variables over; ``env`` gives them all the same."""
+    return ("/usr/bin/env", *(f"{name}={text}" for name, text in environ.items()), *command)
+
+
+@pytest.fixture
+def library(
+    core: Environment, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Library:
+    """A library with a theorem, whose changes are noticed at once."""
+    monkeypatch.setattr(lean_module, "_CHECK_CHANGES_EVERY_S", 0.0)
+    made = Library(core, tmp_path / "library", cache)
+    made.compile("theorem given (p : Prop) (h : p) : p := h")
+    return made
+
+
+async def test_a_changed_environment_is_noticed(either: Site, library: Library) -> None:
+    driver = await either.one(library.open)
+    code = "prelude\nimport Core\nimport Library\ntheorem t (p : Prop) : p → p := given p"
+    first = await driver.run(check(code))
+    assert (first.verdict, first.axioms) == ("accepted", ())
+
+    library.compile("axiom given (p : Prop) (h : p) : p")
+    second = await driver.run(check(code))
+    assert (second.verdict, second.axioms) == ("rejected", ("given",))
+    assert (
+        first.fingerprint
+        != second.fingerprint
+        == driver.about["fingerprint"]
+        == library.open().fingerprint
+    )
+
+    library.compile("theorem given (p : Prop) (h : p) : p := h")
+    third = await driver.run(check(code))
+    assert (third.verdict, third.fingerprint) == ("accepted", first.fingerprint)
+
+
+async def test_an_environment_that_went_away_is_the_workers_trouble(
+    site: Site, library: Library, tmp_path: Path
+) -> None:
+    driver = await site.open(library.open)
+    library.folder.rename(tmp_path / "away")
+    with pytest.raises(ToolchainError):
+        await driver.run(check(sample("and_swap")))
+    (tmp_path / "away").rename(library.folder)
+    assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
+
+
+async def test_a_lean_that_does_not_run_in_the_sandbox_is_the_workers_trouble(site: Site) -> None:
+    needs((await site.driver())._opened.lean._idle[0], landlock=1)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        wrapper, hidden = Path(folder, "wrapper"), Path(folder, "hidden")
+        wrapper.write_text(f". {hidden}")
+        hidden.write_text("echo Lean")
+        toolchain = replace(
+            site.core.toolchain,
+            command=("/bin/sh", str(wrapper)),
+            source="PATH",
+            prefix=Path("/usr"),
+        )
+        with pytest.raises(ToolchainError, match=r"(?s)does not run in the sandbox.*hidden"):
+            await site.driver(replace(site.core, toolchain=toolchain, options=()))

@@ -1,0 +1,367 @@
+"""Both clients against a real server and real workers; test_client_trouble.py breaks things."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed, wait
+
+import pytest
+import redis
+from conftest import eventually
+from support.fleets import HOUR_S, Recorder, ask, connections, look, serving, until, working
+from support.paths import ROOT
+from support.servers import own_server
+
+from leanq.client import AsyncLeanQClient, LeanQClient, LeanQFuture
+from leanq.errors import (
+    ClosedError,
+    InvalidRequestError,
+    LostError,
+    RequestError,
+    TooLargeError,
+    UsageError,
+)
+from leanq.producer import shard_client as dispatch
+from leanq.queue.settings import Settings
+
+DEADLINE_S = 20.0
+
+
+pytestmark = pytest.mark.usefixtures("swept")
+
+
+def client_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "leanq-client"]
+
+
+def inboxes(settings: Settings) -> set[int]:
+    """The lengths of all that there are."""
+    with redis.Redis.from_url(settings.url) as connection:
+        found = connection.scan_iter(f"{{{settings.prefix}:0}}:inbox:*")
+        return {connection.xlen(name) for name in found}
+
+
+def test_thousands_of_futures_share_two_connections_and_nothing_is_left(settings: Settings) -> None:
+    others = connections(settings)
+    with LeanQClient(settings) as lean:
+        futures = [lean.echo(b"%d" % n) for n in range(3000)]
+        until(lambda: look(settings).counters.get("submitted") == 3000)
+        assert 1 <= len(connections(settings) - others) <= 2
+        with serving(settings, slots=512):
+            done, _ = wait(futures, DEADLINE_S)
+        assert len(done) == 3000
+        assert [future.result() for future in futures] == [b"%d" % n for n in range(3000)]
+        assert len(connections(settings) - others) <= 2
+        # Each read drops what came before it, so the inbox stays small.
+        lean.echo(b"one more to read for")
+        until(lambda: inboxes(settings) == {0})
+        assert client_threads()
+    assert not client_threads()
+    assert not inboxes(settings)
+    until(lambda: not connections(settings) - others)
+
+
+def test_replies_come_in_any_order(settings: Settings) -> None:
+    driver = Recorder()
+    with LeanQClient(settings) as lean, serving(settings, driver):
+        slow, quick = lean.echo(b"held"), lean.echo(b"quick")
+        assert next(as_completed([slow, quick], DEADLINE_S)) is quick
+        assert wait([slow, quick], DEADLINE_S, FIRST_COMPLETED).not_done == {slow}
+        with pytest.raises(TimeoutError):
+            slow.result(timeout=0.01)
+        driver.let_go()
+        assert slow.result(DEADLINE_S) == b"held"
+
+
+def test_a_withdrawn_request_is_over_for_everybody(settings: Settings) -> None:
+    driver = Recorder()
+    with LeanQClient(settings) as lean:
+        queued = lean.echo(b"queued")
+        until(lambda: look(settings).counters.get("waiting:echo") == 1)
+        assert queued.cancel()
+        # ``wait`` and ``as_completed`` do not go by ``cancelled()``.
+        assert wait([queued], DEADLINE_S).done == {queued}
+        until(lambda: look(settings).counters.get("waiting:echo") == 0)
+        with serving(settings, driver):
+            runs = lean.echo(b"runs", delay_s=HOUR_S)
+            until(lambda: driver.running == [b"runs"])
+            assert runs.cancel()
+            assert list(as_completed([runs], DEADLINE_S)) == [runs]
+            until(lambda: driver.stopped == [b"runs"])
+            # Its slot is free again, and what has ended stays as it is.
+            ended = lean.echo(b"ended")
+            assert ended.result(DEADLINE_S) == b"ended"
+            assert not ended.cancel()
+            assert ended.result() == b"ended"
+        assert driver.started == [b"runs", b"ended"]
+        assert look(settings).counters["verdict:cancelled"] == 2
+
+
+def test_what_is_withdrawn_before_it_is_sent_never_runs(settings: Settings) -> None:
+    driver = Recorder()
+    with LeanQClient(settings) as lean, serving(settings, driver):
+        futures = [lean.echo(b"%d" % n) for n in range(2000)]
+        cancelled = [future for future in reversed(futures) if future.cancel()]
+        assert cancelled
+        assert len(wait(futures, DEADLINE_S).done) == 2000
+        until(lambda: look(settings).counters["waiting:echo"] == 0)
+
+
+def test_close_ends_what_is_outstanding_and_withdraws_it(settings: Settings) -> None:
+    driver = Recorder()
+    with serving(settings, driver, slots=1):
+        lean = LeanQClient(settings)
+        futures = [lean.echo(b"held %d" % n) for n in range(1500)]
+        until(lambda: look(settings).counters.get("submitted") == 1500)
+        until(lambda: driver.running == [b"held 0"])
+        lean.close()
+        lean.close()
+        for future in futures:
+            with pytest.raises(ClosedError):
+                future.result(timeout=0)
+        until(lambda: b"held 0" in driver.stopped and not driver.running)
+        assert look(settings).counters["verdict:cancelled"] == 1500
+        with pytest.raises(ClosedError):
+            lean.echo(b"too late")
+    errors = {id(future.exception()) for future in futures}
+    assert len(errors) == 1500, "raising a shared error adds to one traceback without end"
+
+
+def test_close_can_leave_requests_to_be_attached_to(settings: Settings) -> None:
+    lean = LeanQClient(settings)
+    # Most of them are still to be sent when it closes.
+    futures = [lean.echo(b"%d" % n) for n in range(2500)]
+    lean.close(withdraw=False)
+    assert isinstance(futures[0].exception(timeout=0), ClosedError)
+    with serving(settings), LeanQClient(settings) as other:
+        replies = other.attach(future.rid for future in futures)
+        wait(replies, DEADLINE_S)
+        assert [reply.result(0).payload for reply in replies] == [b"%d" % n for n in range(2500)]
+        # The reply of one that has ended is there for whoever asks next.
+        assert other.attach([futures[7].rid])[0].result(DEADLINE_S).payload == b"7"
+
+
+def test_a_client_can_close_the_moment_it_attached(settings: Settings) -> None:
+    for _ in range(20):
+        with LeanQClient(settings) as lean:
+            (future,) = lean.attach(["0-nobody-knows-it"])
+        assert isinstance(future.exception(timeout=0), ClosedError | LostError)
+
+
+def test_attaching_to_an_unknown_request_says_so(settings: Settings) -> None:
+    with LeanQClient(settings) as lean:
+        (future,) = lean.attach(["0-nobody-knows-it"])
+        with pytest.raises(LostError, match="0-nobody-knows-it"):
+            future.result(DEADLINE_S)
+        for rid in ("", "x", "0-", "0-" + 65 * "x", "1-elsewhere", "0-\ud800", "0-a\nb"):
+            with pytest.raises(UsageError):
+                lean.attach([rid])
+            with pytest.raises(UsageError):
+                lean.echo(b"", rid=rid)
+        assert lean._engine
+        assert not lean._engine.switch._each[0]._outstanding
+
+
+def test_the_same_rid_from_two_clients_ends_for_both(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The server tells the client that asked last; the other asks.
+    monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", 0.1)
+    driver = Recorder()
+    with LeanQClient(settings) as one, LeanQClient(settings) as two, serving(settings, driver):
+        first = one.echo(b"held", rid="0-shared")
+        until(lambda: driver.running == [b"held"])
+        second = two.echo(b"held", rid="0-shared")
+        driver.let_go()
+        assert first.result(DEADLINE_S) == second.result(DEADLINE_S) == b"held"
+    assert driver.started == [b"held"]
+
+
+def test_the_same_rid_twice_in_one_client_is_refused(settings: Settings) -> None:
+    driver = Recorder()
+    with LeanQClient(settings) as lean, serving(settings, driver):
+        first, second = (lean.echo(b"held", rid="0-twice") for _ in range(2))
+        assert second.cancel() or isinstance(second.exception(DEADLINE_S), InvalidRequestError)
+        third = lean.echo(b"held", rid="0-twice")
+        with pytest.raises(InvalidRequestError, match="already waits"):
+            third.result(DEADLINE_S)
+        driver.let_go()
+        assert first.result(DEADLINE_S) == b"held"
+
+
+async def test_the_client_for_threads_works_inside_an_event_loop(settings: Settings) -> None:
+    async with working(settings):
+        with LeanQClient(settings) as lean:
+            futures = [asyncio.wrap_future(lean.echo(b"%d" % n)) for n in range(10)]
+            assert await asyncio.gather(*futures) == [b"%d" % n for n in range(10)]
+            # Cancelling what wraps a future withdraws as well.
+            last = lean.echo(b"", delay_s=HOUR_S)
+            asyncio.wrap_future(last).cancel()
+            assert await asyncio.to_thread(wait, [last], DEADLINE_S)
+            assert last.cancelled()
+
+
+def test_many_threads_share_a_client(settings: Settings) -> None:
+    def user(number: int) -> list[bytes]:
+        return [lean.echo(b"%d %d" % (number, n)).result(DEADLINE_S) for n in range(100)]
+
+    with LeanQClient(settings) as lean, serving(settings), ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(user, range(8)))
+    assert results == [[b"%d %d" % (number, n) for n in range(100)] for number in range(8)]
+
+
+def test_a_request_that_races_with_close_ends_too(settings: Settings) -> None:
+    lean = LeanQClient(settings)
+    futures: list[LeanQFuture[bytes]] = []
+
+    def user() -> None:
+        while True:
+            futures.append(lean.echo(b""))
+
+    with ThreadPoolExecutor(4) as pool:
+        users = [pool.submit(user) for _ in range(4)]
+        until(lambda: len(futures) > 50)
+        engine = lean._engine
+        lean.close()
+        for ended in users:
+            with pytest.raises(ClosedError):
+                ended.result(DEADLINE_S)
+    assert len(wait(futures, DEADLINE_S).done) == len(futures)
+    # One that got hold of the engine just before it ended.
+    assert engine
+    with pytest.raises(ClosedError):
+        engine.start(LeanQFuture("0-late"), "0-late", None, lambda reply: reply)
+
+
+def test_a_callback_may_submit_but_not_close(settings: Settings) -> None:
+    more: list[LeanQFuture[bytes]] = []
+    errors: list[BaseException] = []
+
+    def called(_: object) -> None:
+        more.append(lean.echo(b"second"))
+        try:
+            lean.close()
+        except UsageError as error:
+            errors.append(error)
+
+    with LeanQClient(settings) as lean, serving(settings):
+        lean.echo(b"first").add_done_callback(called)
+        until(lambda: bool(errors))
+        assert more[0].result(DEADLINE_S) == b"second"
+
+
+SCRIPT = """
+import gc, os, signal, sys
+from leanq import LeanQClient
+lean = LeanQClient(sys.argv[1])
+"""
+FORKS = """
+def work_in_the_child():
+    signal.alarm(60)
+    outstanding.cancel()
+    other = lean.echo(b"child").result(20)
+    gc.collect()
+    lean.close()
+    os._exit(0 if other == b"child" else 1)
+mine = lean.echo(b"parent")
+outstanding = lean.echo(b"", delay_s=3600)
+with lean._lock:
+    # As another thread of the parent may hold it just now.
+    child = os.fork()
+    if child == 0:
+        work_in_the_child()
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert mine.result(20) == b"parent"
+assert lean.echo(b"again").result(20) == b"again"
+assert not outstanding.done()
+lean.close()
+print("done")
+"""
+IMPORTS_NOTHING_LATER = """
+imported = set(sys.modules)
+lean.echo(bytes(100_000)).result(20)
+lean.echo(b"", delay_s=3600).cancel()
+assert lean.attach(["0-nobody-knows-it"])[0].exception(20)
+lean.close()
+assert set(sys.modules) == imported, set(sys.modules) - imported
+print("done")
+"""
+FORGETS = """
+lean.echo(b"parent").result(20)
+lean.echo(b"", delay_s=3600)
+print("done")
+"""
+# An import in the client's thread, amid which somebody forks, would break the child.
+SCRIPTS = {"forks": FORKS, "imports nothing later": IMPORTS_NOTHING_LATER, "forgets": FORGETS}
+
+
+@pytest.mark.parametrize("body", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_script_that(body: str) -> None:
+    # Newer Pythons warn of a fork beside threads, which is the very thing tried here.
+    quiet = ("-W", "ignore::DeprecationWarning")
+    with own_server() as server, serving(server.settings):
+        ran = subprocess.run(
+            [sys.executable, *quiet, "-c", SCRIPT + body, server.settings.url],
+            env={"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "done\n", "")
+
+
+async def test_cancelling_a_task_withdraws_its_request(settings: Settings) -> None:
+    driver = Recorder()
+    async with AsyncLeanQClient(settings) as lean, working(settings, driver):
+        task = asyncio.create_task(lean.echo(b"held"))
+        await eventually(lambda: driver.running == [b"held"])
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        await eventually(lambda: driver.stopped == [b"held"])
+        assert await lean.echo(b"next") == b"next"
+        reply = await ask(lean, b"whole")
+        assert (reply.payload, reply.attempts) == (b"whole", 1)
+        assert await lean.attach(reply.rid) == reply
+        closed = asyncio.create_task(lean.echo(b"held"))
+        await eventually(lambda: driver.running == [b"held"])
+        await lean.close()
+        with pytest.raises(ClosedError):
+            await closed
+        with pytest.raises(ClosedError):
+            await lean.echo(b"too late")
+    with pytest.raises(ClosedError, match="async with"):
+        await AsyncLeanQClient(settings).echo(b"never entered")
+
+
+def test_megabytes_travel_both_ways(settings: Settings) -> None:
+    payload = bytes(range(256)) * (5 << 12)
+    with LeanQClient(settings) as lean, serving(settings):
+        futures = [lean.echo(payload), lean.echo(b"small"), lean.echo(payload)]
+        assert [future.result(DEADLINE_S) for future in futures] == [payload, b"small", payload]
+        with pytest.raises(TooLargeError):
+            lean.echo(4 * payload)
+
+
+def test_a_deadline_passes_without_any_worker(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", HOUR_S)
+    with LeanQClient(settings) as lean:
+        assert lean.check("x", deadline_s=0.2).result(DEADLINE_S).verdict == "expired"
+        with pytest.raises(RequestError, match="expired"):
+            lean.echo(b"", deadline_s=0.2).result(DEADLINE_S)
+
+
+def test_placing_reaches_the_queue(settings: Settings) -> None:
+    with LeanQClient(settings, tenant="mine") as lean:
+        lean.echo(b"", rid="0-chosen", priority=0)
+        lean.echo(b"", tenant="other", priority=2)
+        lean.echo(b"", tenant="mine", priority=2)
+        until(lambda: look(settings).counters.get("submitted") == 3)
+        rows = {(row.level, row.tenants, row.waiting) for row in look(settings).levels}
+    assert rows == {(0, 1, 1), (2, 2, 2)}

@@ -1,0 +1,298 @@
+"""Clients on a network that breaks, with a server that forgets, and with bugs of their own."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sized
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from conftest import eventually
+from support.fleets import HOUR_S, Recorder, kill_connections, look, serving, until
+from support.servers import Server, own_server
+
+from leanq.client import LeanQClient, LeanQFuture
+from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownEnvironmentError
+from leanq.producer import shard_client
+from leanq.producer import shard_client as dispatch
+from leanq.queue.queue import Queue
+from leanq.queue.settings import Settings
+
+DEADLINE_S = 20.0
+
+
+pytestmark = pytest.mark.usefixtures("swept")
+
+
+@pytest.fixture
+def own() -> Iterator[Server]:
+    with own_server() as server:
+        yield server
+
+
+@pytest.fixture
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients ask for silent requests after moments."""
+    monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", 0.1)
+    monkeypatch.setattr(shard_client, "_BLOCK_MS", 100)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients never ask for silent requests, so nothing else is mended by that."""
+    monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", HOUR_S)
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, method: str, *, after: bool = False) -> list[str]:
+    """Makes the next call of a queue's method fail, as if on the wire; ``after`` it happened."""
+    real: Callable[..., Any] = getattr(Queue, method)
+    failed: list[str] = []
+
+    async def flaky(self: Queue, *args: Any, **options: Any) -> Any:
+        first = not failed
+        failed.append(method)
+        if first and not after:
+            raise UnavailableError("the wire broke")
+        answer = await real(self, *args, **options)
+        if first:
+            raise UnavailableError("the wire broke")
+        return answer
+
+    monkeypatch.setattr(Queue, method, flaky)
+    return failed
+
+
+def reached(items: Sized, count: int) -> bool:
+    return len(items) >= count
+
+
+def results(futures: list[LeanQFuture[bytes]]) -> list[bytes]:
+    assert not wait(futures, DEADLINE_S).not_done
+    return [future.result() for future in futures]
+
+
+@pytest.mark.usefixtures("watchful")
+def test_a_server_that_forgot_everything_is_told_again(own: Server) -> None:
+    with LeanQClient(own.settings) as lean:
+        futures = [lean.echo(b"%d" % n) for n in range(50)]
+        until(lambda: look(own.settings).counters.get("submitted") == 50)
+        (attached,) = lean.attach([futures[0].rid + "-unknown"])
+        own.stop()
+        more = [lean.echo(b"%d" % n) for n in range(50, 60)]
+        own.start()
+        with serving(own.settings):
+            assert results(futures + more) == [b"%d" % n for n in range(60)]
+            assert attached.exception(DEADLINE_S)
+        assert look(own.settings).counters["settled"] == 60
+
+
+@pytest.mark.usefixtures("watchful")
+def test_a_worker_outlives_the_server_as_well(own: Server) -> None:
+    driver = Recorder()
+    renewing = replace(own.settings, lease_s=1)
+    with LeanQClient(own.settings) as lean, serving(renewing, driver, slots=2):
+        futures = [lean.echo(b"held %d" % n) for n in range(10)]
+        until(lambda: len(driver.running) == 2)
+        own.stop()
+        own.start()
+        # What it held belongs to nobody any more: it stops, and takes it up again when told to.
+        until(lambda: len(driver.stopped) == 2)
+        driver.let_go()
+        assert results(futures) == [b"held %d" % n for n in range(10)]
+        status = look(own.settings)
+        assert [row.held for row in status.workers] == [0]
+        assert status.counters["settled"] == 10
+
+
+@pytest.mark.usefixtures("watchful")
+def test_a_known_environment_is_waited_for_after_a_loss(own: Server) -> None:
+    with LeanQClient(own.settings) as lean:
+        future = lean.echo(b"mine")
+        until(lambda: look(own.settings).counters.get("submitted") == 1)
+        own.stop()
+        own.start()
+        # Another lane's worker is back sooner, and now this one looks like a mistake.
+        with serving(own.settings, Recorder("other")):
+            wrong = lean.check("x", env="never")
+            assert isinstance(wrong.exception(DEADLINE_S), UnknownEnvironmentError)
+            until(lambda: future.done() or asked_again(lean, future.rid))
+            with serving(own.settings):
+                assert future.result(DEADLINE_S) == b"mine"
+
+
+def asked_again(lean: LeanQClient, rid: str) -> bool:
+    """Whether the server was asked for the request and did not know it."""
+    assert lean._engine
+    entry = lean._engine.switch._each[0]._outstanding[rid]
+    return entry.ask_at_s == 0.0
+
+
+def test_cut_connections_lose_nothing_and_repeat_nothing(settings: Settings) -> None:
+    driver = Recorder()
+    with LeanQClient(settings) as lean, serving(settings, driver, slots=4):
+        futures: list[LeanQFuture[bytes]] = []
+        for cut in range(1, 6):
+            futures += [lean.echo(b"%d" % n, delay_s=0.001) for n in range(len(futures), 100 * cut)]
+            until(partial(reached, driver.started, 100 * cut - 60))
+            kill_connections(settings)
+        assert results(futures) == [b"%d" % n for n in range(500)]
+        assert Counter(driver.started).most_common(1)[0][1] == 1
+    counters = look(settings).counters
+    assert (counters["settled"], counters.get("fenced", 0)) == (500, 0)
+
+
+def test_patience_ends_and_the_client_goes_on(own: Server) -> None:
+    with LeanQClient(own.settings, patience_s=0.3) as lean:
+        for _ in range(2):
+            futures = [lean.echo(b"%d" % n) for n in range(3)]
+            until(lambda: look(own.settings).counters.get("submitted") == 3)
+            own.stop()
+            futures.append(lean.echo(b"never sent"))
+            for future in futures:
+                with pytest.raises(UnavailableError) as refused:
+                    future.result(DEADLINE_S)
+                assert "\n" not in str(refused.value)
+            assert len({id(future.exception()) for future in futures}) == 4
+            own.start()
+        with serving(own.settings):
+            assert lean.echo(b"again").result(DEADLINE_S) == b"again"
+
+
+def test_an_outage_that_nobody_waits_in_uses_up_no_patience(
+    own: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LeanQClient(own.settings) as lean:
+        first = lean.echo(b"")
+        until(lambda: look(own.settings).counters.get("submitted") == 1)
+        own.stop()
+        assert lean._engine
+        dispatcher = lean._engine.switch._each[0]
+        until(lambda: dispatcher._down_since is not None)
+        withdrawals = fail_once(monkeypatch, "cancel")
+        first.cancel()
+        until(lambda: len(withdrawals) >= 3)
+        assert dispatcher._down_since is None
+        own.start()
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_large_reply_that_fails_to_come_takes_no_other_with_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetches = fail_once(monkeypatch, "replies")
+    driver = Recorder()
+    payloads = [b"held small", b"held large" + bytes(100_000), b"held last"]
+    with LeanQClient(settings) as lean, serving(settings, driver):
+        futures = [lean.echo(payload) for payload in payloads]
+        until(lambda: len(driver.running) == 3)
+        # All three are settled in one call, and so are one entry of the inbox.
+        driver.let_go()
+        assert results(futures) == payloads
+    assert len(fetches) == 2
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_batch_with_an_unknown_environment_survives_a_break(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LeanQClient(settings) as lean, serving(settings):
+        calls = fail_once(monkeypatch, "lanes")
+        wrong = [lean.check("x", env="never") for _ in range(100)]
+        right = [lean.echo(b"%d" % n) for n in range(100)]
+        assert results(right) == [b"%d" % n for n in range(100)]
+        for future in wrong:
+            assert isinstance(future.exception(DEADLINE_S), UnknownEnvironmentError)
+        # Not one call for each of them.
+        assert 2 <= len(calls) < 10
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("method", ["submit", "cancel"])
+def test_a_call_whose_answer_is_lost_is_made_again(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, method: str, after: bool
+) -> None:
+    driver = Recorder()
+    calls = fail_once(monkeypatch, method, after=after)
+    with LeanQClient(settings) as lean, serving(settings, driver):
+        withdrawn = lean.echo(b"held")
+        until(lambda: driver.running == [b"held"])
+        withdrawn.cancel()
+        until(lambda: driver.stopped == [b"held"])
+        assert lean.echo(b"next").result(DEADLINE_S) == b"next"
+        until(lambda: len(calls) >= 2)
+    assert driver.started == [b"held", b"next"]
+
+
+@pytest.mark.parametrize("withdraw", [True, False])
+def test_a_request_on_its_way_arrives_before_the_client_has_closed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, withdraw: bool
+) -> None:
+    real, on_its_way, arrives = Queue.submit, threading.Event(), threading.Event()
+
+    async def slow(self: Queue, *args: Any) -> Any:
+        on_its_way.set()
+        await eventually(arrives.is_set)
+        return await real(self, *args)
+
+    monkeypatch.setattr(Queue, "submit", slow)
+    lean = LeanQClient(settings)
+    assert lean._engine
+    dispatcher = lean._engine.switch._each[0]
+    first = lean.echo(b"first")
+    assert on_its_way.wait(DEADLINE_S)
+    second = lean.echo(b"second")
+    with ThreadPoolExecutor(1) as pool:
+        closed = pool.submit(lean.close, withdraw=withdraw)
+        until(lambda: dispatcher._over is not None)
+        arrives.set()
+        closed.result(DEADLINE_S)
+    counters = look(settings).counters
+    if withdraw:
+        assert (counters["submitted"], counters["verdict:cancelled"]) == (1, 1)
+        return
+    with LeanQClient(settings) as other, serving(settings):
+        replies = other.attach([first.rid, second.rid])
+        assert [reply.result(DEADLINE_S).payload for reply in replies] == [b"first", b"second"]
+
+
+@pytest.mark.usefixtures("watchful")
+@pytest.mark.parametrize("method", ["submit", "read_inbox", "lookup"])
+def test_a_bug_ends_all_futures_rather_than_hang(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("a fault\nof two lines")
+
+    with LeanQClient(settings) as lean:
+        first = lean.echo(b"")
+        until(lambda: look(settings).counters.get("submitted") == 1)
+        monkeypatch.setattr(Queue, method, broken)
+        futures = [first, *(lean.echo(b"") for _ in range(9))]
+        for future in futures:
+            with pytest.raises(LeanQError, match="failed: TypeError: a fault of two") as failed:
+                future.result(DEADLINE_S)
+            assert isinstance(failed.value.__cause__, TypeError)
+        with pytest.raises(LeanQError, match="failed: TypeError"):
+            lean.echo(b"").result(DEADLINE_S)
+        monkeypatch.undo()
+    with LeanQClient(settings) as other, serving(settings):
+        assert other.attach([first.rid])[0].result(DEADLINE_S).payload == b""
+
+
+def test_a_silent_server_keeps_nobody_from_closing(
+    own: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lean = LeanQClient(own.settings)
+    future = lean.echo(b"")
+    until(lambda: look(own.settings).counters.get("submitted") == 1)
+    own.send(signal.SIGSTOP)
+    monkeypatch.setattr(dispatch, "_CLOSE_S", 0.1)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lean.close).result(10)
+    assert isinstance(future.exception(0), ClosedError)

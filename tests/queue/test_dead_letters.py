@@ -1,0 +1,131 @@
+"""Dead letters: what is kept of requests that took down too many workers, and ``leanq dead``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.fleets import echo_body, until
+from support.shards import Shard, submission
+from support.terminals import Terminal
+
+import leanq.queue.queue
+from leanq.client import LeanQClient
+from leanq.queue.keys import retry_rid
+from leanq.queue.results import DeadLetter, Reaped
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Request, pack_request
+
+
+async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:
+    await shard.submit("r", level=2, body=b"the code")
+    for worker in ("w1", "w2", "w3"):
+        assert (await shard.claim(worker)).jobs[0].body == b"the code"
+        await shard.lapse()
+        found = await shard.queue.reap()
+    assert found == Reaped(0, 1, more=True)
+    assert await shard.end("r") == ("poisoned", 3, 0)
+    letter = await shard.queue.dead_letter("r")
+    asked = submission("r", level=2, body=b"the code")
+    assert letter == DeadLetter(asked, "c", 3, "w3", shard.now_ms / 1000)
+    assert await shard.queue.dead_rids(9) == ["r"]
+    assert (await shard.queue.status()).dead == 1
+    assert not shard.dump().req
+
+
+async def test_only_the_newest_dead_letters_are_kept(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = leanq.queue.queue.script_text
+
+    def with_two_letters(name: str) -> str:
+        return text(name).replace("DEAD_LETTERS = 10000", "DEAD_LETTERS = 2")
+
+    monkeypatch.setattr(leanq.queue.queue, "script_text", with_two_letters)
+    for rid in ("r1", "r2", "r3"):
+        await shard.suspect(rid)
+        job = await shard.job()
+        await shard.queue.release("w", [(rid, job.token)], how="charge")
+        shard.advance(1)
+    found = shard.dump()
+    assert found.dead == found.deadreq == {"r2", "r3"}
+    assert await shard.queue.dead_rids(9) == ["r3", "r2"]
+    assert await shard.queue.dead_rids(1) == ["r3"]
+    assert await shard.queue.dead_letter("r1") is None
+    assert [await shard.queue.drop_dead("r2") for _ in range(2)] == [True, False]
+    assert await shard.queue.dead_letter("r2") is None
+
+
+def test_a_retried_letter_has_a_rid_of_its_own() -> None:
+    rids = ["0-x"]
+    for _ in range(3):
+        rids.append(retry_rid(rids[-1]))
+    assert rids == ["0-x", "0-x.r1", "0-x.r2", "0-x.r3"]
+    assert retry_rid("0-a.rb") == "0-a.rb.r1"
+
+
+# The command line
+
+
+@pytest.fixture
+async def buried(settings: Settings, terminal: Terminal) -> Terminal:
+    """A user whose queue has two dead letters: a check for a lane that nobody offers, an echo."""
+    terminal.use(settings)
+    queue = leanq.queue.queue.Queue(replace(settings, max_attempts=1))
+    check = pack_request(Request(op="check", code="theorem killer : True := trivial"))
+    await queue.submit(
+        "c", [submission("0-check", lane="gone", body=check), submission("0-bad", body=b"?")]
+    )
+    await queue.join("w", b"", {"echo": b""})
+    await queue.submit("c", [submission("0-echo", lane="echo", body=echo_body(b"again"))])
+    claimed = await queue.claim("w", ["gone", "a", "echo"], 9, busy=0, token="n:")
+    for job in claimed.jobs:
+        await queue.release("w", [(job.rid, job.token)], how="charge")
+    await queue.release("w", [], leave=True)
+    await queue.close()
+    return terminal
+
+
+def test_list_and_show(buried: Terminal) -> None:
+    rows = {row["rid"]: row for row in buried.run("dead", "list", "--json").lines}
+    assert set(rows) == {"0-check", "0-bad", "0-echo"}
+    row = rows["0-check"]
+    assert (row["environment"], row["tenant"], row["attempts"]) == ("gone", "t", 1)
+    assert row["worker"] == "w"
+    assert len(buried.run("dead", "list").out.splitlines()) == 3
+    assert len(buried.run("dead", "list", "--most", "2").out.splitlines()) == 2
+    assert "3 dead letters (leanq dead list)" in buried.run("status").out
+    shown = buried.run("dead", "show", "0-check").out
+    assert shown.endswith("\n\ntheorem killer : True := trivial\n")
+    assert "timeout_s   60.0\n" in shown
+    (record,) = buried.run("dead", "show", "--json", "0-bad").lines
+    assert record["code"].startswith("cannot be read: ")
+
+
+def test_retry_is_a_new_request_and_drop_is_for_good(buried: Terminal, settings: Settings) -> None:
+    assert buried.run("dead", "retry", "0-echo").out == "0-echo -> 0-echo.r1\n"
+    worker = buried.start("worker", "--driver", "echo")
+    with LeanQClient(settings) as client:
+        (future,) = client.attach(["0-echo.r1"])
+        assert future.result(timeout=60).payload == b"again"
+        (old,) = client.attach(["0-echo"])
+        assert old.result(timeout=60).verdict == "poisoned"
+    done = buried.run("dead", "retry", "0-check")
+    assert (done.code, done.err) == (
+        2,
+        "leanq: no worker offers the environment 'gone' of 0-check\n",
+    )
+    worker.terminate()
+    until(lambda: worker.poll() is not None)
+    (record,) = buried.run("dead", "drop", "--json", "0-check").lines
+    assert record == {"rid": "0-check", "dropped": True}
+    left = [row["rid"] for row in buried.run("dead", "list", "--json").lines]
+    assert left == ["0-bad"]
+
+
+@pytest.mark.parametrize("command", ["show", "retry", "drop"])
+def test_what_is_no_dead_letter(buried: Terminal, command: str) -> None:
+    done = buried.run("dead", command, "0-unknown")
+    text = "leanq: there is no dead letter 0-unknown; 'leanq dead list' shows them\n"
+    assert (done.code, done.err) == (2, text)
+    assert buried.run("dead", command, "nonsense").code == 2

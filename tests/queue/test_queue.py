@@ -1,0 +1,389 @@
+"""Each transition and its edges, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from support.shards import LEASE_MS, Shard, open_shard, settlement
+
+from leanq.queue.queue import Queue
+from leanq.queue.results import (
+    Attached,
+    Full,
+    Job,
+    Queued,
+    Reaped,
+    Renewed,
+    Settlement,
+    UnknownLane,
+)
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Reply, pack_reply
+
+
+@pytest.fixture
+async def shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shard]:
+    small = replace(settings, lease_s=LEASE_MS / 1000, max_attempts=3, max_waiting=2000)
+    async with open_shard(small, monkeypatch) as opened:
+        yield opened
+
+
+# Submit
+
+
+async def test_submit_is_idempotent(shard: Shard) -> None:
+    assert await shard.submit("r", "q", "r") == [Queued(), Queued(), Attached()]
+    assert await shard.submit("r", tenant="other", level=0, lane="b") == [Attached()]
+    found = shard.dump()
+    assert found.lists["wait"] == {"a:1:t": ["r", "q"]}
+    assert found.hashes["stats"] == {"submitted": "2", "waiting:a": "2"}
+
+
+async def test_submit_again_moves_the_request_to_the_new_clients_inbox(shard: Shard) -> None:
+    await shard.submit("r", client="old")
+    assert await shard.submit("r", client="new") == [Attached()]
+    await shard.settle(await shard.job())
+    assert [rid for rid, _ in shard.dump().inbox["new"]] == ["r"]
+    assert "old" not in shard.dump().inbox
+
+
+async def test_submit_of_what_has_ended_brings_the_reply(shard: Shard) -> None:
+    await shard.submit("r")
+    job = await shard.job()
+    await shard.settle(job)
+    assert await shard.submit("r") == [settlement(job).reply]
+    assert not shard.dump().req
+
+
+async def test_lane_is_full_for_each_tenant_alone(shard: Shard) -> None:
+    rids = [f"r{number}" for number in range(shard.settings.max_waiting)]
+    assert set(await shard.submit(*rids)) == {Queued()}
+    assert await shard.submit("more", "again") == [Full(1.0), Full(1.0)]
+    assert await shard.submit("more", tenant="u") == [Queued()]
+    assert await shard.submit("again", lane="b") == [Queued()]
+    # Whatever is in flight already is no matter of room.
+    assert await shard.submit("r0") == [Attached()]
+    await shard.claim(want=1, lanes=["a"])
+    answers = await shard.submit("another", "one too many")
+    assert answers == [Queued(), Full(1.0)]
+
+
+async def test_lane_is_unknown_once_workers_offer_others(shard: Shard) -> None:
+    assert await shard.submit("early", lane="x") == [Queued()]
+    await shard.queue.join("w", b"", {"a": b"", "b": b""})
+    assert await shard.submit("r", lane="y") == [UnknownLane()]
+    assert await shard.submit("early", lane="x") == [Attached()]
+    assert await shard.submit("r", lane="b") == [Queued()]
+    assert await shard.queue.lanes() == ["a", "b"]
+
+
+# Claim and settle
+
+
+async def test_a_tenants_backlog_delays_anothers_request_by_one_round(shard: Shard) -> None:
+    for start in range(0, 2000, 500):
+        await shard.submit(*(f"many{number}" for number in range(start, start + 500)), tenant="big")
+    assert (await shard.claim(want=1)).jobs[0].rid == "many0"
+    await shard.submit("single", tenant="small")
+    claimed = [(await shard.claim(want=1)).jobs[0].rid for _ in range(2)]
+    assert claimed == ["many1", "single"]
+
+
+async def test_settle_counts_once_and_answers_again_with_success(shard: Shard) -> None:
+    await shard.submit("r")
+    job = await shard.job()
+    assert await shard.settle(job, job) == (True, True)
+    again = Settlement("r", job.token, "rejected", pack_reply(job.token, Reply("rejected")))
+    assert (await shard.claim(want=0, settle=[again])).accepted == (True,)
+    assert await shard.settle(replace(job, token="forged")) == (False,)
+    assert await shard.end("r") == ("accepted", 1, 0)
+    found = shard.dump()
+    assert len(found.inbox["c"]) == 1
+    stats = found.hashes["stats"]
+    assert (stats["settled"], stats["verdict:accepted"], stats["fenced"]) == ("1", "1", "1")
+
+
+async def test_late_settle_after_reap_changes_nothing(shard: Shard) -> None:
+    await shard.submit("r")
+    late = await shard.job("slow")
+    shard.advance(LEASE_MS)
+    await shard.queue.reap()
+    for _ in ("while it waits", "while another has it"):
+        before = shard.dump()
+        assert await shard.settle(late, worker="slow") == (False,)
+        after = shard.dump()
+        assert (after.req, after.reply, after.inbox) == (before.req, {}, {})
+        job = await shard.job("other")
+        await shard.queue.release("other", [("r", job.token)])
+    job = await shard.job("other")
+    assert await shard.settle(job, worker="other") == (True,)
+    assert await shard.settle(late, worker="slow") == (False,)
+    assert await shard.end("r") == ("accepted", 2, 0)
+
+
+async def test_lost_answer_is_made_up_for_by_adopt(shard: Shard) -> None:
+    await shard.submit("r", "q")
+    jobs = (await shard.claim()).jobs
+    shard.advance(2000)
+    adopted, lost = await shard.queue.adopt("w", ["q", "gone"])
+    assert adopted == (replace(jobs[0], queued_s=2.0),)
+    assert lost == ["gone"]
+
+
+async def test_suspect_is_adopted_as_one_that_runs_alone(shard: Shard) -> None:
+    await shard.suspect("r")
+    job = await shard.job()
+    assert job.alone
+    assert await shard.queue.adopt("w", []) == ((job,), [])
+
+
+async def test_many_settlements_fit_into_one_call(shard: Shard) -> None:
+    jobs: list[Job] = []
+    for batch in range(9):
+        rids = [f"r{batch}-{number}" for number in range(1000)]
+        await shard.submit(*rids)
+        claimed = (await shard.claim(want=9000)).jobs
+        assert [job.rid for job in claimed] == rids
+        jobs += claimed
+    # Lua itself unpacks no more than some 8,000 values.
+    assert await shard.settle(*jobs) == (True,) * 9000
+    assert not shard.dump().work
+
+
+async def test_request_is_not_run_in_a_lane_that_it_left(shard: Shard) -> None:
+    await shard.submit("r", lane="a")
+    await shard.queue.cancel(["r"])
+    shard.server.delete(shard.queue.keys.request("r"))  # as at the end of its time-to-live
+    await shard.submit("r", lane="b")
+    assert (await shard.claim(lanes=["a"])).jobs == ()
+    assert (await shard.queue.status()).counters["waiting:b"] == 1
+    assert [job.rid for job in (await shard.claim(lanes=["b"])).jobs] == ["r"]
+
+
+# Release, reap, renew
+
+
+async def test_release_puts_back_to_the_front_and_costs_no_attempt(shard: Shard) -> None:
+    await shard.submit("r1", "r2", "r3", "r4")
+    jobs = (await shard.claim(want=3)).jobs
+    assert await shard.queue.release("w", [(job.rid, job.token) for job in jobs]) == 3
+    assert shard.dump().lists["wait"] == {"a:1:t": ["r1", "r2", "r3", "r4"]}
+    again = (await shard.claim(want=1)).jobs[0]
+    assert (again.rid, again.attempts) == ("r1", 1)
+    assert again.token != jobs[0].token
+    # The old lease gives nothing back any more.
+    assert await shard.queue.release("w", [("r1", jobs[0].token)]) == 0
+    assert await shard.queue.release("w", [("r1", again.token)], how="charge") == 1
+    assert (await shard.job()).attempts == 2
+
+
+async def test_worker_that_leaves_is_forgotten_unless_it_holds_work(shard: Shard) -> None:
+    await shard.queue.join("w", b"info", {"a": b""})
+    await shard.submit("r", "q")
+    job, _ = (await shard.claim()).jobs
+    await shard.queue.poke("w")
+    await shard.queue.release("w", [("r", job.token)], leave=True)
+    assert list(shard.dump().workers) == ["w"]
+    await shard.queue.cancel(["q"])
+    await shard.queue.release("w", [], leave=True)
+    found = shard.dump()
+    assert (found.workers, found.hashes.get("info"), found.lists["stop"]) == ({}, None, {})
+
+
+async def test_reap_takes_a_hundred_at_a_time_and_only_what_lapsed(shard: Shard) -> None:
+    await shard.queue.join("dead", b"", {"a": b""})
+    await shard.submit(*(f"r{number}" for number in range(152)))
+    await shard.claim("dead", 150)
+    shard.advance(1)
+    await shard.claim("alive", 1)
+    shard.advance(LEASE_MS - 2)
+    assert await shard.queue.reap() == Reaped(0, 0, more=False)
+    shard.advance(1)
+    assert await shard.queue.reap() == Reaped(100, 0, more=True)
+    assert "dead" in shard.dump().workers
+    assert await shard.queue.reap() == Reaped(50, 0, more=True)
+    assert await shard.queue.reap() == Reaped(0, 0, more=False)
+    found = shard.dump()
+    assert (list(found.workers), list(found.work)) == (["alive"], ["alive"])
+    assert found.hashes["stats"]["waiting:a"] == "151"
+    assert "info" not in found.hashes
+
+
+async def test_worker_comes_back_to_life(shard: Shard) -> None:
+    await shard.queue.join("w", b"", {"a": b""})
+    await shard.submit("r")
+    old = await shard.job()
+    shard.advance(LEASE_MS)
+    await shard.queue.reap()
+    renewed = await shard.queue.renew("w")
+    assert (renewed.known, renewed.held, renewed.lapsed) == (False, 0, False)
+    assert await shard.queue.adopt("w", ["r"]) == ((), ["r"])
+    await shard.queue.join("w", b"", {"a": b""})
+    assert (await shard.queue.renew("w")).known
+    new = await shard.job()
+    assert (new.rid, new.attempts) == ("r", 2)
+    assert await shard.settle(old) == (False,)
+    assert await shard.settle(new) == (True,)
+
+
+async def test_sign_of_life_keeps_the_work(shard: Shard) -> None:
+    await shard.submit("r")
+    await shard.job("w")
+    await shard.queue.renew("other")
+    for _ in range(5):
+        shard.advance(LEASE_MS - 1)
+        assert (await shard.queue.renew("w")).held == 1
+        assert (await shard.queue.renew("other")).lapsed is False
+    for lapsed in (False, True):
+        shard.advance(LEASE_MS // 2)
+        assert (await shard.queue.renew("other")).lapsed is lapsed
+
+
+async def test_after_a_silence_of_all_everybody_can_be_heard_before_leases_are_judged(
+    shard: Shard,
+) -> None:
+    for worker in ("w1", "w2", "dead"):
+        await shard.queue.join(worker, b"", {"a": b""})
+        await shard.submit(worker, longest_run_ms=LEASE_MS)
+        await shard.job(worker)
+        await shard.queue.renew(worker)
+    # The server is away, or its clock jumps.
+    shard.advance(10 * LEASE_MS)
+    assert await shard.queue.reap() == Reaped(0, 0, more=False, truce_s=LEASE_MS / 2000)
+    assert await shard.queue.renew("w1") == Renewed(1, False, (), True)
+    shard.advance(LEASE_MS // 2 - 1)
+    assert await shard.queue.reap() == Reaped(0, 0, more=False, truce_s=0.001)
+    assert await shard.queue.renew("w2") == Renewed(1, False, (), True)
+    shard.advance(1)
+    assert await shard.queue.renew("w1") == Renewed(0, True, ("w1",), True)
+    assert await shard.queue.reap() == Reaped(1, 0, more=True)
+    assert await shard.queue.reap() == Reaped(0, 0, more=False)
+    assert set(shard.dump().workers) == {"w1", "w2"}
+
+
+async def test_overrun_is_taken_away_by_renew(shard: Shard) -> None:
+    await shard.submit("r", longest_run_ms=5000)
+    await shard.submit("q", longest_run_ms=5001)
+    await shard.claim()
+    shard.advance(4999)
+    assert (await shard.queue.renew("w")).overrun == ()
+    shard.advance(1)
+    renewed = await shard.queue.renew("w")
+    assert (renewed.overrun, renewed.held) == (("r",), 1)
+    (job,) = (await shard.claim("other")).jobs
+    assert (job.rid, job.attempts) == ("r", 2)
+
+
+async def test_reaper_is_not_stopped_by_a_request_that_somebody_deleted(shard: Shard) -> None:
+    await shard.submit("r", "q")
+    await shard.claim()
+    shard.server.delete(f"{shard.tag}:req:r")
+    shard.advance(LEASE_MS)
+    assert await shard.queue.reap() == Reaped(1, 0, more=True)
+    assert not shard.dump().work
+
+
+# Cancel, deadlines
+
+
+async def test_cancel(shard: Shard) -> None:
+    await shard.submit("ended", "leased", "queued")
+    jobs = (await shard.claim(want=2)).jobs
+    await shard.settle(jobs[0])
+    shard.advance(2000)
+    answers = await shard.queue.cancel(["queued", "leased", "ended", "unknown", "queued"])
+    assert answers == [True, True, False, False, False]
+    assert await shard.queue.wait_bell("w", [], 5.0) == "leased"
+    for rid, attempts in (("queued", 0), ("leased", 1)):
+        assert await shard.end(rid) == ("cancelled", attempts, 2)
+    assert await shard.settle(jobs[1]) == (False,)
+    assert (await shard.claim()).jobs == ()
+    found = shard.dump()
+    assert (found.req, found.work, found.lists["wait"]) == ({}, {}, {})
+    assert found.hashes["stats"]["waiting:a"] == "0"
+
+
+async def test_deadline_passes_in_the_queue(shard: Shard) -> None:
+    await shard.submit("claimed", "looked up", deadline_ms=1000)
+    await shard.submit("in time", tenant="u", deadline_ms=1001)
+    shard.advance(1000)
+    assert await shard.queue.lookup("c", ["claimed", "looked up"]) == [True, True]
+    (job,) = (await shard.claim("early", 1)).jobs
+    await shard.queue.release("early", [(job.rid, job.token)])
+    shard.advance(1)
+    (answer,) = await shard.queue.lookup("d", ["looked up"])
+    assert [answer] == await shard.queue.replies(["looked up"])
+    assert await shard.end("looked up") == ("expired", 0, 1.001)
+    jobs = (await shard.claim()).jobs
+    assert [job.rid for job in jobs] == ["in time"]
+    assert await shard.end("claimed") == ("expired", 0, 1.001)
+    inbox = shard.dump().inbox
+    assert [rid for rid, _ in inbox["c"] + inbox["d"]] == ["claimed", "looked up"]
+    # Once it runs, its deadline in the queue matters no more.
+    shard.advance(1)
+    assert await shard.queue.lookup("c", ["in time", "unknown"]) == [True, False]
+
+
+# Suspects
+
+
+async def test_first_attempt_is_never_a_suspects(shard: Shard) -> None:
+    await shard.submit("r", "q")
+    only = Queue(replace(shard.settings, max_attempts=1))
+    job = await shard.job()
+    await only.release("w", [("r", job.token)])
+    await only.close()
+    assert [(job.rid, job.alone) for job in (await shard.claim()).jobs] == [
+        ("r", False),
+        ("q", False),
+    ]
+
+
+async def test_suspect_runs_alone(shard: Shard) -> None:
+    await shard.submit("first", lane="b")
+    await shard.suspect("r")
+    await shard.submit("other")
+    claimed = await shard.claim(lanes=["b", "a"])
+    assert [(job.rid, job.alone, job.attempts) for job in claimed.jobs] == [("r", True, 3)]
+    assert await shard.queue.release("w", [("r", claimed.jobs[0].token)]) == 1
+    # Released without charge it is still at its last attempt.
+    assert (await shard.job()).alone
+
+
+async def test_busy_worker_empties_itself_for_a_suspect(shard: Shard) -> None:
+    await shard.suspect("r", lane="b")
+    await shard.submit("q1", "q2", "q3")
+    # In whatever order it serves its lanes, it takes nothing more.
+    claimed = await shard.claim("holder", lanes=["a", "b"], busy=1)
+    assert (claimed.jobs, claimed.hold) == ((), True)
+    # One worker is enough.
+    claimed = await shard.claim("other", 1, lanes=["a", "b"], busy=1)
+    assert ([job.rid for job in claimed.jobs], claimed.hold) == (["q1"], False)
+    claimed = await shard.claim("holder", lanes=["a", "b"])
+    assert ([job.rid for job in claimed.jobs], claimed.hold) == (["r"], False)
+    assert not shard.dump().isolating
+
+
+async def test_hold_lasts_as_long_as_its_worker_asks(shard: Shard) -> None:
+    await shard.suspect("r")
+    assert (await shard.claim("holder", busy=1)).hold
+    isolating = f"{shard.tag}:isolating:a"
+    shard.server.pexpire(isolating, LEASE_MS)
+    assert not (await shard.claim("other", busy=1)).hold
+    assert shard.server.pttl(isolating) <= LEASE_MS
+    assert (await shard.claim("holder", busy=1)).hold
+    assert shard.server.pttl(isolating) > LEASE_MS
+
+
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+async def test_nobody_empties_itself_for_a_suspect_that_ended(shard: Shard, end: str) -> None:
+    await shard.suspect("r", deadline_ms=1000)
+    await shard.submit("q")
+    if end == "cancelled":
+        await shard.queue.cancel(["r"])
+    shard.advance(1001)
+    claimed = await shard.claim(busy=1)
+    assert ([job.rid for job in claimed.jobs], claimed.hold) == (["q"], False)
+    assert await shard.end("r") == (end, 2, 0 if end == "cancelled" else 1.001)

@@ -1,0 +1,177 @@
+"""What befalls a server that stands alone: restarts, failovers, a full memory, silence."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+import redis
+from conftest import eventually
+from support.cluster import free_ports
+from support.fleets import kill_connections
+from support.servers import Server, own_server
+from support.streams import stream
+
+from leanq.queue.queue import look
+from leanq.queue.settings import Settings
+
+LASTING = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+def short(server: Server, lease_s: float = 1.2) -> Settings:
+    return replace(server.settings, lease_s=lease_s)
+
+
+async def counters(settings: Settings, *names: str) -> list[int]:
+    found = (await look(settings)).counters
+    return [found.get(name, 0) for name in names]
+
+
+@pytest.mark.parametrize("options", [LASTING, ()], ids=["with its data", "without"])
+async def test_restarts(options: tuple[str, ...]) -> None:
+    with own_server(*options) as server:
+        settings = short(server)
+        async with stream(settings) as made:
+            for _ in range(3):
+                await made.goes_on()
+                server.stop()
+                await asyncio.to_thread(server.start)
+            await made.goes_on()
+
+
+async def test_a_server_that_takes_long_to_load() -> None:
+    with own_server(*LASTING) as server:
+        settings = short(server)
+        with redis.Redis.from_url(settings.url) as connection:
+            pipe = connection.pipeline(transaction=False)
+            for number in range(10_000):
+                pipe.set(f"filler{number}", number)
+            pipe.execute()
+        async with stream(settings) as made:
+            await made.goes_on()
+            server.stop()
+            server.options += ("--key-load-delay", "100")
+            await asyncio.to_thread(server.start)
+            assert await asyncio.to_thread(says_that_it_loads, settings)
+            await made.goes_on()
+
+
+def says_that_it_loads(settings: Settings) -> bool:
+    with redis.Redis.from_url(settings.url) as connection:
+        try:
+            connection.get("x")
+        except redis.exceptions.BusyLoadingError:
+            return True
+    return False
+
+
+async def test_cut_connections() -> None:
+    with own_server() as server:
+        settings = short(server, 4.0)
+        async with stream(settings) as made:
+            for _ in range(5):
+                await made.goes_on()
+                await asyncio.to_thread(kill_connections, settings)
+            await made.goes_on()
+        assert await counters(settings, "reaped") == [0]
+
+
+async def test_a_silence_longer_than_the_lease_takes_no_work_away() -> None:
+    with own_server() as server:
+        settings = short(server, 3.0)
+        async with stream(settings) as made:
+            await made.goes_on()
+            before = await counters(settings, "reaped", "fenced")
+            server.send(signal.SIGSTOP)
+            # As long as two leases.
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(2 * settings.lease_s):
+                    await made.goes_on(more=10_000)
+            server.send(signal.SIGCONT)
+            await made.goes_on(more=100)
+            assert await counters(settings, "reaped", "fenced") == before
+
+
+async def test_a_full_memory_drains_and_goes_on() -> None:
+    with own_server() as server:
+        settings = short(server)
+        async with stream(settings, size_bytes=1000) as made:
+            await made.goes_on()
+            server.configure("maxmemory", "1")
+            # What is in flight ends, and nothing is taken in.
+            await eventually(lambda: _is_empty(settings))
+            server.configure("maxmemory", "0")
+            await made.goes_on()
+
+
+async def _is_empty(settings: Settings) -> bool:
+    status = await look(settings)
+    return not status.levels and not any(row.held for row in status.workers)
+
+
+async def test_eviction_of_whatever_may_be_evicted_loses_no_request() -> None:
+    with own_server("--maxmemory-policy", "volatile-lru") as server:
+        settings = short(server)
+        async with stream(settings, size_bytes=30_000) as made:
+            await made.goes_on()
+            with redis.Redis.from_url(settings.url) as connection:
+                used = connection.info("memory")["used_memory"]
+                server.configure("maxmemory", str(used + 500_000))
+                await made.goes_on(more=300)
+                assert connection.info("stats")["evicted_keys"] > 0
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[tuple[Server, Server, Settings]]:
+    """A master, its replica, and a queue whose URL names both."""
+    ports = free_ports(2)
+    with (
+        own_server(*LASTING, "--port", str(ports[0])) as first,
+        own_server(*LASTING, "--port", str(ports[1])) as second,
+    ):
+        call(second, "REPLICAOF", "127.0.0.1", ports[0])
+        url = f"redis://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}"
+        yield first, second, Settings(url=url, lease_s=1.2)
+
+
+def call(server: Server, *words: str | int) -> object:
+    with redis.Redis.from_url(server.settings.url) as connection:
+        return connection.execute_command(*words)
+
+
+def is_linked(server: Server) -> bool:
+    with redis.Redis.from_url(server.settings.url) as connection:
+        return bool(connection.info("replication").get("master_link_status") == "up")
+
+
+async def test_promotion_of_a_replica(pair: tuple[Server, Server, Settings]) -> None:
+    first, second, settings = pair
+    await eventually(lambda: is_linked(second))
+    async with stream(settings) as made:
+        await made.goes_on()
+        # The master dies and forgets its last writes, as replication is asynchronous.
+        first.stop()
+        call(second, "REPLICAOF", "NO", "ONE")
+        await made.goes_on()
+        # The old one comes back as a replica, and then they change places in good order: those
+        # connected meet READONLY.
+        await asyncio.to_thread(first.start)
+        call(first, "REPLICAOF", "127.0.0.1", settings.url.rpartition(":")[2])
+        await eventually(lambda: is_linked(first))
+        call(second, "FAILOVER")
+        await eventually(lambda: call(second, "ROLE")[0] == b"slave")
+        await made.goes_on()
+
+
+async def test_workers_and_clients_start_where_the_first_host_is_the_replica(
+    pair: tuple[Server, Server, Settings],
+) -> None:
+    _, second, settings = pair
+    await eventually(lambda: is_linked(second))
+    hosts = settings.url.removeprefix("redis://").split(",")
+    turned = replace(settings, url=f"redis://{hosts[1]},{hosts[0]}")
+    async with stream(turned) as made:
+        await made.goes_on()

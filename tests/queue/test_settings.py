@@ -1,0 +1,155 @@
+"""Settings: what is accepted, and that what is refused is told in one line without secrets."""
+
+from __future__ import annotations
+
+import pytest
+
+from leanq.errors import UsageError
+from leanq.queue.settings import Settings, check_name, check_url, each_cluster, without_password
+
+GOOD_URLS = [
+    "redis://localhost",
+    "redis://localhost:6379/0",
+    "rediss://:pw@one:6379,two:6380,[::1]:6379/2",
+    "redis://:pw@10.0.0.1:6379/2",
+    "redis://user:pw@[::1]:6379",
+    "rediss://redis.example:6380/0?ssl_cert_reqs=none",
+    "unix:///run/valkey/server.sock",
+    "unix://:pw@/run/valkey/server.sock?db=1",
+]
+
+BAD_URLS = [
+    "",
+    "localhost:6379",
+    "http://localhost",
+    "redis:",
+    "redis://",
+    "redis://:hunter2@",
+    "redis://host:6379,:6380",
+    "redis://:hunter2@host:port",
+    "redis://:hunter2@host:99999",
+    "redis://:hun/ter2@host",
+    "user:hunter2@host:6379",
+    "redis:hunter2@host",
+    "redist://user:hunter2@host?password=hunter2&db=0",
+    "unix://relative.sock",
+    "redis://[::1",
+    "redis://:hun\nter2@",
+    "redis://host:6379,:6380",
+    "redis://:hunter2@host:6379,",
+    "redis://:hunter2@host*3",
+    "redis://:hunter2@host other",
+]
+
+
+@pytest.mark.parametrize("url", GOOD_URLS)
+def test_good_urls(url: str) -> None:
+    assert Settings(url).url == url
+
+
+@pytest.mark.parametrize("url", BAD_URLS)
+def test_bad_urls_are_refused_in_one_line_without_the_password(url: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        check_url(url)
+    text = str(refused.value)
+    assert "redis://HOST:PORT/DB" in text
+    assert "\n" not in text
+    assert "hunter2" not in text
+    assert "ter2" not in text
+
+
+@pytest.mark.parametrize(
+    ("urls", "each"),
+    [
+        ("redis://a*3 redis://b*0.5", [("redis://a", 3.0), ("redis://b", 0.5)]),
+        (" redis://a:1,b:2/3\n\trediss://c ", [("redis://a:1,b:2/3", None), ("rediss://c", None)]),
+        ("unix:///a b/c*2 unix:///d", [("unix:///a b/c", 2.0), ("unix:///d", None)]),
+        ("redis://a*x redis://b*-1", [("redis://a*x", None), ("redis://b*-1", None)]),
+        # Nothing of a single URL is taken for anything else.
+        ("unix:///a b/c*2", [("unix:///a b/c*2", None)]),
+        ("redis://a?password=b*2", [("redis://a?password=b*2", None)]),
+    ],
+)
+def test_several_clusters_in_one_text(urls: str, each: list[tuple[str, float | None]]) -> None:
+    assert each_cluster(urls) == each
+
+
+def test_what_is_about_one_cluster_takes_one() -> None:
+    with pytest.raises(UsageError, match=r"names 2 clusters; only clients") as refused:
+        Settings("redis://:hunter2@a redis://:hunter2@b")
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://:secret@host:1/0", "redis://:***@host:1/0"),
+        ("redis://user:secret@host", "redis://user:***@host"),
+        ("redis://:sec@ret@host", "redis://:***@host"),
+        ("redis://:sec/ret@host", "redis://:***@host"),
+        ("redis://:sec:ret@host", "redis://:***@host"),
+        ("unix://:secret@/run/server.sock", "unix://:***@/run/server.sock"),
+        ("user:secret@host:6379", "user:***@host:6379"),
+        ("redis://host?password=secret&db=1", "redis://host?password=***&db=1"),
+        ("redis://user:x@host?password=sec@ret", "redis://user:***@host?password=***"),
+        ("redis://host:6379/0", "redis://host:6379/0"),
+        ("unix:///run/valkey@1/server.sock", "unix:///run/valkey@1/server.sock"),
+    ],
+)
+def test_password_is_hidden_and_the_rest_is_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+def test_settings_do_not_show_the_password() -> None:
+    assert "secret" not in repr(Settings("redis://:secret@host"))
+
+
+@pytest.mark.parametrize("name", ["a", "A9", "lean-4.32", "x@y+z_1", "0" * 64])
+def test_good_names(name: str) -> None:
+    assert check_name("tenant", name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-a", ".a", "a:b", "a b", "a\n", "a{b}", "ä", "0" * 65, "a/b", "a*"]
+)
+def test_bad_names(name: str) -> None:
+    with pytest.raises(UsageError, match="tenant") as refused:
+        check_name("tenant", name)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UsageError, match="LEANQ_PREFIX"):
+        Settings("redis://host", prefix=name)
+
+
+def test_settings_come_from_the_environment() -> None:
+    environ = {
+        "LEANQ_PREFIX": "other",
+        "LEANQ_SHARDS": "3",
+        "LEANQ_LEASE_S": "2.5",
+        "LEANQ_REPLY_TTL_S": "60",
+        "LEANQ_MAX_ATTEMPTS": "5",
+        "LEANQ_MAX_WAITING": "10",
+        "LEANQ_REMEMBER_S": "1.5",
+        "PATH": "/bin",
+    }
+    assert Settings.load("redis://host", environ) == Settings(
+        "redis://host", "other", 3, 2.5, 60, 5, 10, 1.5
+    )
+    assert Settings.load("redis://host", {}) == Settings("redis://host")
+
+
+@pytest.mark.parametrize(
+    "name", ["LEANQ_LEASE_S", "LEANQ_REPLY_TTL_S", "LEANQ_MAX_ATTEMPTS", "LEANQ_MAX_WAITING"]
+)
+@pytest.mark.parametrize(
+    "value", ["", "ten", "0", "-1", "nan", "inf", "-inf", "1e400", "1\n2", "9" * 30]
+)
+def test_bad_numbers_are_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=name) as refused:
+        Settings.load("redis://host", {name: value})
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["LEANQ_MAX_ATTEMPTS", "LEANQ_MAX_WAITING"])
+def test_counts_are_whole_numbers(name: str) -> None:
+    with pytest.raises(UsageError, match="whole number"):
+        Settings.load("redis://host", {name: "2.5"})

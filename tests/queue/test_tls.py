@@ -1,0 +1,116 @@
+"""TLS, on a server program that speaks it (the wheel's does not): Debian's redis-server."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import redis
+from conftest import eventually
+from support.cluster import free_ports
+from support.fleets import echo_body, submission, until, working
+
+from leanq.client import AsyncLeanQClient
+from leanq.errors import UnavailableError
+from leanq.queue.queue import Queue, look
+from leanq.queue.reaper import reap
+from leanq.queue.settings import Settings
+
+
+@dataclass(frozen=True)
+class Secure:
+    """A server that asks for a certificate, and the files that lead to it."""
+
+    port: int
+    folder: Path
+
+    def settings(self, **files: str) -> Settings:
+        options = "&".join(f"ssl_{name}={self.folder}/{file}" for name, file in files.items())
+        return Settings(url=f"rediss://127.0.0.1:{self.port}?{options}", lease_s=0.6)
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
+    server, openssl = shutil.which("redis-server"), shutil.which("openssl")
+    if not (server and openssl):
+        pytest.skip("redis-server and openssl are not installed (.ci/run installs them)")
+    folder = tmp_path_factory.mktemp("tls")
+    for name in ("ours", "theirs"):
+        words = (
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=leanq"
+        )
+        files = ["-keyout", f"{name}.key", "-out", f"{name}.crt"]
+        alternative = ["-addext", "subjectAltName=IP:127.0.0.1"]
+        command = [openssl, *words.split(), *alternative, *files]
+        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+    (port,) = free_ports(1)
+    options = (
+        f"--port 0 --tls-port {port} --tls-cert-file ours.crt --tls-key-file ours.key "
+        f"--tls-ca-cert-file ours.crt --bind 127.0.0.1 --save"
+    )
+    made = Secure(port, folder)
+    process = subprocess.Popen(
+        [server, *options.split(), ""], cwd=folder, stdout=subprocess.DEVNULL
+    )
+
+    def answers() -> bool:
+        assert process.poll() is None, f"{server} does not start with TLS"
+        try:
+            with redis.Redis.from_url(made.settings(**OURS).url) as connection:
+                return bool(connection.ping())
+        except redis.ConnectionError:
+            return False
+
+    try:
+        until(answers)
+        yield made
+    finally:
+        process.kill()
+        process.wait()
+
+
+OURS = {"ca_certs": "ours.crt", "certfile": "ours.crt", "keyfile": "ours.key"}
+
+
+async def test_everything_works_through_tls_and_on_redis_7(secure: Secure) -> None:
+    settings = replace(secure.settings(**OURS), max_attempts=1)
+    async with AsyncLeanQClient(settings) as lean, working(settings, slots=8):
+        payloads = [bytes(300 * number) for number in range(300)]
+        assert await asyncio.gather(*map(lean.echo, payloads)) == payloads
+    queue = Queue(settings)
+    await queue.submit("c", [submission("0-killer", echo_body(b""))])
+    await queue.join("dying", b"", {"echo": b""})
+    assert (await queue.claim("dying", ["echo"], 1, busy=0, token="n:")).jobs
+
+    async def poisoned() -> bool:
+        await queue.renew("other")
+        return (await reap(queue)).poisoned == 1
+
+    await eventually(poisoned)
+    await queue.release("other", [], leave=True)
+    assert await queue.dead_rids(9) == ["0-killer"]
+    assert (await look(settings)).dead == 1
+    await queue.close()
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {},
+        {"ca_certs": "theirs.crt", "certfile": "ours.crt", "keyfile": "ours.key"},
+        {"ca_certs": "ours.crt", "certfile": "theirs.crt", "keyfile": "theirs.key"},
+        {"ca_certs": "ours.crt"},
+    ],
+)
+async def test_without_the_right_certificates_it_says_so(
+    secure: Secure, files: dict[str, str]
+) -> None:
+    with pytest.raises(UnavailableError, match=r"no answer from rediss://127\.0\.0\.1") as refused:
+        async with AsyncLeanQClient(secure.settings(**files)):
+            pass
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,366 @@
+"""Loose pinning on a real server: promises, steals, and preferences among what waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from support.shards import LEASE_MS, Shard
+
+from leanq.queue.results import Claimed, Promised
+
+STATE = ("state", "header")
+
+
+def rids(claimed: Claimed) -> list[str]:
+    return [job.rid for job in claimed.jobs]
+
+
+# Promises
+
+
+async def test_an_idle_warm_worker_is_promised_what_it_is_warm_for(shard: Shard) -> None:
+    await shard.warm("w", *STATE, vacant=2)
+    await shard.submit("r1", "r2", "r3", affinity=("state",))
+    found = shard.dump()
+    assert found.lists["promise"] == {"w": ["r1", "r2"]}
+    assert found.lists["wait"] == {"a:1:t": ["r3"]}
+    # One word to it is enough, and one token for whoever takes the third.
+    assert await shard.queue.wait_bell("w", [], 1.0) == Promised()
+    assert await shard.queue.wait_bell("w", [], 0.05) is None
+    assert shard.bell() == 1
+    assert rids(await shard.claim("other")) == ["r3"]
+    claimed = await shard.claim("w", 2)
+    assert (rids(claimed), [job.attempts for job in claimed.jobs]) == (["r1", "r2"], [1, 1])
+    found = shard.dump()
+    assert not found.lists["promise"]
+    counters = (await shard.queue.status()).counters
+    assert (counters["warm_hits"], counters["warm_misses"]) == (2, 1 + len(STATE))
+    assert counters["waiting:a"] == 0
+    assert await shard.settle(*claimed.jobs) == (True, True)
+
+
+async def test_the_strongest_affinity_and_the_last_to_settle_come_first(shard: Shard) -> None:
+    await shard.warm("header", "header")
+    shard.advance(1)
+    await shard.warm("old", "state")
+    shard.advance(1)
+    await shard.warm("new", "state")
+    shard.advance(1)
+    await shard.warm("header2", "header")
+    for expected in ("new", "old", "header2", "header"):
+        await shard.submit(expected, affinity=STATE)
+        assert shard.dump().lists["promise"][expected] == [expected]
+    await shard.submit("nobody", affinity=STATE)
+    assert shard.dump().lists["wait"] == {"a:1:t": ["nobody"]}
+    for worker in ("header", "old", "new", "header2"):
+        assert rids(await shard.claim(worker, 1)) == [worker]
+
+
+@pytest.mark.parametrize("why", ["busy", "another lane", "lapsed", "left", "cold", "none asked"])
+async def test_no_promise_without_a_warm_and_idle_worker(shard: Shard, why: str) -> None:
+    await shard.queue.join("w", b"", {"a": b"", "b": b""})
+    await shard.warm("w", "state", vacant=0 if why == "busy" else 3)
+    if why == "lapsed":
+        shard.advance(LEASE_MS)
+    elif why == "left":
+        await shard.queue.release("w", [], leave=True)
+    names = {"cold": ("other",), "none asked": ()}.get(why, ("state",))
+    await shard.submit("r", lane="b" if why == "another lane" else "a", affinity=names)
+    found = shard.dump()
+    assert not found.lists["promise"]
+    assert "to" not in found.req["r"]
+    # Anybody may take it, at once.
+    assert sum(len(bell) for bell in found.lists["bell"].values()) > 0
+    assert rids(await shard.claim("other", lanes=["a", "b"])) == ["r"]
+
+
+async def test_what_waits_already_goes_before_any_promise(shard: Shard) -> None:
+    await shard.warm("w", "state")
+    await shard.submit("plain")
+    await shard.submit("r", affinity=("state",))
+    assert shard.dump().lists["wait"] == {"a:1:t": ["plain", "r"]}
+
+
+async def test_a_worker_settles_ends_and_is_remembered_among_sixteen(shard: Shard) -> None:
+    for number in range(20):
+        await shard.warm(f"w{number:02}", "state", vacant=0)
+        shard.advance(1)
+    assert set(shard.dump().warm["a:state"]) == {f"w{number:02}" for number in range(4, 20)}
+    assert shard.server.pttl(f"{shard.tag}:warm:a:state") > 0
+
+
+async def test_one_that_is_not_warm_is_not_noted(shard: Shard) -> None:
+    await shard.submit("r", affinity=("state",))
+    await shard.settle(await shard.job())
+    assert not shard.dump().warm
+
+
+async def test_others_behind_a_promise_are_not_held_up(shard: Shard) -> None:
+    await shard.warm("w", "state")
+    await shard.submit("promised", affinity=("state",))
+    await shard.submit("plain")
+    claimed = await shard.claim("other", 2)
+    assert rids(claimed) == ["plain"]
+    assert rids(await shard.claim("w", 2)) == ["promised"]
+
+
+async def test_a_claim_without_room_gives_promises_up_at_once(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=3)
+    await shard.submit("r1", "r2", "r3", affinity=("state",))
+    assert rids(await shard.claim("w", 1)) == ["r1"]
+    assert shard.bell() == 1
+    assert shard.dump().lists["wait"] == {"a:1:t": ["r2", "r3"]}
+    assert rids(await shard.claim("other")) == ["r2", "r3"]
+    assert "steals" not in (await shard.queue.status()).counters
+
+
+async def test_a_suspects_worker_keeps_no_promise(shard: Shard) -> None:
+    await shard.warm("w", "state")
+    await shard.submit("r", affinity=("state",))
+    await shard.suspect("suspect", lane="b")
+    assert (await shard.claim("w", lanes=["a", "b"], busy=1)).hold
+    assert rids(await shard.claim("other")) == ["r"]
+    await shard.claim("w", lanes=["b"])
+
+
+# Steals and guards
+
+
+async def test_a_promise_that_is_not_kept_is_stolen(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=2)
+    await shard.queue.join("guard", b"", {"a": b""})
+    await shard.submit("r1", "r2", affinity=("state",))
+    # For the guard alone, since neither of the two is for anybody else.
+    assert shard.bell() == 1
+    shard.server.delete(shard.queue.keys.bell("a"))
+    claimed = await shard.claim("guard", 1)
+    assert (claimed.jobs, claimed.again_s) == ((), 0.1)
+    # While one watches, others need not.
+    shard.advance(60)
+    claimed = await shard.claim("other", 1)
+    assert (claimed.jobs, claimed.again_s, shard.bell()) == ((), 0, 0)
+    shard.advance(40)
+    assert rids(await shard.claim("guard", 1)) == ["r1"]
+    assert shard.bell() == 1
+    assert rids(await shard.claim("other", 1)) == ["r2"]
+    assert (await shard.queue.status()).counters["steals"] == 2
+    # Who did not come is promised nothing more, until he does.
+    await shard.submit("r3", affinity=("state",))
+    assert shard.dump().lists["wait"] == {"a:1:t": ["r3"]}
+    assert rids(await shard.claim("w", 3)) == ["r3"]
+    await shard.submit("r4", affinity=("state",))
+    assert shard.dump().lists["promise"] == {"w": ["r4"]}
+
+
+async def test_a_late_worker_still_takes_what_nobody_stole(shard: Shard) -> None:
+    await shard.warm("w", "state")
+    await shard.submit("r", affinity=("state",))
+    shard.advance(5000)
+    assert rids(await shard.claim("w", 1)) == ["r"]
+    counters = (await shard.queue.status()).counters
+    assert (counters["warm_hits"], counters.get("steals")) == (1, None)
+
+
+async def test_what_is_stolen_goes_to_the_front_in_its_order(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=2)
+    await shard.submit("r1", "r2", affinity=("state",))
+    await shard.submit("plain", tenant="u")
+    await shard.submit("r3")
+    shard.advance(100)
+    # Its tenant has no other turn than before.
+    assert rids(await shard.claim("other", 1)) == ["plain"]
+    assert shard.dump().lists["wait"] == {"a:1:t": ["r1", "r2", "r3"]}
+    assert rids(await shard.claim("other", 3)) == ["r1", "r2", "r3"]
+
+
+async def test_a_guard_stays_while_there_are_promises_and_no_longer(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=9)
+    await shard.queue.join("guard", b"", {"a": b""})
+    await shard.submit("r1", affinity=("state",))
+    await shard.claim("w", 9)
+    # Its own was taken; it watches on, since another may come.
+    assert (await shard.claim("guard", 1)).again_s == 0.1
+    shard.server.delete(shard.queue.keys.bell("a"))
+    shard.advance(30)
+    await shard.submit("r2", affinity=("state",))
+    assert shard.bell() == 0
+    shard.advance(70)
+    assert (await shard.claim("guard", 1)).again_s == pytest.approx(0.03)
+    await shard.claim("w", 9)
+    shard.advance(30)
+    assert (await shard.claim("guard", 1)).again_s == 0
+    await shard.submit("r3", affinity=("state",))
+    assert shard.bell() == 1
+
+
+async def test_nobody_watches_over_promises_to_himself(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=1)
+    await shard.warm("v", "another", vacant=1)
+    await shard.submit("r1", affinity=("another",))
+    assert (await shard.claim("w", 1)).again_s == 0.1
+    shard.server.delete(shard.queue.keys.bell("a"))
+    await shard.submit("r2", affinity=("state",))
+    assert shard.bell() == 1
+    # Whoever takes a promise of his own leaves the watch to others.
+    assert (await shard.claim("w", 2)).again_s == 0
+    assert (await shard.claim("third", 1)).again_s == 0.1
+
+
+async def test_a_guard_that_finds_work_hands_the_watch_on(shard: Shard) -> None:
+    await shard.warm("w", "state")
+    await shard.submit("r", affinity=("state",))
+    await shard.submit("plain")
+    shard.server.delete(shard.queue.keys.bell("a"))
+    assert rids(await shard.claim("guard", 1)) == ["plain"]
+    assert shard.bell() == 1
+
+
+async def test_promises_alone_make_nobody_ring_on(shard: Shard) -> None:
+    await shard.warm("w", "state")
+    await shard.submit("r", affinity=("state",))
+    assert (await shard.claim("guard", 1)).again_s == 0.1
+    await shard.submit("plain")
+    shard.server.delete(shard.queue.keys.bell("a"))
+    assert rids(await shard.claim("other", 1)) == ["plain"]
+    assert shard.bell() == 0
+
+
+async def test_a_worker_that_is_alone_needs_no_guard(shard: Shard) -> None:
+    await shard.warm("w", "state")
+    shard.server.delete(shard.queue.keys.bell("a"))
+    await shard.submit("r", affinity=("state",))
+    assert shard.bell() == 0
+
+
+# Ends of promised requests
+
+
+async def test_a_promised_request_can_be_withdrawn(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=2)
+    await shard.submit("r", "q", affinity=("state",))
+    assert await shard.queue.cancel(["r"]) == [True]
+    assert rids(await shard.claim("w")) == ["q"]
+    assert await shard.end("r") == ("cancelled", 0, 0)
+    shard.dump().check()
+    assert (await shard.queue.status()).counters["waiting:a"] == 0
+
+
+async def test_a_promised_request_expires(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=2)
+    await shard.submit("r", "q", affinity=("state",), deadline_ms=50)
+    shard.advance(51)
+    assert await shard.queue.lookup("c", ["r"]) == await shard.queue.replies(["r"])
+    assert (await shard.claim("w")).jobs == ()
+    for rid in ("r", "q"):
+        assert await shard.end(rid) == ("expired", 0, 0.051)
+    shard.dump().check()
+
+
+@pytest.mark.parametrize("how", ["leaves", "is reaped"])
+async def test_promises_to_a_worker_that_is_gone_are_for_anybody(shard: Shard, how: str) -> None:
+    await shard.warm("w", "state", vacant=2)
+    await shard.submit("r", "q", affinity=("state",))
+    if how == "leaves":
+        await shard.queue.release("w", [], leave=True)
+    else:
+        await shard.lapse()
+        await shard.queue.reap()
+    found = shard.dump()
+    found.check()
+    assert found.lists["wait"] == {"a:1:t": ["r", "q"]}
+    assert (shard.bell(), found.hashes.get("vacant")) == (1, None)
+    assert rids(await shard.claim("other")) == ["r", "q"]
+
+
+async def test_a_request_that_comes_back_is_promised_to_nobody(shard: Shard) -> None:
+    await shard.warm("w", "state")
+    await shard.submit("r", affinity=("state",))
+    (job,) = (await shard.claim("w", 2)).jobs
+    await shard.queue.release("w", [("r", job.token)])
+    found = shard.dump()
+    assert found.lists["wait"] == {"a:1:t": ["r"]}
+    assert "to" not in found.req["r"]
+    assert rids(await shard.claim("other")) == ["r"]
+
+
+async def test_a_dead_letter_keeps_its_affinities(shard: Shard) -> None:
+    await shard.suspect("r", affinity=STATE)
+    job = await shard.job()
+    await shard.queue.release("w", [("r", job.token)], how="charge")
+    letter = await shard.queue.dead_letter("r")
+    assert letter
+    assert letter.submission.affinity == STATE
+
+
+# Preferences among what waits
+
+
+async def test_the_warmest_of_the_next_ones_goes_first(shard: Shard) -> None:
+    await shard.warm("w", "state", "header", vacant=0)
+    await shard.submit("cold1", "cold2")
+    await shard.submit("header", affinity=("new", "header"))
+    await shard.submit("state", affinity=("state", "header"))
+    claimed = [rids(await shard.claim("w", 1)) for _ in range(4)]
+    assert claimed == [["state"], ["header"], ["cold1"], ["cold2"]]
+
+
+async def test_several_are_chosen_at_once(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=0)
+    for number in range(4):
+        await shard.submit(f"cold{number}")
+        await shard.submit(f"warm{number}", affinity=("state",))
+    assert rids(await shard.claim("w", 5)) == ["warm0", "warm1", "warm2", "warm3", "cold0"]
+    assert rids(await shard.claim("other", 5)) == ["cold1", "cold2", "cold3"]
+
+
+async def test_only_the_front_of_a_line_is_searched(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=0)
+    await shard.submit(*(f"cold{number}" for number in range(16)))
+    await shard.submit("warm", affinity=("state",))
+    claimed = [rids(await shard.claim("w", 1)) for _ in range(3)]
+    assert claimed == [["cold0"], ["warm"], ["cold1"]]
+
+
+async def test_nothing_is_passed_over_for_long(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=0)
+    await shard.submit("cold", *(f"w{number}" for number in range(8)), affinity=("other",))
+    for number in range(3):
+        await shard.submit(f"warm{number}", affinity=("state",))
+    # Its long wait alone is no reason, or in a long line nobody would ever be preferred.
+    shard.advance(60_000)
+    assert rids(await shard.claim("w", 1)) == ["warm0"]
+    shard.advance(1999)
+    assert rids(await shard.claim("w", 1)) == ["warm1"]
+    shard.advance(1)
+    assert rids(await shard.claim("w", 1)) == ["cold"]
+
+
+async def test_tenants_share_as_ever(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=0)
+    for number in range(6):
+        await shard.submit(f"t{number}", tenant="t", affinity=("state",))
+        await shard.submit(f"u{number}", tenant="u")
+    served = [rids(await shard.claim("w", 1))[0] for _ in range(12)]
+    assert Counter(rid[0] for rid in served[:6]) == {"t": 3, "u": 3}
+    assert [rid[0] for rid in served[::2]] == [served[0][0]] * 6
+
+
+async def test_what_was_withdrawn_and_sent_again_runs_once(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=0)
+    await shard.submit("r", "q")
+    await shard.queue.cancel(["r"])
+    shard.server.delete(shard.queue.keys.request("r"))  # as at the end of its time-to-live
+    await shard.submit("r")
+    assert shard.dump().lists["wait"] == {"a:1:t": ["r", "q", "r"]}
+    assert sorted(rids(await shard.claim("w", 9))) == ["q", "r"]
+    assert not shard.dump().lists["wait"]
+
+
+async def test_lanes_without_affinities_note_nothing(shard: Shard) -> None:
+    await shard.warm("w", "state", lane="b")
+    await shard.submit("r1", "r2", "r3")
+    await shard.claim("other", 9)
+    found = shard.dump()
+    assert list(found.hashes["pinning"]) == ["b"]
+    assert list(found.hashes["vacant"]) == ["w"]

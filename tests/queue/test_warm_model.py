@@ -1,0 +1,127 @@
+"""The scripts against the model as in ``test_queue_model``, with requests that name affinities."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import redis
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+from hypothesis.stateful import rule, run_state_machine_as_test
+from support.shards import with_test_clock
+from support.warm_model import WarmModel
+
+import leanq.queue.queue
+from leanq.local import EmbeddedServer
+from leanq.queue.results import Submission
+from leanq.queue.settings import Settings
+from tests.queue.test_queue_model import (
+    LEASE_MS,
+    MAX_ATTEMPTS,
+    PROFILE,
+    SOAK,
+    QueueMachine,
+    clients,
+    some,
+    submissions,
+)
+
+affinities = st.lists(st.sampled_from(("x", "y", "z")), max_size=2, unique=True)
+names = st.sampled_from((["x"], ["y", "z"], ["z", "x"]))
+workers = st.integers(0, 1)
+batches = st.lists(st.tuples(submissions, affinities), min_size=1, max_size=6)
+
+
+class WarmMachine(QueueMachine):
+    model: WarmModel
+    model_type = WarmModel
+    # What is held back is promised to nobody: see test_pause.
+    hold_back = None  # type: ignore[assignment]
+
+    @rule(client=clients, batch=batches, again=some)
+    def submit_pinned(
+        self, client: str, batch: list[tuple[Submission, list[str]]], again: list[int]
+    ) -> None:
+        items = [replace(item, affinity=tuple(names)) for item, names in batch]
+        self.submit(client, items, again)
+
+    @rule(
+        number=workers,
+        names=names,
+        count=st.integers(1, 5),
+        digest=st.sampled_from(("", "p")),
+        print_=st.sampled_from(("", "", "f")),
+        ms=st.sampled_from((0, 99, 100)),
+    )
+    def promise(
+        self, number: int, names: list[str], count: int, digest: str, print_: str, ms: int
+    ) -> None:
+        """Whoever has ended everything is idle and warm, and is promised more, perhaps in vain."""
+        plain = Submission("new", "a", "s", 1, 0, 100_000, b"body", digest)
+        for new in (1, count):
+            self.submit_pinned("c", new * [(plain, names)], [])
+            if new == 1:
+                for _ in range(4):
+                    self.claim(number, ["a", "b"], 12, list(range(1, 40)), print_)
+                # What is remembered now is known to the next submission.
+                self.everything_is_in_its_place()
+        self.advance(ms)
+
+    @rule(
+        each=st.lists(affinities, min_size=4, max_size=20),
+        number=workers,
+        waits=st.lists(st.sampled_from((0, 1_000, 2_000)), min_size=2, max_size=4),
+    )
+    def pile_up(self, each: list[list[str]], number: int, waits: list[int]) -> None:
+        """A worker draws from a long line, one by one."""
+        plain = Submission("new", "a", "s", 0, 0, 100_000, b"body")
+        self.submit_pinned("c", [(plain, names) for names in each], [])
+        for ms in waits:
+            self.advance(ms)
+            self.claim(number, ["a"], 1, list(range(1, 40)), "")
+
+    def told_to_look(self, worker: str, lanes: list[str], again_s: float) -> None:
+        assert again_s == self.model.again_ms / 1000
+        # It has heard whatever it was told before. Real workers claim for all their lanes.
+        if self.model.guards.keys() & set(lanes):
+            self.server.delete(self.queue.keys.stop(worker))
+
+    def server_is_as_the_model_says(self) -> None:
+        super().server_is_as_the_model_says()
+        found, model = self.found, self.model
+        assert found.lists["promise"] == {w: rids for w, rids in model.promises.items() if rids}
+        assert found.promises == model.tills
+        assert found.warm == {name: seen for name, seen in model.warm.items() if seen}
+        vacant = {worker: str(count) for worker, count in model.vacant.items()}
+        assert found.hashes.get("vacant", {}) == vacant
+        guards = {lane: f"{until} {worker}" for lane, (until, worker) in model.guards.items()}
+        assert found.hashes.get("pinning", {}) == guards
+        stats = found.hashes.get("stats", {})
+        for name in ("warm_hits", "warm_misses", "steals"):
+            assert int(stats.get(name, 0)) == model.counts[name], name
+        for worker, rids in model.promises.items():
+            assert not rids or "+" in found.lists["stop"][worker]
+
+
+@pytest.mark.timeout(0 if SOAK else 400)
+def test_scripts_do_what_the_model_says_of_warm_workers(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
+    WarmMachine.settings = replace(
+        Settings.load(server.url, {}),
+        lease_s=LEASE_MS / 1000,
+        max_attempts=MAX_ATTEMPTS,
+        # More than a claim looks at.
+        max_waiting=24,
+        remember_s=3600.0,
+    )
+    WarmMachine.loop = asyncio.new_event_loop()
+    WarmMachine.server = redis.Redis.from_url(server.url)
+    try:
+        run_state_machine_as_test(WarmMachine, settings=profile(PROFILE, max_examples=SOAK or 60))
+    finally:
+        WarmMachine.server.close()
+        WarmMachine.loop.close()

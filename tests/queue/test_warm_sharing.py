@@ -1,0 +1,196 @@
+"""Loose pinning of requests that are identical to others: a run that is shared comes first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.shards import Shard, settlement
+
+from leanq.queue.results import Claimed, Queued, Returning
+from leanq.queue.wire import Reply, pack_reply
+
+TWIN: dict[str, Any] = {"digest": "same", "affinity": ("state",)}
+
+
+def rids(claimed: Claimed) -> list[str]:
+    return [job.rid for job in claimed.jobs]
+
+
+async def counters(shard: Shard) -> tuple[int, int, int]:
+    """Hits, misses and steals."""
+    found = (await shard.queue.status()).counters
+    return found.get("warm_hits", 0), found.get("warm_misses", 0), found.get("steals", 0)
+
+
+async def test_a_run_is_followed_rather_than_promised_anew(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=2)
+    await shard.submit("leader", **TWIN)
+    (job,) = (await shard.claim("w", 2)).jobs
+    assert await shard.submit("f", **TWIN) == [Queued()]
+    found = shard.dump()
+    found.check()
+    assert found.followers == {"leader": ["f"]}
+    assert not found.lists["promise"]
+    # It has taken nothing of what is vacant.
+    assert found.hashes["vacant"] == {"w": "1"}
+    await shard.submit("other", affinity=("state",))
+    assert shard.dump().lists["promise"] == {"w": ["other"]}
+    assert rids(await shard.claim("w", 1, settle=[settlement(job)])) == ["other"]
+    assert await shard.end("f") == ("accepted", 1, 0)
+
+
+async def part_twins(shard: Shard, *promised: str) -> None:
+    """``leader`` runs at the worker v, and others of its kind are promised to the worker w."""
+    await shard.warm("v", "header")
+    await shard.warm("w", "state", vacant=3)
+    await shard.submit("leader", digest="same", affinity=("header",))
+    await shard.submit(*promised, **TWIN)
+    assert shard.dump().lists["promise"] == {"v": ["leader"], "w": list(promised)}
+    assert rids(await shard.claim("v", 1)) == ["leader"]
+
+
+async def test_what_was_promised_attaches_when_its_worker_claims(shard: Shard) -> None:
+    await part_twins(shard, "promised")
+    await shard.submit("other", affinity=("state",))
+    before = await counters(shard)
+    # It fills no slot, so that there is one for the other.
+    assert rids(await shard.claim("w", 1)) == ["other"]
+    found = shard.dump()
+    found.check()
+    assert found.followers == {"leader": ["promised"]}
+    assert (found.req["promised"]["on"], found.req["promised"]["w"]) == ("leader", "v")
+    assert await counters(shard) == (before[0] + 1, before[1], before[2])
+    ((leader,), _) = await shard.queue.adopt("v", [])
+    await shard.settle(leader, worker="v")
+    assert await shard.end("promised") == ("accepted", 1, 0)
+
+
+async def test_twins_that_are_promised_together_run_once(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=3)
+    await shard.submit("r1", "r2", "r3", **TWIN)
+    job = await shard.job("w")
+    found = shard.dump()
+    found.check()
+    # A claim without room gave the others up before they could attach.
+    assert found.lists["wait"] == {"a:1:t": ["r2", "r3"]}
+    assert (await shard.claim("other")).jobs == ()
+    assert shard.dump().followers == {"r1": ["r2", "r3"]}
+    await shard.settle(job)
+    assert not shard.dump().req
+
+
+async def test_who_only_attaches_is_as_vacant_as_before(shard: Shard) -> None:
+    await part_twins(shard, "p1", "p2")
+    claimed = await shard.claim("w", 3)
+    assert claimed.jobs == ()
+    found = shard.dump()
+    found.check()
+    assert found.followers == {"leader": ["p1", "p2"]}
+    assert (found.hashes["vacant"], found.promises) == ({"w": "3"}, {})
+    # It may watch, since nothing keeps it busy.
+    assert claimed.again_s > 0
+    await shard.submit("n1", "n2", "n3", "n4", affinity=("state",))
+    found = shard.dump()
+    assert found.lists["promise"] == {"w": ["n1", "n2", "n3"]}
+    assert found.lists["wait"] == {"a:1:t": ["n4"]}
+
+
+@pytest.mark.parametrize(("how", "attempts"), [("keep", 1), ("charge", 2)])
+async def test_followers_that_go_back_keep_affinities_and_have_no_promise(
+    shard: Shard, how: Returning, attempts: int
+) -> None:
+    await part_twins(shard, "promised")
+    await shard.submit("f", **TWIN)
+    assert (await shard.claim("w", 3)).jobs == ()
+    assert sorted(shard.dump().followers["leader"]) == ["f", "promised"]
+    ((leader,), _) = await shard.queue.adopt("v", [])
+    await shard.queue.release("v", [(leader.rid, leader.token)], how=how)
+    found = shard.dump()
+    found.check()
+    assert not found.lists["promise"]
+    for rid in ("f", "promised"):
+        assert (found.req[rid]["st"], found.req[rid]["a"]) == ("queued", "state")
+    assert sorted(found.lists["wait"]["a:1:t"]) == ["f", "leader", "promised"]
+    # A warm worker prefers one of its own, which the others follow.
+    job = await shard.job("w")
+    assert (job.rid in ("f", "promised"), job.attempts) == (True, attempts)
+    assert (await shard.claim("other")).jobs == ()
+    shard.dump().check()
+    await shard.settle(job)
+    assert not shard.dump().req
+
+
+async def test_a_follower_alone_makes_its_lane_look_for_warm_workers(shard: Shard) -> None:
+    await shard.submit("leader", digest="same")
+    await shard.job()
+    assert "pinning" not in shard.dump().hashes
+    await shard.submit("f", **TWIN)
+    assert list(shard.dump().hashes["pinning"]) == ["a"]
+
+
+async def test_what_was_stolen_attaches_as_well(shard: Shard) -> None:
+    await part_twins(shard, "promised")
+    await shard.submit("other", affinity=("state",))
+    shard.advance(100)
+    hits, misses, steals = await counters(shard)
+    assert rids(await shard.claim("thief", 2)) == ["other"]
+    found = shard.dump()
+    found.check()
+    assert found.followers == {"leader": ["promised"]}
+    # Two were stolen, and one of them was taken.
+    assert await counters(shard) == (hits, misses + 1, steals + 2)
+    assert found.hashes["vacant"] == {"thief": "1"}
+
+
+async def test_a_remembered_verdict_comes_before_any_promise(shard: Shard) -> None:
+    shard.queue.settings = replace(shard.settings, remember_s=60.0)
+    await shard.queue.join("w", b"", {"a": b""}, {"a": "print"})
+    await shard.submit("first", **TWIN)
+    job = await shard.job("w")
+    told = Reply("accepted", fingerprint="print")
+    done = replace(settlement(job, warm=True), fingerprint="print", reply=pack_reply("", told))
+    await shard.claim("w", 2, settle=[done])
+    assert shard.dump().hashes["vacant"] == {"w": "2"}
+    assert await shard.submit("again", **TWIN) == [done.reply]
+    found = shard.dump()
+    assert not found.lists["promise"]
+    assert not found.promises
+    assert found.hashes["vacant"] == {"w": "2"}
+    await shard.submit("other", digest="another", affinity=("state",))
+    assert shard.dump().lists["promise"] == {"w": ["other"]}
+
+
+async def test_among_what_waits_who_attaches_takes_nobodys_place(shard: Shard) -> None:
+    await shard.warm("w", "state", vacant=0)
+    await shard.submit("cold1", "cold2")
+    await shard.submit("t1", "t2", "t3", **TWIN)
+    await shard.submit("warm", affinity=("state",))
+    claimed = await shard.claim("w", 3)
+    assert rids(claimed) == ["t1", "warm", "cold1"]
+    found = shard.dump()
+    found.check()
+    assert found.followers == {"t1": ["t2", "t3"]}
+    assert found.lists["wait"] == {"a:1:t": ["cold2"]}
+
+
+async def test_a_run_without_its_client_still_makes_warm(shard: Shard) -> None:
+    await shard.submit("leader", "f", **TWIN)
+    (job,) = (await shard.claim("w", 2)).jobs
+    assert await shard.queue.cancel(["leader"]) == [True]
+    await shard.claim("w", 1, settle=[settlement(job, warm=True)])
+    assert list(shard.dump().warm["a:state"]) == ["w"]
+    await shard.submit("next", affinity=("state",))
+    assert shard.dump().lists["promise"] == {"w": ["next"]}
+
+
+async def test_a_promised_twin_can_be_withdrawn_before_and_after(shard: Shard) -> None:
+    await part_twins(shard, "before", "after")
+    assert await shard.queue.cancel(["before"]) == [True]
+    assert (await shard.claim("w", 3)).jobs == ()
+    assert shard.dump().followers == {"leader": ["after"]}
+    assert await shard.queue.cancel(["after"]) == [True]
+    found = shard.dump()
+    found.check()
+    assert (set(found.req), found.hashes["vacant"]) == ({"leader"}, {"w": "3"})

@@ -1,0 +1,275 @@
+"""Messages: what is packed comes back, and what is nonsense becomes a WireError."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, get_args
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import settings as profile
+from hypothesis import strategies as st
+
+from leanq.errors import InvalidRequestError, TooLargeError, WireError
+from leanq.queue import wire
+from leanq.queue.settings import MAX_REQUEST_BYTES
+from leanq.queue.wire import (
+    Message,
+    Reply,
+    Request,
+    Sorry,
+    pack_info,
+    pack_reply,
+    pack_request,
+    unpack_info,
+    unpack_reply,
+    unpack_request,
+)
+
+quick = profile(max_examples=200)
+
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+codes = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=200)
+seconds = st.floats(0.01, 86_400, allow_nan=False)
+positions = st.integers(0, 2**31)
+maybe = st.none() | positions
+requests = st.builds(
+    Request,
+    op=st.just("check"),
+    code=codes.filter(str.strip),
+    timeout_s=seconds,
+    wall_s=seconds,
+    memory_mb=st.integers(16, 1 << 24),
+    allow_axioms=st.lists(texts, max_size=3).map(tuple),
+    audit=st.booleans(),
+    replay=st.booleans(),
+) | st.builds(Request, op=st.just("echo"), payload=st.binary(max_size=200), delay_s=seconds)
+messages = st.builds(
+    Message, st.sampled_from(get_args(wire.Severity)), positions, positions, texts, maybe, maybe
+)
+sorries = st.builds(Sorry, positions, positions, st.none() | texts, st.none() | texts)
+replies = st.builds(
+    Reply,
+    verdict=st.none() | st.sampled_from(get_args(wire.Verdict)),
+    messages=st.lists(messages, max_size=3).map(tuple),
+    sorries=st.lists(sorries, max_size=3).map(tuple),
+    axioms=st.none() | st.lists(texts, max_size=3).map(tuple),
+    fingerprint=st.none() | texts,
+    payload=st.none() | st.binary(max_size=100),
+    error=st.none() | texts,
+    rid=texts,
+    worker=texts,
+    attempts=st.integers(0, 100),
+    queued_s=seconds,
+    cpu_s=seconds,
+    wall_s=seconds,
+    audit_s=seconds,
+)
+# What a worker makes, and whatever another release did.
+tokens = st.from_regex(r"[A-Za-z0-9_-]{12}:[0-9]{1,4}", fullmatch=True)
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | texts
+    | st.binary(max_size=20)
+    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=20))
+    | st.builds(msgpack.Timestamp, st.integers(0, 2**33), st.integers(0, 999_999_999)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+def everything(reply: Reply) -> dict[str, Any]:
+    """All fields, those too that do not count in a comparison."""
+    return dataclasses.asdict(reply)
+
+
+@quick
+@given(requests)
+def test_request_comes_back(request: Request) -> None:
+    assert unpack_request(pack_request(request)) == request
+
+
+@quick
+@given(tokens, replies)
+def test_reply_comes_back(token: str, reply: Reply) -> None:
+    assert everything(unpack_reply(reply.rid, pack_reply(token, reply))) == everything(reply)
+
+
+@quick
+@given(tokens, replies)
+def test_reply_begins_as_the_settle_script_compares(token: str, reply: Reply) -> None:
+    head = bytes([0x93, 0xA0 + len(token)]) + token.encode()
+    assert pack_reply(token, reply).startswith(head)
+
+
+@quick
+@given(st.dictionaries(texts, st.none() | st.integers(0, 99) | texts | st.lists(texts, max_size=3)))
+def test_info_comes_back(info: dict[str, Any]) -> None:
+    assert unpack_info(pack_info(info)) == info
+
+
+# Nonsense
+
+
+def value_or_wire_error(data: bytes) -> None:
+    """Whatever the bytes, each reader gives a value or a WireError of one short line."""
+    readers: list[Callable[[bytes], object]] = [
+        unpack_request,
+        unpack_info,
+        lambda data: unpack_reply("r", data),
+    ]
+    for read in readers:
+        found: object
+        try:
+            found = read(data)
+        except WireError as error:
+            found = error
+        assert isinstance(found, (Request, Reply, dict, WireError))
+        if isinstance(found, WireError):
+            assert len(str(found)) < 300
+            assert "\n" not in str(found)
+
+
+@quick
+@given(st.binary(max_size=100))
+def test_any_bytes(data: bytes) -> None:
+    value_or_wire_error(data)
+
+
+@quick
+@given(values)
+def test_any_value(value: Any) -> None:
+    value_or_wire_error(msgpack.packb(value))
+
+
+@quick
+@given(st.data(), requests.map(pack_request) | replies.map(lambda reply: pack_reply("t", reply)))
+def test_valid_messages_with_bytes_changed(draw: st.DataObject, data: bytes) -> None:
+    changed = bytearray(data)
+    for place in draw.draw(st.lists(st.integers(0, len(data) - 1), min_size=1, max_size=4)):
+        changed[place] = draw.draw(st.integers(0, 255))
+    end = draw.draw(st.integers(0, len(changed)))
+    value_or_wire_error(bytes(changed))
+    value_or_wire_error(bytes(changed[:end]))
+
+
+@quick
+@given(st.sampled_from([field.name for field in dataclasses.fields(Request)]), values)
+def test_requests_with_a_field_of_nonsense(name: str, value: Any) -> None:
+    body = {"v": wire.VERSION, "op": "check", "code": "x", name: value}
+    value_or_wire_error(msgpack.packb(body))
+
+
+@quick
+@given(st.sampled_from([field.name for field in dataclasses.fields(Reply)]), values)
+def test_replies_with_a_field_of_nonsense(name: str, value: Any) -> None:
+    value_or_wire_error(msgpack.packb(["t", wire.VERSION, {name: value}]))
+
+
+@pytest.mark.parametrize("nesting", [b"\x91", b"\x81\xa1x"])
+def test_deep_nesting(nesting: bytes) -> None:
+    value_or_wire_error(nesting * 200_000 + b"\xc0")
+
+
+@pytest.mark.parametrize("head", [b"\xdd", b"\xdf", b"\xc6", b"\xdb", b"\xc9"])
+def test_lengths_that_are_lies(head: bytes) -> None:
+    value_or_wire_error(head + b"\xff\xff\xff\xff")
+
+
+def test_extension_types_are_refused() -> None:
+    for extension in (msgpack.ExtType(5, b"x"), msgpack.Timestamp(1)):
+        with pytest.raises(WireError):
+            unpack_request(msgpack.packb({"v": 1, "op": "check", "code": extension}))
+        with pytest.raises(WireError):
+            unpack_reply("r", msgpack.packb(["t", 1, {"worker": extension}]))
+    with pytest.raises(WireError):
+        unpack_info(msgpack.packb({"x": msgpack.ExtType(5, b"x")}))
+
+
+@pytest.mark.parametrize("version", [0, 2, None, "1", "x" * 100_000])
+def test_other_versions_are_refused_by_name(version: object) -> None:
+    shown = repr(version)[:40]
+    with pytest.raises(WireError) as refused:
+        unpack_request(msgpack.packb({"v": version, "op": "check", "code": "x"}))
+    assert shown in str(refused.value)
+    with pytest.raises(WireError) as refused:
+        unpack_reply("r", msgpack.packb(["t", version, {}]))
+    assert shown in str(refused.value)
+    value_or_wire_error(msgpack.packb({"v": version}))
+
+
+def test_fields_of_a_later_release_are_ignored() -> None:
+    body = {"v": 1, "op": "check", "code": "x", "later": [1]}
+    assert unpack_request(msgpack.packb(body)) == Request("check", "x")
+    longer = ["error", 1, 2, "text", None, None, "later"]
+    data = msgpack.packb(["t", 1, {"verdict": "rejected", "later": 1, "messages": [longer]}])
+    assert unpack_reply("r", data) == Reply("rejected", (Message("error", 1, 2, "text"),))
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"op": "check", "code": ""},
+        {"op": "check", "code": " \n"},
+        {"op": "check", "code": "x\0"},
+        {"op": "check", "code": "x", "timeout_s": 0.0},
+        {"op": "check", "code": "x", "timeout_s": float("nan")},
+        {"op": "check", "code": "x", "timeout_s": 86_401.0},
+        {"op": "check", "code": "x", "memory_mb": 15},
+        {"op": "echo", "delay_s": -1.0},
+    ],
+)
+def test_impossible_requests(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        Request(**fields)
+    with pytest.raises(WireError):
+        unpack_request(msgpack.packb({"v": 1, **fields}))
+
+
+def test_request_that_is_too_large_is_not_packed() -> None:
+    with pytest.raises(TooLargeError):
+        pack_request(Request("check", "x" * MAX_REQUEST_BYTES))
+
+
+def test_text_that_is_no_unicode_is_refused_from_clients_and_mended_from_lean() -> None:
+    with pytest.raises(InvalidRequestError):
+        pack_request(Request("check", "def x := 1 -- \ud800"))
+    reply = Reply("rejected", (Message("error", 1, 0, "no \udcff"),), (Sorry(1, 0, "\ud800"),))
+    assert unpack_reply("r", pack_reply("t", reply)).messages[0].text == "no ?"
+    assert unpack_info(pack_info({"host": "\udcff"})) == {"host": "?"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": (Message("error", 1, 0, "∀" * 30_000_000),)},
+        {"messages": (Message("error", 1, 0, "∀" * 10_000),) * 3000},
+        {"sorries": (Sorry(1, 0, "∀" * 10_000, "state"),) * 3000},
+        {"axioms": ("∀" * 10_000,) * 3000},
+        {"error": "∀" * 30_000_000},
+    ],
+)
+def test_reply_that_is_too_large_is_cut_and_keeps_its_verdict(fields: dict[str, Any]) -> None:
+    data = pack_reply("token", Reply("rejected", worker="w", **fields))
+    assert len(data) <= wire.MAX_REPLY_BYTES
+    reply = unpack_reply("r", data)
+    assert (reply.verdict, reply.worker) == ("rejected", "w")
+    assert "cut short" in reply.messages[0].text
+    assert all(getattr(reply, name) for name in fields)
+
+
+def test_defaults_cost_no_bytes() -> None:
+    assert len(pack_request(Request("check", "x"))) < 25
+    assert len(pack_reply("t", Reply("accepted"))) < 25
+
+
+def test_a_drivers_word_to_its_worker_is_not_sent() -> None:
+    assert pack_reply("t", Reply("accepted", warm=True)) == pack_reply("t", Reply("accepted"))

@@ -1,0 +1,1 @@
+"""What tests share: servers, fleets, stand-ins, models, checkers."""

@@ -1,0 +1,142 @@
+"""What the tests of campaigns as jobs share: a desk where they are sent, and drivers that judge."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import redis
+
+from leanq.campaigns.results import read_results
+from leanq.campaigns.rq_queue import Campaigns, Sent
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Reply, Request
+from support.fleets import Recorder, until
+from support.sandboxes import children, running
+from support.servers import Server
+from support.terminals import Terminal, ended
+
+Popen = subprocess.Popen[bytes]
+
+# As long as a campaign may stand still after whoever coordinated it has vanished.
+RESUMED_S = 30.0
+
+
+class Judge(Recorder):
+    """Gives the verdict that a text begins with, and ``accepted`` when it is asked again."""
+
+    def __init__(self) -> None:
+        super().__init__("default")
+
+    async def run(self, request: Request) -> Reply:
+        code = request.code.encode()
+        self.started.append(code)
+        again = self.started.count(code) > 1
+        return Reply("accepted" if again else request.code.split()[0])
+
+
+class Desk:
+    """A user who sends campaigns to RQ, and sees what becomes of them."""
+
+    def __init__(self, terminal: Terminal, settings: Settings, rq_url: str | None = None) -> None:
+        self.terminal, self.folder = terminal, terminal.folder
+        terminal.use(settings)
+        if rq_url:
+            terminal.environ["LEANQ_RQ_URL"] = rq_url
+        self.connection = redis.Redis.from_url(rq_url or settings.url)
+        self.campaigns = Campaigns(self.connection, settings.prefix)
+        self._names = iter(f"c{number}" for number in range(100))
+
+    def run(self, *arguments: str) -> str:
+        """What a command prints that has to succeed."""
+        done = self.terminal.run("campaign", *arguments)
+        assert done.code == 0, done
+        return done.out
+
+    def send(self, *codes: str, options: tuple[str, ...] = (), lane: str = "echo") -> str:
+        """Sends a campaign over these texts; its id."""
+        name = next(self._names)
+        rows = (json.dumps({"id": n, "code": code}) for n, code in enumerate(codes))
+        data = self.terminal.file(f"{name}.jsonl", "\n".join(rows))
+        out = str(self.folder / f"{name}.out")
+        return self.run("submit", data, "--out", out, "--env", lane, *options).strip()
+
+    def look(self, id_: str) -> Sent:
+        return self.campaigns.show(id_)
+
+    def reaches(self, id_: str, *states: str, deadline_s: float = RESUMED_S) -> Sent:
+        """Waits until the campaign is in one of these states."""
+        try:
+            until(lambda: self.look(id_).state in states, deadline_s)
+        except AssertionError:
+            raise AssertionError(f"{self.look(id_)} was to be {states}") from None
+        return self.look(id_)
+
+    def results(self, id_: str) -> list[dict[str, Any]]:
+        return list(read_results(self.look(id_).campaign.out))
+
+    def hire(self) -> Popen:
+        """Starts a ``leanq campaign worker`` and waits until RQ knows it."""
+        before = self._workers()
+        boss = self.terminal.start("campaign", "worker", stdout=subprocess.DEVNULL)
+        until(lambda: self._workers() > before or boss.poll() is not None)
+        assert boss.poll() is None, ended(boss)
+        return boss
+
+    def _workers(self) -> int:
+        return int(self.connection.scard(f"rq:workers:{self.campaigns.queue.name}"))  # type: ignore[arg-type]
+
+
+def horse_of(boss: Popen, *, after: int = 0) -> int:
+    """The process that coordinates for a worker, once there is one, which is not ``after``."""
+    found: list[int] = []
+
+    def begun() -> bool:
+        found[:] = [pid for pid in children(boss.pid) if pid != after]
+        return bool(found)
+
+    until(begun, RESUMED_S)
+    return found[0]
+
+
+def gone(pid: int) -> bool:
+    return not running(pid)
+
+
+def dismiss(boss: Popen) -> str:
+    """Tells a worker to stop; what it said."""
+    boss.send_signal(signal.SIGTERM)
+    done = ended(boss)
+    assert done.code == 0, done
+    return done.err
+
+
+def start_again(server: Server) -> None:
+    """Starts a server that has kept what it knew, and waits until it knows that again."""
+    server.start()
+
+    def knows() -> bool:
+        with redis.Redis.from_url(server.settings.url) as connection:
+            try:
+                return bool(connection.ping())
+            except redis.exceptions.BusyLoadingError:
+                return False
+
+    until(knows)
+
+
+@contextlib.contextmanager
+def desk_at(terminal: Terminal, settings: Settings, rq_url: str | None = None) -> Iterator[Desk]:
+    """A desk; what it leaves in RQ is removed."""
+    desk = Desk(terminal, settings, rq_url)
+    with contextlib.closing(desk.connection):
+        yield desk
+        for process in terminal.processes:
+            if process.poll() is None:
+                dismiss(process)
+        for sent in desk.campaigns.list():
+            desk.connection.delete(f"{desk.campaigns.queue.name}:{sent.id}")

@@ -1,0 +1,44 @@
+"""Drivers that make a snapshot of everything, whatever it costs; run as a program, a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from leanq.lean.environment import open_environment
+from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.snapshots.cache import SnapshotCache
+from leanq.lean.snapshots.cost_model import Costs
+from leanq.queue.settings import Settings
+from leanq.worker import Worker
+
+
+class Eager(Costs):
+    def worth_saving(self, key: str, replay_s: float) -> bool:
+        return True
+
+    def worth_loading(self, replay_s: float) -> bool:
+        return True
+
+
+def eager_driver(folder: Path) -> LeanDriver:
+    """A driver on a machine whose files are all in ``folder``."""
+    return LeanDriver(
+        lambda: open_environment("default", None, cache=folder, environ={}),
+        slots=1,
+        cache=SnapshotCache(folder / "snapshots", 1 << 30),
+        costs=Eager(),
+    )
+
+
+async def main() -> None:
+    settings = Settings.load(os.environ["LEANQ_URL"], os.environ)
+    worker = Worker(settings, [eager_driver(Path(os.environ["LEANQ_CACHE"]))], slots=1)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.stop)
+    await worker.run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

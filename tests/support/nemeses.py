@@ -1,0 +1,207 @@
+"""What befalls them. A nemesis is a function that does its harm once, and returns when the run can
+be expected to go on by itself. It raises where the harm could not be done, or where its victim
+misbehaved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import redis
+
+from leanq.queue.keys import Keys
+from leanq.queue.results import is_record
+from leanq.queue.settings import Settings
+from support.fleets import until
+from support.history import Journal
+from support.victims import Clients, Fleet, Pair, Popen, close
+
+# How long memory stays full.
+_FULL_S = 2.0
+# What a worker with a broken clock begins with: any look at the time tells another day.
+_DERANGED = (
+    "import random, time; now = time.time; "
+    "time.time = lambda: now() + random.uniform(-1, 1) * 86400; "
+)
+
+
+@dataclass
+class Wreck:
+    """A worker that was killed, what it held, and how long that lay idle."""
+
+    worker: str
+    at_s: float
+    rids: list[str] | None = None
+    took_s: float | None = None
+
+
+class Wrecks:
+    """Kills workers, and looks from outside when their work ended or was taken up elsewhere."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._tag = settings, Keys(settings.prefix).tag
+        self._open: list[Wreck] = []
+        self.all: list[Wreck] = []
+
+    def kill(self, fleet: Fleet, rng: random.Random) -> bool:
+        """Whether there was one to kill."""
+        drawn = fleet.draw(rng)
+        if drawn is None:
+            return False
+        worker, name = drawn
+        wreck = Wreck(name, time.monotonic())
+        worker.kill()
+        close(worker)
+        self._open.append(wreck)
+        self.all.append(wreck)
+        return True
+
+    def look(self) -> bool:
+        """Whether all have been recovered."""
+        with contextlib.suppress(redis.RedisError), self._connection() as connection:
+            for wreck in list(self._open):
+                if wreck.rids is None:
+                    # The server may have been away when the worker was killed.
+                    work = f"{self._tag}:work:{wreck.worker}"
+                    wreck.rids = [rid.decode() for rid in connection.zrange(work, 0, -1)]
+                if self._recovered(connection, wreck.worker, wreck.rids):
+                    wreck.took_s = time.monotonic() - wreck.at_s
+                    self._open.remove(wreck)
+        return not self._open
+
+    def _recovered(self, connection: redis.Redis, worker: str, rids: Sequence[str]) -> bool:
+        if connection.exists(f"{self._tag}:work:{worker}"):
+            return False
+        pipe = connection.pipeline(transaction=False)
+        for rid in rids:
+            pipe.get(f"{self._tag}:req:{rid}")
+            pipe.hget(f"{self._tag}:where", rid)
+        found = iter(pipe.execute())
+        ended_or = (
+            (data is None or not is_record(data), place)
+            for data, place in zip(found, found, strict=True)
+        )
+        return all(
+            ended or ((place or b"").startswith(b"l") and worker.encode() not in place.split(b"\0"))
+            for ended, place in ended_or
+        )
+
+    def _connection(self) -> redis.Redis:
+        return redis.Redis.from_url(self._settings.url)
+
+
+@dataclass
+class Scene:
+    """Where it happens."""
+
+    pair: Pair
+    fleet: Fleet
+    clients: Clients
+    journal: Journal
+    rng: random.Random
+
+    def drawn(self) -> tuple[Popen, str]:
+        """One of the workers, as soon as there is one."""
+        found: list[tuple[Popen, str]] = []
+
+        def draw() -> bool:
+            found.extend(filter(None, [self.fleet.draw(self.rng)]))
+            return bool(found)
+
+        until(draw)
+        return found[0]
+
+
+def stop(scene: Scene) -> None:
+    """A machine sleeps until its work was given to others, and wakes up."""
+    worker, name = scene.drawn()
+    worker.send_signal(signal.SIGSTOP)
+    try:
+        until(lambda: name not in scene.fleet.joined().values())
+    finally:
+        worker.send_signal(signal.SIGCONT)
+        scene.fleet.put(worker)
+
+
+def term(scene: Scene) -> None:
+    """A preemption: the worker gives back what it holds, and leaves in order."""
+    worker, _ = scene.drawn()
+    scene.fleet.hire()
+    _dismiss(worker)
+
+
+def clock(scene: Scene) -> None:
+    """A worker is replaced by one whose clock is deranged."""
+    worker, _ = scene.drawn()
+    scene.fleet.hire(_DERANGED)
+    _dismiss(worker)
+
+
+def _dismiss(worker: Popen) -> None:
+    worker.terminate()
+    code = close(worker)
+    assert code == 0, f"a worker that was told to stop ended with {code}"
+
+
+def cut(scene: Scene) -> None:
+    """All connections of clients and workers are cut."""
+    scene.pair.primary.call("CLIENT", "KILL", "TYPE", "NORMAL", "SKIPME", "YES")
+
+
+def freeze(scene: Scene) -> None:
+    """The server answers nobody for longer than a lease."""
+    scene.pair.primary.send(signal.SIGSTOP)
+    try:
+        time.sleep(1.5 * scene.fleet.settings.lease_s)
+    finally:
+        scene.pair.primary.send(signal.SIGCONT)
+
+
+def restart(scene: Scene) -> None:
+    """The server dies, and comes back with its data."""
+    scene.pair.restart()
+
+
+def promote(scene: Scene) -> None:
+    """The replica takes over, and those connected have to find out."""
+    scene.pair.promote()
+
+
+def forget(scene: Scene) -> None:
+    """The server dies, and the replica that takes over lacks the last writes."""
+    since_s = scene.pair.forget()
+    scene.journal.note("forgot", (since_s,))
+    scene.pair.rejoin()
+
+
+def memory(scene: Scene) -> None:
+    """The server's memory is full for a while."""
+    primary = scene.pair.primary
+    primary.call("CONFIG", "SET", "maxmemory", 1)
+    time.sleep(_FULL_S)
+    primary.call("CONFIG", "SET", "maxmemory", 0)
+
+
+def client(scene: Scene) -> None:
+    """A client is killed, and its successor collects its replies."""
+    killed = scene.clients.replace(scene.rng)
+    scene.journal.note("killed", (killed,))
+
+
+NEMESES: dict[str, Callable[[Scene], None]] = {
+    nemesis.__name__: nemesis
+    for nemesis in (stop, term, clock, cut, freeze, restart, promote, forget, memory, client)
+}
+"""All but the SIGKILL of workers, which goes on beside them."""
+
+
+def rounds(names: Sequence[str], rng: random.Random) -> Iterator[str]:
+    """The names for ever, all of them in each round, in another order."""
+    for _ in itertools.count():
+        yield from rng.sample(names, len(names))

@@ -1,0 +1,96 @@
+"""That the server holds exactly what the model says."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection
+
+from leanq.queue.wire import Reply, pack_reply, unpack_reply
+from support.queue_model import Flying, Model
+from support.shards import Dump
+
+
+def _fields(item: Flying, model: Model) -> dict[str, str]:
+    leased = item.status == "leased"
+    run = model.flying[item.leader] if item.leader else item
+    # One that was withdrawn and runs on for others has only its lease.
+    record = {
+        **model.route(item),
+        "t": item.sub.tenant,
+        "p": str(item.sub.level),
+        "n": str(item.attempts),
+    }
+    return {
+        **(record if item.client else {}),
+        "l": item.sub.lane,
+        "c": item.client,
+        "st": item.status,
+        **({"d": item.sub.digest} if item.sub.digest else {}),
+        **({"tok": item.token or ""} if leased else {}),
+        **({"w": run.worker} if item.status != "queued" else {}),
+        **({"solo": "1"} if item.solo else {}),
+        **({"on": item.leader} if item.leader else {}),
+    }
+
+
+def _is_by(token: str, reply: bytes) -> bool:
+    return reply.startswith(pack_reply(token, Reply())[: 2 + len(token)])
+
+
+def compare(found: Dump, model: Model) -> None:
+    assert found.req == {rid: _fields(item, model) for rid, item in model.flying.items()}
+    assert found.run == {":".join(place): leader for place, leader in model.runs.items()}
+    assert found.followers == {rid: rids for rid, rids in model.followers.items() if rids}
+    replies = {rid: unpack_reply(rid, data) for rid, data in found.reply.items()}
+    assert {rid: reply.verdict for rid, reply in replies.items()} == model.verdicts
+    assert all(_is_by(token, found.reply[rid]) for rid, token in model.winners.items())
+    memory = {":".join(key): token for key, token in model.memory.items()}
+    assert found.verdict.keys() == memory.keys()
+    assert all(_is_by(memory[key], found.verdict[key]) for key in memory)
+    assert found.hashes.get("prints", {}) == model.prints
+    rings = {f"{lane}:{level}": ring for (lane, level), ring in model.rings.items() if ring}
+    assert found.lists["ring"] == {place: list(ring) for place, ring in rings.items()}
+    parked = {f"{lane}:{level}": ring for (lane, level), ring in model.parked.items() if ring}
+    assert found.parked == {place: set(ring) for place, ring in parked.items()}
+    assert found.lists["wait"] == {
+        f"{place}:{tenant}": rids
+        for lines in (rings, parked)
+        for place, ring in lines.items()
+        for tenant, rids in ring.items()
+    }
+    assert {(k[0], k[2:]) for k in found.hashes.get("paused", {})} == {
+        (kind[0], name) for kind, name in model.paused
+    }
+    assert found.lists["suspects"] == {k: v for k, v in model.suspects.items() if v}
+    assert found.work == {worker: work for worker, work in model.work.items() if work}
+    assert (found.workers, found.isolating) == (model.leases, model.isolating)
+    assert set(found.hashes.get("info", ())) == model.fleet
+    assert {c: {rid for rid, _ in pairs} for c, pairs in found.inbox.items()} == model.told
+    poisoned = {rid for rid, verdict in model.verdicts.items() if verdict == "poisoned"}
+    assert found.dead == found.deadreq == poisoned
+    stats = defaultdict(int, {k: int(n) for k, n in found.hashes.get("stats", {}).items()})
+    ended = [model.verdicts[rid] for rid in model.verdicts.keys() - model.remembered]
+    assert Counter(ended) == {k[8:]: n for k, n in stats.items() if k.startswith("verdict:")}
+    tallies = {k: int(n) for k, n in found.hashes.get("tally", {}).items()}
+    assert sum(n for k, n in tallies.items() if k.startswith("s:")) == stats["submitted"]
+    for verdict in ("cancelled", "expired", "poisoned"):
+        by_lane = sum(n for k, n in tallies.items() if k.endswith(f":{verdict}"))
+        assert by_lane == stats[f"verdict:{verdict}"]
+    saved = (model.coalesced, len(model.remembered))
+    assert (stats["coalesced"], stats["remembered"]) == saved
+
+
+def check_bells(found: Dump, model: Model, woken: Collection[str]) -> None:
+    """Where work waits, somebody is or will be woken."""
+    for lane in model.lanes | {item.sub.lane for item in model.flying.values()}:
+        queued = [
+            w
+            for w in model.flying.values()
+            if w.status == "queued"
+            and w.sub.lane == lane
+            and not {("lane", lane), ("tenant", w.sub.tenant)} & model.paused
+        ]
+        tokens = len(found.lists["bell"].get(lane, ()))
+        assert tokens <= 16
+        in_time = {w.sub.rid for w in queued if w.deadline >= model.now} - model.to.keys()
+        assert tokens or in_time <= set(model.suspects[lane]) or lane in woken

@@ -1,0 +1,46 @@
+"""What the tests of clients with several clusters share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any
+
+from leanq.client import LeanQClient, LeanQFuture
+from leanq.producer.cluster_router import SeveralClusters
+from support.fleets import look
+from support.servers import Server
+
+DEADLINE_S = 20.0
+
+
+def urls(*servers: Server) -> list[str]:
+    return [server.settings.url for server in servers]
+
+
+def route(lean: LeanQClient) -> SeveralClusters:
+    assert lean._engine
+    assert isinstance(lean._engine.switch, SeveralClusters)
+    return lean._engine.switch
+
+
+def counted(name: str, *servers: Server) -> int:
+    return sum(look(server.settings).counters.get(name, 0) for server in servers)
+
+
+def in_its_thread(lean: LeanQClient, call: Callable[[], None]) -> None:
+    done = threading.Event()
+    assert lean._engine
+    assert lean._engine.call(call)
+    assert lean._engine.call(done.set)
+    assert done.wait(DEADLINE_S)
+
+
+def results(futures: list[LeanQFuture[Any]]) -> list[Any]:
+    assert not wait(futures, DEADLINE_S).not_done
+    return [future.result() for future in futures]
+
+
+def payloads(count: int, start: int = 0, head: str = "") -> list[bytes]:
+    return [f"{head}{n}".encode() for n in range(start, start + count)]

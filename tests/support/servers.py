@@ -1,0 +1,73 @@
+"""A server of a test's own, to be stopped, started again and tormented."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis
+
+from leanq.local import find_server
+from leanq.queue.settings import Settings
+from support.fleets import until
+
+
+@dataclass
+class Server:
+    """A server that may be stopped, and started again without what it knew."""
+
+    folder: Path
+    options: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(url=f"unix://{self.folder}/server.sock")
+
+    def start(self) -> None:
+        place = str(self.folder / "server.sock")
+        options = ["--port", "0", "--unixsocket", place, "--save", ""]
+        options += ["--dir", str(self.folder), *self.options]
+        self.process = subprocess.Popen([str(find_server()), *options], stdout=subprocess.DEVNULL)
+
+        def listens() -> bool:
+            # The socket is there before that.
+            with socket.socket(socket.AF_UNIX) as probe:
+                return probe.connect_ex(place) == 0
+
+        until(listens)
+
+    def stop(self) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.wait()
+            (self.folder / "server.sock").unlink()
+            self.process = None
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process
+        self.process.send_signal(number)
+
+    def configure(self, name: str, value: str) -> None:
+        with redis.Redis.from_url(self.settings.url) as connection:
+            connection.config_set(name, value)
+
+
+@contextlib.contextmanager
+def own_server(*options: str) -> Iterator[Server]:
+    """A server for one test, at a socket that stays the same when it is started again."""
+    server = Server(Path(tempfile.mkdtemp(prefix="leanq-t-", dir="/tmp")), options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(server.folder)

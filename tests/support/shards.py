@@ -1,0 +1,314 @@
+"""A queue of a test's own on a real server, with its keys laid open and its time to be set."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import Any
+
+import pytest
+import redis
+
+import leanq.queue.queue
+from leanq.queue.queue import Queue
+from leanq.queue.results import (
+    Claimed,
+    Job,
+    Settlement,
+    Submission,
+    Submitted,
+    is_record,
+    read_record,
+)
+from leanq.queue.scripts import script_text
+from leanq.queue.settings import Settings
+from leanq.queue.wire import Reply, Verdict, pack_reply, unpack_reply
+
+LEASE_MS = 10_000
+
+CLOCK = """local function now_ms()
+  return tonumber(call('GET', P .. ':clock'))
+end
+"""
+
+
+def with_test_clock(name: str) -> str:
+    """The script, which now takes the time from a key."""
+    text = script_text(name)
+    start = text.index("local function now_ms()")
+    end = text.index("\nend\n", start) + len("\nend\n")
+    return text[:start] + CLOCK + text[end:]
+
+
+@dataclass
+class Dump:
+    """Everything that the server holds of one queue, by the kind of key."""
+
+    req: dict[str, dict[str, str]] = field(default_factory=dict)
+    reply: dict[str, bytes] = field(default_factory=dict)
+    lists: defaultdict[str, dict[str, list[str]]] = field(default_factory=lambda: defaultdict(dict))
+    hashes: dict[str, dict[str, str]] = field(default_factory=dict)
+    work: dict[str, dict[str, int]] = field(default_factory=dict)
+    warm: dict[str, dict[str, int]] = field(default_factory=dict)
+    promises: dict[str, int] = field(default_factory=dict)
+    parked: dict[str, set[str]] = field(default_factory=dict)
+    workers: dict[str, int] = field(default_factory=dict)
+    isolating: dict[str, str] = field(default_factory=dict)
+    inbox: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
+    dead: set[str] = field(default_factory=set)
+    deadreq: set[str] = field(default_factory=set)
+    run: dict[str, str] = field(default_factory=dict)
+    followers: dict[str, list[str]] = field(default_factory=dict)
+    verdict: dict[str, bytes] = field(default_factory=dict)
+
+    def check(self, remembered: Collection[str] = ()) -> None:
+        """What holds between any two calls, whatever they were, until replies are collected.
+        Those ``remembered`` were answered as they were submitted."""
+        waiting, suspects = self.lists["wait"], self.lists["suspects"]
+        promised = self.lists["promise"]
+        listed = Counter(chain(*waiting.values(), *suspects.values(), *promised.values()))
+        leased = Counter(chain(*self.work.values()))
+        attached = Counter(chain(*self.followers.values()))
+        for rid, fields in self.req.items():
+            status = fields["st"]
+            places = {"queued": (1, 0, 0), "leased": (0, 1, 0), "attached": (0, 0, 1)}
+            assert (listed[rid], leased[rid], attached[rid]) == places[status], rid
+            assert status != "leased" or rid in self.work[fields["w"]]
+            assert status != "attached" or rid in self.followers[fields["on"]]
+            assert ("to" in fields) == (rid in chain(*promised.values())), rid
+            assert "to" not in fields or rid in promised[fields["to"]], rid
+        assert set(leased) | set(attached) <= set(self.req)
+        for leader in self.followers:
+            assert self.req[leader]["st"] == "leased"
+        for name, leader in self.run.items():
+            assert (self.req[leader]["st"], self.req[leader]["d"]) == ("leased", name.split(":")[1])
+        # What ended leaves at most its rid in a list, and runs on only for others.
+        ghosts = {rid for rid, fields in self.req.items() if not fields["c"]}
+        assert set(self.req) & set(self.reply) == ghosts <= set(self.followers)
+        assert set(listed) <= set(self.req) | set(self.reply)
+        assert self.dead == self.deadreq
+        # Work whose worker is not in the fleet would never be reaped, nor its promises recalled.
+        assert set(self.work) | set(self.hashes.get("vacant", ())) <= set(self.workers)
+        assert set(self.promises) == set(promised) <= set(self.workers)
+        rings = [f"{place}:{t}" for place, ring in self.lists["ring"].items() for t in ring]
+        rings += [f"{place}:{t}" for place, tenants in self.parked.items() for t in tenants]
+        assert sorted(rings) == sorted(waiting)
+        for name, count in self.hashes.get("stats", {}).items():
+            kind, _, lane = name.partition(":")
+            queued_there = [r for r in self.req.values() if (r["l"], r["st"]) == (lane, "queued")]
+            assert kind != "waiting" or int(count) == len(queued_there)
+        # For each reply one client was told, once.
+        told = {rid: data for rid, data in self.reply.items() if rid not in remembered}
+        assert sorted(chain(*self.inbox.values())) == sorted(told.items())
+
+
+def dump(server: redis.Redis, tag: str) -> Dump:
+    names = sorted(key.decode() for key in server.scan_iter(f"{tag}:*", count=10_000))
+    pipe = server.pipeline(transaction=False)
+    for name in names:
+        match name[len(tag) + 1 :].partition(":")[0]:
+            case "deadreq" | "where" | "runs" | "stats" | "tally" | "paused":
+                pipe.hgetall(name)
+            case "info" | "lanes" | "prints" | "pinning" | "vacant":
+                pipe.hgetall(name)
+            case "parked":
+                pipe.smembers(name)
+            case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
+                pipe.lrange(name, 0, -1)
+            case "work" | "workers" | "dead" | "with" | "warm" | "promises" | "minutes":
+                pipe.zrange(name, 0, -1, withscores=True)
+            case "inbox":
+                pipe.xrange(name)
+            case _:
+                pipe.get(name)
+    found, places = Dump(), dict[str, str]()
+    for name, value in zip(names, pipe.execute(), strict=True):
+        kind, _, rest = name[len(tag) + 1 :].partition(":")
+        match kind:
+            case "req" if is_record(value):
+                found.req[rest] = _record(rest, value)
+            case "req":
+                found.reply[rest] = value
+            case "where":
+                places = _texts(value)
+            case "runs":
+                found.run = _texts(value)
+            case "stats" | "tally" | "paused" | "info" | "lanes" | "prints" | "pinning" | "vacant":
+                found.hashes[kind] = _texts(value)
+            case "parked":
+                found.parked[rest] = {tenant.decode() for tenant in value}
+            case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
+                found.lists[kind][rest] = [item.decode() for item in value]
+            case "work":
+                found.work[rest] = {rid.decode(): int(score) for rid, score in value}
+            case "warm":
+                found.warm[rest] = {worker.decode(): int(score) for worker, score in value}
+            case "promises":
+                found.promises = {worker.decode(): int(score) for worker, score in value}
+            case "workers":
+                found.workers = {worker.decode(): int(score) for worker, score in value}
+            case "inbox":
+                entries = [pair for _, fields in value for pair in fields.items()]
+                found.inbox[rest] = [(rid.decode(), data) for rid, data in entries]
+            case "dead":
+                found.dead = {rid.decode() for rid, _ in value}
+            case "verdict":
+                found.verdict[rest] = value
+            case "with":
+                found.followers[rest] = [rid.decode() for rid, _ in value]
+            case "deadreq":
+                found.deadreq.add(rest)
+            case "isolating":
+                found.isolating[rest] = value.decode()
+            case other:
+                assert other in ("clock", "minutes"), f"a key that nobody knows: {name}"
+    for rid, place in places.items():
+        # What was withdrawn and runs on for others has its reply in the place of its record.
+        fields = found.req.setdefault(rid, {"c": ""}) if place[0] == "l" else found.req[rid]
+        _put(fields, place)
+    return found
+
+
+def _record(rid: str, data: bytes) -> dict[str, str]:
+    (sub, client), attempts = read_record(rid, data), data[1]
+    fields = {"l": sub.lane, "t": sub.tenant, "p": str(sub.level), "c": client, "n": str(attempts)}
+    route = {"d": sub.digest, "a": " ".join(sub.affinity)}
+    return {**fields, "st": "queued", **{name: text for name, text in route.items() if text}}
+
+
+def _put(fields: dict[str, str], place: str) -> None:
+    """Adds where the request is, and the attempt that this is."""
+    kind, texts = place[0], place[1:].split("\0")
+    match kind:
+        case "l":
+            token, worker, client, lane, solo, digest, _ = texts
+            assert client == fields["c"]
+            fields |= {"st": "leased", "tok": token, "w": worker, "l": lane}
+            fields |= {"d": digest} if digest else {}
+            fields |= {"solo": "1"} if solo else {}
+        case "a":
+            leader, worker, _ = texts
+            fields |= {"st": "attached", "on": leader, "w": worker}
+        case "p":
+            fields["to"] = texts[0]
+        case other:
+            assert other == "q", f"a place that nobody knows: {place!r}"
+            fields["by"] = texts[0]
+    if kind in "la" and "n" in fields:
+        fields["n"] = str(int(fields["n"]) + 1)
+
+
+def _texts(value: dict[bytes, bytes]) -> dict[str, str]:
+    # A hash that is to be indexed holds one long value for that, under no name.
+    return {k.decode(): v.decode() for k, v in value.items() if k}
+
+
+def submission(rid: str, **fields: Any) -> Submission:
+    """A request for lane ``a`` that may run for a minute, but for ``fields``."""
+    usual = Submission(rid, "a", "t", 1, deadline_ms=0, longest_run_ms=60_000, body=b"body")
+    return replace(usual, **fields)
+
+
+def settlement(job: Job, verdict: Verdict = "accepted", *, warm: bool = False) -> Settlement:
+    reply = pack_reply(job.token, Reply(verdict, attempts=job.attempts))
+    return Settlement(job.rid, job.token, verdict, reply, warm=warm)
+
+
+class Shard:
+    """The queue with arguments that tests do not care about filled in."""
+
+    def __init__(self, settings: Settings, server: redis.Redis) -> None:
+        self.settings = settings
+        self.server = server
+        self.queue = Queue(settings)
+        self.tag = self.queue.keys.tag
+        self._tokens = itertools.count()
+        self.now_ms = 1_000_000_000
+        self.advance(0)
+
+    def advance(self, ms: int) -> None:
+        self.now_ms += ms
+        self.server.set(f"{self.tag}:clock", self.now_ms)
+
+    async def submit(self, *rids: str, client: str = "c", **fields: Any) -> list[Submitted]:
+        return await self.queue.submit(client, [submission(rid, **fields) for rid in rids])
+
+    async def claim(
+        self,
+        worker: str = "w",
+        want: int = 10,
+        *,
+        lanes: Sequence[str] = ("a",),
+        busy: int = 0,
+        settle: Sequence[Settlement] = (),
+    ) -> Claimed:
+        token = f"{next(self._tokens)}:"
+        return await self.queue.claim(
+            worker, lanes, want, busy=busy, token=token, settlements=settle
+        )
+
+    async def job(self, worker: str = "w", **options: Any) -> Job:
+        """The one request that a claim brings."""
+        (job,) = (await self.claim(worker, 1, **options)).jobs
+        return job
+
+    async def settle(self, *jobs: Job, worker: str = "w") -> tuple[bool, ...]:
+        return (await self.claim(worker, 0, settle=[settlement(job) for job in jobs])).accepted
+
+    async def warm(self, worker: str, *affinity: str, vacant: int = 1, lane: str = "a") -> None:
+        """Makes the worker warm, and leaves it idle with so many slots."""
+        # Behind another, so that it is promised to nobody who is warm already.
+        rids = [f"{name} {worker}" for name in ("first", *affinity)]
+        await self.submit(rids[0], lane=lane)
+        for rid, name in zip(rids[1:], affinity, strict=True):
+            await self.submit(rid, lane=lane, affinity=(name,))
+        jobs = (await self.claim(worker, len(rids), lanes=[lane])).jobs
+        assert [job.rid for job in jobs] == rids
+        ended = [settlement(job, warm=True) for job in jobs]
+        await self.claim(worker, vacant, lanes=[lane], settle=ended)
+
+    async def suspect(self, rid: str, **fields: Any) -> None:
+        """Submits a request and fails it until its next attempt is the last."""
+        await self.submit(rid, **fields)
+        lane = str(fields.get("lane", "a"))
+        for _ in range(self.settings.max_attempts - 1):
+            (job,) = (await self.claim("killed", 1, lanes=[lane])).jobs
+            assert job.rid == rid
+            await self.queue.release("killed", [(rid, job.token)], how="charge")
+
+    async def end(self, rid: str) -> tuple[str | None, int, float] | None:
+        """A reply's verdict, attempts, and seconds in the queue; None where there is none."""
+        (data,) = await self.queue.replies([rid])
+        if data is None:
+            return None
+        reply = unpack_reply(rid, data)
+        return reply.verdict, reply.attempts, reply.queued_s
+
+    async def lapse(self) -> None:
+        """Lets all leases lapse while somebody looks all the time."""
+        for _ in range(3):
+            self.advance(self.queue._lease_ms // 2)
+            await self.queue.renew("watcher")
+        await self.queue.release("watcher", [], leave=True)
+
+    def dump(self) -> Dump:
+        return dump(self.server, self.tag)
+
+    def bell(self, lane: str = "a") -> int:
+        return len(self.dump().lists["bell"].get(lane, ()))
+
+
+@contextlib.asynccontextmanager
+async def open_shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shard]:
+    monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
+    with redis.Redis.from_url(settings.url) as server:
+        shard = Shard(settings, server)
+        try:
+            yield shard
+        finally:
+            await shard.queue.close()
+            server.delete(f"{shard.tag}:clock", *server.scan_iter(f"{shard.tag}:*", count=10_000))

@@ -1,0 +1,148 @@
+"""The pool: the same operations without a queue."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+from support.fleets import until
+from support.sandboxes import children
+from support.terminals import SAMPLES
+
+from leanq.errors import (
+    ClosedError,
+    InvalidRequestError,
+    RecipeError,
+    RequestError,
+    ToolchainError,
+    UnknownEnvironmentError,
+    UnknownStateError,
+)
+from leanq.lean.environment import Environment
+from leanq.local import Pool
+
+THEOREM = "prelude\nimport Core\ntheorem t (p q : Prop) (hp : p) (hq : q) : And p q := sorry\n"
+DEADLINE_S = 60.0
+
+
+@contextlib.contextmanager
+def new_pool(cache: Path, slots: int = 2) -> Iterator[Pool]:
+    before = set(children(os.getpid()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LEANQ_CACHE", str(cache))
+        patch.setenv("PATH", "/usr/bin:/bin")
+        with Pool(slots=slots) as made:
+            yield made
+    assert set(children(os.getpid())) <= before
+
+
+@pytest.fixture(scope="module")
+def pool(core: Environment, cache: Path) -> Iterator[Pool]:
+    with new_pool(cache) as made:
+        yield made
+
+
+def test_checks(pool: Pool) -> None:
+    names = ["and_swap", "wrong", "or_swap", "incomplete"]
+    futures = [pool.check((SAMPLES / f"{name}.lean").read_text()) for name in names]
+    replies = [future.result(DEADLINE_S) for future in futures]
+    verdicts = ["accepted", "rejected", "accepted", "incomplete"]
+    assert [reply.verdict for reply in replies] == verdicts
+    assert [reply.rid for reply in replies] == [future.rid for future in futures]
+    assert {reply.attempts for reply in replies} == {1}
+
+
+def test_streams(pool: Pool) -> None:
+    codes = [(SAMPLES / f"{name}.lean").read_text() for name in ("and_swap", "wrong")] * 3
+    results = list(pool.map(iter(codes), window=4))
+    assert [result.code for result in results] == codes
+    assert [result.verdict for result in results] == ["accepted", "rejected"] * 3
+
+
+def test_a_proof(pool: Pool) -> None:
+    (sorry,) = pool.check(THEOREM).result(DEADLINE_S).sorries
+    assert sorry.state
+    step = pool.step(sorry.state, "constructor").result(DEADLINE_S)
+    assert (step.verdict, len(step.goals)) == ("incomplete", 2)
+    assert step.state
+    exported = pool.export(step.state).result(DEADLINE_S)
+    assert pool.import_(exported).result(DEADLINE_S) == step.state
+    last = pool.step(step.state, "exact hp\nexact hq").result(DEADLINE_S)
+    assert (last.verdict, last.state, last.axioms) == ("accepted", None, ())
+
+
+def test_a_state_from_elsewhere(pool: Pool, core: Environment, cache: Path) -> None:
+    (sorry,) = pool.check(THEOREM).result(DEADLINE_S).sorries
+    assert sorry.state
+    exported = pool.export(sorry.state).result(DEADLINE_S)
+    with new_pool(cache, slots=1) as other:
+        with pytest.raises(UnknownStateError):
+            other.step(sorry.state, "constructor").result(DEADLINE_S)
+        assert other.import_(exported).result(DEADLINE_S) == sorry.state
+        step = other.step(sorry.state, "constructor").result(DEADLINE_S)
+        assert step == pool.step(sorry.state, "constructor").result(DEADLINE_S)
+
+
+def test_echo_and_the_order_in_which_it_works(core: Environment, cache: Path) -> None:
+    ended: list[str] = []
+    with new_pool(cache, slots=1) as pool:
+        held = pool.echo(b"held", 60.0)
+        futures = {
+            name: pool.echo(name.encode(), priority=priority)
+            for name, priority in (("later", 2), ("first", 0), ("second", 0), ("third", 1))
+        }
+        for name, future in futures.items():
+            future.add_done_callback(lambda _, name=name: ended.append(name))
+        late = pool.echo(b"late", deadline_s=0.05)
+        with pytest.raises(RequestError, match="expired"):
+            late.result(DEADLINE_S)
+        assert held.cancel()
+        assert {name: future.result(DEADLINE_S) for name, future in futures.items()} == {
+            name: name.encode() for name in futures
+        }
+        until(lambda: len(ended) == 4)
+        assert ended == ["first", "second", "third", "later"]
+        with pytest.raises(CancelledError):
+            held.result()
+
+
+def test_cancelling_stops_lean(core: Environment, cache: Path) -> None:
+    with new_pool(cache, slots=1) as pool:
+        slow = pool.check((SAMPLES / "stack_overflow.lean").read_text())
+        until(lambda: pool._gate._free == 0)
+        assert slow.cancel()
+        code = (SAMPLES / "and_swap.lean").read_text()
+        assert pool.check(code).result(DEADLINE_S).verdict == "accepted"
+
+
+def test_what_makes_no_sense(pool: Pool) -> None:
+    with pytest.raises(InvalidRequestError):
+        pool.check(" ")
+    with pytest.raises(InvalidRequestError):
+        pool.step("nonsense", "exact h")
+    with pytest.raises(RecipeError):
+        pool.import_(b"nonsense")
+    with pytest.raises(UnknownEnvironmentError, match="known: default, echo"):
+        pool.check("x", env="other").result(DEADLINE_S)
+    with pytest.raises(RequestError, match="leanchecker"):
+        pool.check("x", replay=True).result(DEADLINE_S)
+
+
+def test_a_closed_pool(core: Environment, cache: Path) -> None:
+    with new_pool(cache, slots=1) as pool:
+        outstanding = [pool.echo(b"x", 60.0) for _ in range(3)]
+    for future in outstanding:
+        with pytest.raises(ClosedError):
+            future.result(DEADLINE_S)
+    with pytest.raises(ClosedError):
+        pool.echo(b"x")
+    pool.close()
+
+
+def test_a_machine_without_lean(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match="nowhere"):
+        Pool(lean=str(tmp_path / "nowhere"))
