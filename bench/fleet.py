@@ -1,8 +1,8 @@
 """A fleet and its client in simulation: one process that makes the calls of thousands of workers.
 
-What a worker's pump and a client's dispatcher ask of the server is asked here in turn, through the
-same methods of :class:`leanq.queue.queue.Queue`, on the two connections of one queue. So the server
-does all that it would do for so many workers, but for their connections and doorbells.
+What a worker's pump and a client's shard_client ask of the server is asked here in turn, through
+the same methods of :class:`leanq.queue.queue.Queue`, on the two connections of one queue. So the
+server does all that it would do for so many workers, but for their connections and doorbells.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from leanq.queue import wire
-from leanq.queue.keys import new_rid
+from leanq.queue.keys import new_request_id
 from leanq.queue.queue import Queue
 from leanq.queue.results import Job, Queued, Settlement, Submission
 from leanq.queue.wire import Reply, Request
@@ -70,11 +70,11 @@ class Fleet:
     """Workers that settle in turn what they claimed first, with the call that claims as much again,
     and renew their leases when it is time; and the client whose requests these are."""
 
-    def __init__(self, queue: Queue, load: Load, lane: str = "default") -> None:
+    def __init__(self, queue: Queue, load: Load, environment: str = "default") -> None:
         self.replies = self.renewals = 0
         self._queue = queue
         self._load = load
-        self._lane = lane
+        self._environment = environment
         self._client, self._position = secrets.token_urlsafe(12), "0-0"
         self._tenants = itertools.cycle([f"tenant-{n}" for n in range(load.tenants)])
         self._numbers = itertools.count()
@@ -96,12 +96,12 @@ class Fleet:
                 "pid": 1,
                 "slots": self._load.held,
                 "started": 0.0,
-                "lanes": [self._lane],
+                "environments": [self._environment],
             }
         )
-        about = {self._lane: wire.pack_info({"driver": "echo"})}
+        about = {self._environment: wire.pack_info({"driver": "echo"})}
         for worker, _ in self._turns:
-            await self._queue.join(worker, info, about, {self._lane: _FINGERPRINT})
+            await self._queue.join(worker, info, about, {self._environment: _FINGERPRINT})
             self._renewals.append((time.monotonic() + self._renew_every_s, worker))
             for fleet in (self, *beside):
                 await fleet.renew()
@@ -148,7 +148,7 @@ class Fleet:
         ends = [self._end(jobs.popleft()) for _ in range(want)] if settle else []
         claimed = await self._queue.claim(
             worker,
-            [self._lane],
+            [self._environment],
             want,
             busy=len(jobs),
             token=secrets.token_urlsafe(9),
@@ -175,7 +175,9 @@ class Fleet:
 
     def _place(self, body: bytes, digest: str = "", affinity: tuple[str, ...] = ()) -> Submission:
         tenant, run_ms = next(self._tenants), _LONGEST_RUN_MS
-        return Submission(new_rid(1), self._lane, tenant, 1, 0, run_ms, body, digest, affinity)
+        return Submission(
+            new_request_id(1), self._environment, tenant, 1, 0, run_ms, body, digest, affinity
+        )
 
     def _end(self, job: Job) -> Settlement:
         if self._load.checks:
@@ -187,4 +189,6 @@ class Fleet:
         data = wire.pack_reply(
             job.token, reply, worker="host-1", attempts=1, queued_s=job.queued_s, wall_s=0.1
         )
-        return Settlement(job.rid, job.token, outcome, data, fingerprint, warm=self._load.checks)
+        return Settlement(
+            job.request_id, job.token, outcome, data, fingerprint, warm=self._load.checks
+        )

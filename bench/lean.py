@@ -40,7 +40,7 @@ _FIGURES = {
     "share": (f"CPU time of it, of {_SLOTS} CPUs", "{:.0%}", ""),
     "throughput": (f"throughput of {_SLOTS} slots / of `xargs`", "{:.3f}", "≥ 0.97"),
     "cpu": ("CPU time of all that runs / of `xargs`", "{:.3f}", ""),
-    "worker_ms": ("CPU time of worker, wardens and Lean, per file", "{:.1f} ms", ""),
+    "worker_ms": ("CPU time of worker, supervisors and Lean, per file", "{:.1f} ms", ""),
     "server_ms": ("CPU time of the server, per file", "{:.2f} ms", ""),
     "client_ms": ("CPU time of the client, per file", "{:.2f} ms", ""),
     "plain": ("one file at a time, plain Lean, median", "{:.1f} ms", ""),

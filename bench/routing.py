@@ -21,7 +21,7 @@ from states import source
 
 from leanq.client import AsyncLeanQClient
 from leanq.local import EmbeddedServer, embedded_settings
-from leanq.producer.request_builder import Calls
+from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.queue import look
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings
@@ -35,8 +35,8 @@ _TACTICS = [
 ]
 
 
-class _Anywhere(Calls):
-    """Calls that say nothing of who is warm for them."""
+class _Anywhere(RequestBuilder):
+    """RequestBuilder that say nothing of who is warm for them."""
 
     def _submission(self, *arguments: Any, **named: Any) -> Submission:
         return replace(super()._submission(*arguments, **named), affinity=())
@@ -76,7 +76,9 @@ async def search(lean: AsyncLeanQClient, number: int, definitions: int, depth: i
         state = replies[0].state
 
 
-async def measure(settings: Settings, options: argparse.Namespace, calls: type[Calls]) -> float:
+async def measure(
+    settings: Settings, options: argparse.Namespace, calls: type[RequestBuilder]
+) -> float:
     """Steps per second; prints how they were served."""
     while len((await look(settings)).workers) < _WORKERS:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.2)
@@ -115,12 +117,12 @@ def main() -> None:
     ratios = []
     for number in range(options.rounds):
         rates = {}
-        for calls in (Calls, _Anywhere) if number % 2 else (_Anywhere, Calls):
+        for calls in (RequestBuilder, _Anywhere) if number % 2 else (_Anywhere, RequestBuilder):
             with EmbeddedServer() as server, tempfile.TemporaryDirectory() as folder:
                 settings = embedded_settings(server, os.environ)
                 with fleet(settings, Path(folder)):
                     rates[calls] = asyncio.run(measure(settings, options, calls))
-        ratios.append(rates[Calls] / rates[_Anywhere])
+        ratios.append(rates[RequestBuilder] / rates[_Anywhere])
     print(f"throughput, warm first to anywhere: {statistics.median(ratios):.2f} of {ratios}")
 
 

@@ -16,7 +16,7 @@ from servers import server
 
 from leanq.client import LeanQClient
 from leanq.lean.echo import EchoDriver
-from leanq.producer.request_builder import Calls
+from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 from leanq.queue.wire import Request, pack_request
@@ -39,7 +39,7 @@ async def queued_bytes() -> float:
     """What a check with a packed body of 1 KB takes in Redis while it waits, in bytes."""
     with server() as url:
         settings = Settings(url)
-        queue, calls = Queue(settings), Calls(settings, "default")
+        queue, calls = Queue(settings), RequestBuilder(settings, "default")
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(queue.close)
             await Fleet(queue, Load(checks=True)).open()

@@ -42,7 +42,7 @@ _FIGURES = {
     "audit": ("audit / check, theorems, by wall time of the call", "{:.1%}", "≤ 40 %"),
     "audit_s": ("audit / check, theorems, by `audit_s`", "{:.1%}", "≤ 40 %"),
     "example_s": ("audit / check, an `example` in each file, by `audit_s`", "{:.1%}", ""),
-    "idle_worker": ("idle worker with its wardens, of one CPU", "{:.2f} %", "< 1 %"),
+    "idle_worker": ("idle worker with its supervisors, of one CPU", "{:.2f} %", "< 1 %"),
     "idle_server": ("idle server, of one CPU", "{:.2f} %", ""),
     "echo_p50": ("echo, round trip, p50", "{:.2f} ms", ""),
     "echo_p99": ("echo, round trip, p99", "{:.2f} ms", ""),

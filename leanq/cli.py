@@ -276,19 +276,19 @@ def list_dead(url: str | None, as_json: bool, most: int) -> None:
 
 
 @dead.command("show")
-@click.argument("rid")
+@click.argument("request_id")
 @options.queue
-def show_dead(rid: str, url: str | None, as_json: bool) -> None:
+def show_dead(request_id: str, url: str | None, as_json: bool) -> None:
     """Show one dead letter with its Lean code."""
     from leanq.commands.dead import show
 
-    show(rid, url, as_json)
+    show(request_id, url, as_json)
 
 
 @dead.command("retry")
-@click.argument("rids", nargs=-1, required=True, metavar="RID...")
+@click.argument("request_ids", nargs=-1, required=True, metavar="REQUEST_ID...")
 @options.queue
-def retry_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
+def retry_dead(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Send dead letters once more, each as a new request.
 
     Prints each new request's id, which 'attach' of Python's clients waits for. The old id keeps
@@ -296,17 +296,17 @@ def retry_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """
     from leanq.commands.dead import retry
 
-    retry(rids, url, as_json)
+    retry(request_ids, url, as_json)
 
 
 @dead.command("drop")
-@click.argument("rids", nargs=-1, required=True, metavar="RID...")
+@click.argument("request_ids", nargs=-1, required=True, metavar="REQUEST_ID...")
 @options.queue
-def drop_dead(rids: tuple[str, ...], url: str | None, as_json: bool) -> None:
+def drop_dead(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Remove dead letters for good."""
     from leanq.commands.dead import drop
 
-    drop(rids, url, as_json)
+    drop(request_ids, url, as_json)
 
 
 @cli.command()

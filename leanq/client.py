@@ -24,10 +24,16 @@ from typing import Self, TypeVar, Unpack
 
 from leanq.errors import ClosedError, LeanQError, UsageError
 from leanq.producer.cluster_router import Clusters, SeveralClusters
-from leanq.producer.loop_thread import Engine
-from leanq.producer.request_builder import Call, Calls, Check, InEnvironment, Placing
-from leanq.producer.shard_client import Dispatcher, Done, WhenFull
-from leanq.producer.shard_router import Finder, Route, Switch
+from leanq.producer.loop_thread import LoopThread
+from leanq.producer.request_builder import (
+    Check,
+    InEnvironment,
+    Placing,
+    PreparedRequest,
+    RequestBuilder,
+)
+from leanq.producer.shard_client import Done, ShardClient, WhenFull
+from leanq.producer.shard_router import Route, ShardRouter, StateLocator
 from leanq.producer.stream import WINDOW, End, Maps, Result, astream
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
@@ -46,7 +52,8 @@ class _Client:
             Equal unless given.
         tenant: who shares fairly, unless a call says otherwise.
         when_full: whether a submit that meets a full queue waits or raises QueueFullError.
-        patience_s: how long the server may be out of reach, in seconds, before outstanding
+        unavailable_timeout_s: how long the server may be out of reach, in seconds, before
+        outstanding
             requests end with UnavailableError.
     """
 
@@ -57,14 +64,14 @@ class _Client:
         weights: Sequence[float] | None = None,
         tenant: str = "default",
         when_full: WhenFull = "wait",
-        patience_s: float = 120.0,
+        unavailable_timeout_s: float = 120.0,
     ) -> None:
         self._clusters = Clusters.load(url, weights, os.environ)
         # What is said of requests alone is the same for all clusters.
         self.settings = self._clusters.each[0]
-        self._calls = Calls(self.settings, tenant)
+        self._calls = RequestBuilder(self.settings, tenant)
         self._when_full: WhenFull = when_full
-        self._patience_s = patience_s
+        self._unavailable_timeout_s = unavailable_timeout_s
 
     @property
     def clusters(self) -> Sequence[Settings]:
@@ -81,15 +88,18 @@ class _Client:
         """
         self._clusters.change(weights)
 
-    def _switch(self) -> Route:
-        when_full, patience_s = self._when_full, self._patience_s
+    def _shard_router(self) -> Route:
+        when_full, unavailable_timeout_s = self._when_full, self._unavailable_timeout_s
         if len(self._clusters.each) > 1:
-            return SeveralClusters(self._clusters, when_full=when_full, patience_s=patience_s)
+            return SeveralClusters(
+                self._clusters, when_full=when_full, unavailable_timeout_s=unavailable_timeout_s
+            )
         queues = Queue.each(self.settings)
-        dispatchers = [
-            Dispatcher(queue, when_full=when_full, patience_s=patience_s) for queue in queues
+        shard_clients = [
+            ShardClient(queue, when_full=when_full, unavailable_timeout_s=unavailable_timeout_s)
+            for queue in queues
         ]
-        return Switch(dispatchers, Finder(queues, patience_s))
+        return ShardRouter(shard_clients, StateLocator(queues, unavailable_timeout_s))
 
 
 class AsyncLeanQClient(_Client):
@@ -98,12 +108,12 @@ class AsyncLeanQClient(_Client):
     Cancelling a task that waits for a reply withdraws its request.
     """
 
-    _engine: Route | None = None
+    _loop_thread: Route | None = None
 
     async def __aenter__(self) -> Self:
-        engine = self._switch()
-        await engine.open()
-        self._engine = engine
+        loop_thread = self._shard_router()
+        await loop_thread.open()
+        self._loop_thread = loop_thread
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -111,9 +121,9 @@ class AsyncLeanQClient(_Client):
 
     async def close(self, *, withdraw: bool = True) -> None:
         """Ends the client. What is outstanding is withdrawn from the queue, or runs on."""
-        engine, self._engine = self._engine, None
-        if engine:
-            await engine.close(withdraw=withdraw)
+        loop_thread, self._loop_thread = self._loop_thread, None
+        if loop_thread:
+            await loop_thread.close(withdraw=withdraw)
 
     async def check(self, code: str, **options: Unpack[Check]) -> Reply:
         """Lean's verdict on ``code``; arguments and errors as :meth:`LeanQClient.check`."""
@@ -151,26 +161,32 @@ class AsyncLeanQClient(_Client):
         """The same bytes, from a worker with the echo driver, after ``delay_s`` seconds."""
         return await self._reply(self._calls.echo(payload, delay_s, placing))
 
-    async def attach(self, rid: str) -> Reply:
+    async def attach(self, request_id: str) -> Reply:
         """The reply to a request submitted before; raises LostError where none is known."""
-        rid = self._calls.rid(rid)
-        return await self._end(rid, lambda engine, done: engine.attach(rid, done))
+        request_id = self._calls.request_id(request_id)
+        return await self._end(
+            request_id, lambda loop_thread, done: loop_thread.attach(request_id, done)
+        )
 
-    def _send(self, call: Call[Reply], done: Callable[[End], None]) -> Callable[[], object]:
-        engine = self._open_engine()
+    def _send(
+        self, call: PreparedRequest[Reply], done: Callable[[End], None]
+    ) -> Callable[[], object]:
+        loop_thread = self._open_loop_thread()
 
         def ended(end: Reply | LeanQError) -> None:
             done(call.read(end) if isinstance(end, Reply) else end)
 
-        engine.send(call, ended)
-        return partial(engine.cancel, call.submission.rid, ended)
+        loop_thread.send(call, ended)
+        return partial(loop_thread.cancel, call.submission.request_id, ended)
 
-    async def _reply(self, call: Call[_T]) -> _T:
-        rid = call.submission.rid
-        return call.read(await self._end(rid, lambda engine, done: engine.send(call, done)))
+    async def _reply(self, call: PreparedRequest[_T]) -> _T:
+        request_id = call.submission.request_id
+        return call.read(
+            await self._end(request_id, lambda loop_thread, done: loop_thread.send(call, done))
+        )
 
-    async def _end(self, rid: str, begin: Callable[[Route, Done], None]) -> Reply:
-        engine = self._open_engine()
+    async def _end(self, request_id: str, begin: Callable[[Route, Done], None]) -> Reply:
+        loop_thread = self._open_loop_thread()
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def done(end: Reply | LeanQError) -> None:
@@ -181,28 +197,28 @@ class AsyncLeanQClient(_Client):
             else:
                 future.set_result(end)
 
-        begin(engine, done)
+        begin(loop_thread, done)
         try:
             return await future
         except asyncio.CancelledError:
-            engine.cancel(rid, done)
+            loop_thread.cancel(request_id, done)
             raise
 
-    def _open_engine(self) -> Route:
-        if self._engine is None:
+    def _open_loop_thread(self) -> Route:
+        if self._loop_thread is None:
             raise ClosedError("the client is not open; enter it with 'async with'")
-        return self._engine
+        return self._loop_thread
 
 
 class LeanQFuture(Future[_T]):
-    """A ``concurrent.futures.Future``; ``rid`` names the request in the queue.
+    """A ``concurrent.futures.Future``; ``request_id`` names the request in the queue.
 
     ``cancel()`` also withdraws the request, and stops it where it already runs.
     """
 
-    def __init__(self, rid: str) -> None:
+    def __init__(self, request_id: str) -> None:
         super().__init__()
-        self.rid = rid
+        self.request_id = request_id
 
 
 class LeanQClient(_Client, Maps):
@@ -223,14 +239,18 @@ class LeanQClient(_Client, Maps):
         weights: Sequence[float] | None = None,
         tenant: str = "default",
         when_full: WhenFull = "wait",
-        patience_s: float = 120.0,
+        unavailable_timeout_s: float = 120.0,
     ) -> None:
         super().__init__(
-            url, weights=weights, tenant=tenant, when_full=when_full, patience_s=patience_s
+            url,
+            weights=weights,
+            tenant=tenant,
+            when_full=when_full,
+            unavailable_timeout_s=unavailable_timeout_s,
         )
         self._lock = threading.Lock()
         self._closed = False
-        self._engine: Engine | None = Engine(self._switch)
+        self._loop_thread: LoopThread | None = LoopThread(self._shard_router)
         _clients.add(self)
 
     def __enter__(self) -> Self:
@@ -246,12 +266,12 @@ class LeanQClient(_Client, Maps):
         Raises:
             UsageError: called by a callback of one of its own futures.
         """
-        if self._engine and self._engine.is_current_thread():
+        if self._loop_thread and self._loop_thread.is_current_thread():
             raise UsageError("a client cannot be closed in a callback of its own futures")
         with self._lock:
-            engine, self._engine, self._closed = self._engine, None, True
-        if engine and engine.usable():
-            engine.stop(withdraw)
+            loop_thread, self._loop_thread, self._closed = self._loop_thread, None, True
+        if loop_thread and loop_thread.usable():
+            loop_thread.stop(withdraw)
 
     def check(self, code: str, **options: Unpack[Check]) -> LeanQFuture[Reply]:
         """Lean's verdict on ``code``, as a future of a :class:`Reply`.
@@ -304,32 +324,34 @@ class LeanQClient(_Client, Maps):
         """The same bytes, from a worker with the echo driver, after ``delay_s`` seconds."""
         return self._start(self._calls.echo(payload, delay_s, placing))
 
-    def attach(self, rids: Iterable[str]) -> list[LeanQFuture[Reply]]:
+    def attach(self, request_ids: Iterable[str]) -> list[LeanQFuture[Reply]]:
         """Futures for requests submitted before, perhaps by a client that died.
 
         One for which the server knows neither request nor reply ends with LostError.
         """
-        futures: list[LeanQFuture[Reply]] = [LeanQFuture(self._calls.rid(rid)) for rid in rids]
-        engine = self._running()
+        futures: list[LeanQFuture[Reply]] = [
+            LeanQFuture(self._calls.request_id(request_id)) for request_id in request_ids
+        ]
+        loop_thread = self._running()
         for future in futures:
-            engine.start(future, future.rid, None, _whole)
+            loop_thread.start(future, future.request_id, None, _whole)
         return futures
 
-    def _start(self, call: Call[_T]) -> LeanQFuture[_T]:
-        future: LeanQFuture[_T] = LeanQFuture(call.submission.rid)
-        self._running().start(future, future.rid, call, call.read)
+    def _start(self, call: PreparedRequest[_T]) -> LeanQFuture[_T]:
+        future: LeanQFuture[_T] = LeanQFuture(call.submission.request_id)
+        self._running().start(future, future.request_id, call, call.read)
         return future
 
-    def _running(self) -> Engine:
-        engine = self._engine
-        if engine and engine.usable():
-            return engine
+    def _running(self) -> LoopThread:
+        loop_thread = self._loop_thread
+        if loop_thread and loop_thread.usable():
+            return loop_thread
         with self._lock:
             if self._closed:
                 raise ClosedError("the client is closed")
-            if not (self._engine and self._engine.usable()):
-                self._engine = Engine(self._switch)
-            return self._engine
+            if not (self._loop_thread and self._loop_thread.usable()):
+                self._loop_thread = LoopThread(self._shard_router)
+            return self._loop_thread
 
 
 _clients: weakref.WeakSet[LeanQClient] = weakref.WeakSet()

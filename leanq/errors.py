@@ -68,7 +68,7 @@ class UnavailableError(QueueError):
 
 
 class QueueFullError(QueueError):
-    """The lane is full for this tenant, or the server is out of memory."""
+    """The environment is full for this tenant, or the server is out of memory."""
 
     def __init__(self, text: str, retry_after_s: float) -> None:
         super().__init__(text)

@@ -38,7 +38,14 @@ from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import open_environment
 from leanq.lean.lean_driver import LeanDriver, machine_cache
 from leanq.lean.recipes import read_recipe
-from leanq.producer.request_builder import DEFAULT_LANE, Call, Calls, Check, InEnvironment, Placing
+from leanq.producer.request_builder import (
+    DEFAULT_ENVIRONMENT,
+    Check,
+    InEnvironment,
+    Placing,
+    PreparedRequest,
+    RequestBuilder,
+)
 from leanq.producer.stream import Maps
 from leanq.queue.settings import Settings
 from leanq.queue.wire import Reply, unpack_request
@@ -52,7 +59,7 @@ class Pool(Maps):
     """Checks and steps on this machine, with the methods of :class:`leanq.LeanQClient`.
 
     Whoever waits goes by priority, and then in the order of the calls. There is one caller, so a
-    ``tenant`` means nothing here; a ``rid`` is only a name.
+    ``tenant`` means nothing here; a ``request_id`` is only a name.
 
     Args:
         environments: a Lake project, or a folder of compiled modules, for each environment's name;
@@ -88,10 +95,10 @@ class Pool(Maps):
                 nice=nice,
             )
 
-        named: Mapping[str, Path | None] = environments or {DEFAULT_LANE: None}
+        named: Mapping[str, Path | None] = environments or {DEFAULT_ENVIRONMENT: None}
         drivers = [driver(*each) for each in named.items()]
-        self._drivers = {driver.lane: driver for driver in (*drivers, EchoDriver())}
-        self._calls = Calls(settings, "pool")
+        self._drivers = {driver.environment: driver for driver in (*drivers, EchoDriver())}
+        self._calls = RequestBuilder(settings, "pool")
         self._states = MemoryStates()
         self._name = f"pool-{os.getpid()}-{secrets.token_hex(4)}"
         self._gate = _Gate(slots)
@@ -154,15 +161,15 @@ class Pool(Maps):
         """The same bytes after ``delay_s`` seconds; as :meth:`leanq.LeanQClient.echo`."""
         return self._start(self._calls.echo(payload, delay_s, placing))
 
-    def _start(self, call: Call[_T]) -> LeanQFuture[_T]:
-        future: LeanQFuture[_T] = LeanQFuture(call.submission.rid)
+    def _start(self, call: PreparedRequest[_T]) -> LeanQFuture[_T]:
+        future: LeanQFuture[_T] = LeanQFuture(call.submission.request_id)
         with self._lock:
             if self._closed:
                 raise ClosedError("the pool is closed")
             self._loop.call_soon_threadsafe(self._spawn, call, future)
         return future
 
-    def _spawn(self, call: Call[_T], future: LeanQFuture[_T]) -> None:
+    def _spawn(self, call: PreparedRequest[_T], future: LeanQFuture[_T]) -> None:
         task = self._loop.create_task(self._serve(call, future))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -173,7 +180,7 @@ class Pool(Maps):
 
         future.add_done_callback(withdraw)
 
-    async def _serve(self, call: Call[_T], future: LeanQFuture[_T]) -> None:
+    async def _serve(self, call: PreparedRequest[_T], future: LeanQFuture[_T]) -> None:
         try:
             result = call.read(await self._answer(call))
         except asyncio.CancelledError:
@@ -187,16 +194,16 @@ class Pool(Maps):
         if future.set_running_or_notify_cancel():
             future.set_result(result)
 
-    async def _answer(self, call: Call[Any]) -> Reply:
+    async def _answer(self, call: PreparedRequest[Any]) -> Reply:
         submission = call.submission
-        driver = self._driver(submission.lane or await self._lane_of(call.state))
+        driver = self._driver(submission.environment or await self._environment_of(call.state))
         came_s = time.monotonic()
         deadline_s = submission.deadline_ms / 1000 or None
         try:
             async with asyncio.timeout(deadline_s):
-                await self._gate.enter(submission.level)
+                await self._gate.enter(submission.priority)
         except TimeoutError:
-            return Reply("expired", rid=submission.rid, worker=self._name)
+            return Reply("expired", request_id=submission.request_id, worker=self._name)
         try:
             queued_s = time.monotonic() - came_s
             reply = await driver.run(unpack_request(submission.body))
@@ -205,23 +212,31 @@ class Pool(Maps):
             await self._states.collect()
         if reply.error is not None:
             raise RequestError(reply.error)
-        return replace(reply, rid=submission.rid, worker=self._name, attempts=1, queued_s=queued_s)
+        return replace(
+            reply,
+            request_id=submission.request_id,
+            worker=self._name,
+            attempts=1,
+            queued_s=queued_s,
+        )
 
-    def _driver(self, lane: str) -> Driver:
-        driver = self._drivers.get(lane)
+    def _driver(self, environment: str) -> Driver:
+        driver = self._drivers.get(environment)
         if driver is None:
             known = ", ".join(self._drivers)
-            raise UnknownEnvironmentError(f"there is no environment {lane!r}; known: {known}")
+            raise UnknownEnvironmentError(
+                f"there is no environment {environment!r}; known: {known}"
+            )
         return driver
 
-    async def _lane_of(self, state: str) -> str:
+    async def _environment_of(self, state: str) -> str:
         records = await self._states.recall(state)
         if records is None:
             raise UnknownStateError(f"the state {state} is not known here")
         fingerprint = read_recipe(state, records).source.fingerprint
-        for lane, driver in self._drivers.items():
+        for environment, driver in self._drivers.items():
             if driver.about.get("fingerprint") == fingerprint:
-                return lane
+                return environment
         raise UnknownStateError(f"the state {state} is of an environment that is not offered here")
 
     async def _open(self) -> None:

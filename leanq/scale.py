@@ -16,7 +16,7 @@ LONG_S = 600.0
 LEARNED_REQUESTS = 20
 """After so many, what they took is believed."""
 
-Law = Literal["deadline", "reference"]
+Policy = Literal["deadline", "reference"]
 Reason = Literal[
     "stale",  # statistics are too old to act on: held
     "cold",  # too little is known to take workers away: held
@@ -43,7 +43,7 @@ class ScaleSettings:
         slots: of a worker, while none is there to be asked.
         least, most: bounds of the order. ``least`` may be 0.
         deadline_s: within which a backlog is to be cleared.
-        margin: the part of it that the law plans with.
+        margin: the part of it that the policy plans with.
         work_s: per request, believed until requests have finished.
         start_s: of a worker, from order to ready, believed until some have started.
         drain_s: what the target gives a worker to end its requests when it has to go.
@@ -54,7 +54,7 @@ class ScaleSettings:
         clear_min: the reference's Cm, in minutes.
     """
 
-    law: Law = "deadline"
+    policy: Policy = "deadline"
     slots: int = 1
     least: int = 0
     most: int = 1000
@@ -221,7 +221,7 @@ _MINUTE_S = 60.0
 
 
 def by_reference(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
-    """What the law wants, without the settings' bounds; the memory has these statistics already."""
+    """What the policy wants, without the settings' bounds; the memory has these statistics."""
     first = memory.since(_MINUTE_S)
     finished = stats.finished - first.finished
     span_s = stats.time_s - first.time_s
@@ -259,7 +259,7 @@ _DRAINS = 1 / 3
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """The terms of the deadline law: slots, slot seconds and seconds, as the names say."""
+    """The terms of the deadline policy: slots, slot seconds and seconds, as the names say."""
 
     work_s: float
     careful_work_s: float
@@ -366,7 +366,7 @@ def _start(settings: ScaleSettings, starts_s: Sequence[float]) -> tuple[float, f
 
 
 def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
-    """What the law wants, without the settings' bounds; the memory has these statistics already."""
+    """What the policy wants, without the settings' bounds; the memory has these statistics."""
     terms = _terms(stats, settings, memory)
     requests = stats.queued + stats.leased
     base = terms.workers(terms.base_slots)
@@ -438,7 +438,14 @@ def _fewer(
 
 
 __all__ = [
-    "Decision", "Law", "Memory", "Reason", "Sample", "ScaleSettings", "Stats", "decide",
+    "Decision",
+    "Memory",
+    "Policy",
+    "Reason",
+    "Sample",
+    "ScaleSettings",
+    "Stats",
+    "decide",
 ]  # fmt: skip
 
 
@@ -453,7 +460,7 @@ def decide(stats: Stats, settings: ScaleSettings, memory: Memory | None = None) 
         text = f"the statistics are {stats.age_s:.0f} s old, so the order is held"
         return Decision(stats.order, "stale", text, {"age_s": stats.age_s}, memory)
     memory = learned(stats, memory)
-    decision = (by_reference if settings.law == "reference" else by_deadline)(
+    decision = (by_reference if settings.policy == "reference" else by_deadline)(
         stats, settings, memory
     )
     target = min(max(decision.target, settings.least), settings.most)

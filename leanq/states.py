@@ -171,7 +171,7 @@ class RedisStates:
         return records
 
     async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
-        queue = self._keeper(key)
+        queue = self._monitor(key)
         size = snapshot.size_bytes
         kept = False
         if size <= self.most_snapshot_bytes:
@@ -196,7 +196,7 @@ class RedisStates:
         return bool(await queue.run("snapshot_keep", args))
 
     async def find_snapshot(self, key: str) -> Packed | None:
-        queue = self._keeper(key)
+        queue = self._monitor(key)
         answer = await queue.run("snapshot_find", [key, self._ttl_ms])
         fault = "missing"
         if answer:
@@ -219,13 +219,13 @@ class RedisStates:
         return None
 
     async def begin_snapshot(self, key: str) -> bool:
-        queue = self._keeper(key)
+        queue = self._monitor(key)
         name = f"{queue.keys.tag}:making:{key}"
         taken = await queue.call(lambda client: client.set(name, "1", nx=True, px=_MAKING_MS))
         return bool(taken)
 
     async def drop_snapshot(self, key: str) -> None:
-        await self._make_room(self._keeper(key), key, 0, [])
+        await self._make_room(self._monitor(key), key, 0, [])
 
     async def collect(self) -> int:
         return sum(await asyncio.gather(*map(self._collect, self._queues)))
@@ -248,7 +248,7 @@ class RedisStates:
     def _home(self, state: bytes) -> Queue:
         return self._queues[int.from_bytes(state[:4], "big") % len(self._queues)]
 
-    def _keeper(self, key: str) -> Queue:
+    def _monitor(self, key: str) -> Queue:
         return self._home(hashlib.blake2b(key.encode(), digest_size=4).digest())
 
 

@@ -1,4 +1,4 @@
-"""The worker: a fleet's unit. It has slots, drivers, and a pump for each shard of the queue.
+"""The worker: a fleet's unit. It has slots, drivers, and a consumer for each shard of the queue.
 
 Its life: open the drivers, join the fleet, work, drain, leave. SIGTERM is for whoever runs it to
 turn into :meth:`Worker.stop`.
@@ -15,8 +15,8 @@ import socket
 import time
 from collections.abc import Sequence
 
-from leanq.consumer.consumer import Pump
-from leanq.consumer.slots import Room
+from leanq.consumer.consumer import Consumer
+from leanq.consumer.slots import SlotPool
 from leanq.errors import UnavailableError
 from leanq.lean.driver import Driver
 from leanq.queue.queue import Queue
@@ -30,7 +30,7 @@ _RELEASE_S = 1.5
 
 
 class Worker:
-    """Serves the drivers' lanes with ``slots`` requests at a time until stopped.
+    """Serves the drivers' environments with ``slots`` requests at a time until stopped.
 
     Raises (from :meth:`run`):
         UnavailableError: the server cannot be reached at the start.
@@ -44,19 +44,21 @@ class Worker:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         # Set once its drivers can answer and the fleet knows it.
         self.joined = asyncio.Event()
-        self._drivers = {driver.lane: driver for driver in drivers}
+        self._drivers = {driver.environment: driver for driver in drivers}
         self._grace_s = grace_s
-        self._room = Room(slots, self._room_changed)
+        self._slot_pool = SlotPool(slots, self._slot_pool_changed)
         info = {
             # In Kubernetes the pod's name, by which the scaler knows whose pod is idle.
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "slots": slots,
             "started": time.time(),
-            "lanes": list(self._drivers),
+            "environments": list(self._drivers),
         }
         queues = Queue.each(settings)
-        self._pumps = [Pump(self.id, queue, self._drivers, self._room, info) for queue in queues]
+        self._consumers = [
+            Consumer(self.id, queue, self._drivers, self._slot_pool, info) for queue in queues
+        ]
         self._states = RedisStates(queues)
         self._collect_every_s = settings.lease_s
         # When to give up what still runs, and the timeout that does so.
@@ -66,33 +68,33 @@ class Worker:
     @property
     def slots(self) -> int:
         """How many requests it runs at a time."""
-        return self._room.count
+        return self._slot_pool.count
 
     @property
     def busy(self) -> int:
         """How many run now."""
-        return self._room.taken
+        return self._slot_pool.taken
 
     async def run(self) -> None:
         """Works until :meth:`stop`, then drains."""
         async with contextlib.AsyncExitStack() as at_end:
-            for pump in self._pumps:
-                at_end.push_async_callback(pump.close)
+            for consumer in self._consumers:
+                at_end.push_async_callback(consumer.close)
             for driver in self._drivers.values():
                 at_end.push_async_callback(driver.close)
                 await driver.open(self._states)
-            await asyncio.gather(*(pump.join() for pump in self._pumps))
+            await asyncio.gather(*(consumer.join() for consumer in self._consumers))
             at_end.push_async_callback(self._leave)
             self.joined.set()
             names = ", ".join(self._drivers)
-            log.info("worker %s serves %s with %d slots", self.id, names, self._room.count)
+            log.info("worker %s serves %s with %d slots", self.id, names, self._slot_pool.count)
             # The grace ends a call to a silent server as well, and any pause.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._stop_at_s) as self._limit:
-                    await self._pump()
+                    await self._consume()
             self._limit = None
-        if self._room.fault:
-            raise self._room.fault
+        if self._slot_pool.fault:
+            raise self._slot_pool.fault
 
     def stop(self, grace_s: float | None = None) -> None:
         """Drains: claims nothing more, lets requests finish within the grace (seconds), and
@@ -103,15 +105,15 @@ class Worker:
             self._stop_at_s = stop_at_s
             if self._limit:
                 self._limit.reschedule(stop_at_s)
-        self._room.closed = True
-        self._wake_pumps()
+        self._slot_pool.closed = True
+        self._wake_consumers()
 
-    async def _pump(self) -> None:
+    async def _consume(self) -> None:
         collector = asyncio.create_task(self._collect())
         try:
             async with asyncio.TaskGroup() as group:
-                for pump in self._pumps:
-                    group.create_task(pump.run())
+                for consumer in self._consumers:
+                    group.create_task(consumer.run())
         except ExceptionGroup as faults:
             raise faults.exceptions[0] from None
         finally:
@@ -123,16 +125,16 @@ class Worker:
         while True:
             with contextlib.suppress(UnavailableError):
                 await self._states.collect()
-            await asyncio.sleep(self._collect_every_s * self._pumps[0].stretch)
+            await asyncio.sleep(self._collect_every_s * self._consumers[0].stretch)
 
     async def _leave(self) -> None:
-        await asyncio.gather(*(pump.leave() for pump in self._pumps))
+        await asyncio.gather(*(consumer.leave() for consumer in self._consumers))
 
-    def _room_changed(self) -> None:
-        if self._room.fault and not self._room.closed:
+    def _slot_pool_changed(self) -> None:
+        if self._slot_pool.fault and not self._slot_pool.closed:
             self.stop(grace_s=0.0)
-        self._wake_pumps()
+        self._wake_consumers()
 
-    def _wake_pumps(self) -> None:
-        for pump in self._pumps:
-            pump.wake()
+    def _wake_consumers(self) -> None:
+        for consumer in self._consumers:
+            consumer.wake()

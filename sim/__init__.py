@@ -1,1 +1,1 @@
-"""The scaler's proof: fleets in simulated time, under its laws and others."""
+"""The scaler's proof: fleets in simulated time, under its policies and others."""

@@ -1,4 +1,4 @@
-"""Runs every scenario under every law from many seeds, and writes what it found.
+"""Runs every scenario under every policy from many seeds, and writes what it found.
 
 ``python -m sim`` writes results.json, the plots and the tables in README.md;
 ``python -m sim --quick`` runs few seeds and prints the tables only.
@@ -16,31 +16,33 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sim.fleet import Fleet
-from sim.laws import laws
 from sim.measure import Figures, figures
+from sim.policies import policies
 from sim.report import report
 from sim.scenarios import HUGE, STEADY, TEN
 
 _HERE = Path(__file__).parent
 _SCENARIOS = {scenario.name: scenario for scenario in (STEADY, *TEN, HUGE)}
-_LAWS = tuple(laws(STEADY, 0))
-_HUGE_LAWS = ("deadline", "reference")
+_POLICIES = tuple(policies(STEADY, 0))
+_HUGE_POLICIES = ("deadline", "reference")
 _BEGIN, _END = "<!-- results -->", "<!-- end of results -->"
 _COURSE_S = 60.0
 
 
 class _Run(NamedTuple):
     scenario: str
-    law: str
+    policy: str
     seed: int
     course: bool
 
 
 def _run(run: _Run) -> tuple[Figures, dict[str, Any] | None]:
     scenario = _SCENARIOS[run.scenario]
-    law = laws(scenario, run.seed)[run.law]()
+    policy = policies(scenario, run.seed)[run.policy]()
     # Only a scaler that knows of idle workers can have them go first.
-    outcome = Fleet(scenario, law, run.seed, idle_first=run.law in ("deadline", "oracle")).run()
+    outcome = Fleet(
+        scenario, policy, run.seed, idle_first=run.policy in ("deadline", "oracle")
+    ).run()
     rounded = {
         name: None if value is None else round(value, 3)
         for name, value in figures(scenario, outcome).items()
@@ -63,15 +65,15 @@ def main() -> None:
     seeds = 5 if chosen.quick else chosen.seeds
     began = time.monotonic()
     todo = [
-        _Run(name, law, seed, seed == chosen.first)
+        _Run(name, policy, seed, seed == chosen.first)
         for name in _SCENARIOS
         if name != HUGE.name
-        for law in _LAWS
+        for policy in _POLICIES
         for seed in range(chosen.first, chosen.first + seeds)
     ]
     huge = [
-        _Run(HUGE.name, law, seed, False)
-        for law in _HUGE_LAWS
+        _Run(HUGE.name, policy, seed, False)
+        for policy in _HUGE_POLICIES
         for seed in range(chosen.first, chosen.first + (0 if chosen.quick else 3))
     ]
     runs: dict[str, dict[str, list[Figures]]] = {}
@@ -79,9 +81,9 @@ def main() -> None:
     with multiprocessing.Pool(chosen.processes) as pool:
         done = pool.imap(_run, [*todo, *huge])
         for run, (found, course) in zip([*todo, *huge], done, strict=True):
-            runs.setdefault(run.scenario, {}).setdefault(run.law, []).append(found)
+            runs.setdefault(run.scenario, {}).setdefault(run.policy, []).append(found)
             if course:
-                courses.setdefault(run.scenario, {})[run.law] = course
+                courses.setdefault(run.scenario, {})[run.policy] = course
     texts = {name: scenario.text for name, scenario in _SCENARIOS.items()}
     results = {
         "seeds": seeds,

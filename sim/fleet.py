@@ -1,9 +1,10 @@
-"""A fleet in simulated time: a queue, workers that start, are preempted and drain, and a law.
+"""A fleet in simulated time: a queue, workers that start, are preempted and drain, and a policy.
 
 Requests wait in order of submission and are counted, not kept one by one; only those that run, and
 those that were given back, are objects. A worker that ends a request claims the next in the same
 moment; a request that comes to an idle fleet goes to any worker that has a free slot. All chance
-comes from the seed, one stream for each purpose, so that laws are compared on the same arrivals.
+comes from the seed, one stream for each purpose, so that policies are compared on the same
+arrivals.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from random import Random
 from typing import Any
 
 from leanq.scale import Stats
-from sim.parts import Given, Law, Outcome, Running, View, Worker
+from sim.parts import Given, Outcome, Policy, Running, View, Worker
 from sim.scenarios import Scenario, Span
 
 TICK_S = 15.0
@@ -29,11 +30,11 @@ ATTEMPTS = 3
 
 
 class Fleet:
-    """One run of a scenario under a law, from a seed."""
+    """One run of a scenario under a policy, from a seed."""
 
-    def __init__(self, scenario: Scenario, law: Law, seed: int, *, idle_first: bool) -> None:
+    def __init__(self, scenario: Scenario, policy: Policy, seed: int, *, idle_first: bool) -> None:
         self._scenario = scenario
-        self._law = law
+        self._policy = policy
         self._idle_first = idle_first
         self._arrivals_chance, self._work, self._starts, self._fate, self._choice = (
             Random(f"{purpose} {scenario.name} {seed}")
@@ -72,7 +73,7 @@ class Fleet:
         for span in scenario.outages:
             self._at(span[1], self._back, None)
         for span in scenario.restarts:
-            self._at(span[0], lambda _: self._law.restart(), None)
+            self._at(span[0], lambda _: self._policy.restart(), None)
         self._at(0.001, self._tick, None)
         arrivals = iter(scenario.arrivals(self._arrivals_chance))
         coming = next(arrivals, None)
@@ -292,13 +293,13 @@ class Fleet:
             for worker in there[: len(there) - self._order]:
                 self._terminate(worker)
 
-    # The law
+    # The policy
 
     def _tick(self, _: None) -> None:
         self._ready_slot_s += self._ready * self._scenario.slots * TICK_S
         self._lengths.append((self._now, self._waiting))
         if not self._out(self._scenario.restarts):
-            order = self._law(self._view())
+            order = self._policy(self._view())
             if order != self._order:
                 self._order = order
                 self._orders.append((self._now, order))

@@ -1,4 +1,4 @@
-"""What a simulated fleet consists of, what a law sees of it, and what becomes of it."""
+"""What a simulated fleet consists of, what a policy sees of it, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from leanq.scale import Stats
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a law may look at: the queue's statistics, and what a cluster measures by itself."""
+    """What a policy may look at: the queue's statistics, and what a cluster measures by itself."""
 
     now_s: float
     stats: Stats
@@ -20,7 +20,7 @@ class View:
     ready: int
 
 
-class Law(Protocol):
+class Policy(Protocol):
     """Asked at each tick for the number of workers."""
 
     def __call__(self, view: View) -> int: ...

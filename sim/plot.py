@@ -28,14 +28,14 @@ def trade(found: dict[str, Any], path: Path) -> None:
     better; crosses are the intervals."""
     runs = found["runs"]
     figure, axes = plt.subplots(3, 4, figsize=(15, 10), layout="constrained")
-    for axis, (name, laws) in zip(axes.flat, runs.items(), strict=False):
-        for law, figures in laws.items():
+    for axis, (name, policies) in zip(axes.flat, runs.items(), strict=False):
+        for policy, figures in policies.items():
             cost, wait = (interval(known(figures, what)) for what in ("cost", "p99_s"))
             axis.errorbar(
                 cost.mean, wait.mean,
                 xerr=[[cost.mean - cost.low], [cost.high - cost.mean]],
                 yerr=[[max(0.0, wait.mean - wait.low)], [wait.high - wait.mean]],
-                fmt="o", color=_COLOURS[law], label=law,
+                fmt="o", color=_COLOURS[policy], label=policy,
             )  # fmt: skip
         axis.set_xscale("log")
         axis.set_ylim(bottom=0)
@@ -56,24 +56,27 @@ def trade(found: dict[str, Any], path: Path) -> None:
 
 
 def courses(found: dict[str, Any], path: Path) -> None:
-    """For the first seed, the order of workers (lines) and the queue under our law (grey)."""
+    """For the first seed, the order of workers (lines) and the queue under our policy (grey)."""
     lines = found["courses"]
     figure, axes = plt.subplots(3, 4, figsize=(15, 10), layout="constrained")
-    for axis, (name, laws) in zip(axes.flat, lines.items(), strict=False):
+    for axis, (name, policies) in zip(axes.flat, lines.items(), strict=False):
         beside = axis.twinx()
-        minutes, queue = zip(*laws["deadline"]["queue"], strict=True)
+        minutes, queue = zip(*policies["deadline"]["queue"], strict=True)
         beside.fill_between([m / 60 for m in minutes], queue, color="#d0d5db", zorder=0)
         beside.tick_params(labelsize=7, colors="#868e96")
         axis.set_zorder(beside.get_zorder() + 1)
         axis.patch.set_visible(False)
-        for law in ("reference", "HPA 90 %", "oracle", "deadline"):
-            times, orders = zip(*laws[law]["orders"], strict=True)
-            end = laws[law]["queue"][-1][0]
+        for policy in ("reference", "HPA 90 %", "oracle", "deadline"):
+            times, orders = zip(*policies[policy]["orders"], strict=True)
+            end = policies[policy]["queue"][-1][0]
             axis.step(
                 [t / 60 for t in (*times, end)], [*orders, orders[-1]], where="post",
-                color=_COLOURS[law], label=law, linewidth=1.8 if law == "deadline" else 1.1,
+                color=_COLOURS[policy], label=policy, linewidth=1.8 if policy == "deadline" else
+                1.1,
             )  # fmt: skip
-        most = max(order for law in ("deadline", "oracle") for _, order in laws[law]["orders"])
+        most = max(
+            order for policy in ("deadline", "oracle") for _, order in policies[policy]["orders"]
+        )
         axis.set_ylim(0, 2.2 * most)
         axis.set_title(name, fontsize=10)
         axis.spines[["top"]].set_visible(False)
@@ -83,7 +86,7 @@ def courses(found: dict[str, Any], path: Path) -> None:
     axes.flat[0].legend(fontsize=8)
     figure.supxlabel("minutes")
     figure.supylabel(
-        "workers ordered; grey, at the right: requests that wait under the deadline law"
+        "workers ordered; grey, at the right: requests that wait under the deadline policy"
     )
     figure.savefig(path, dpi=100)
     plt.close(figure)

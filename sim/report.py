@@ -9,7 +9,7 @@ from sim.measure import Figures, Interval, difference, interval, known, quantile
 from sim.scenarios import TEN
 
 Runs = Mapping[str, Mapping[str, Sequence[Figures]]]
-"""By scenario and law, a run for each seed."""
+"""By scenario and policy, a run for each seed."""
 
 MARGIN_S = 15.0
 """Waits that differ by less than a decision's interval count as equal."""
@@ -40,7 +40,7 @@ def report(found: Mapping[str, Any]) -> str:
         "",
         *_against(runs),
         "",
-        "### Every scenario and law",
+        "### Every scenario and policy",
         "",
         *_everything(runs, found["texts"]),
     ]
@@ -72,16 +72,16 @@ def _targets(runs: Runs) -> list[str]:
     target = "cheaper than the reference at equal or better p99 wait in ≥ 6 of the 10"
     row(target, f"{better}, {strictly} of them better in both", better >= 6)
     row("never worse than the reference in both", f"{both} worse", not both)
-    lost = sum(sum(known(laws["deadline"], "lost")) for laws in runs.values())
-    count = sum(len(laws["deadline"]) for laws in runs.values())
+    lost = sum(sum(known(policies["deadline"], "lost")) for policies in runs.values())
+    count = sum(len(policies["deadline"]) for policies in runs.values())
     row("no request lost", f"{lost:.0f} in {count} runs", not lost)
     return lines
 
 
-def verdict(laws: Mapping[str, Sequence[Figures]]) -> str:
-    """Of the deadline law beside the reference, by the intervals of the differences alone."""
-    cost = difference(laws["deadline"], laws["reference"], "cost")
-    wait = difference(laws["deadline"], laws["reference"], "p99_s")
+def verdict(policies: Mapping[str, Sequence[Figures]]) -> str:
+    """Of the deadline policy beside the reference, by the intervals of the differences alone."""
+    cost = difference(policies["deadline"], policies["reference"], "cost")
+    wait = difference(policies["deadline"], policies["reference"], "p99_s")
     if cost.high < 0 and wait.high < 0:
         return "better in both"
     if cost.high < 0 and wait.high <= MARGIN_S:
@@ -100,23 +100,23 @@ def _against(runs: Runs) -> list[str]:
         "| scenario | CPU-hours / pure work | p99 wait, s | |",
         "| --- | --- | --- | --- |",
     ]
-    for name, laws in runs.items():
-        cost = difference(laws["deadline"], laws["reference"], "cost")
-        wait = difference(laws["deadline"], laws["reference"], "p99_s")
+    for name, policies in runs.items():
+        cost = difference(policies["deadline"], policies["reference"], "cost")
+        wait = difference(policies["deadline"], policies["reference"], "p99_s")
         cells = f"{_of(cost, '{:+.2f}')} | {_of(wait, '{:+.1f}')}"
-        lines.append(f"| {name} | {cells} | {verdict(laws)} |")
+        lines.append(f"| {name} | {cells} | {verdict(policies)} |")
     return lines
 
 
 def _everything(runs: Runs, texts: Mapping[str, str]) -> list[str]:
     lines = []
-    for name, laws in runs.items():
+    for name, policies in runs.items():
         titles = " | ".join(title for title, _ in _COLUMNS.values())
-        lines += [f"**{name}**: {texts[name]}", "", f"| law | {titles} |"]
+        lines += [f"**{name}**: {texts[name]}", "", f"| policy | {titles} |"]
         lines.append("| --- " * (len(_COLUMNS) + 1) + "|")
-        for law, figures in laws.items():
+        for policy, figures in policies.items():
             cells = " | ".join(_cell(figures, column) for column in _COLUMNS)
-            lines.append(f"| {law} | {cells} |")
+            lines.append(f"| {policy} | {cells} |")
         lines.append("")
     return lines[:-1]
 

@@ -113,9 +113,19 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         }
         if keys:
             connection.delete(*keys)
-    # States and snapshots are collected; counters and lanes stay for good.
+    # States and snapshots are collected; counters and environments stay for good.
     ending = {"collect", "states", "snap", "snaps", "chunk"}
-    lasting = {"stats", "tally", "minutes", "lanes", "prints", "pinning", "bell", "dead", "deadreq"}
+    lasting = {
+        "stats",
+        "tally",
+        "minutes",
+        "environments",
+        "prints",
+        "pinning",
+        "bell",
+        "dead",
+        "deadreq",
+    }
     leftover = kinds - ending - lasting
     assert not leftover, f"left in Redis: {sorted(leftover)}"
 
@@ -170,7 +180,7 @@ def fleet(server: EmbeddedServer, core: Environment, cache: Path) -> Iterator[Se
     """A queue with one worker process, so that not every command has to start its own."""
     with new_fleet(cache, server.url, "--slots", "2") as settings:
         yield settings
-        assert not look(settings).levels
+        assert not look(settings).priorities
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_checks(pool: Pool) -> None:
     replies = [future.result(DEADLINE_S) for future in futures]
     verdicts = ["accepted", "rejected", "accepted", "incomplete"]
     assert [reply.verdict for reply in replies] == verdicts
-    assert [reply.rid for reply in replies] == [future.rid for future in futures]
+    assert [reply.request_id for reply in replies] == [future.request_id for future in futures]
     assert {reply.attempts for reply in replies} == {1}
 
 

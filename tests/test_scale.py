@@ -1,4 +1,4 @@
-"""How the scaler decides: what must hold for any statistics, and the laws by example."""
+"""How the scaler decides: what must hold for any statistics, and the policies by example."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def anything(draw: st.DrawFn) -> Stats:
 def settings(draw: st.DrawFn) -> ScaleSettings:
     least = draw(st.integers(0, 20))
     return ScaleSettings(
-        law=draw(st.sampled_from(("deadline", "reference"))),
+        policy=draw(st.sampled_from(("deadline", "reference"))),
         slots=draw(st.sampled_from((1, 4, 64))),
         least=least,
         most=draw(st.integers(max(least, 1), 1000)),
@@ -166,7 +166,7 @@ def test_what_has_been_ordered_is_not_ordered_again(
 
 @given(anything(), settings())
 def test_a_new_scaler_takes_nothing_away(stats: Stats, chosen: ScaleSettings) -> None:
-    chosen = dataclasses.replace(chosen, law="deadline")
+    chosen = dataclasses.replace(chosen, policy="deadline")
     assert decide(stats, chosen).target >= min(stats.order, chosen.most)
 
 
@@ -267,7 +267,7 @@ def test_a_clock_that_went_back_holds_nothing_up() -> None:
 def test_the_reference(
     queued: int, per_minute: int, workers: int, target: int, reason: Reason
 ) -> None:
-    chosen = ScaleSettings(law="reference")
+    chosen = ScaleSettings(policy="reference")
     then = Stats(time_s=0.0, ready=workers, order=7)
     memory = decide(then, chosen).memory
     now = later(then, 60.0, queued=queued, finished=per_minute)

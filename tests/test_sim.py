@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from sim.policies import policies
 
 from sim.fleet import Fleet
-from sim.laws import laws
 from sim.measure import difference, figures, interval, quantile
 from sim.parts import Outcome
 from sim.report import verdict
@@ -26,16 +26,18 @@ SMALL = Scenario(
     restarts=((500, 560),),
     mark_s=400,
 )
-LAWS = tuple(laws(STEADY, 0))
+POLICIES = tuple(policies(STEADY, 0))
 
 
-def run(scenario: Scenario, law: str, seed: int = 1) -> Outcome:
-    return Fleet(scenario, laws(scenario, seed)[law](), seed, idle_first=law == "deadline").run()
+def run(scenario: Scenario, policy: str, seed: int = 1) -> Outcome:
+    return Fleet(
+        scenario, policies(scenario, seed)[policy](), seed, idle_first=policy == "deadline"
+    ).run()
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_every_request_ends_once_or_is_left(law: str) -> None:
-    outcome = run(SMALL, law)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_request_ends_once_or_is_left(policy: str) -> None:
+    outcome = run(SMALL, policy)
     assert outcome.submitted > 3000
     assert outcome.submitted == outcome.finished + outcome.lost + outcome.left
     # Those that run at the end are left, and have not been waited for to the end.
@@ -44,14 +46,14 @@ def test_every_request_ends_once_or_is_left(law: str) -> None:
     assert outcome.work_s <= outcome.slot_s
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_a_seed_says_everything(law: str) -> None:
-    assert run(SMALL, law) == run(SMALL, law)
-    assert run(SMALL, law).waits_s != run(SMALL, law, seed=2).waits_s
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_seed_says_everything(policy: str) -> None:
+    assert run(SMALL, policy) == run(SMALL, policy)
+    assert run(SMALL, policy).waits_s != run(SMALL, policy, seed=2).waits_s
 
 
 def test_laws_are_compared_on_the_same_arrivals() -> None:
-    assert len({run(SMALL, law).submitted for law in LAWS}) == 1
+    assert len({run(SMALL, policy).submitted for policy in POLICIES}) == 1
 
 
 def test_a_backlog_is_cleared_by_its_deadline_and_the_fleet_goes_home() -> None:

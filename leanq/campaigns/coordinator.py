@@ -1,8 +1,8 @@
 """The coordinator: reads rows, keeps a window of requests in flight, and journals what comes back.
 
 It may die at any moment. Whoever opens the same journal next reads on from the cursor, and asks for
-what was in flight by the same rids, so that the queue gives a reply that is there, or attaches to a
-run that goes on, rather than check twice.
+what was in flight by the same request ids, so that the queue gives a reply that is there, or
+attaches to a run that goes on, rather than check twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leanq.errors import (
     UnknownEnvironmentError,
     UsageError,
 )
-from leanq.producer.request_builder import ECHO_LANE, Calls, Check
+from leanq.producer.request_builder import ECHO_ENVIRONMENT, Check, RequestBuilder
 from leanq.queue.settings import Settings
 from leanq.queue.wire import Reply
 
@@ -62,7 +62,7 @@ class Plan:
 
     def __post_init__(self) -> None:
         # Or else each row would be told so. Which queue it is has no say.
-        Calls(Settings("unix:///-"), "default").shared(self.options)
+        RequestBuilder(Settings("unix:///-"), "default").shared(self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,8 @@ class Coordinator:
                     self._journal.give_up()
                     self._commit()
             except UsageError:
-                # Whoever goes on asks by the same rids, and would be told that they are cancelled.
+                # Whoever goes on asks by the same request ids, and would be told that they are
+                # cancelled.
                 await self._client.close(withdraw=False)
                 raise
             finally:
@@ -205,7 +206,7 @@ class Coordinator:
             # Only now that it runs: cancelled before that, it could leave no record.
             self._siblings.setdefault(problem(row), set()).add(_this_task())
         try:
-            record = of_reply(row, sample, await self._ask(code, self._rid(row, sample)))
+            record = of_reply(row, sample, await self._ask(code, self._request_id(row, sample)))
         except (QueueError, LostError, ClosedError, UnknownEnvironmentError):
             # Nothing is wrong with this row.
             raise
@@ -220,15 +221,15 @@ class Coordinator:
         if self._plan.first_success and record["verdict"] == "accepted":
             self._solve(row)
 
-    async def _ask(self, code: str, rid: str) -> Reply:
-        options: Check = {**self._plan.options, "rid": rid}
-        if options.get("env") == ECHO_LANE:
+    async def _ask(self, code: str, request_id: str) -> Reply:
+        options: Check = {**self._plan.options, "request_id": request_id}
+        if options.get("env") == ECHO_ENVIRONMENT:
             placing: Any = {name: value for name, value in options.items() if name in _PLACING}
             await self._client.echo(code.encode(), **placing)
-            return Reply(rid=rid)
+            return Reply(request_id=request_id)
         return await self._client.check(code, **options)
 
-    def _rid(self, row: Row, sample: int) -> str:
+    def _request_id(self, row: Row, sample: int) -> str:
         text = f"{row.line} {sample}".encode()
         name = urlsafe_b64encode(blake2b(text, key=self._token, digest_size=12).digest()).decode()
         # The same text goes to the same shard, where its checks can meet.
@@ -307,4 +308,4 @@ def problem(row: Row) -> str | int:
     return row.id if row.problem is None else row.problem
 
 
-_PLACING = frozenset({"tenant", "priority", "rid"})
+_PLACING = frozenset({"tenant", "priority", "request_id"})

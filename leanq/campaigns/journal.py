@@ -116,7 +116,7 @@ class Journal:
 
     @property
     def token(self) -> str:
-        """What the rids of this campaign's requests are made from, until they are withdrawn."""
+        """What this campaign's request ids are made from, until its requests are withdrawn."""
         return self._meta("token")
 
     @property

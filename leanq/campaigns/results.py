@@ -8,7 +8,7 @@ A record is a JSON object. Its fields, in this order:
 - ``problem``: only where the data names one.
 - ``verdict``: as a reply has it; null for an echo, and beside an ``error``.
 - ``messages``, ``sorries``, ``axioms``, ``attempts``, ``worker``, ``queued_s``, ``cpu_s``,
-  ``wall_s``, ``audit_s``, ``fingerprint``, ``rid``: of the reply.
+  ``wall_s``, ``audit_s``, ``fingerprint``, ``request_id``: of the reply.
 - ``code_hash``: 16 hexadecimal digits that tell the whole text that was checked.
 - ``error``: why nothing was checked, as one line. Such a record has only the fields ``id``,
   ``line``, ``sample`` and ``problem`` where they are known, ``verdict`` and this one.
@@ -31,11 +31,11 @@ from typing import Any, BinaryIO
 from leanq.campaigns.dataset.parquet import ParquetFile, pyarrow
 from leanq.campaigns.dataset.row import BadRow, Row
 from leanq.errors import UsageError
-from leanq.queue.requests import Reply, told_of_check
+from leanq.queue.requests import Reply, check_reply_to_json
 
 _OF_REPLY = (
     *("verdict", "messages", "sorries", "axioms", "attempts", "worker"),
-    *("queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "rid"),
+    *("queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "request_id"),
 )
 _ALWAYS = frozenset({"id", "line", "verdict"})
 _ONLY_IF_KNOWN = frozenset({"sample", "problem", "error"})
@@ -49,7 +49,7 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
     """What came of the row's text number ``sample`` (from 0)."""
-    told = told_of_check(reply)
+    told = check_reply_to_json(reply)
     record = _head(row, sample)
     record.update((name, told[name]) for name in _OF_REPLY)
     record["code_hash"] = blake2b(row.codes[sample].encode(), digest_size=8).hexdigest()
@@ -224,7 +224,7 @@ def _schema(arrow: Any) -> Any:
         "attempts": number,
         "worker": text,
         **dict.fromkeys(("queued_s", "cpu_s", "wall_s", "audit_s"), seconds),
-        **dict.fromkeys(("fingerprint", "rid", "code_hash", "error"), text),
+        **dict.fromkeys(("fingerprint", "request_id", "code_hash", "error"), text),
     }
     return arrow.schema(columns)
 

@@ -17,7 +17,7 @@ from leanq.lean.environment import open_environment
 from leanq.lean.lean_driver import LeanDriver, machine_cache
 from leanq.lean.repl.driver import ReplDriver
 from leanq.lean.repl.session import Recycling
-from leanq.producer.request_builder import DEFAULT_LANE
+from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 from leanq.queue.settings import Settings, check_name
 from leanq.worker import Worker
 
@@ -77,7 +77,7 @@ def make_worker(
         "nice": nice,
     }
     drivers: list[Driver] = []
-    for name, path in (_named(environments) or {DEFAULT_LANE: project_here()}).items():
+    for name, path in (_named(environments) or {DEFAULT_ENVIRONMENT: project_here()}).items():
         opener = partial(open_environment, name, path, lean=lean)
         if repl:
             rules = recycling(settings)

@@ -14,9 +14,9 @@ import click
 from leanq.commands.fleet import queue_settings
 from leanq.errors import InvalidRequestError, QueueFullError, UnknownEnvironmentError, WireError
 from leanq.queue import wire
-from leanq.queue.keys import retry_rid, shard_of
+from leanq.queue.keys import retry_request_id, shard_of
 from leanq.queue.queue import Queue, every_shard
-from leanq.queue.results import DeadLetter, Full, UnknownLane
+from leanq.queue.results import DeadLetter, Full, UnknownEnvironment
 
 _T = TypeVar("_T")
 
@@ -25,9 +25,15 @@ def show_all(url: str | None, as_json: bool, most: int) -> None:
     """One line for each of the newest ``most``."""
 
     async def look(queues: Sequence[Queue]) -> list[DeadLetter]:
-        found = [(queue, rid) for queue in queues for rid in await queue.dead_rids(most)]
+        found = [
+            (queue, request_id)
+            for queue in queues
+            for request_id in await queue.dead_request_ids(most)
+        ]
         # One may be retried or dropped in the meantime.
-        letters = [letter for queue, rid in found if (letter := await queue.dead_letter(rid))]
+        letters = [
+            letter for queue, request_id in found if (letter := await queue.dead_letter(request_id))
+        ]
         return sorted(letters, key=lambda letter: -letter.died_s)[:most]
 
     for letter in _run(url, look):
@@ -35,12 +41,14 @@ def show_all(url: str | None, as_json: bool, most: int) -> None:
         if as_json:
             click.echo(json.dumps(record))
         else:
-            click.echo("{rid}  {died}  {environment}  {tenant}  last on {worker}".format(**record))
+            click.echo(
+                "{request_id}  {died}  {environment}  {tenant}  last on {worker}".format(**record)
+            )
 
 
-def show(rid: str, url: str | None, as_json: bool) -> None:
+def show(request_id: str, url: str | None, as_json: bool) -> None:
     """One letter, with what was asked."""
-    letter = _run(url, lambda queues: _find(queues, rid))
+    letter = _run(url, lambda queues: _find(queues, request_id))
     record = _record(letter)
     try:
         request = wire.unpack_request(letter.submission.body)
@@ -56,60 +64,77 @@ def show(rid: str, url: str | None, as_json: bool) -> None:
     click.echo(f"\n{code}")
 
 
-def retry(rids: Sequence[str], url: str | None, as_json: bool) -> None:
+def retry(request_ids: Sequence[str], url: str | None, as_json: bool) -> None:
     """Sends each again as a new request."""
 
     async def send(queues: Sequence[Queue]) -> list[tuple[str, str]]:
-        letters = [await _find(queues, rid) for rid in rids]
-        return [(rid, await _send_again(queues, a)) for rid, a in zip(rids, letters, strict=True)]
+        letters = [await _find(queues, request_id) for request_id in request_ids]
+        return [
+            (request_id, await _send_again(queues, a))
+            for request_id, a in zip(request_ids, letters, strict=True)
+        ]
 
     for old, new in _run(url, send):
-        click.echo(json.dumps({"rid": old, "retried_as": new}) if as_json else f"{old} -> {new}")
+        click.echo(
+            json.dumps({"request_id": old, "retried_as": new}) if as_json else f"{old} -> {new}"
+        )
 
 
-def drop(rids: Sequence[str], url: str | None, as_json: bool) -> None:
+def drop(request_ids: Sequence[str], url: str | None, as_json: bool) -> None:
     """Removes each."""
 
     async def remove(queues: Sequence[Queue]) -> list[str]:
-        for rid in rids:
-            await _find(queues, rid)
-        return [rid for rid in rids if await queues[shard_of(rid)].drop_dead(rid)]
+        for request_id in request_ids:
+            await _find(queues, request_id)
+        return [
+            request_id
+            for request_id in request_ids
+            if await queues[shard_of(request_id)].drop_dead(request_id)
+        ]
 
-    for rid in _run(url, remove):
-        click.echo(json.dumps({"rid": rid, "dropped": True}) if as_json else f"{rid} dropped")
+    for request_id in _run(url, remove):
+        click.echo(
+            json.dumps({"request_id": request_id, "dropped": True})
+            if as_json
+            else f"{request_id} dropped"
+        )
 
 
 async def _send_again(queues: Sequence[Queue], letter: DeadLetter) -> str:
     old = letter.submission
-    queue = queues[shard_of(old.rid)]
-    new = retry_rid(old.rid)
-    submission = replace(old, rid=new)
+    queue = queues[shard_of(old.request_id)]
+    new = retry_request_id(old.request_id)
+    submission = replace(old, request_id=new)
     (answer,) = await queue.submit(letter.client, [submission])
-    if answer == UnknownLane():
-        raise UnknownEnvironmentError(f"no worker offers the environment {old.lane!r} of {old.rid}")
+    if answer == UnknownEnvironment():
+        raise UnknownEnvironmentError(
+            f"no worker offers the environment {old.environment!r} of {old.request_id}"
+        )
     if isinstance(answer, Full):
         raise QueueFullError(f"the queue of {old.tenant!r} is full", answer.retry_after_s)
     # Only now: sent twice it is one request, dropped first it could be lost.
-    await queue.drop_dead(old.rid)
+    await queue.drop_dead(old.request_id)
     return new
 
 
-async def _find(queues: Sequence[Queue], rid: str) -> DeadLetter:
-    shard = shard_of(rid)
-    letter = await queues[shard].dead_letter(rid) if shard < len(queues) else None
+async def _find(queues: Sequence[Queue], request_id: str) -> DeadLetter:
+    shard = shard_of(request_id)
+    letter = await queues[shard].dead_letter(request_id) if shard < len(queues) else None
     if letter is None:
-        raise InvalidRequestError(f"there is no dead letter {rid}; 'leanq dead list' shows them")
+        raise InvalidRequestError(
+            f"there is no dead letter {request_id}; 'leanq dead list' shows them"
+        )
     return letter
 
 
 def _record(letter: DeadLetter) -> dict[str, Any]:
     asked = letter.submission
     return {
-        "rid": asked.rid,
+        "request_id": asked.request_id,
         "died": datetime.fromtimestamp(letter.died_s, UTC).isoformat(timespec="seconds"),
-        "environment": asked.lane,
+        "environment": asked.environment,
         "tenant": asked.tenant,
-        "priority": asked.level,
+        "priority": asked.priority,
         "attempts": letter.attempts,
         "worker": letter.worker,
     }

@@ -27,7 +27,7 @@ from leanq.fleet.prometheus import (
     fleet_samples,
     openmetrics,
 )
-from leanq.fleet.stats import Times, glance
+from leanq.fleet.stats import Times, fleet_stats
 from leanq.local import EmbeddedServer, UpFile, embedded_settings
 from leanq.queue.queue import every_shard
 from leanq.queue.reaper import reap_all
@@ -81,7 +81,7 @@ def metrics(url: str | None, as_json: bool, port: int, once: bool) -> None:
     """Shows the fleet's metrics to whoever asks on a port, until interrupted; or once."""
     settings = queue_settings(url)
     if once:
-        seen = list(fleet_samples(asyncio.run(glance(settings))))
+        seen = list(fleet_samples(asyncio.run(fleet_stats(settings))))
         for name, labels, value in seen if as_json else ():
             shown = asdict(value) if isinstance(value, Times) else value
             click.echo(json.dumps({"metric": name, "labels": labels, "value": shown}))
@@ -92,7 +92,7 @@ def metrics(url: str | None, as_json: bool, port: int, once: bool) -> None:
 
     def read() -> Iterator[Sample]:
         try:
-            yield from fleet_samples(asyncio.run(glance(settings)))
+            yield from fleet_samples(asyncio.run(fleet_stats(settings)))
         except UnavailableError as error:
             log.warning("%s", error)
             yield "leanq_up", (), 0

@@ -202,7 +202,7 @@ def scale(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="Whom to order workers from: a cluster, this machine, or nobody.",
             ),
             click.option(
-                "--law",
+                "--policy",
                 type=click.Choice(["deadline", "reference"]),
                 default="deadline",
                 show_default=True,

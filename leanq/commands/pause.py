@@ -20,7 +20,7 @@ def hold_back(
     """Does so, and says whether it was otherwise before."""
     if (env is None) == (tenant is None):
         raise UsageError("name either an environment with --env or a tenant with --tenant")
-    kind: Literal["lane", "tenant"] = "lane" if env is not None else "tenant"
+    kind: Literal["environment", "tenant"] = "environment" if env is not None else "tenant"
     what = "environment" if env is not None else "tenant"
     name = check_name(what, env or tenant or "")
     changed = asyncio.run(_hold_back(queue_settings(url), kind, name, hold))
@@ -32,7 +32,7 @@ def hold_back(
 
 
 async def _hold_back(
-    settings: Settings, kind: Literal["lane", "tenant"], name: str, hold: bool
+    settings: Settings, kind: Literal["environment", "tenant"], name: str, hold: bool
 ) -> bool:
     async with every_shard(settings) as queues:
         return any([await queue.pause(kind, name, hold=hold) for queue in queues])

@@ -21,7 +21,7 @@ from leanq.lean.recipes import Recipe, unpack_export
 from leanq.producer.request_builder import Check, InEnvironment
 from leanq.queue.wire import Reply
 
-_PATIENCE_S = 30.0
+_UNAVAILABLE_TIMEOUT_S = 30.0
 _T = TypeVar("_T")
 
 
@@ -84,7 +84,7 @@ def import_(file: str, url: str | None, as_json: bool, options: InEnvironment) -
 
 
 def _ask(url: str | None, call: Callable[[LeanQClient], Future[_T]]) -> _T:
-    with LeanQClient(queue_url(url), patience_s=_PATIENCE_S) as client:
+    with LeanQClient(queue_url(url), unavailable_timeout_s=_UNAVAILABLE_TIMEOUT_S) as client:
         try:
             return call(client).result()
         except RequestError as error:

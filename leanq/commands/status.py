@@ -54,7 +54,7 @@ def record_of(settings: Settings, found: Status) -> dict[str, Any]:
     counters = found.counters
     return {
         "url": without_password(settings.url),
-        "waiting": [asdict(row) for row in found.levels],
+        "waiting": [asdict(row) for row in found.priorities],
         "suspects": dict(found.suspects),
         "paused": dict(found.paused),
         "running": sum(row.held for row in found.workers),
@@ -71,8 +71,10 @@ def record_of(settings: Settings, found: Status) -> dict[str, Any]:
         "warm_misses": counters.get("warm_misses", 0),
         "steals": counters.get("steals", 0),
         "verdicts": _counted(counters, "verdict:"),
-        "scaler": {lane: asdict(told) for lane, told in decisions_of(found).items()},
-        "environments": {lane: info_of(about) for lane, about in sorted(found.lanes.items())},
+        "scaler": {environment: asdict(told) for environment, told in decisions_of(found).items()},
+        "environments": {
+            environment: info_of(about) for environment, about in sorted(found.environments.items())
+        },
         "workers": [
             {
                 "worker": row.worker,
@@ -94,7 +96,7 @@ def _counted(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
     }
 
 
-_SHOWN: Mapping[str, type] = {"slots": int, "started": float, "lanes": list}
+_SHOWN: Mapping[str, type] = {"slots": int, "started": float, "environments": list}
 
 
 def lines(record: dict[str, Any]) -> Iterator[str]:
@@ -108,16 +110,16 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
             text += f", {row['held']} held back"
         if row["held"] < row["waiting"]:
             text += f", the oldest for {row['oldest_s']:.1f} s"
-        yield f"          {row['lane']}, priority {row['level']}: {text}"
-    for lane, count in record["suspects"].items():
-        yield f"          {lane}: {count} suspects, each to run alone"
+        yield f"          {row['environment']}, priority {row['priority']}: {text}"
+    for environment, count in record["suspects"].items():
+        yield f"          {environment}: {count} suspects, each to run alone"
     for name, since_s in sorted(record["paused"].items()):
-        what = "environment" if name.startswith("l:") else "tenant"
+        what = "environment" if name.startswith("e:") else "tenant"
         yield f"paused    {what} {name[2:]}, since {time.time() - since_s:.0f} s (leanq resume)"
     yield f"running   {record['running']}"
     yield from summary(record)
-    for lane, about in record["environments"].items():
-        yield f"offered   {lane}: {_about(about)}"
+    for environment, about in record["environments"].items():
+        yield f"offered   {environment}: {_about(about)}"
     for row in record["workers"]:
         yield f"worker    {row['worker']}: {', '.join(worker_cells(row))}"
     if not record["workers"]:
@@ -146,9 +148,9 @@ def summary(record: dict[str, Any]) -> Iterator[str]:
             f"warm      {record['warm_hits']} hits, {record['warm_misses']} misses, "
             f"{record['steals']} stolen from workers that did not come"
         )
-    for lane, told in record["scaler"].items():
+    for environment, told in record["scaler"].items():
         yield (
-            f"scaler    {lane}: {told['target']} workers, before {told['order']} "
+            f"scaler    {environment}: {told['target']} workers, before {told['order']} "
             f"({told['reason']}, {time.time() - told['at']:.0f} s ago, {told['who']}): "
             f"{told['text']}"
         )
@@ -158,7 +160,7 @@ def worker_cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
     """What a worker does, how long its lease lasts, since when it is there, and what it serves."""
     lease = f"lease {row['lease_s']} s" if row["lease_s"] > 0 else "LAPSED"
     age_s = time.time() - row.get("started", time.time())
-    serves = f"serves {', '.join(map(str, row.get('lanes', [])))}"
+    serves = f"serves {', '.join(map(str, row.get('environments', [])))}"
     return f"{row['running']} of {row.get('slots', '?')} slots", lease, f"up {age_s:.0f} s", serves
 
 

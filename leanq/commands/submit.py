@@ -22,7 +22,7 @@ from leanq.errors import InvalidRequestError, LeanQError, RequestError, TooLarge
 from leanq.local import EmbeddedServer, UpFile, embedded_settings, running
 from leanq.producer.request_builder import Check
 from leanq.queue.queue import look
-from leanq.queue.requests import told_of_check
+from leanq.queue.requests import check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
 from leanq.queue.wire import LEAN_VERDICTS, Reply, unpack_info
 
@@ -105,7 +105,7 @@ async def _submit(
     codes = set()
     async with (
         queue_at(url) as (place, worker),
-        AsyncLeanQClient(place, patience_s=30.0) as client,
+        AsyncLeanQClient(place, unavailable_timeout_s=30.0) as client,
     ):
         idle = asyncio.create_task(hint(client.clusters, options))
         try:
@@ -246,7 +246,7 @@ def _print_plain(ended: Ended, out: TextIO) -> None:
 def _record(ended: Ended) -> dict[str, Any]:
     if ended.reply is None:
         return {"file": ended.file, "verdict": None, "error": str(ended.error)}
-    return {"file": ended.file, **told_of_check(ended.reply)}
+    return {"file": ended.file, **check_reply_to_json(ended.reply)}
 
 
 async def hint(clusters: Sequence[Settings], options: Check) -> None:
@@ -256,11 +256,11 @@ async def hint(clusters: Sequence[Settings], options: Check) -> None:
     with contextlib.suppress(LeanQError):
         seen = [await look(settings) for settings in clusters]
         env, tenant = options["env"], options["tenant"]
-        for kind, what, name in (("l", "environment", env), ("t", "tenant", tenant)):
+        for kind, what, name in (("e", "environment", env), ("t", "tenant", tenant)):
             if any(f"{kind}:{name}" in status.paused for status in seen):
                 text = f"the {what} {name!r} is paused; the requests wait (leanq resume)"
                 click.echo(f"leanq: {text}", file=sys.stderr)
         workers = [row for status in seen for row in status.workers]
-        if not any(env in unpack_info(row.info).get("lanes", ()) for row in workers):
+        if not any(env in unpack_info(row.info).get("environments", ()) for row in workers):
             text = f"no worker for the environment {env!r} is alive; the requests wait for one"
             click.echo(f"leanq: {text} (leanq worker)", file=sys.stderr)

@@ -21,7 +21,7 @@ from rich.text import Text
 from leanq.commands.fleet import queue_settings, until_signal
 from leanq.commands.status import lines, record_of, summary, worker_cells
 from leanq.errors import QueueError
-from leanq.fleet.stats import Glance, glance_at
+from leanq.fleet.stats import FleetStats, fleet_stats_of
 from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings, without_password
 
@@ -62,7 +62,7 @@ async def _watch(settings: Settings, show: _Show) -> None:
     async with every_shard(settings) as queues:
         while True:
             start_s = loop.time()
-            look = asyncio.create_task(glance_at(queues))
+            look = asyncio.create_task(fleet_stats_of(queues))
             try:
                 while not (await asyncio.wait({look}, timeout=_EVERY_S))[0]:
                     late = f"no answer for {loop.time() - start_s:.0f} s"
@@ -84,8 +84,10 @@ class _Rates:
     def __init__(self) -> None:
         self._looks: deque[tuple[float, dict[str, tuple[int, int]]]] = deque(maxlen=_LOOKS)
 
-    def add(self, seen: Glance) -> None:
-        counts = {name: (l_.submitted, l_.finished.total()) for name, l_ in seen.lanes.items()}
+    def add(self, seen: FleetStats) -> None:
+        counts = {
+            name: (l_.submitted, l_.finished.total()) for name, l_ in seen.environments.items()
+        }
         # A server that was restarted, or a replica that took over, counts from less.
         if self._looks and any(
             counts.get(name, (0, 0))[n] < before[n]
@@ -104,26 +106,28 @@ class _Rates:
         return round(came / (end_s - start_s), 2), round(ended / (end_s - start_s), 2)
 
 
-def _record(settings: Settings, seen: Glance, rates: _Rates) -> dict[str, Any]:
+def _record(settings: Settings, seen: FleetStats, rates: _Rates) -> dict[str, Any]:
     """That of ``leanq status`` with the time and, by environment, what moves; busiest first."""
     rates.add(seen)
     record = record_of(settings, seen.status)
     record["workers"].sort(key=lambda row: (-row["running"], row["worker"]))
-    lanes = {}
-    by_size = sorted(seen.lanes.items(), key=lambda item: -(item[1].waiting + item[1].running))
-    for name, lane in by_size:
+    environments = {}
+    by_size = sorted(
+        seen.environments.items(), key=lambda item: -(item[1].waiting + item[1].running)
+    )
+    for name, environment in by_size:
         came, ended = rates.of(name) or (None, None)
-        lanes[name] = {
-            "waiting": lane.waiting + lane.suspects,
-            "oldest_s": round(lane.oldest_s, 1),
+        environments[name] = {
+            "waiting": environment.waiting + environment.suspects,
+            "oldest_s": round(environment.oldest_s, 1),
             "submitted_per_s": came,
             "finished_per_s": ended,
-            "running": lane.running,
-            "slots_busy": lane.busy,
-            "slots_idle": lane.slots - lane.busy,
-            "workers": lane.workers,
+            "running": environment.running,
+            "slots_busy": environment.busy,
+            "slots_idle": environment.slots - environment.busy,
+            "workers": environment.workers,
         }
-    return {"at_s": seen.at_s} | record | {"lanes": lanes}
+    return {"at_s": seen.at_s} | record | {"environments": environments}
 
 
 # Plain output
@@ -158,22 +162,22 @@ def _block(seen: _Seen) -> Iterator[str]:
     yield from lines(seen.record | {"workers": workers[:_MOST_WORKERS]})
     if len(workers) > _MOST_WORKERS:
         yield f"          and {len(workers) - _MOST_WORKERS} more"
-    for name, lane in seen.record["lanes"].items():
-        cells = ", ".join(map(" ".join, zip(_cells(lane), _TITLES, strict=True)))
+    for name, environment in seen.record["environments"].items():
+        cells = ", ".join(map(" ".join, zip(_cells(environment), _TITLES, strict=True)))
         yield f"moves     {name}: {cells}"
 
 
 _TITLES = ("waiting", "s old", "in/s", "out/s", "running", "slots busy", "idle", "workers")
 
 
-def _cells(lane: dict[str, Any]) -> Iterator[str]:
+def _cells(environment: dict[str, Any]) -> Iterator[str]:
     """One environment for people: under these titles, or before them."""
-    yield f"{lane['waiting']:,}"
-    yield f"{lane['oldest_s']:.0f}"
-    for rate in (lane["submitted_per_s"], lane["finished_per_s"]):
+    yield f"{environment['waiting']:,}"
+    yield f"{environment['oldest_s']:.0f}"
+    for rate in (environment["submitted_per_s"], environment["finished_per_s"]):
         yield "–" if rate is None else f"{rate:,.1f}"
     for what in ("running", "slots_busy", "slots_idle", "workers"):
-        yield f"{lane[what]:,.0f}"
+        yield f"{environment[what]:,.0f}"
 
 
 # The live view
@@ -205,14 +209,18 @@ def _view(seen: _Seen, console: Console) -> RenderableType:
     if trouble:
         trouble.append(Text(f"the last look was {time.time() - record['at_s']:.0f} s ago"))
     title.append_text(_text(f"  {record['url']}", "not bold dim"))
-    shown = dict(list(record["lanes"].items())[: max(1, console.height // 4)])
-    lanes = _table("environment", *_TITLES)
-    for name, lane in shown.items():
-        lanes.add_row(_text(name), *_cells(lane))
-    more = [Text(f"and {n} more", style="dim")] if (n := len(record["lanes"]) - len(shown)) else []
+    shown = dict(list(record["environments"].items())[: max(1, console.height // 4)])
+    environments = _table("environment", *_TITLES)
+    for name, environment in shown.items():
+        environments.add_row(_text(name), *_cells(environment))
+    more = (
+        [Text(f"and {n} more", style="dim")]
+        if (n := len(record["environments"]) - len(shown))
+        else []
+    )
     told = {name: told for name, told in record["scaler"].items() if name in shown}
     about = [_line(line) for line in summary(record | {"scaler": told})]
-    head = Group(title, *trouble, Text(), lanes, *more, Text(), *about, Text())
+    head = Group(title, *trouble, Text(), environments, *more, Text(), *about, Text())
     # One line is the count of workers.
     room = console.height - len(console.render_lines(head, pad=False)) - 1
     return Group(head, *_workers(record["workers"], room))

@@ -1,7 +1,7 @@
 """One shard of the queue, as a worker serves it: claim, settle, renew, give back.
 
-One task, the *pump*, makes all calls to the shard, one at a time, so that what it holds and what
-the server believes it holds can be compared after every call. A second task, the *listener*,
+One task, the *consumer*, makes all calls to the shard, one at a time, so that what it holds and
+what the server believes it holds can be compared after every call. A second task, the *listener*,
 blocks on the doorbell.
 
 A call whose answer was lost may have happened: settlements are simply sent again, and what a lost
@@ -18,7 +18,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 
-from leanq.consumer.slots import PATIENCE_S, Room, Slots
+from leanq.consumer.slots import CLAIMED_AHEAD_WAIT_S, SlotPool, Slots
 from leanq.errors import UnavailableError
 from leanq.lean.driver import Driver
 from leanq.queue import wire
@@ -35,12 +35,12 @@ _WATCHERS = 50
 _MOST_STRETCH = 6.0
 
 
-class Pump:
-    """Keeps the worker's room filled from one shard. Closes ``queue`` in the end.
+class Consumer:
+    """Keeps the worker's slot_pool filled from one shard. Closes ``queue`` in the end.
 
     Args:
         worker: the worker's id.
-        drivers: the driver of each lane.
+        drivers: the driver of each environment.
         info: what the worker says of itself.
     """
 
@@ -49,15 +49,15 @@ class Pump:
         worker: str,
         queue: Queue,
         drivers: Mapping[str, Driver],
-        room: Room,
+        slot_pool: SlotPool,
         info: Mapping[str, object],
     ) -> None:
         self._worker = worker
         self._queue = queue
         self._drivers = drivers
-        self._room = room
+        self._slot_pool = slot_pool
         self._info = info
-        self._slots = Slots(worker, drivers, room, self._something_ended)
+        self._slots = Slots(worker, drivers, slot_pool, self._something_ended)
         self._rng = random.Random()
         self._wake = asyncio.Event()
         self._claimed = asyncio.Event()
@@ -75,26 +75,28 @@ class Pump:
         # How much longer than others' the lease of this worker is while it holds nothing.
         self.stretch = 1.0
         self._renew_at_s = time.monotonic() + self._renew_every_s
-        # What the fleet was told of the lanes.
+        # What the fleet was told of the environments.
         self._told: dict[str, Mapping[str, object]] = {}
 
     async def join(self) -> None:
         """Enters the fleet; raises UnavailableError."""
         about = self._about
-        lanes = {lane: wire.pack_info(said) for lane, said in about.items()}
-        prints = {lane: str(said.get("fingerprint", "")) for lane, said in about.items()}
-        await self._queue.join(self._worker, wire.pack_info(self._info), lanes, prints)
+        environments = {environment: wire.pack_info(said) for environment, said in about.items()}
+        prints = {
+            environment: str(said.get("fingerprint", "")) for environment, said in about.items()
+        }
+        await self._queue.join(self._worker, wire.pack_info(self._info), environments, prints)
         self._told = about
 
     def wake(self) -> None:
-        """There is room, or nothing is to be claimed any more."""
+        """There is slot_pool, or nothing is to be claimed any more."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Works until the room is closed and nothing is held."""
+        """Works until the slot_pool is closed and nothing is held."""
         listener = asyncio.create_task(self._listen())
         try:
-            await self._pump(listener)
+            await self._consume(listener)
         finally:
             listener.cancel()
             await asyncio.gather(listener, return_exceptions=True)
@@ -121,20 +123,20 @@ class Pump:
 
     @property
     def _about(self) -> dict[str, Mapping[str, object]]:
-        return {lane: driver.about for lane, driver in self._drivers.items()}
+        return {environment: driver.about for environment, driver in self._drivers.items()}
 
     @property
     def _share(self) -> int:
         """How many requests may be claimed now."""
-        return self._room.share(self, ahead=self._backlog) if self._hungry else 0
+        return self._slot_pool.share(self, ahead=self._backlog) if self._hungry else 0
 
     def _backoff(self) -> Iterator[float]:
         # After an outage everybody has to be heard before half a lease is over.
         return backoff_s(self._rng, most_s=min(5.0, self._queue.settings.lease_s / 4))
 
-    async def _pump(self, listener: asyncio.Task[None]) -> None:
+    async def _consume(self, listener: asyncio.Task[None]) -> None:
         pauses = self._backoff()
-        while self._slots.held or not self._room.closed:
+        while self._slots.held or not self._slot_pool.closed:
             await self._wait_until_due()
             if listener.done():
                 listener.result()
@@ -150,7 +152,7 @@ class Pump:
                     await self._exchange()
                 if time.monotonic() >= self._renew_at_s:
                     await self._renew()
-                if self._deaf and self._room.vacant > 0 and not self._hungry:
+                if self._deaf and self._slot_pool.vacant > 0 and not self._hungry:
                     self._deaf = False
                     await self._queue.poke(self._worker)
                 pauses = self._backoff()
@@ -158,7 +160,7 @@ class Pump:
                 log.warning("%s", error)
                 self._doubt = self._hungry = True
                 # The other shards must not wait for this one.
-                self._room.end_turn(self)
+                self._slot_pool.end_turn(self)
                 await asyncio.sleep(next(pauses))
 
     async def _wait_until_due(self) -> None:
@@ -169,20 +171,20 @@ class Pump:
             await asyncio.sleep(0)
             return
         until = min(self._renew_at_s, self._look_at_s, self._slots.patient_until_s)
-        if self._room.paused_until_s > time.monotonic():
-            until = min(until, self._room.paused_until_s)
+        if self._slot_pool.paused_until_s > time.monotonic():
+            until = min(until, self._slot_pool.paused_until_s)
         await _wait(self._wake, until)
         self._wake.clear()
 
     async def _exchange(self) -> None:
         """Settles what is finished and claims for the free slots, in one call."""
         batch = self._slots.next_settlements()
-        busy = self._room.taken + self._room.waiting + self._slots.finished_beside(batch)
+        busy = self._slot_pool.taken + self._slot_pool.waiting + self._slots.finished_beside(batch)
         want = self._share
         # The doorbell may ring while the call is under way, for what it does not see.
         self._hungry = self._hungry and not want
         asked_s = time.monotonic()
-        with self._room.reserved(want):
+        with self._slot_pool.reserved(want):
             claimed = await self._queue.claim(
                 self._worker,
                 list(self._drivers) if want else [],
@@ -191,18 +193,18 @@ class Pump:
                 token=secrets.token_urlsafe(9),
                 settlements=batch,
             )
-        self._room.note_call(time.monotonic() - asked_s)
+        self._slot_pool.note_call(time.monotonic() - asked_s)
         for item, accepted in zip(batch, claimed.accepted, strict=True):
-            self._slots.forget(item.rid)
+            self._slots.forget(item.request_id)
             if not accepted:
-                log.warning("the lease of %s was lost; its result is dropped", item.rid)
+                log.warning("the lease of %s was lost; its result is dropped", item.request_id)
         for job in claimed.jobs:
             self._slots.start(job)
         if claimed.jobs:
             self._renew_at_s = min(self._renew_at_s, asked_s + self._renew_every_s)
         self._claimed.set()
         if want:
-            self._room.on_hold = claimed.hold
+            self._slot_pool.on_hold = claimed.hold
             self._backlog = len(claimed.jobs) >= want
             # A suspect waits until all has ended here.
             self._hungry = self._hungry or self._backlog or claimed.hold
@@ -210,7 +212,7 @@ class Pump:
             # settles them. Where some are promised, each claim says how many more would be taken.
             self._expectant = len(claimed.jobs) > 1 or claimed.pinned
             self._look_at_s = time.monotonic() + claimed.again_s if claimed.again_s else math.inf
-            self._room.end_turn(self)
+            self._slot_pool.end_turn(self)
         self._doubt = claimed.held != len(self._slots.held)
 
     @property
@@ -225,9 +227,9 @@ class Pump:
         # An environment can have changed, and what is remembered of it counts no more.
         if not renewed.known or self._about != self._told:
             await self.join()
-        for rid in renewed.overrun:
-            log.warning("%s ran longer than it may and was taken away", rid)
-            self._slots.drop(rid)
+        for request_id in renewed.overrun:
+            log.warning("%s ran longer than it may and was taken away", request_id)
+            self._slots.drop(request_id)
         if renewed.lapsed:
             reaped = await reap(self._queue)
             if reaped.requeued or reaped.poisoned:
@@ -236,15 +238,15 @@ class Pump:
         # A doorbell can be lost with the connection that waited for it, and a suspect can have
         # ended elsewhere.
         self._hungry = self._hungry or renewed.waiting > 0
-        self._room.on_hold = False
+        self._slot_pool.on_hold = False
 
     async def _reconcile(self) -> None:
         """Compares what this worker holds with its processing list, and mends it."""
-        jobs, lost = await self._queue.adopt(self._worker, self._held_rids)
-        for rid in lost:
-            self._slots.drop(rid)
+        jobs, lost = await self._queue.adopt(self._worker, self._held_request_ids)
+        for request_id in lost:
+            self._slots.drop(request_id)
         for job in jobs:
-            log.info("adopted %s, whose claim was answered into the void", job.rid)
+            log.info("adopted %s, whose claim was answered into the void", job.request_id)
             self._slots.start(job)
         self._doubt = False
 
@@ -254,10 +256,10 @@ class Pump:
         pauses = self._backoff()
         while True:
             # A busy worker must not take tokens off the doorbell, which are for idle ones.
-            self._deaf = self._room.vacant <= 0
-            lanes = [] if self._deaf else list(self._drivers)
+            self._deaf = self._slot_pool.vacant <= 0
+            environments = [] if self._deaf else list(self._drivers)
             try:
-                rung = await self._queue.wait_bell(self._worker, lanes, _BLOCK_S)
+                rung = await self._queue.wait_bell(self._worker, environments, _BLOCK_S)
                 pauses = self._backoff()
                 if isinstance(rung, Promised):
                     await self._answer_promise()
@@ -275,7 +277,7 @@ class Pump:
             await self._until_claimed()
 
     async def _answer_promise(self) -> None:
-        if self._room.vacant > 0:
+        if self._slot_pool.vacant > 0:
             self._claim_soon()
             await self._until_claimed()
         else:
@@ -284,9 +286,9 @@ class Pump:
 
     async def _look(self) -> bool:
         """Has this worker claim, or an idle one in its stead; whether it is this one."""
-        if self._room.vacant <= 0:
-            for lane in self._drivers:
-                await self._queue.ring(lane)
+        if self._slot_pool.vacant <= 0:
+            for environment in self._drivers:
+                await self._queue.ring(environment)
             return False
         self._claim_soon()
         return True
@@ -308,11 +310,11 @@ class Pump:
         while batch := self._slots.next_settlements():
             await self._queue.claim(self._worker, [], 0, busy=0, token="-", settlements=batch)
             for item in batch:
-                self._slots.forget(item.rid)
+                self._slots.forget(item.request_id)
         await self._give_back()
         # The grace may have ended before the answer to a claim came.
-        jobs, _ = await self._queue.adopt(self._worker, self._held_rids)
-        leases = [(job.rid, job.token) for job in (*self._slots.held, *jobs)]
+        jobs, _ = await self._queue.adopt(self._worker, self._held_request_ids)
+        leases = [(job.request_id, job.token) for job in (*self._slots.held, *jobs)]
         given = await self._queue.release(self._worker, leases, leave=True)
         log.info("worker %s left; %d requests given back", self._worker, given)
 
@@ -320,8 +322,8 @@ class Pump:
         """Gives back what was claimed ahead, where it would wait too long for a slot."""
         if time.monotonic() >= self._slots.patient_until_s:
             # It waits behind something long, which shows in no average yet.
-            self._room.note_run(PATIENCE_S)
-        elif not (self._room.closed or self._room.on_hold):
+            self._slot_pool.note_run(CLAIMED_AHEAD_WAIT_S)
+        elif not (self._slot_pool.closed or self._slot_pool.on_hold):
             return
         self._slots.return_waiting()
 
@@ -330,13 +332,13 @@ class Pump:
         for how, returns in self._slots.returns.items():
             if batch := returns[:]:
                 await self._queue.release(self._worker, batch, how=how)
-                for rid, _ in batch:
-                    self._slots.forget(rid)
+                for request_id, _ in batch:
+                    self._slots.forget(request_id)
                 del returns[: len(batch)]
 
     @property
-    def _held_rids(self) -> list[str]:
-        return [job.rid for job in self._slots.held]
+    def _held_request_ids(self) -> list[str]:
+        return [job.request_id for job in self._slots.held]
 
 
 async def _wait(event: asyncio.Event, until_s: float) -> None:

@@ -1,6 +1,6 @@
 """What one worker holds: the requests that run, what is finished, and what goes back.
 
-Nothing here speaks to the queue. The worker's pump starts jobs, takes results and returns away
+Nothing here speaks to the queue. The worker's consumer starts jobs, takes results and returns away
 to tell the server, and drops what the server says is no longer its own.
 """
 
@@ -30,19 +30,20 @@ _SETTLE_BYTES = 1 << 20
 _FAILURES_IN_A_ROW = 3
 _PAUSE_AFTER_FAILURE_S = 2.0
 _PAUSE_AFTER_DEFERRING_S = 0.5
-PATIENCE_S = 0.25
+CLAIMED_AHEAD_WAIT_S = 0.25
 """What was claimed ahead is given back when it has waited so long for a slot, in seconds."""
 
 # Requests are claimed ahead only where they take less than this on average: beyond it a round trip
 # hardly counts.
 _SHORT_S = 0.05
 _MOST_WAITING = 64
-# Of an average over time, the weight of the newest. One that takes PATIENCE_S ends all shortness.
+# Of an average over time, the weight of the newest. One that takes CLAIMED_AHEAD_WAIT_S ends all
+# shortness.
 _NEWEST = 0.2
 
 
-class Room:
-    """The slots of a worker, which the pumps of its shards share.
+class SlotPool:
+    """The slots of a worker, which the consumers of its shards share.
 
     Pumps that want work take turns, and each may claim its part of what is free, so that a shard
     with much work leaves some room to the others.
@@ -83,12 +84,12 @@ class Room:
             return False
         return time.monotonic() >= self.paused_until_s
 
-    def share(self, pump: object, *, ahead: bool) -> int:
-        """How many requests the pump, which wants some, may claim now; ``ahead``: also for when
+    def share(self, consumer: object, *, ahead: bool) -> int:
+        """How many requests the consumer, which wants some, may claim now; ``ahead``: also for when
         slots are free again, if requests are short."""
-        if pump not in self._turns:
-            self._turns.append(pump)
-        if self._turns[0] is not pump or not self._open:
+        if consumer not in self._turns:
+            self._turns.append(consumer)
+        if self._turns[0] is not consumer or not self._open:
             return 0
         free = self.vacant - self._reserved
         if ahead:
@@ -111,10 +112,10 @@ class Room:
         """A call to the server took so long."""
         self._call_s = _averaged(self._call_s, seconds)
 
-    def end_turn(self, pump: object) -> None:
-        """The pump has claimed, or cannot."""
-        if pump in self._turns:
-            self._turns.remove(pump)
+    def end_turn(self, consumer: object) -> None:
+        """The consumer has claimed, or cannot."""
+        if consumer in self._turns:
+            self._turns.remove(consumer)
             if self._turns:
                 self._changed()
 
@@ -166,23 +167,27 @@ class Slots:
     """The requests of one shard; runs each in a task of its own, as soon as a slot is free.
 
     Attributes:
-        returns: (rid, token) of requests that go back, by how they do.
+        returns: (request id, token) of requests that go back, by how they do.
 
     Args:
         worker: the worker's id, which stands in every reply.
-        drivers: the driver of each lane.
-        room: where they run.
+        drivers: the driver of each environment.
+        slot_pool: where they run.
         notify: called when something ended.
     """
 
     def __init__(
-        self, worker: str, drivers: Mapping[str, Driver], room: Room, notify: Callable[[], None]
+        self,
+        worker: str,
+        drivers: Mapping[str, Driver],
+        slot_pool: SlotPool,
+        notify: Callable[[], None],
     ) -> None:
         self.returns: dict[Returning, list[tuple[str, str]]]
         self.returns = {"keep": [], "charge": [], "defer": []}
         self._worker = worker
         self._drivers = drivers
-        self._room = room
+        self._slot_pool = slot_pool
         self._notify = notify
         self._held: dict[str, _Held] = {}
         self._results: dict[str, Settlement] = {}
@@ -204,43 +209,43 @@ class Slots:
 
     def start(self, job: Job) -> None:
         # It may run here already, for a lease that lapsed before anybody noticed.
-        self.drop(job.rid)
-        held = self._held[job.rid] = _Held(job)
-        if self._room.taken < self._room.count:
+        self.drop(job.request_id)
+        held = self._held[job.request_id] = _Held(job)
+        if self._slot_pool.taken < self._slot_pool.count:
             self._run(held)
             return
         if not self._waiting:
             self._waiting_since_s = time.monotonic()
         self._waiting.append(held)
-        self._room.waiting += 1
+        self._slot_pool.waiting += 1
 
     @property
     def patient_until_s(self) -> float:
         """When to give back what still waits for a slot; monotonic."""
-        return self._waiting_since_s + PATIENCE_S if self._waiting else math.inf
+        return self._waiting_since_s + CLAIMED_AHEAD_WAIT_S if self._waiting else math.inf
 
     def return_waiting(self) -> None:
         """Gives back what waits for a slot, at no charge: others may be idle."""
-        self.returns["keep"] += ((held.job.rid, held.job.token) for held in self._waiting)
-        self._room.waiting -= len(self._waiting)
+        self.returns["keep"] += ((held.job.request_id, held.job.token) for held in self._waiting)
+        self._slot_pool.waiting -= len(self._waiting)
         self._waiting.clear()
 
     def _run(self, held: _Held) -> None:
-        self._room.take(alone=held.job.alone)
+        self._slot_pool.take(alone=held.job.alone)
         self._running[held] = asyncio.get_running_loop().create_task(self._work(held))
 
-    def drop(self, rid: str) -> None:
+    def drop(self, request_id: str) -> None:
         """Stops a request whose lease is gone: withdrawn, overrun or reaped."""
-        held = self.forget(rid)
+        held = self.forget(request_id)
         if held is None:
             return
         self._cancel(held)
         self._notify()
 
-    def forget(self, rid: str) -> _Held | None:
+    def forget(self, request_id: str) -> _Held | None:
         """The server has taken its end; nothing of it is kept."""
-        self._results.pop(rid, None)
-        return self._held.pop(rid, None)
+        self._results.pop(request_id, None)
+        return self._held.pop(request_id, None)
 
     def next_settlements(self) -> list[Settlement]:
         """What is to be settled next: all that is finished, within the bytes of one call."""
@@ -267,7 +272,7 @@ class Slots:
     def _cancel(self, held: _Held) -> None:
         if held in self._waiting:
             self._waiting.remove(held)
-            self._room.waiting -= 1
+            self._slot_pool.waiting -= 1
         if task := self._running.get(held):
             task.cancel()
             # One that is cancelled before it ran could not do it itself.
@@ -275,51 +280,51 @@ class Slots:
 
     def _vacate(self, held: _Held) -> None:
         if self._running.pop(held, None):
-            self._room.give(alone=held.job.alone)
-            if self._waiting and self._room.taken < self._room.count:
-                self._room.waiting -= 1
+            self._slot_pool.give(alone=held.job.alone)
+            if self._waiting and self._slot_pool.taken < self._slot_pool.count:
+                self._slot_pool.waiting -= 1
                 self._waiting_since_s = time.monotonic()
                 self._run(self._waiting.popleft())
 
     async def _work(self, held: _Held) -> None:
         job = held.job
         started_s = time.monotonic()
-        about = {"rid": job.rid, "attempt": job.attempts, "worker": self._worker}
-        logs.ABOUT.set({**about, "environment": job.lane})
+        about = {"request_id": job.request_id, "attempt": job.attempts, "worker": self._worker}
+        logs.ABOUT.set({**about, "environment": job.environment})
         try:
             settlement = self._settlement(job, started_s, await self._answer(job))
         except NewerMessageError as error:
             # A newer release understands it. Without a pause it would only be claimed again.
-            log.warning("%s is given back: %s", job.rid, error)
-            self._room.pause(_PAUSE_AFTER_DEFERRING_S)
+            log.warning("%s is given back: %s", job.request_id, error)
+            self._slot_pool.pause(_PAUSE_AFTER_DEFERRING_S)
             self._finish(held, "defer")
             return
         except WorkerError as error:
             # It goes back one attempt older, in case it is what breaks machines.
             log.error("%s: %s", type(error).__name__, error)
-            self._room.fail(error)
+            self._slot_pool.fail(error)
             self._finish(held, "charge")
             return
         except Exception as error:
             # A fault of leanq's own would recur on every worker that takes the request up.
-            log.exception("%s failed", job.rid)
+            log.exception("%s failed", job.request_id)
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
             settlement = self._settlement(job, started_s, Reply(error=" ".join(text.split())))
-        self._room.succeed()
-        self._room.note_run(time.monotonic() - started_s)
+        self._slot_pool.succeed()
+        self._slot_pool.note_run(time.monotonic() - started_s)
         self._finish(held, settlement)
 
     def _finish(self, held: _Held, end: Settlement | Returning) -> None:
-        """Keeps the end, or how the request goes back, for the pump; unless it was dropped
+        """Keeps the end, or how the request goes back, for the consumer; unless it was dropped
         meanwhile and belongs to somebody else by now."""
         job = held.job
-        if self._held.get(job.rid) is held:
+        if self._held.get(job.request_id) is held:
             held.finished = True
             if isinstance(end, Settlement):
-                self._results[job.rid] = end
+                self._results[job.request_id] = end
             else:
-                self.returns[end].append((job.rid, job.token))
-        # Not only when the task ends, so that the pump can claim with the call that settles.
+                self.returns[end].append((job.request_id, job.token))
+        # Not only when the task ends, so that the consumer can claim with the call that settles.
         self._vacate(held)
         self._notify()
 
@@ -332,9 +337,9 @@ class Slots:
             return Reply(error=f"the request cannot be read: {error}")
         if request.traceparent:
             logs.ABOUT.set({**logs.ABOUT.get(), "traceparent": request.traceparent})
-        driver = self._drivers.get(job.lane)
+        driver = self._drivers.get(job.environment)
         if driver is None:
-            return Reply(error=f"worker {self._worker} does not serve {job.lane!r}")
+            return Reply(error=f"worker {self._worker} does not serve {job.environment!r}")
         return await driver.run(request)
 
     def _settlement(self, job: Job, started_s: float, reply: Reply) -> Settlement:
@@ -357,7 +362,15 @@ class Slots:
         )
         way, times = reply.way or "", times_of(job.queued_s, ran_s)
         return Settlement(
-            job.rid, job.token, outcome, data, fingerprint, reply.warm, way, job.lane, times
+            job.request_id,
+            job.token,
+            outcome,
+            data,
+            fingerprint,
+            reply.warm,
+            way,
+            job.environment,
+            times,
         )
 
 

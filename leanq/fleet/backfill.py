@@ -97,19 +97,19 @@ def _new(before: Mapping[str, int], after: Mapping[str, int], name: str) -> int:
 
 def _counter(name: str) -> tuple[str, tuple[str, ...], int] | None:
     """The metric that a total belongs to, its labels' values, and how many of it make one."""
-    kind, _, lane = name.partition(":")
+    kind, _, environment = name.partition(":")
     if kind == "s":
-        return "leanq_requests_submitted_total", (lane,), 1
+        return "leanq_requests_submitted_total", (environment,), 1
     if kind == "f":
-        lane, _, verdict = lane.partition(":")
-        return "leanq_requests_finished_total", (lane, verdict), 1
+        environment, _, verdict = environment.partition(":")
+        return "leanq_requests_finished_total", (environment, verdict), 1
     if kind == "r_ms":
-        return "leanq_slot_busy_seconds_total", (lane,), 1000
+        return "leanq_slot_busy_seconds_total", (environment,), 1000
     return None
 
 
 def _gauge(name: str) -> tuple[str, tuple[str, ...]] | None:
     if name == "workers":
         return "leanq_workers", ("alive",)
-    kind, _, lane = name.partition(":")
-    return ("leanq_requests", (lane, "waiting")) if kind == "waiting" else None
+    kind, _, environment = name.partition(":")
+    return ("leanq_requests", (environment, "waiting")) if kind == "waiting" else None

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 
 ABOUT: ContextVar[Mapping[str, object]] = ContextVar("leanq_about")
-"""What all that a task logs is about: ``rid``, ``attempt``, ``worker`` and, where the client gave
+"""What all that a task logs is about: ``request_id``, ``attempt``, ``worker`` and, where the client
+gave
 one, ``traceparent``."""
 
 requests = logging.getLogger("leanq.request")

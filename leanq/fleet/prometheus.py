@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector
 
 from leanq.errors import UsageError
 from leanq.fleet.backfill import TimedSample
-from leanq.fleet.stats import Glance, Times
+from leanq.fleet.stats import FleetStats, Times
 from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, SCALER, WORKER, Kind, Metric
 
 Sample = tuple[str, tuple[str, ...], float | Times]
@@ -33,28 +33,28 @@ _KNOWN = {metric.name: metric for metric in (*FLEET, *SCALER, *WORKER)}
 _EDGES = [f"{edge:g}" for edge in BUCKETS_S] + ["+Inf"]
 
 
-def fleet_samples(seen: Glance) -> Iterator[Sample]:
+def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
     """What one look at the queue says."""
     counters, tallies = seen.status.counters, seen.status.tallies
     yield "leanq_up", (), 1
-    for name, lane in seen.lanes.items():
+    for name, environment in seen.environments.items():
         for state, count in (
-            ("waiting", lane.waiting - lane.held),
-            ("held", lane.held),
-            ("suspect", lane.suspects),
-            ("running", lane.running),
+            ("waiting", environment.waiting - environment.held),
+            ("held", environment.held),
+            ("suspect", environment.suspects),
+            ("running", environment.running),
         ):
             yield "leanq_requests", (name, state), count
-        yield "leanq_oldest_waiting_seconds", (name,), lane.oldest_s
-        yield "leanq_slots", (name, "busy"), lane.busy
-        yield "leanq_slots", (name, "idle"), lane.slots - lane.busy
-        yield "leanq_requests_submitted_total", (name,), lane.submitted
-        for verdict, count in lane.finished.items():
+        yield "leanq_oldest_waiting_seconds", (name,), environment.oldest_s
+        yield "leanq_slots", (name, "busy"), environment.busy
+        yield "leanq_slots", (name, "idle"), environment.slots - environment.busy
+        yield "leanq_requests_submitted_total", (name,), environment.submitted
+        for verdict, count in environment.finished.items():
             yield "leanq_requests_finished_total", (name, verdict), count
-        yield "leanq_slot_busy_seconds_total", (name,), lane.ran.sum_s
-        yield "leanq_request_wait_seconds", (name,), lane.waited
-        yield "leanq_request_run_seconds", (name,), lane.ran
-        yield "leanq_request_total_seconds", (name,), lane.took
+        yield "leanq_slot_busy_seconds_total", (name,), environment.ran.sum_s
+        yield "leanq_request_wait_seconds", (name,), environment.waited
+        yield "leanq_request_run_seconds", (name,), environment.ran
+        yield "leanq_request_total_seconds", (name,), environment.took
     alive = sum(row.lease_s > 0 for row in seen.status.workers)
     yield "leanq_workers", ("alive",), alive
     yield "leanq_workers", ("lapsed",), len(seen.status.workers) - alive

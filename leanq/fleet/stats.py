@@ -1,4 +1,4 @@
-"""The fleet at a glance: per environment what waits, runs and could run; for metrics, for the
+"""The fleet at a fleet_stats: per environment what waits, runs and could run; for metrics, for the
 scaler and for people."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Times:
 
 
 @dataclass(slots=True)
-class Lane:
+class EnvironmentStats:
     """One environment. A worker that serves several counts in equal parts for each.
 
     Attributes:
@@ -64,24 +64,24 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
+class FleetStats:
     """The whole queue at one moment.
 
     Attributes:
         at_s: when, in seconds since 1970 by this machine's clock.
-        lanes: the environments that workers ever offered or requests ever named, by name.
+        environments: the environments that workers ever offered or requests ever named, by name.
         memory_bytes, memory_limit_bytes: of all shards together; a limit of 0 is none.
     """
 
     at_s: float
     status: Status
-    lanes: Mapping[str, Lane]
+    environments: Mapping[str, EnvironmentStats]
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DecisionRecord:
     """The scaler's last decision on an environment, as it told it to the queue.
 
     Attributes:
@@ -98,57 +98,57 @@ class Told:
     who: str
 
 
-async def glance(settings: Settings) -> Glance:
+async def fleet_stats(settings: Settings) -> FleetStats:
     """One look at the whole queue; raises UnavailableError."""
     async with every_shard(settings) as queues:
-        return await glance_at(queues)
+        return await fleet_stats_of(queues)
 
 
-async def glance_at(queues: Sequence[Queue]) -> Glance:
+async def fleet_stats_of(queues: Sequence[Queue]) -> FleetStats:
     """One look at all shards of a queue, over connections that stay; raises UnavailableError."""
     found = merged(await _all(queue.status() for queue in queues))
     infos = await _all(queue.ping() for queue in queues)
     used, limit = (
         sum(int(info.get(name, 0)) for info in infos) for name in ("used_memory", "maxmemory")
     )
-    return Glance(time.time(), found, lanes_of(found), used, limit)
+    return FleetStats(time.time(), found, environments_of(found), used, limit)
 
 
-def lanes_of(status: Status) -> dict[str, Lane]:
+def environments_of(status: Status) -> dict[str, EnvironmentStats]:
     """What a look at the queue says of each environment."""
-    lanes: defaultdict[str, Lane] = defaultdict(Lane)
-    for name in status.lanes:
-        lanes[name]
-    for row in status.levels:
-        lane = lanes[row.lane]
-        lane.waiting += row.waiting
-        if f"l:{row.lane}" in status.paused:
-            lane.held += row.waiting
+    environments: defaultdict[str, EnvironmentStats] = defaultdict(EnvironmentStats)
+    for name in status.environments:
+        environments[name]
+    for row in status.priorities:
+        environment = environments[row.environment]
+        environment.waiting += row.waiting
+        if f"e:{row.environment}" in status.paused:
+            environment.held += row.waiting
         else:
-            lane.held += row.held
-            lane.oldest_s = max(lane.oldest_s, row.oldest_s)
+            environment.held += row.held
+            environment.oldest_s = max(environment.oldest_s, row.oldest_s)
     for name, count in status.suspects.items():
-        lanes[name].suspects += count
+        environments[name].suspects += count
     for worker in status.workers:
         info = info_of(worker.info)
-        names = [str(name) for name in info.get("lanes", [])]
+        names = [str(name) for name in info.get("environments", [])]
         slots = info.get("slots", 0)
         for name in names:
-            lane, part = lanes[name], 1 / len(names)
-            lane.running += worker.held * part
+            environment, part = environments[name], 1 / len(names)
+            environment.running += worker.held * part
             # What a lapsed worker holds is about to be taken from it, and its slots are gone.
             if worker.lease_s > 0 and isinstance(slots, int):
-                lane.workers += part
-                lane.slots += slots * part
-                lane.busy += min(worker.held, slots) * part
+                environment.workers += part
+                environment.slots += slots * part
+                environment.busy += min(worker.held, slots) * part
     for name, count in status.tallies.items():
-        _tally(lanes, name, count)
-    return dict(lanes)
+        _tally(environments, name, count)
+    return dict(environments)
 
 
-def decisions_of(status: Status) -> dict[str, Told]:
+def decisions_of(status: Status) -> dict[str, DecisionRecord]:
     """What a scaler last decided, by environment; nothing of scalers that have gone."""
-    told: dict[str, Told] = {}
+    told: dict[str, DecisionRecord] = {}
     for name, data in sorted(status.decisions.items()):
         with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
             said = json.loads(data)
@@ -156,7 +156,7 @@ def decisions_of(status: Status) -> dict[str, Told]:
             # Another scaler may keep the hash alive.
             if at > time.time() - TOLD_S:
                 why = (str(said[part]) for part in ("reason", "text", "who"))
-                told[name] = Told(at, target, order, *why)
+                told[name] = DecisionRecord(at, target, order, *why)
     return told
 
 
@@ -178,18 +178,18 @@ def info_of(data: bytes) -> dict[str, Any]:
         return {}
 
 
-def _tally(lanes: Mapping[str, Lane], name: str, count: int) -> None:
+def _tally(environments: Mapping[str, EnvironmentStats], name: str, count: int) -> None:
     kind, _, rest = name.partition(":")
     # A name may not hold a colon, so what follows one is no part of it.
-    lane_name, _, last = rest.partition(":")
-    if not lane_name:
+    environment_name, _, last = rest.partition(":")
+    if not environment_name:
         return
-    lane = lanes[lane_name]
-    times = {"w": lane.waited, "r": lane.ran, "t": lane.took}.get(kind[:1])
+    environment = environments[environment_name]
+    times = {"w": environment.waited, "r": environment.ran, "t": environment.took}.get(kind[:1])
     if kind == "s":
-        lane.submitted = count
+        environment.submitted = count
     elif kind == "f":
-        lane.finished[last] = count
+        environment.finished[last] = count
     elif times and kind.endswith("_ms"):
         times.sum_s = count / 1000
     elif times and last.isdecimal() and int(last) < len(times.counts):

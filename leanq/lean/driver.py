@@ -1,6 +1,6 @@
 """Drivers: what turns an operation into Lean's answer.
 
-A driver serves one lane: one environment, in the way that its program allows. All speak
+A driver serves one environment: one environment, in the way that its program allows. All speak
 the protocol below, and the worker knows nothing else of them.
 """
 
@@ -14,14 +14,14 @@ from leanq.states import States
 
 
 class Driver(Protocol):
-    """One way to answer requests of one lane.
+    """One way to answer requests of one environment.
 
     Attributes:
-        lane: the environment's name, under which clients ask for it.
+        environment: the environment's name, under which clients ask for it.
         about: what people may want to know of it: fingerprint, versions.
     """
 
-    lane: str
+    environment: str
 
     @property
     def about(self) -> Mapping[str, object]: ...

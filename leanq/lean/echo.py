@@ -14,9 +14,9 @@ from leanq.states import States
 
 
 class EchoDriver:
-    """Serves the lane ``echo``."""
+    """Serves the environment ``echo``."""
 
-    lane = "echo"
+    environment = "echo"
 
     @property
     def about(self) -> Mapping[str, object]:

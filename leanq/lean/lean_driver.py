@@ -84,7 +84,7 @@ class LeanDriver:
         self._nice = nice
         self._costs = costs or Costs()
         self._opened = self._open(open_environment())
-        self.lane = self._opened.lean.environment.name
+        self.environment = self._opened.lean.environment.name
         self._looked_at_s = time.monotonic()
         self._looking = asyncio.Lock()
         self._rng = random.Random()

@@ -152,8 +152,8 @@ def can_act(text: str) -> bool:
     """Whether a text could have more done than its elaboration: run programs that it brings, which
     leave threads, files and changed references behind.
 
-    Told by its words, so it errs on the side of True; what an import offers for hiding such words
-    from sight it does not know.
+    Judged by its words, so it errs on the side of True; what an import offers for hiding
+    such words from sight it does not know.
     """
     previous = ""
     for token in tokens(text):

@@ -29,9 +29,9 @@ from leanq.errors import (
     UnknownStateError,
     UsageError,
 )
-from leanq.producer.request_builder import Call
-from leanq.producer.shard_client import Dispatcher, Done, WhenFull
-from leanq.producer.shard_router import Finder, Switch
+from leanq.producer.request_builder import PreparedRequest
+from leanq.producer.shard_client import Done, ShardClient, WhenFull
+from leanq.producer.shard_router import ShardRouter, StateLocator
 from leanq.queue.queue import Queue, backoff_s, every_shard
 from leanq.queue.results import Attached, Queued, Submission, Submitted
 from leanq.queue.scripts import script_text
@@ -134,10 +134,13 @@ class _Cluster:
         self.watch: asyncio.Task[None] | None = None
         self.waiting: dict[str, _Sent] = {}
         queues = [_Watched(settings, shard, self, way) for shard in range(settings.shards)]
-        self.finder = Finder(queues, way.patience_s)
-        self.switch = Switch(
-            [Dispatcher(q, when_full=when_full, patience_s=way.patience_s) for q in queues],
-            self.finder,
+        self.state_locator = StateLocator(queues, way.unavailable_timeout_s)
+        self.shard_router = ShardRouter(
+            [
+                ShardClient(q, when_full=when_full, unavailable_timeout_s=way.unavailable_timeout_s)
+                for q in queues
+            ],
+            self.state_locator,
         )
 
     async def fault(self) -> UnavailableError | None:
@@ -172,7 +175,7 @@ class _Watched(Queue):
             slow.cancel()
         for item, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Queued | Attached):
-                self._cluster.waiting.pop(item.rid, None)
+                self._cluster.waiting.pop(item.request_id, None)
         return answers
 
     async def read_inbox(
@@ -197,32 +200,32 @@ class _Sent:
 
     __slots__ = ("call", "cluster", "done", "finding", "left", "way")
 
-    def __init__(self, way: SeveralClusters, call: Call[Any], done: Done) -> None:
+    def __init__(self, way: SeveralClusters, call: PreparedRequest[Any], done: Done) -> None:
         self.way = way
         self.call = call
         self.done = done
         self.cluster: _Cluster | None = None
-        # Those that it was withdrawn from: the same rid would be answered there with that.
+        # Those that it was withdrawn from: the same request id would be answered there with that.
         self.left: tuple[_Cluster, ...] = ()
         self.finding: asyncio.Task[None] | None = None
 
     def __call__(self, end: Reply | LeanQError) -> None:
         self.way.ended(self, end)
 
-    def withdraw(self, rid: str) -> None:
+    def withdraw(self, request_id: str) -> None:
         if self.finding:
             self.finding.cancel()
         if self.cluster:
-            self.cluster.waiting.pop(rid, None)
-            self.cluster.switch.cancel(rid, self)
+            self.cluster.waiting.pop(request_id, None)
+            self.cluster.shard_router.cancel(request_id, self)
 
 
 class _Awaited:
-    """A request that is asked for everywhere, since its rid does not say where it is."""
+    """A request that is asked for everywhere, since its request id does not say where it is."""
 
-    def __init__(self, way: SeveralClusters, rid: str, done: Done) -> None:
+    def __init__(self, way: SeveralClusters, request_id: str, done: Done) -> None:
         self._way = way
-        self._rid = rid
+        self._request_id = request_id
         self.done = done
         self._asked: dict[_Cluster, Done] = {}
         self._best: Reply | LeanQError | None = None
@@ -230,11 +233,11 @@ class _Awaited:
     def ask(self, clusters: Sequence[_Cluster]) -> None:
         self._asked = {cluster: partial(self._answered, cluster) for cluster in clusters}
         for cluster, done in list(self._asked.items()):
-            cluster.switch.attach(self._rid, done)
+            cluster.shard_router.attach(self._request_id, done)
 
-    def withdraw(self, rid: str) -> None:
+    def withdraw(self, request_id: str) -> None:
         for cluster, done in self._asked.items():
-            cluster.switch.cancel(rid, done)
+            cluster.shard_router.cancel(request_id, done)
 
     def _answered(self, cluster: _Cluster, end: Reply | LeanQError) -> None:
         del self._asked[cluster]
@@ -244,7 +247,7 @@ class _Awaited:
             self._best = end
         # What others still say is not waited for, nor withdrawn: their runs may be somebody's.
         if not self._asked or _worth(end) == _FINAL:
-            self._way.told(self._rid, self, self._best)
+            self._way.told(self._request_id, self, self._best)
 
 
 _FINAL = 3
@@ -261,10 +264,12 @@ def _worth(end: Reply | LeanQError) -> int:
 
 
 class SeveralClusters:
-    """All clusters of a client, with the methods of a :class:`Switch`."""
+    """All clusters of a client, with the methods of a :class:`ShardRouter`."""
 
-    def __init__(self, clusters: Clusters, *, when_full: WhenFull, patience_s: float) -> None:
-        self.patience_s = patience_s
+    def __init__(
+        self, clusters: Clusters, *, when_full: WhenFull, unavailable_timeout_s: float
+    ) -> None:
+        self.unavailable_timeout_s = unavailable_timeout_s
         self._clusters = clusters
         self._each = [_Cluster(settings, self, when_full) for settings in clusters.each]
         self._outstanding: dict[str, _Sent | _Awaited] = {}
@@ -281,17 +286,17 @@ class SeveralClusters:
             raise faults[0]
         for cluster, fault in zip(self._each, faults, strict=True):
             cluster.up = fault is None
-            cluster.switch.start()
+            cluster.shard_router.start()
             if fault:
                 self.look_after(cluster)
 
-    def send(self, call: Call[Any], done: Done) -> None:
+    def send(self, call: PreparedRequest[Any], done: Done) -> None:
         """Submits to the cluster of the call's state, else to one by weight."""
-        rid = call.submission.rid
-        if rid in self._outstanding:
-            done(InvalidRequestError(f"this client already waits for request {rid}"))
+        request_id = call.submission.request_id
+        if request_id in self._outstanding:
+            done(InvalidRequestError(f"this client already waits for request {request_id}"))
             return
-        sent = self._outstanding[rid] = _Sent(self, call, done)
+        sent = self._outstanding[request_id] = _Sent(self, call, done)
         if not call.state:
             self._place(sent, self._choose(sent) or self._choose(sent, down=True))
         elif home := self._homes.get(call.state):
@@ -299,19 +304,19 @@ class SeveralClusters:
         else:
             sent.finding = asyncio.get_running_loop().create_task(self._find(sent))
 
-    def attach(self, rid: str, done: Done) -> None:
-        if rid in self._outstanding:
-            done(InvalidRequestError(f"this client already waits for request {rid}"))
+    def attach(self, request_id: str, done: Done) -> None:
+        if request_id in self._outstanding:
+            done(InvalidRequestError(f"this client already waits for request {request_id}"))
             return
-        awaited = self._outstanding[rid] = _Awaited(self, rid, done)
+        awaited = self._outstanding[request_id] = _Awaited(self, request_id, done)
         awaited.ask(self._each)
 
-    def cancel(self, rid: str, done: Done) -> bool:
-        entry = self._outstanding.get(rid)
+    def cancel(self, request_id: str, done: Done) -> bool:
+        entry = self._outstanding.get(request_id)
         if entry is None or entry.done != done:
             return False
-        del self._outstanding[rid]
-        entry.withdraw(rid)
+        del self._outstanding[request_id]
+        entry.withdraw(request_id)
         return True
 
     async def close(self, *, withdraw: bool) -> None:
@@ -324,22 +329,24 @@ class SeveralClusters:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(cluster.switch.close(withdraw=withdraw) for cluster in self._each))
+        await asyncio.gather(
+            *(cluster.shard_router.close(withdraw=withdraw) for cluster in self._each)
+        )
 
     def ended(self, sent: _Sent, end: Reply | LeanQError) -> None:
         """A request has ended, where it was."""
-        rid = sent.call.submission.rid
-        del self._outstanding[rid]
+        request_id = sent.call.submission.request_id
+        del self._outstanding[request_id]
         if sent.cluster:
-            sent.cluster.waiting.pop(rid, None)
+            sent.cluster.waiting.pop(request_id, None)
             if isinstance(end, Reply):
                 self.learn(sent.cluster, end)
         sent.done(end)
 
-    def told(self, rid: str, awaited: _Awaited, end: Reply | LeanQError) -> None:
+    def told(self, request_id: str, awaited: _Awaited, end: Reply | LeanQError) -> None:
         """What the clusters say of a request that was asked for. Only the first time counts."""
-        if self._outstanding.get(rid) is awaited:
-            del self._outstanding[rid]
+        if self._outstanding.get(request_id) is awaited:
+            del self._outstanding[request_id]
             awaited.done(end)
 
     def look_after(self, cluster: _Cluster) -> None:
@@ -361,18 +368,18 @@ class SeveralClusters:
             cluster.watch = None
 
     def _move_from(self, cluster: _Cluster) -> None:
-        for rid, sent in list(cluster.waiting.items()):
+        for request_id, sent in list(cluster.waiting.items()):
             # With nowhere to go, it stays and is tried here as well as looked after.
             if to := self._choose(sent):
-                del cluster.waiting[rid]
-                cluster.switch.cancel(rid, sent)
+                del cluster.waiting[request_id]
+                cluster.shard_router.cancel(request_id, sent)
                 sent.left += (cluster,)
                 self._place(sent, to)
 
     def _choose(self, sent: _Sent, *, down: bool = False) -> _Cluster | None:
         """By rendezvous hashing, in proportion to the weights: one that answers, or any."""
         submission = sent.call.submission
-        key = (submission.digest or submission.rid).encode()
+        key = (submission.digest or submission.request_id).encode()
         best, least = None, math.inf
         for cluster in self._each:
             weight = self._clusters.weight(cluster.settings.url)
@@ -389,14 +396,14 @@ class SeveralClusters:
         sent.cluster = cluster
         if not sent.call.state:
             # Others need not know the state.
-            cluster.waiting[sent.call.submission.rid] = sent
-        cluster.switch.send(sent.call, sent)
+            cluster.waiting[sent.call.submission.request_id] = sent
+        cluster.shard_router.send(sent.call, sent)
 
     async def _find(self, sent: _Sent) -> None:
         """Looks the call's state up in every cluster, and goes where it is known first."""
         error: LeanQError = UnknownStateError("no cluster")
         state = sent.call.state
-        looks = {asyncio.create_task(c.finder.find(state)): c for c in self._each}
+        looks = {asyncio.create_task(c.state_locator.find(state)): c for c in self._each}
         try:
             pending = set(looks)
             while pending:
@@ -410,8 +417,13 @@ class SeveralClusters:
                             error = fault
                         continue
                     submission = sent.call.submission
-                    lane, warmth = submission.lane or where.lane, submission.affinity
-                    submission = replace(submission, lane=lane, affinity=warmth or where.warmth)
+                    environment, warmth = (
+                        submission.environment or where.environment,
+                        submission.affinity,
+                    )
+                    submission = replace(
+                        submission, environment=environment, affinity=warmth or where.warmth
+                    )
                     sent.call = replace(sent.call, submission=submission)
                     self._remember(state, looks[look])
                     self._place(sent, looks[look])

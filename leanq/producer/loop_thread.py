@@ -1,4 +1,4 @@
-"""The bridge from threads to the dispatcher: a thread whose event loop runs it."""
+"""The bridge from threads to the shard_client: a thread whose event loop runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from leanq.errors import ClosedError, LeanQError
-from leanq.producer.request_builder import Call
+from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.shard_router import Route
 from leanq.queue.wire import Reply
 
@@ -21,29 +21,29 @@ class _Sent(Generic[_T]):
     """A future, and the request that it stands for: one object rather than a function for whatever
     can happen, since there may be a million of them."""
 
-    __slots__ = ("_call", "_engine", "_future", "_read", "_rid")
+    __slots__ = ("_call", "_future", "_loop_thread", "_read", "_request_id")
 
     def __init__(
         self,
-        engine: Engine,
+        loop_thread: LoopThread,
         future: Future[_T],
-        rid: str,
-        call: Call[_T] | None,
+        request_id: str,
+        call: PreparedRequest[_T] | None,
         read: Callable[[Reply], _T],
     ) -> None:
-        self._engine = engine
+        self._loop_thread = loop_thread
         self._future = future
-        self._rid = rid
+        self._request_id = request_id
         self._call = call
         self._read = read
 
     def send(self) -> None:
-        """In the engine's thread, as the next two."""
+        """In the loop_thread's thread, as the next two."""
         call, self._call = self._call, None
         if call is None:
-            self._engine.switch.attach(self._rid, self._done)
+            self._loop_thread.shard_router.attach(self._request_id, self._done)
         else:
-            self._engine.switch.send(call, self._done)
+            self._loop_thread.shard_router.send(call, self._done)
 
     def _done(self, end: Reply | LeanQError) -> None:
         future = self._future
@@ -60,18 +60,18 @@ class _Sent(Generic[_T]):
             future.set_result(result)
 
     def _withdraw(self) -> None:
-        if self._engine.switch.cancel(self._rid, self._done):
+        if self._loop_thread.shard_router.cancel(self._request_id, self._done):
             # Only now do ``concurrent.futures.wait`` and its like take it for ended.
             self._future.set_running_or_notify_cancel()
 
     def ended(self, _: Future[_T]) -> None:
         """In any thread."""
         if self._future.cancelled():
-            self._engine.call(self._withdraw)
+            self._loop_thread.call(self._withdraw)
 
 
-class Engine:
-    """Runs a client's dispatchers in a thread of its own; belongs to the process that made it.
+class LoopThread:
+    """Runs a client's shard_clients in a thread of its own; belongs to the process that made it.
 
     Raises:
         UnavailableError: no server answers.
@@ -80,8 +80,8 @@ class Engine:
     def __init__(self, make: Callable[[], Route]) -> None:
         self.pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        # Calls cross to the loop's thread in batches: waking it costs more than a call. The
-        # lock guards the three fields below it; a collection of garbage may end an iterator of
+        # Calls cross to the loop's thread in batches: waking it costs more than a call.
+        # The lock guards the three fields below it; a collection of garbage may end an iterator of
         # the client's, and so call while the same thread holds it.
         self._lock = threading.RLock()
         self._calls: list[Callable[[], None]] = []
@@ -90,7 +90,7 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="leanq-client", daemon=True)
         self._thread.start()
         try:
-            self.switch = asyncio.run_coroutine_threadsafe(_open(make), self._loop).result()
+            self.shard_router = asyncio.run_coroutine_threadsafe(_open(make), self._loop).result()
         except BaseException:
             self._end()
             raise
@@ -100,30 +100,30 @@ class Engine:
         return self.pid == os.getpid()
 
     def is_current_thread(self) -> bool:
-        """Whether the caller runs in the engine's thread, which must not wait for itself."""
+        """Whether the caller runs in the loop_thread's thread, which must not wait for itself."""
         return threading.current_thread() is self._thread
 
     def start(
         self,
         future: Future[_T],
-        rid: str,
-        call: Call[_T] | None,
+        request_id: str,
+        call: PreparedRequest[_T] | None,
         read: Callable[[Reply], _T],
     ) -> None:
-        """Sends the call, or attaches to ``rid`` where there is none; ends ``future`` with
+        """Sends the call, or attaches to ``request_id`` where there is none; ends ``future`` with
         what ``read`` makes of the reply. Cancelling the future withdraws the request.
 
         Raises:
-            ClosedError: the engine was stopped meanwhile.
+            ClosedError: the loop_thread was stopped meanwhile.
         """
 
-        sent = _Sent(self, future, rid, call, read)
+        sent = _Sent(self, future, request_id, call, read)
         future.add_done_callback(sent.ended)
         if not self.call(sent.send):
             raise ClosedError("the client is closed")
 
     def stop(self, withdraw: bool) -> None:
-        """Ends the dispatchers and the thread."""
+        """Ends the shard_clients and the thread."""
         try:
             asyncio.run_coroutine_threadsafe(self._close(withdraw), self._loop).result()
         finally:
@@ -152,7 +152,7 @@ class Engine:
         with self._lock:
             self._over = True
         self._drain()
-        await self.switch.close(withdraw=withdraw)
+        await self.shard_router.close(withdraw=withdraw)
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -165,6 +165,6 @@ class Engine:
 
 
 async def _open(make: Callable[[], Route]) -> Route:
-    switch = make()
-    await switch.open()
-    return switch
+    shard_router = make()
+    await shard_router.open()
+    return shard_router

@@ -13,14 +13,14 @@ from leanq.errors import InvalidRequestError, RequestError
 from leanq.lean.recipes import Recipe, snapshot_key, text_hash, unpack_export
 from leanq.lean.syntax import split_header
 from leanq.queue import wire
-from leanq.queue.keys import new_rid, shard_of
+from leanq.queue.keys import new_request_id, shard_of
 from leanq.queue.requests import value
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings, check_name
 from leanq.queue.wire import Reply, Request
 
-DEFAULT_LANE = "default"
-ECHO_LANE = "echo"
+DEFAULT_ENVIRONMENT = "default"
+ECHO_ENVIRONMENT = "echo"
 
 _T = TypeVar("_T")
 
@@ -35,7 +35,7 @@ class Placing(TypedDict, total=False):
         tenant: who shares fairly with other tenants; the client's own unless given.
         priority: 0 (most urgent) to 2; 1 unless given.
         deadline_s: seconds in the queue after which the verdict is ``expired``.
-        rid: a name for the request; the same name again gives the same reply.
+        request id: a name for the request; the same name again gives the same reply.
         traceparent: the caller's trace context (W3C), which the worker's log then names.
     """
 
@@ -43,7 +43,7 @@ class Placing(TypedDict, total=False):
     tenant: str
     priority: int
     deadline_s: float | None
-    rid: str | None
+    request_id: str | None
 
 
 class InEnvironment(Placing, total=False):
@@ -79,15 +79,16 @@ class Check(InEnvironment, total=False):
 class Whereabouts:
     """Where a state can be stepped: its environment, and who is warm for it."""
 
-    lane: str
+    environment: str
     warmth: tuple[str, ...] = ()
 
 
 @value
-class Call(Generic[_T]):
+class PreparedRequest(Generic[_T]):
     """One request to be sent, and what its reply means to the caller.
 
-    ``state``: the one that it is about, if any. Where that is unknown, the submission has no lane.
+    ``state``: the one that it is about, if any. Where that is unknown, the submission has no
+    environment.
     """
 
     submission: Submission
@@ -95,7 +96,7 @@ class Call(Generic[_T]):
     state: str = ""
 
 
-class Calls:
+class RequestBuilder:
     """Makes the calls of one client, and learns from their replies where states are.
 
     Every method raises UsageError for malformed arguments.
@@ -107,34 +108,34 @@ class Calls:
         self._states: OrderedDict[str, Whereabouts] = OrderedDict()
         self._fingerprints: dict[str, str] = {}
 
-    def check(self, code: str, options: Check) -> Call[Reply]:
+    def check(self, code: str, options: Check) -> PreparedRequest[Reply]:
         """A check of ``code``."""
         _only(Check.__optional_keys__, options)
         request = _budgeted(Request("check", code=_text(code)), options)
-        lane = options.get("env", DEFAULT_LANE)
+        environment = options.get("env", DEFAULT_ENVIRONMENT)
         header, source = text_hash(split_header(code).text), text_hash(code)
-        fingerprint = self._fingerprints.get(lane)
+        fingerprint = self._fingerprints.get(environment)
         warmth = () if fingerprint is None else (snapshot_key(fingerprint, header),)
 
         def read(reply: Reply) -> Reply:
             if reply.fingerprint:
-                self._fingerprints[lane] = reply.fingerprint
+                self._fingerprints[environment] = reply.fingerprint
                 keys = (snapshot_key(reply.fingerprint, each) for each in (source, header))
-                self._learn(Whereabouts(lane, tuple(keys)), reply)
+                self._learn(Whereabouts(environment, tuple(keys)), reply)
             return reply
 
-        return Call(self._submission(request, lane, options, warmth), read)
+        return PreparedRequest(self._submission(request, environment, options, warmth), read)
 
     def shared(self, options: Check) -> Check:
         """``options`` for any number of checks; what is wrong with them is wrong at once."""
-        if options.get("rid") is not None:
-            raise InvalidRequestError("a rid names one request, and these are many")
+        if options.get("request_id") is not None:
+            raise InvalidRequestError("a request id names one request, and these are many")
         # An iterator could be read only once.
         shared: Check = {**options, "allow_axioms": _axioms(options)}
         self.check("-- any code", shared)
         return shared
 
-    def step(self, state: str, tactic: str, options: Check) -> Call[Reply]:
+    def step(self, state: str, tactic: str, options: Check) -> PreparedRequest[Reply]:
         """A step: ``tactic`` tried on ``state``."""
         _only(Check.__optional_keys__, options)
         request = _budgeted(Request("step", state=state, tactic=tactic), options)
@@ -147,48 +148,48 @@ class Calls:
 
         return self._at(known, state, request, options, read)
 
-    def export(self, state: str, options: InEnvironment) -> Call[bytes]:
+    def export(self, state: str, options: InEnvironment) -> PreparedRequest[bytes]:
         """The export of ``state``."""
         _only(InEnvironment.__optional_keys__, options)
         known = self._whereabouts(state, options.get("env"))
         return self._at(known, state, Request("export", state=state), options, _payload)
 
-    def import_(self, exported: bytes, options: InEnvironment) -> Call[str]:
+    def import_(self, exported: bytes, options: InEnvironment) -> PreparedRequest[str]:
         """The import of an exported state."""
         _only(InEnvironment.__optional_keys__, options)
         # What is damaged need not travel.
         recipe = unpack_export(exported)
-        lane = options.get("env", DEFAULT_LANE)
+        environment = options.get("env", DEFAULT_ENVIRONMENT)
 
         def read(reply: Reply) -> str:
             if reply.state is None:
                 raise RequestError(f"the import ended with the verdict {reply.verdict}")
-            self._learn(whereabouts(recipe, lane), reply)
+            self._learn(whereabouts(recipe, environment), reply)
             return reply.state
 
         request = Request("import", payload=exported)
-        return Call(self._submission(request, lane, options), read)
+        return PreparedRequest(self._submission(request, environment, options), read)
 
-    def echo(self, payload: bytes, delay_s: float, placing: Placing) -> Call[bytes]:
+    def echo(self, payload: bytes, delay_s: float, placing: Placing) -> PreparedRequest[bytes]:
         """An echo of ``payload``."""
         _only(Placing.__optional_keys__, placing)
         request = Request("echo", payload=payload, delay_s=delay_s)
-        return Call(self._submission(request, ECHO_LANE, placing), _payload)
+        return PreparedRequest(self._submission(request, ECHO_ENVIRONMENT, placing), _payload)
 
-    def rid(self, rid: str) -> str:
-        """``rid`` if it can be one; raises UsageError."""
-        if shard_of(rid) >= self._settings.shards:
+    def request_id(self, request_id: str) -> str:
+        """``request_id`` if it can be one; raises UsageError."""
+        if shard_of(request_id) >= self._settings.shards:
             raise InvalidRequestError(
-                f"{rid!r} is of a shard that this queue does not have; it has "
+                f"{request_id!r} is of a shard that this queue does not have; it has "
                 f"{self._settings.shards} (LEANQ_SHARDS)"
             )
-        if not (rid.isascii() and rid.isprintable()):
-            raise InvalidRequestError(f"{rid!r} has characters that no request id may have")
-        return rid
+        if not (request_id.isascii() and request_id.isprintable()):
+            raise InvalidRequestError(f"{request_id!r} has characters that no request id may have")
+        return request_id
 
     def _whereabouts(self, state: str, env: str | None) -> Whereabouts | None:
         known = self._states.get(state)
-        if env is None or (known and known.lane == env):
+        if env is None or (known and known.environment == env):
             return known
         return Whereabouts(env)
 
@@ -208,21 +209,27 @@ class Calls:
         request: Request,
         placing: Placing,
         read: Callable[[Reply], _T],
-    ) -> Call[_T]:
+    ) -> PreparedRequest[_T]:
         if where is None:
-            return Call(self._submission(request, None, placing), read, state)
-        return Call(self._submission(request, where.lane, placing, where.warmth), read, state)
+            return PreparedRequest(self._submission(request, None, placing), read, state)
+        return PreparedRequest(
+            self._submission(request, where.environment, placing, where.warmth), read, state
+        )
 
     def _submission(
-        self, request: Request, lane: str | None, placing: Placing, warmth: tuple[str, ...] = ()
+        self,
+        request: Request,
+        environment: str | None,
+        placing: Placing,
+        warmth: tuple[str, ...] = (),
     ) -> Submission:
         priority = placing.get("priority", 1)
-        if priority not in range(wire.LEVELS):
+        if priority not in range(wire.PRIORITIES):
             raise InvalidRequestError(f"priority is {priority}; 0 is most urgent, 2 least")
         deadline_s = placing.get("deadline_s")
         if deadline_s is not None and not 0 < deadline_s <= 1e9:
             raise InvalidRequestError(f"deadline is {deadline_s:g} s; it must be above 0")
-        rid = placing.get("rid")
+        request_id = placing.get("request_id")
         body = wire.pack_request(request)
         # An echo is for load tests, where each request is to run.
         digest = b"" if request.op == "echo" else blake2b(body, digest_size=16).digest()
@@ -230,10 +237,12 @@ class Calls:
             # Whoever asks the same may share a run, wherever it is traced to.
             body = wire.pack_request(replace(request, traceparent=traceparent))
         return Submission(
-            rid=new_rid(self._settings.shards, digest) if rid is None else self.rid(rid),
-            lane="" if lane is None else check_name("environment", lane),
+            request_id=new_request_id(self._settings.shards, digest)
+            if request_id is None
+            else self.request_id(request_id),
+            environment="" if environment is None else check_name("environment", environment),
             tenant=check_name("tenant", placing.get("tenant", self._tenant)),
-            level=int(priority),
+            priority=int(priority),
             deadline_ms=0 if deadline_s is None else max(1, int(deadline_s * 1000)),
             longest_run_ms=int(request.longest_run_s * 1000),
             body=body,
@@ -242,11 +251,11 @@ class Calls:
         )
 
 
-def whereabouts(recipe: Recipe, lane: str) -> Whereabouts:
-    """Where a state of this recipe can be stepped, if ``lane`` is its environment."""
+def whereabouts(recipe: Recipe, environment: str) -> Whereabouts:
+    """Where a state of this recipe can be stepped, if ``environment`` is its environment."""
     header = text_hash(split_header(recipe.source.code).text)
     keys = (recipe.snapshot_key, snapshot_key(recipe.source.fingerprint, header))
-    return Whereabouts(lane, keys)
+    return Whereabouts(environment, keys)
 
 
 def _budgeted(request: Request, options: Check) -> Request:

@@ -1,14 +1,14 @@
-"""The engine below both clients: thousands of outstanding requests of one shard.
+"""The loop_thread below both clients: thousands of outstanding requests of one shard.
 
 Everything here runs on one event loop. Three tasks share a table of outstanding requests:
 
 - the *submitter* sends whatever gathered while its last call was under way as one batch;
 - the *reader* blocks on the client's inbox and ends the requests whose replies arrive;
 - the *watchdog* asks for requests that have been silent, and sends again what the server
-  no longer knows, which is safe since submit is idempotent by rid.
+  no longer knows, which is safe since submit is idempotent by request id.
 
 None of them ever gives a request up because a connection broke. Only when the server has
-been out of reach for ``patience_s`` do all outstanding requests end with an error.
+been out of reach for ``unavailable_timeout_s`` do all outstanding requests end with an error.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from leanq.errors import (
 )
 from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s
-from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, UnknownLane
+from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, UnknownEnvironment
 from leanq.queue.scripts import script_text
 from leanq.queue.wire import Reply
 
@@ -59,16 +59,25 @@ class Inbox:
         self._position = "0-0"
 
     async def read(self, awaited: Callable[[str], bool]) -> AsyncIterator[Replies]:
-        """Waits some seconds for replies, as (rid, bytes); large ones only where ``awaited``.
+        """Waits some seconds for replies, as (request id, bytes); large ones only where
+        ``awaited``.
 
         Raises UnavailableError; the next read then begins with the same replies.
         """
         reached, pairs = await self._queue.read_inbox(self._client, self._position, _BLOCK_MS)
         yield [pair for pair in pairs if not pair[1].isdigit()]
-        large = ((rid, int(size)) for rid, size in pairs if size.isdigit() and awaited(rid))
-        for rids in _batches(large):
-            replies = await self._queue.replies(rids)
-            yield [(rid, data) for rid, data in zip(rids, replies, strict=True) if data]
+        large = (
+            (request_id, int(size))
+            for request_id, size in pairs
+            if size.isdigit() and awaited(request_id)
+        )
+        for request_ids in _batches(large):
+            replies = await self._queue.replies(request_ids)
+            yield [
+                (request_id, data)
+                for request_id, data in zip(request_ids, replies, strict=True)
+                if data
+            ]
         # Not before all of it is taken: what is read from here on is dropped up to here.
         self._position = reached
 
@@ -76,8 +85,8 @@ class Inbox:
 def _batches(large: Iterator[tuple[str, int]]) -> Iterator[list[str]]:
     batch: list[str] = []
     size_bytes = 0
-    for rid, more_bytes in large:
-        batch.append(rid)
+    for request_id, more_bytes in large:
+        batch.append(request_id)
         size_bytes += more_bytes
         if size_bytes >= _FETCH_BYTES:
             yield batch
@@ -94,7 +103,7 @@ _BATCH_BYTES = 512 << 10
 _BATCH_REQUESTS = 1000
 _FIRST_SILENCE_S = 5.0
 _LONGEST_SILENCE_S = 60.0
-_LANE_RETRY_S = 1.0
+_ENVIRONMENT_RETRY_S = 1.0
 _CLOSE_S = 10.0
 
 
@@ -102,11 +111,11 @@ _CLOSE_S = 10.0
 class _Outstanding:
     """A request whose end is awaited.
 
-    ``submission`` is None where only its rid is known; ``known``: the server has had it.
+    ``submission`` is None where only its request id is known; ``known``: the server has had it.
     The times are of the monotonic clock; ``expires_at_s`` is when its deadline has passed.
     """
 
-    rid: str
+    request_id: str
     submission: Submission | None
     done: Done
     silence_s: float
@@ -115,17 +124,17 @@ class _Outstanding:
     known: bool = False
 
 
-class Dispatcher:
+class ShardClient:
     """Sends requests and calls back with each one's end, exactly once, on the loop's thread.
 
     Closes ``queue`` in the end.
     """
 
-    def __init__(self, queue: Queue, *, when_full: WhenFull, patience_s: float) -> None:
+    def __init__(self, queue: Queue, *, when_full: WhenFull, unavailable_timeout_s: float) -> None:
         self.client = secrets.token_urlsafe(12)
         self._queue = queue
         self._when_full = when_full
-        self._patience_s = patience_s
+        self._unavailable_timeout_s = unavailable_timeout_s
         self._outstanding: dict[str, _Outstanding] = {}
         self._outbox: deque[_Outstanding] = deque()
         self._withdrawn: list[str] = []
@@ -144,7 +153,7 @@ class Dispatcher:
         # Reading a script imports modules, and whoever forks amid an import inherits half of it.
         script_text("submit")
         try:
-            await self._queue.lanes()
+            await self._queue.environments()
         except BaseException:
             await self._queue.close()
             raise
@@ -157,24 +166,24 @@ class Dispatcher:
 
     def send(self, submission: Submission, done: Done) -> None:
         """Submits a request with the next batch."""
-        entry = _Outstanding(submission.rid, submission, done, _FIRST_SILENCE_S)
+        entry = _Outstanding(submission.request_id, submission, done, _FIRST_SILENCE_S)
         if self._enter(entry):
             self._outbox.append(entry)
             self._work.set()
 
-    def attach(self, rid: str, done: Done) -> None:
+    def attach(self, request_id: str, done: Done) -> None:
         """Waits for a request that was submitted before, perhaps by a client that died."""
-        if self._enter(_Outstanding(rid, None, done, _FIRST_SILENCE_S)):
+        if self._enter(_Outstanding(request_id, None, done, _FIRST_SILENCE_S)):
             self._ask.set()
 
-    def cancel(self, rid: str, done: Done) -> bool:
+    def cancel(self, request_id: str, done: Done) -> bool:
         """Withdraws a request, whose callback ``done`` is not called any more; False where it
         has been called already."""
-        entry = self._outstanding.get(rid)
+        entry = self._outstanding.get(request_id)
         if entry is None or entry.done != done:
             return False
-        del self._outstanding[rid]
-        self._withdrawn.append(rid)
+        del self._outstanding[request_id]
+        self._withdrawn.append(request_id)
         self._work.set()
         self._note_idle()
         return True
@@ -215,15 +224,17 @@ class Dispatcher:
         if self._over:
             entry.done(self._over())
             return False
-        if entry.rid in self._outstanding:
-            entry.done(InvalidRequestError(f"this client already waits for request {entry.rid}"))
+        if entry.request_id in self._outstanding:
+            entry.done(
+                InvalidRequestError(f"this client already waits for request {entry.request_id}")
+            )
             return False
-        self._outstanding[entry.rid] = entry
+        self._outstanding[entry.request_id] = entry
         self._reading.set()
         return True
 
-    def _end(self, rid: str, end: Reply | LeanQError) -> None:
-        entry = self._outstanding.pop(rid, None)
+    def _end(self, request_id: str, end: Reply | LeanQError) -> None:
+        entry = self._outstanding.pop(request_id, None)
         if entry:
             entry.done(end)
             self._note_idle()
@@ -231,21 +242,23 @@ class Dispatcher:
     def _end_all(self, error: Callable[[], LeanQError]) -> None:
         """Ends each with an error of its own, since raising one adds to its traceback."""
         self._outbox.clear()
-        for rid in list(self._outstanding):
-            self._end(rid, error())
+        for request_id in list(self._outstanding):
+            self._end(request_id, error())
 
     def _note_idle(self) -> None:
         if not self._outstanding:
             self._reading.clear()
             self._down_since = None
 
-    def _end_with_bytes(self, rid: str, data: bytes) -> None:
+    def _end_with_bytes(self, request_id: str, data: bytes) -> None:
         try:
-            reply = wire.unpack_reply(rid, data)
+            reply = wire.unpack_reply(request_id, data)
         except WireError as error:
-            self._end(rid, RequestError(f"the reply to {rid} cannot be read: {error}"))
+            self._end(
+                request_id, RequestError(f"the reply to {request_id} cannot be read: {error}")
+            )
             return
-        self._end(rid, reply if reply.error is None else RequestError(reply.error))
+        self._end(request_id, reply if reply.error is None else RequestError(reply.error))
 
     # The submitter
 
@@ -268,9 +281,9 @@ class Dispatcher:
             while self._outbox or self._withdrawn:
                 if batch := self._next_batch():
                     await self._submit(batch)
-                if rids := self._withdrawn[:_BATCH_REQUESTS]:
-                    await self._queue.cancel(rids)
-                    del self._withdrawn[: len(rids)]
+                if request_ids := self._withdrawn[:_BATCH_REQUESTS]:
+                    await self._queue.cancel(request_ids)
+                    del self._withdrawn[: len(request_ids)]
                 self._note_up()
 
     def _next_batch(self) -> list[tuple[_Outstanding, Submission]]:
@@ -278,17 +291,17 @@ class Dispatcher:
         size = 0
         while self._outbox and len(batch) < _BATCH_REQUESTS and size < _BATCH_BYTES:
             entry = self._outbox.popleft()
-            if entry.submission and entry.rid in self._outstanding:
+            if entry.submission and entry.request_id in self._outstanding:
                 batch.append((entry, entry.submission))
                 size += len(entry.submission.body)
         return batch
 
     async def _submit(self, batch: list[tuple[_Outstanding, Submission]]) -> None:
-        lanes: list[str] = []
+        environments: list[str] = []
         try:
             answers = await self._queue.submit(self.client, [s for _, s in batch])
-            if UnknownLane() in answers:
-                lanes = await self._queue.lanes()
+            if UnknownEnvironment() in answers:
+                environments = await self._queue.environments()
         except QueueFullError as error:
             for entry, _ in batch:
                 self._refused(entry, str(error), error.retry_after_s)
@@ -298,14 +311,14 @@ class Dispatcher:
             raise
         now_s = time.monotonic()
         for (entry, submission), answer in zip(batch, answers, strict=True):
-            self._answered(entry, submission, answer, lanes, now_s)
+            self._answered(entry, submission, answer, environments, now_s)
 
     def _answered(
         self,
         entry: _Outstanding,
         submission: Submission,
         answer: Submitted,
-        lanes: list[str],
+        environments: list[str],
         now_s: float,
     ) -> None:
         match answer:
@@ -316,22 +329,22 @@ class Dispatcher:
                     entry.expires_at_s = now_s + submission.deadline_ms / 1000 + 0.1
                 self._ask_later(entry, now_s)
             case Full(retry_after_s):
-                where = f"for tenant {submission.tenant!r} in {submission.lane!r}"
+                where = f"for tenant {submission.tenant!r} in {submission.environment!r}"
                 self._refused(entry, f"the queue is full {where}", retry_after_s)
-            case UnknownLane() if entry.known:
-                # The server has lost its data, and other lanes' workers were back sooner.
-                self._send_later(entry, _LANE_RETRY_S)
-            case UnknownLane():
-                text = f"no worker has ever offered the environment {submission.lane!r}"
-                known = ", ".join(lanes)
-                self._end(entry.rid, UnknownEnvironmentError(f"{text}; known: {known}"))
+            case UnknownEnvironment() if entry.known:
+                # The server has lost its data, and other environments' workers were back sooner.
+                self._send_later(entry, _ENVIRONMENT_RETRY_S)
+            case UnknownEnvironment():
+                text = f"no worker has ever offered the environment {submission.environment!r}"
+                known = ", ".join(environments)
+                self._end(entry.request_id, UnknownEnvironmentError(f"{text}; known: {known}"))
             case bytes():
-                self._end_with_bytes(entry.rid, answer)
+                self._end_with_bytes(entry.request_id, answer)
 
     def _refused(self, entry: _Outstanding, why: str, after_s: float) -> None:
         if self._when_full == "raise":
             error = QueueFullError(f"{why}; retry after {after_s:g} s", after_s)
-            self._end(entry.rid, error)
+            self._end(entry.request_id, error)
         else:
             self._send_later(entry, after_s)
 
@@ -339,7 +352,7 @@ class Dispatcher:
         asyncio.get_running_loop().call_later(after_s, self._send_again, entry)
 
     def _send_again(self, entry: _Outstanding) -> None:
-        if entry.rid in self._outstanding:
+        if entry.request_id in self._outstanding:
             self._outbox.append(entry)
             self._work.set()
 
@@ -352,8 +365,8 @@ class Dispatcher:
             await self._reading.wait()
             try:
                 async for replies in inbox.read(self._outstanding.__contains__):
-                    for rid, data in replies:
-                        self._end_with_bytes(rid, data)
+                    for request_id, data in replies:
+                        self._end_with_bytes(request_id, data)
             except UnavailableError as error:
                 self._note_down(error)
                 await asyncio.sleep(next(pauses))
@@ -385,17 +398,17 @@ class Dispatcher:
         return sent and entry.ask_at_s <= now_s
 
     async def _ask_for(self, entries: list[_Outstanding]) -> None:
-        answers = await self._queue.lookup(self.client, [entry.rid for entry in entries])
+        answers = await self._queue.lookup(self.client, [entry.request_id for entry in entries])
         now_s = time.monotonic()
         for entry, answer in zip(entries, answers, strict=True):
             if isinstance(answer, bytes):
-                self._end_with_bytes(entry.rid, answer)
+                self._end_with_bytes(entry.request_id, answer)
             elif answer:
                 entry.silence_s = min(_LONGEST_SILENCE_S, 2 * entry.silence_s)
                 self._ask_later(entry, now_s)
             elif entry.submission is None:
-                text = f"the server does not know {entry.rid}: it never did, or its reply has gone"
-                self._end(entry.rid, LostError(text))
+                text = "the server does not know {}: it never did, or its reply has gone"
+                self._end(entry.request_id, LostError(text.format(entry.request_id)))
             else:
                 entry.ask_at_s = 0.0
                 self._send_again(entry)
@@ -418,8 +431,8 @@ class Dispatcher:
             return
         if self._down_since is None:
             self._down_since = now
-        elif now - self._down_since > self._patience_s:
-            text = f"{error} (for {self._patience_s:g} s)"
+        elif now - self._down_since > self._unavailable_timeout_s:
+            text = f"{error} (for {self._unavailable_timeout_s:g} s)"
             self._end_all(partial(UnavailableError, text))
 
 

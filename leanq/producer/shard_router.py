@@ -1,4 +1,4 @@
-"""A dispatcher for each shard, and the switch between them: a rid says whose it is."""
+"""A client for each shard, and the router between them: a request id names its shard."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any, Protocol
 
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownStateError
 from leanq.lean.recipes import read_recipe
-from leanq.producer.request_builder import Call, Whereabouts, whereabouts
-from leanq.producer.shard_client import Dispatcher, Done
+from leanq.producer.request_builder import PreparedRequest, Whereabouts, whereabouts
+from leanq.producer.shard_client import Done, ShardClient
 from leanq.queue.keys import shard_of
 from leanq.queue.queue import Queue, backoff_s
 from leanq.states import RedisStates
 
 
-class Finder:
-    """Finds where states can be stepped, over the connections of the client's dispatchers."""
+class StateLocator:
+    """Finds where states can be stepped, over the connections of the client's shard_clients."""
 
-    def __init__(self, queues: Sequence[Queue], patience_s: float) -> None:
+    def __init__(self, queues: Sequence[Queue], unavailable_timeout_s: float) -> None:
         self._queues = queues
         self._states = RedisStates(queues)
-        self._patience_s = patience_s
+        self._unavailable_timeout_s = unavailable_timeout_s
 
     async def find(self, state: str) -> Whereabouts:
         """Where ``state`` can be stepped.
 
         Raises:
             UnknownStateError: nobody knows it, or it is of an environment that nobody offers.
-            UnavailableError: no server answered for ``patience_s``.
+            UnavailableError: no server answered for ``unavailable_timeout_s``.
         """
-        give_up_s = time.monotonic() + self._patience_s
+        give_up_s = time.monotonic() + self._unavailable_timeout_s
         for pause_s in backoff_s(random.Random()):
             try:
                 return await self._find(state)
@@ -52,9 +52,9 @@ class Finder:
             )
         recipe = read_recipe(state, records)
         fingerprint = recipe.source.fingerprint
-        for lane, known in (await self._queues[0].fingerprints()).items():
+        for environment, known in (await self._queues[0].fingerprints()).items():
             if known == fingerprint:
-                return whereabouts(recipe, lane)
+                return whereabouts(recipe, environment)
         raise UnknownStateError(
             f"the state {state} is of an environment with the fingerprint {fingerprint[:12]}, "
             "which no worker offers"
@@ -67,26 +67,26 @@ class Route(Protocol):
     async def open(self) -> None:
         """Raises UnavailableError when no server answers."""
 
-    def send(self, call: Call[Any], done: Done) -> None:
+    def send(self, call: PreparedRequest[Any], done: Done) -> None:
         """Submits; ``done`` is called once, with the end, unless it was cancelled before."""
 
-    def attach(self, rid: str, done: Done) -> None:
+    def attach(self, request_id: str, done: Done) -> None:
         """Waits for a request that was submitted before."""
 
-    def cancel(self, rid: str, done: Done) -> bool:
+    def cancel(self, request_id: str, done: Done) -> bool:
         """Withdraws; False where ``done`` has been called already."""
 
     async def close(self, *, withdraw: bool) -> None:
         """Ends everything; what is outstanding is withdrawn, or runs on."""
 
 
-class Switch:
-    """All shards of the queue, with the methods of a :class:`Dispatcher`."""
+class ShardRouter:
+    """All shards of the queue, with the methods of a :class:`ShardClient`."""
 
-    def __init__(self, dispatchers: Sequence[Dispatcher], finder: Finder) -> None:
-        self._each = dispatchers
-        self._finder = finder
-        # Calls whose state is being found.
+    def __init__(self, shard_clients: Sequence[ShardClient], state_locator: StateLocator) -> None:
+        self._each = shard_clients
+        self._state_locator = state_locator
+        # RequestBuilder whose state is being found.
         self._finding: dict[tuple[str, Done], asyncio.Task[None]] = {}
 
     async def open(self) -> None:
@@ -100,26 +100,26 @@ class Switch:
 
     def start(self) -> None:
         """Opens whether or not the servers answer."""
-        for dispatcher in self._each:
-            dispatcher.start()
+        for shard_client in self._each:
+            shard_client.start()
 
-    def send(self, call: Call[Any], done: Done) -> None:
+    def send(self, call: PreparedRequest[Any], done: Done) -> None:
         """Submits, once it is known where."""
         submission = call.submission
-        if call.state and not submission.lane:
+        if call.state and not submission.environment:
             task = asyncio.get_running_loop().create_task(self._find(call, done))
-            self._finding[submission.rid, done] = task
+            self._finding[submission.request_id, done] = task
         else:
-            self._each[shard_of(submission.rid)].send(submission, done)
+            self._each[shard_of(submission.request_id)].send(submission, done)
 
-    def attach(self, rid: str, done: Done) -> None:
-        self._each[shard_of(rid)].attach(rid, done)
+    def attach(self, request_id: str, done: Done) -> None:
+        self._each[shard_of(request_id)].attach(request_id, done)
 
-    def cancel(self, rid: str, done: Done) -> bool:
-        if task := self._finding.pop((rid, done), None):
+    def cancel(self, request_id: str, done: Done) -> bool:
+        if task := self._finding.pop((request_id, done), None):
             task.cancel()
             return True
-        return self._each[shard_of(rid)].cancel(rid, done)
+        return self._each[shard_of(request_id)].cancel(request_id, done)
 
     async def close(self, *, withdraw: bool) -> None:
         finding, self._finding = self._finding, {}
@@ -129,17 +129,17 @@ class Switch:
         await asyncio.gather(*finding.values(), return_exceptions=True)
         await asyncio.gather(*(d.close(withdraw=withdraw) for d in self._each))
 
-    async def _find(self, call: Call[Any], done: Done) -> None:
+    async def _find(self, call: PreparedRequest[Any], done: Done) -> None:
         submission = call.submission
         end: LeanQError | None = None
         try:
-            where = await self._finder.find(call.state)
+            where = await self._state_locator.find(call.state)
         except LeanQError as error:
             end = error
-        if self._finding.pop((submission.rid, done), None) is None:
+        if self._finding.pop((submission.request_id, done), None) is None:
             return
         if end:
             done(end)
         else:
-            found = replace(submission, lane=where.lane, affinity=where.warmth)
-            self._each[shard_of(submission.rid)].send(found, done)
+            found = replace(submission, environment=where.environment, affinity=where.warmth)
+            self._each[shard_of(submission.request_id)].send(found, done)

@@ -24,7 +24,7 @@ from queue import SimpleQueue
 from typing import Unpack
 
 from leanq.errors import InvalidRequestError, LeanQError, UsageError
-from leanq.producer.request_builder import Calls, Check
+from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.queue.wire import Reply, Verdict
 
 WINDOW = 512
@@ -63,7 +63,7 @@ class Result:
 class Maps:
     """``map`` and ``amap`` for whatever has ``check``."""
 
-    _calls: Calls
+    _calls: RequestBuilder
 
     @abstractmethod
     def check(self, code: str, **options: Unpack[Check]) -> Future[Reply]:
@@ -92,7 +92,7 @@ class Maps:
                 of them may be outstanding, so let it be several times the fleet's slots.
             ordered: results in the order of the codes, where one that is late holds up those behind
                 it, at most ``window`` of them; or else as they finish.
-            options: as of :meth:`check`, for all codes alike; but no ``rid``.
+            options: as of :meth:`check`, for all codes alike; but no ``request_id``.
 
         Raises:
             UsageError: a malformed option, at once.

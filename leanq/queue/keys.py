@@ -1,42 +1,58 @@
 """Every key of leanq's in Redis.
 
 All keys of a shard begin with ``{PREFIX:SHARD}``, the hash tag that keeps them in one slot
-of a cluster, so that one script can change them together. A rid names its shard. Where there are
-several, SHARD is ``0/3.7``: the first of three, and a number that makes their slots lie evenly.
+of a cluster, so that one script can change them together. A request id names its shard. Where there
+are several, SHARD is ``0/3.7``: the first of three, and a number that makes their slots lie evenly.
 
 | key after the tag | type | holds | written by | ends |
 | --- | --- | --- | --- | --- |
-| ``:req:RID`` | string | a request in flight: its record | submit, requeue | at its reply |
-| ``:req:RID`` | string | then its packed reply | settle, cancel, reap, claim | time-to-live |
-| ``:where`` | hash | rid → where it is if not in its line | submit, claim, requeue | at its reply |
-| ``:wait:LANE:LEVEL:TENANT`` | list | rids that wait, next first | submit, requeue | when empty |
-| ``:ring:LANE:LEVEL`` | list | tenants whose wait list is not empty | the same | when empty |
-| ``:parked:LANE:LEVEL`` | set | such tenants that are held back | submit, pause | resume |
-| ``:paused`` | hash | ``l:LANE`` or ``t:TENANT`` held back → since when, ms | pause | resume |
-| ``:suspects:LANE`` | list | rids that must run alone | requeue | when empty |
-| ``:work:WORKER`` | sorted set | its processing list: rid → overrun, ms | claim | when empty |
+| ``:req:REQUEST_ID`` | string | a request in flight: its record | submit, requeue | at its reply |
+| ``:req:REQUEST_ID`` | string | then its packed reply | settle, cancel, reap, claim | time-to-live
+|
+| ``:where`` | hash | request id → where it is if not in its line | submit, claim, requeue | at its
+reply |
+| ``:wait:ENVIRONMENT:PRIORITY:TENANT`` | list | request ids that wait, next first | submit, requeue
+| when empty |
+| ``:ring:ENVIRONMENT:PRIORITY`` | list | tenants whose wait list is not empty | the same | when
+empty |
+| ``:parked:ENVIRONMENT:PRIORITY`` | set | such tenants that are held back | submit, pause | resume
+|
+| ``:paused`` | hash | ``e:ENVIRONMENT`` or ``t:TENANT`` held back → since when, ms | pause | resume
+|
+| ``:suspects:ENVIRONMENT`` | list | request ids that must run alone | requeue | when empty |
+| ``:work:WORKER`` | sorted set | its processing list: request id → overrun, ms | claim | when empty
+|
 | ``:workers`` | sorted set | worker → end of its lease, ms | join, claim, renew | leave, reap |
 | ``:info`` | hash | worker → what it says of itself | join | leave, reap |
-| ``:lanes`` | hash | environment → its fingerprint and version | join | never |
-| ``:isolating:LANE`` | string | who empties itself for a suspect | claim | time-to-live |
-| ``:runs`` | hash | LANE:DIGEST → the rid that identical ones attach to | claim | with its run |
-| ``:with:RID`` | sorted set | its followers: rid → submitted, ms | submit, claim | with its run |
+| ``:environments`` | hash | environment → its fingerprint and version | join | never |
+| ``:isolating:ENVIRONMENT`` | string | who empties itself for a suspect | claim | time-to-live |
+| ``:runs`` | hash | ENVIRONMENT:DIGEST → the request id that identical ones attach to | claim |
+with its run |
+| ``:with:REQUEST_ID`` | sorted set | its followers: request id → submitted, ms | submit, claim |
+with its run |
 | ``:verdict:FINGERPRINT:DIGEST`` | string | a remembered reply | settle | time-to-live |
 | ``:prints`` | hash | environment → its fingerprint now | join | never |
-| ``:inbox:CLIENT`` | stream | rid, reply, rid, reply … | whoever ends a request | time-to-live |
+| ``:inbox:CLIENT`` | stream | request id, reply, request id, reply … | whoever ends a request |
+time-to-live |
 | ``:pinning`` | hash | environment → who watches over promises | submit, claim | never |
-| ``:warm:LANE:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim | time-to-live |
+| ``:warm:ENVIRONMENT:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim |
+time-to-live |
 | ``:vacant`` | hash | worker → how many more it would take | claim, submit | leave, reap |
-| ``:promise:WORKER`` | list | rids that only it may claim, for a moment | submit | claim, reap |
+| ``:promise:WORKER`` | list | request ids that only it may claim, for a moment | submit | claim,
+reap |
 | ``:promises`` | sorted set | worker → until when that holds, ms | submit | claim, reap |
-| ``:bell:LANE`` | list | tokens that wake idle workers | submit, requeue, claim | when empty |
-| ``:stop:WORKER`` | list | rids to stop, ``+`` for a promise | cancel, submit, poke | leave, reap |
-| ``:stats`` | hash | counters, and ``waiting:LANE`` | every script | never |
-| ``:tally`` | hash | counters by lane, see ``Status.tallies`` | submit, claim, cancel | never |
+| ``:bele:ENVIRONMENT`` | list | tokens that wake idle workers | submit, requeue, claim | when empty
+|
+| ``:stop:WORKER`` | list | request ids to stop, ``+`` for a promise | cancel, submit, poke | leave,
+reap |
+| ``:stats`` | hash | counters, and ``waiting:ENVIRONMENT`` | every script | never |
+| ``:tally`` | hash | counters by environment, see ``Status.tallies`` | submit, claim, cancel |
+never |
 | ``:minutes`` | sorted set | the totals of each minute, a day long | submit, renew | bounded |
 | ``:scaler`` | hash | environment → the scaler's last decision | the scaler | time-to-live |
-| ``:dead`` | sorted set | dead letters: rid → time of death, ms | reap, renew | dead drop, retry |
-| ``:deadreq:RID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
+| ``:dead`` | sorted set | dead letters: request id → time of death, ms | reap, renew | dead drop,
+retry |
+| ``:deadreq:REQUEST_ID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
 | ``:states:XXX`` | hash | records of states whose ids begin so | state_… scripts | collected |
 | ``:collect`` | hash | how far the collection of states is | state_collect | never |
 | ``:snaps`` | hash | snapshot → last use, bytes, chunks | snapshot_… scripts | when empty |
@@ -45,8 +61,8 @@ several, SHARD is ``0/3.7``: the first of three, and a number that makes their s
 | ``:chunk:HASH`` | string | a piece of a snapshot | the worker that made it | time-to-live |
 
 A record (``lua/library.lua`` has its layout) begins with the byte 0x01, a reply with 0x93.
-``:where`` tells of a request that it is leased (token, worker, client, lane, whether it runs alone
-and may be shared, digest), attached to another (the leader, its worker), promised (to which
+``:where`` tells of a request that it is leased (token, worker, client, environment, whether it runs
+alone and may be shared, digest), attached to another (the leader, its worker), promised (to which
 worker), or that a warmer one first went before it (when, ms); of one that simply waits in its line,
 nothing. A leased request whose client is "" was withdrawn: it runs on for others, and has its
 reply. A request in flight carries no time-to-live, so no eviction policy that spares such keys can
@@ -92,15 +108,15 @@ class Keys:
                 return tag
         raise AssertionError
 
-    def request(self, rid: str) -> str:
+    def request(self, request_id: str) -> str:
         """Where a request is, and afterwards its reply."""
-        return f"{self.tag}:req:{rid}"
+        return f"{self.tag}:req:{request_id}"
 
     def inbox(self, client: str) -> str:
         return f"{self.tag}:inbox:{client}"
 
-    def bell(self, lane: str) -> str:
-        return f"{self.tag}:bell:{lane}"
+    def bell(self, environment: str) -> str:
+        return f"{self.tag}:bell:{environment}"
 
     def stop(self, worker: str) -> str:
         return f"{self.tag}:stop:{worker}"
@@ -117,12 +133,12 @@ class Keys:
     def dead(self) -> str:
         return f"{self.tag}:dead"
 
-    def dead_letter(self, rid: str) -> str:
-        return f"{self.tag}:deadreq:{rid}"
+    def dead_letter(self, request_id: str) -> str:
+        return f"{self.tag}:deadreq:{request_id}"
 
 
-def new_rid(shards: int, digest: bytes = b"") -> str:
-    """A rid that nobody else will ever make: a shard, then 96 random bits.
+def new_request_id(shards: int, digest: bytes = b"") -> str:
+    """A request id that nobody else will ever make: a shard, then 96 random bits.
 
     Any shard will do, but requests with the same ``digest`` have to meet in one.
     """
@@ -138,7 +154,7 @@ def new_rid(shards: int, digest: bytes = b"") -> str:
 
 
 # Random names not yet given away. Asking the system for each would cost more than all else that
-# makes a rid.
+# makes a request id.
 _names: list[str] = []
 _DRAWN = 256
 
@@ -152,19 +168,19 @@ def _draw_names() -> None:
 os.register_at_fork(after_in_child=_names.clear)
 
 
-def retry_rid(rid: str) -> str:
-    """The rid under which a dead letter is sent again: ``0-x``, ``0-x.r1``, ``0-x.r2`` …
+def retry_request_id(request_id: str) -> str:
+    """The request id under which a dead letter is sent again: ``0-x``, ``0-x.r1``, ``0-x.r2`` …
 
     The old one has its reply already. It is the same whoever retries, so that two retries of one
     letter are one request.
     """
-    base, dot, number = rid.rpartition(".r")
-    return f"{base}.r{int(number) + 1}" if dot and number.isdigit() else f"{rid}.r1"
+    base, dot, number = request_id.rpartition(".r")
+    return f"{base}.r{int(number) + 1}" if dot and number.isdigit() else f"{request_id}.r1"
 
 
-def shard_of(rid: str) -> int:
-    """The shard that ``rid`` names; raises UsageError for what is no rid."""
-    head, dash, rest = rid.partition("-")
+def shard_of(request_id: str) -> int:
+    """The shard that ``request_id`` names; raises UsageError for what is no request id."""
+    head, dash, rest = request_id.partition("-")
     if not (dash and head.isascii() and head.isdigit() and 0 < len(rest) <= 64):
-        raise UsageError(f"{rid!r} is no request id; one looks like '0-yXAfGB0pJr2-dUyP'")
+        raise UsageError(f"{request_id!r} is no request id; one looks like '0-yXAfGB0pJr2-dUyP'")
     return int(head)

@@ -35,7 +35,7 @@ from leanq.queue.results import (
     DeadLetter,
     Full,
     Job,
-    LevelRow,
+    PriorityRow,
     Promised,
     Queued,
     Reaped,
@@ -45,7 +45,7 @@ from leanq.queue.results import (
     Status,
     Submission,
     Submitted,
-    UnknownLane,
+    UnknownEnvironment,
     WorkerRow,
     is_record,
     merged,
@@ -93,7 +93,7 @@ class Queue:
             await link.close()
 
     async def submit(self, client: str, batch: Sequence[Submission]) -> list[Submitted]:
-        """Takes requests in; per request what became of it. Idempotent by rid.
+        """Takes requests in; per request what became of it. Idempotent by request id.
 
         Raises:
             QueueFullError: the server is out of memory; nothing of the batch was taken.
@@ -101,14 +101,14 @@ class Queue:
         remember = self._ttl_ms if self.settings.remember_s > 0 else 0
         args: list[Any] = [client, self.settings.max_waiting, remember]
         for item in batch:
-            args += (item.rid, item.kind, item.tenant, item.digest, item.body)
+            args += (item.request_id, item.kind, item.tenant, item.digest, item.body)
         answers = await self.run("submit", args)
         return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
 
     async def claim(
         self,
         worker: str,
-        lanes: Sequence[str],
+        environments: Sequence[str],
         want: int,
         *,
         busy: int,
@@ -124,8 +124,8 @@ class Queue:
         remember_ms = int(self.settings.remember_s * 1000)
         args += (self.settings.max_attempts, remember_ms, len(settlements))
         for item in settlements:
-            args += (item.rid, item.token, item.reply, item.about)
-        answer = await self.run("claim", [*args, *lanes])
+            args += (item.request_id, item.token, item.reply, item.about)
+        answer = await self.run("claim", [*args, *environments])
         acks, jobs, held, hold, again_ms, now_ms, pinned = answer
         rows = zip(jobs[::4], jobs[1::4], jobs[2::4], jobs[3::4], strict=True)
         found = tuple(read_job(*row, token, now_ms) for row in rows)
@@ -139,10 +139,10 @@ class Queue:
         tokens = map(_text, jobs[4::5])
         rows = zip(jobs[::5], jobs[1::5], jobs[2::5], jobs[3::5], tokens, strict=True)
         found = tuple(read_job(*row, now_ms) for row in rows)
-        return found, [_text(rid) for rid in lost]
+        return found, [_text(request_id) for request_id in lost]
 
     async def renew(
-        self, worker: str, lanes: Collection[str] = (), *, stretch: float = 1.0
+        self, worker: str, environments: Collection[str] = (), *, stretch: float = 1.0
     ) -> Renewed:
         """A sign of life: extends the lease over all that the worker holds.
 
@@ -150,7 +150,14 @@ class Queue:
         nothing.
         """
         idle_ms = int(self._lease_ms * stretch)
-        args = [worker, self._lease_ms, self.settings.max_attempts, self._ttl_ms, idle_ms, *lanes]
+        args = [
+            worker,
+            self._lease_ms,
+            self.settings.max_attempts,
+            self._ttl_ms,
+            idle_ms,
+            *environments,
+        ]
         held, lapsed, overrun, known, *seen = await self.run("renew", args)
         return Renewed(held, lapsed > 0, tuple(_text(r) for r in overrun), known == 1, *seen)
 
@@ -162,18 +169,18 @@ class Queue:
         how: Returning = "keep",
         leave: bool = False,
     ) -> int:
-        """Gives back (rid, token) pairs unfinished; how many of the leases were current.
+        """Gives back (request id, token) pairs unfinished; how many of the leases were current.
 
         ``leave``: the worker leaves the fleet.
         """
         args: list[Any] = [worker, self.settings.max_attempts, self._ttl_ms, how, int(leave)]
-        for rid, token in leases:
-            args += (rid, token)
+        for request_id, token in leases:
+            args += (request_id, token)
         return cast(int, await self.run("release", args))
 
-    async def cancel(self, rids: Sequence[str]) -> list[bool]:
-        """Withdraws requests; per rid whether it was in time."""
-        return [a == 1 for a in await self.run("cancel", [self._ttl_ms, *rids])]
+    async def cancel(self, request_ids: Sequence[str]) -> list[bool]:
+        """Withdraws requests; per request id whether it was in time."""
+        return [a == 1 for a in await self.run("cancel", [self._ttl_ms, *request_ids])]
 
     async def reap(self) -> Reaped:
         """Gives back up to 100 requests of one worker whose lease lapsed."""
@@ -181,13 +188,14 @@ class Queue:
         requeued, poisoned, more, truce_ms = await self.run("reap", args)
         return Reaped(requeued, poisoned, more == 1, truce_ms / 1000)
 
-    async def lookup(self, client: str, rids: Sequence[str]) -> list[bytes | bool]:
-        """Per rid its reply, True while in flight, or False if the server knows nothing of it.
+    async def lookup(self, client: str, request_ids: Sequence[str]) -> list[bytes | bool]:
+        """Per request id its reply, True while in flight, or False if the server knows nothing of
+        it.
 
         Attaches ``client`` to what is in flight, and expires what missed its deadline.
         """
         answers = await self.run(
-            "lookup", [client, self._ttl_ms, self.settings.max_attempts, *rids]
+            "lookup", [client, self._ttl_ms, self.settings.max_attempts, *request_ids]
         )
         return [a > 0 if isinstance(a, int) else a for a in answers]
 
@@ -195,32 +203,37 @@ class Queue:
         self,
         worker: str,
         info: bytes,
-        lanes: Mapping[str, bytes],
+        environments: Mapping[str, bytes],
         fingerprints: Mapping[str, str] | None = None,
     ) -> None:
-        """Enters the fleet; ``info`` and the lanes' values are for people to read.
+        """Enters the fleet; ``info`` and the environments' values are for people to read.
 
-        ``fingerprints`` say which verdicts may be remembered for a lane's requests from now on.
+        ``fingerprints`` say which verdicts may be remembered for an environment's requests from now
+        on.
         """
         args: list[Any] = [worker, self._lease_ms, info]
-        for lane, about in lanes.items():
-            args += (lane, about, (fingerprints or {}).get(lane, ""))
+        for environment, about in environments.items():
+            args += (environment, about, (fingerprints or {}).get(environment, ""))
         await self.run("join", args)
 
-    async def pause(self, kind: Literal["lane", "tenant"], name: str, *, hold: bool) -> bool:
-        """Holds a lane or a tenant back, or lets it go on; whether that was otherwise before."""
+    async def pause(self, kind: Literal["environment", "tenant"], name: str, *, hold: bool) -> bool:
+        """Pauses or resumes an environment or a tenant; whether that changed anything."""
         return bool(await self.run("pause", [kind[0], name, int(hold)]))
 
     async def status(self) -> Status:
-        """One look at the shard. Tenants beyond the first 1,000 of a lane are not counted."""
+        """The shard's status. Of an environment's tenants the first 1,000 are counted."""
         answer = await self.run("status", [])
-        _, stats, lanes, workers, levels, suspects, dead, tallies, paused, decisions = answer
+        _, stats, environments, workers, priorities, suspects, dead, tallies, paused, decisions = (
+            answer
+        )
         return Status(
             counters={_text(k): int(v) for k, v in _pairs(stats)},
-            lanes={_text(k): v for k, v in _pairs(lanes)},
+            environments={_text(k): v for k, v in _pairs(environments)},
             workers=tuple(WorkerRow(_text(w), ms / 1000, n, i) for w, ms, n, i in workers),
-            levels=tuple(LevelRow(_text(l_), p, t, n, a / 1000, h) for l_, p, t, n, a, h in levels),
-            suspects={_text(lane): n for lane, n in suspects},
+            priorities=tuple(
+                PriorityRow(_text(l_), p, t, n, a / 1000, h) for l_, p, t, n, a, h in priorities
+            ),
+            suspects={_text(environment): n for environment, n in suspects},
             dead=dead,
             tallies={_text(k): int(v) for k, v in _pairs(tallies)},
             paused={_text(k): int(v) / 1000 for k, v in _pairs(paused)},
@@ -239,34 +252,34 @@ class Queue:
         )
         return [read_minute(data) for data in found]
 
-    async def dead_rids(self, most: int) -> list[str]:
-        """The dead letters' rids, the newest first."""
+    async def dead_request_ids(self, most: int) -> list[str]:
+        """The dead letters' request ids, the newest first."""
         found: Any = await self._commands.call(lambda c: c.zrevrange(self.keys.dead, 0, most - 1))
-        return [_text(rid) for rid in found]
+        return [_text(request_id) for request_id in found]
 
-    async def dead_letter(self, rid: str) -> DeadLetter | None:
+    async def dead_letter(self, request_id: str) -> DeadLetter | None:
         """One dead letter, if there is such a one."""
-        letter = ("HGETALL", self.keys.dead_letter(rid))
-        flat, died_ms = await self._at_once(letter, ("ZSCORE", self.keys.dead, rid))
+        letter = ("HGETALL", self.keys.dead_letter(request_id))
+        flat, died_ms = await self._at_once(letter, ("ZSCORE", self.keys.dead, request_id))
         fields = dict(_pairs(flat))
         if not fields or died_ms is None:
             return None
-        submission, client = read_record(rid, fields[b"record"])
+        submission, client = read_record(request_id, fields[b"record"])
         # Sent again it runs for itself.
         submission = replace(submission, digest="")
         worker = _text(fields[b"w"])
         return DeadLetter(submission, client, int(fields[b"n"]), worker, float(died_ms) / 1000)
 
-    async def drop_dead(self, rid: str) -> bool:
+    async def drop_dead(self, request_id: str) -> bool:
         """Removes a dead letter for good; whether there was one."""
-        letter = ("UNLINK", self.keys.dead_letter(rid))
-        removed, _ = await self._at_once(("ZREM", self.keys.dead, rid), letter)
+        letter = ("UNLINK", self.keys.dead_letter(request_id))
+        removed, _ = await self._at_once(("ZREM", self.keys.dead, request_id), letter)
         return bool(removed)
 
     async def read_inbox(
         self, client: str, after: str, block_ms: int
     ) -> tuple[str, list[tuple[str, bytes]]]:
-        """Waits for the client's inbox: the new position and (rid, reply) pairs.
+        """Waits for the client's inbox: the new position and (request id, reply) pairs.
 
         A reply that is a number has that many bytes, too many for the inbox, and waits in its
         request's place. What lies up to ``after`` is dropped; reading again from the same position
@@ -290,47 +303,49 @@ class Queue:
         """Removes the inbox of a client that ends."""
         await self._commands.call(lambda c: c.unlink(self.keys.inbox(client)))
 
-    async def replies(self, rids: Sequence[str]) -> list[bytes | None]:
+    async def replies(self, request_ids: Sequence[str]) -> list[bytes | None]:
         """The replies that exist, in order."""
-        names = [self.keys.request(rid) for rid in rids]
+        names = [self.keys.request(request_id) for request_id in request_ids]
         (found,) = await self._commands.ask(("MGET", *names))
         return [None if data is None or is_record(data) else data for data in found]
 
     async def wait_bell(
-        self, worker: str, lanes: Sequence[str], block_s: float
+        self, worker: str, environments: Sequence[str], block_s: float
     ) -> str | Promised | None:
-        """Waits until a lane's doorbell rings, or there is something for ``worker`` alone.
+        """Waits until an environment's doorbell rings, or there is something for ``worker`` alone.
 
-        Returns the rid to stop, ``""`` for a doorbell, a promise, or ``None`` after ``block_s``
-        seconds or a :meth:`poke`.
+        Returns the request id to stop, ``""`` for a doorbell, a promise, or ``None`` after
+        ``block_s`` seconds or a :meth:`poke`.
         """
         stop = self.keys.stop(worker)
-        names = [stop, *(self.keys.bell(lane) for lane in lanes)]
+        names = [stop, *(self.keys.bell(environment) for environment in environments)]
         (found,) = await self._blocking.ask(("BLPOP", *names, block_s), block_s=block_s)
         if found is None:
             return None
         if _text(found[0]) != stop:
             return ""
-        # No rid looks like this.
+        # No request id looks like this.
         return Promised() if found[1] == b"+" else _text(found[1]) or None
 
     async def poke(self, worker: str) -> None:
         """Ends the worker's own :meth:`wait_bell`."""
         await self.run("poke", [worker])
 
-    async def ring(self, lane: str) -> None:
+    async def ring(self, environment: str) -> None:
         """Passes a doorbell's token on to the next idle worker."""
-        await self.run("ring", [lane])
+        await self.run("ring", [environment])
 
-    async def lanes(self) -> list[str]:
+    async def environments(self) -> list[str]:
         """The environments that workers have ever offered."""
-        names: Any = await self._commands.call(lambda c: c.hkeys(f"{self._tag}:lanes"))
+        names: Any = await self._commands.call(lambda c: c.hkeys(f"{self._tag}:environments"))
         return sorted(_text(name) for name in names)
 
     async def fingerprints(self) -> dict[str, str]:
         """The fingerprint of each environment, as the last worker to join has it."""
         prints: Any = await self._commands.call(lambda c: c.hgetall(f"{self._tag}:prints"))
-        return {_text(lane): _text(fingerprint) for lane, fingerprint in _pairs(prints)}
+        return {
+            _text(environment): _text(fingerprint) for environment, fingerprint in _pairs(prints)
+        }
 
     async def ping(self) -> Mapping[str, Any]:
         """What the server says of itself (INFO); raises UnavailableError."""
@@ -377,7 +392,7 @@ _SUBMITTED: dict[int, Submitted] = {
     1: Queued(),
     2: Attached(),
     3: Full(RETRY_AFTER_S),
-    4: UnknownLane(),
+    4: UnknownEnvironment(),
 }
 
 

@@ -43,8 +43,8 @@ from the server, by elaborating it, or by this because the snapshot could not be
 LEAN_VERDICTS = frozenset({"accepted", "incomplete", "rejected", "exhausted"})
 """Verdicts that Lean gives: the same on any machine, and the only ones that may be remembered."""
 
-LEVELS = 3
-"""Priorities run from 0, the most urgent, to ``LEVELS - 1``."""
+PRIORITIES = 3
+"""Priorities run from 0, the most urgent, to ``PRIORITIES - 1``."""
 
 # A check compiles, perhaps once more under names of ours, asks for axioms, and looks at the holes;
 # a step tries, perhaps once more without a snapshot, and looks at holes or ends as a check.
@@ -170,7 +170,7 @@ class Reply:
     goals: tuple[str, ...] = ()
     payload: bytes | None = None
     error: str | None = None
-    rid: str = field(default="", compare=False)
+    request_id: str = field(default="", compare=False)
     worker: str = field(default="", compare=False)
     attempts: int = field(default=0, compare=False)
     queued_s: float = field(default=0.0, compare=False)
@@ -181,18 +181,18 @@ class Reply:
     way: Way | None = field(default=None, compare=False)
 
 
-def told_of_check(reply: Reply) -> dict[str, Any]:
+def check_reply_to_json(reply: Reply) -> dict[str, Any]:
     """What is told of a check's reply, in values that JSON has.
 
     What belongs to other operations, or to the worker alone, is no part of it.
     """
     return {
         "verdict": reply.verdict,
-        "messages": [_told_of_message(message) for message in reply.messages],
-        "sorries": [_told_of_sorry(sorry) for sorry in reply.sorries],
+        "messages": [_message_to_json(message) for message in reply.messages],
+        "sorries": [_sorry_to_json(sorry) for sorry in reply.sorries],
         "axioms": None if reply.axioms is None else list(reply.axioms),
         "fingerprint": reply.fingerprint,
-        "rid": reply.rid,
+        "request_id": reply.request_id,
         "worker": reply.worker,
         "attempts": reply.attempts,
         "queued_s": reply.queued_s,
@@ -202,7 +202,7 @@ def told_of_check(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _told_of_message(message: Message) -> dict[str, Any]:
+def _message_to_json(message: Message) -> dict[str, Any]:
     return {
         "severity": message.severity,
         "line": message.line,
@@ -213,7 +213,7 @@ def _told_of_message(message: Message) -> dict[str, Any]:
     }
 
 
-def _told_of_sorry(sorry: Sorry) -> dict[str, Any]:
+def _sorry_to_json(sorry: Sorry) -> dict[str, Any]:
     return {"line": sorry.line, "column": sorry.column, "goal": sorry.goal, "state": sorry.state}
 
 

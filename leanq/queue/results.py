@@ -15,7 +15,7 @@ import msgpack
 from leanq.queue.metrics import BUCKETS_S
 from leanq.queue.requests import value
 
-# Version, attempts, level; submitted, deadline, longest run (ms); then five texts and the body.
+# Version, attempts, priority; submitted, deadline, longest run (ms); then five texts and the body.
 _RECORD = struct.Struct(">BBBddd")
 _IN_FLIGHT = b"\x01"
 
@@ -24,15 +24,15 @@ _IN_FLIGHT = b"\x01"
 class Submission:
     """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
 
-    While one of several with the same ``digest`` runs in their lane, the others wait for its
+    While one of several with the same ``digest`` runs in their environment, the others wait for its
     reply; ``""`` shares with nobody. ``affinity``: up to two names of what makes a worker fast at
     it, the strongest first; each up to 32 letters, digits, ``_`` and ``-``.
     """
 
-    rid: str
-    lane: str
+    request_id: str
+    environment: str
     tenant: str
-    level: int
+    priority: int
     deadline_ms: int
     longest_run_ms: int
     body: bytes
@@ -43,7 +43,7 @@ class Submission:
     def kind(self) -> str:
         """What it shares with most others of its batch, as the script ``submit`` takes it."""
         times = f"{self.deadline_ms}\n{self.longest_run_ms}"
-        return f"{self.lane}\n{self.level}\n{times}\n{' '.join(self.affinity)}"
+        return f"{self.environment}\n{self.priority}\n{times}\n{' '.join(self.affinity)}"
 
 
 @value
@@ -53,22 +53,22 @@ class Queued:
 
 @value
 class Attached:
-    """The rid was in flight already; its reply will come to this client."""
+    """The request id was in flight already; its reply will come to this client."""
 
 
 @value
 class Full:
-    """Too many requests of this tenant wait in this lane."""
+    """Too many requests of this tenant wait in this environment."""
 
     retry_after_s: float
 
 
 @value
-class UnknownLane:
-    """Workers have offered lanes, and never this one."""
+class UnknownEnvironment:
+    """Workers have offered environments, and never this one."""
 
 
-Submitted = Queued | Attached | Full | UnknownLane | bytes
+Submitted = Queued | Attached | Full | UnknownEnvironment | bytes
 """What became of a submission; bytes are the reply that is there already."""
 
 
@@ -76,8 +76,8 @@ Submitted = Queued | Attached | Full | UnknownLane | bytes
 class Job:
     """A claimed request. ``alone``: nothing may run beside it on this worker."""
 
-    rid: str
-    lane: str
+    request_id: str
+    environment: str
     token: str
     attempts: int
     queued_s: float
@@ -90,24 +90,25 @@ class Settlement:
     """The end of a request, as the holder of ``token`` tells it. ``fingerprint`` is that of the
     environment where the reply holds on any machine, and so may be remembered; else ``""``.
     ``warm``: its worker would be fast now at others with the same first affinity. ``way``: what
-    is to be counted of how Lean came by its prefix. ``lane`` and ``times`` (see :func:`times_of`)
+    is to be counted of how Lean came by its prefix. ``environment`` and ``times`` (see
+    :func:`times_of`)
     are what is counted of the request."""
 
-    rid: str
+    request_id: str
     token: str
     outcome: str
     reply: bytes
     fingerprint: str = ""
     warm: bool = False
     way: str = ""
-    lane: str = ""
+    environment: str = ""
     times: str = ""
 
     @property
     def about(self) -> str:
         """What it shares with most others of its batch, as the script ``claim`` takes it."""
         shared = f"{self.outcome} {int(self.warm)} {self.way} {self.fingerprint}"
-        return f"{shared} {self.lane} {self.times}" if self.lane else shared
+        return f"{shared} {self.environment} {self.times}" if self.environment else shared
 
 
 def times_of(waited_s: float, ran_s: float) -> str:
@@ -154,7 +155,7 @@ class Claimed:
         hold: the worker should take nothing until it is empty, to run a suspect alone.
         again_s: after how long it should claim again, since it watches over what others were
             promised; 0 if it need not.
-        pinned: requests of its lanes may be promised to workers, by what their claims say.
+        pinned: requests of its environments may be promised to workers, by what their claims say.
     """
 
     accepted: tuple[bool, ...]
@@ -167,9 +168,9 @@ class Claimed:
 
 @value
 class Renewed:
-    """``lapsed``: some worker is due to be reaped. ``overrun``: rids taken from this one.
+    """``lapsed``: some worker is due to be reaped. ``overrun``: request ids taken from this one.
     ``known``: False after the server forgot this worker, which should join again. ``workers``: how
-    many there are. ``waiting``: how many requests wait in the lanes that were named."""
+    many there are. ``waiting``: how many requests wait in the environments that were named."""
 
     held: int
     lapsed: bool
@@ -202,18 +203,22 @@ class DeadLetter:
     died_s: float
 
 
-def read_job(rid: bytes, about: bytes, at_ms: int, body: bytes, token: str, now_ms: int) -> Job:
+def read_job(
+    request_id: bytes, about: bytes, at_ms: int, body: bytes, token: str, now_ms: int
+) -> Job:
     """A request as the script ``claim`` gives it out."""
-    attempts, alone, lane = _read_about(about)
+    attempts, alone, environment = _read_about(about)
     queued_s = (now_ms - at_ms) / 1000
-    return Job(rid.decode(errors="replace"), lane, token, attempts, queued_s, body, alone)
+    return Job(
+        request_id.decode(errors="replace"), environment, token, attempts, queued_s, body, alone
+    )
 
 
 # Most jobs of one call tell the same of themselves.
 @lru_cache(256)
 def _read_about(text: bytes) -> tuple[int, bool, str]:
-    attempts, alone, lane = text.decode(errors="replace").split(" ")
-    return int(attempts), alone == "1", lane
+    attempts, alone, environment = text.decode(errors="replace").split(" ")
+    return int(attempts), alone == "1", environment
 
 
 def is_record(data: bytes) -> bool:
@@ -221,16 +226,20 @@ def is_record(data: bytes) -> bool:
     return data.startswith(_IN_FLIGHT)
 
 
-def read_record(rid: str, data: bytes) -> tuple[Submission, str]:
+def read_record(request_id: str, data: bytes) -> tuple[Submission, str]:
     """A request and its client, from its record in Redis; ``library.lua`` has the layout.
 
     Its deadline is left out, since it counted from when it was submitted.
     """
-    _, _, level, _, _, run_ms = _RECORD.unpack_from(data)
+    _, _, priority, _, _, run_ms = _RECORD.unpack_from(data)
     *texts, body = data[_RECORD.size :].split(b"\0", 5)
-    lane, client, affinities, tenant, digest = (text.decode(errors="replace") for text in texts)
+    environment, client, affinities, tenant, digest = (
+        text.decode(errors="replace") for text in texts
+    )
     affinity = tuple(affinities.split())
-    return Submission(rid, lane, tenant, level, 0, int(run_ms), body, digest, affinity), client
+    return Submission(
+        request_id, environment, tenant, priority, 0, int(run_ms), body, digest, affinity
+    ), client
 
 
 def read_minute(data: bytes) -> dict[str, int]:
@@ -251,12 +260,13 @@ class WorkerRow:
 
 
 @value
-class LevelRow:
-    """What waits in a lane with one priority; ``held`` of it is of tenants that are paused, whose
+class PriorityRow:
+    """What waits in an environment with one priority; ``held`` of it is of tenants that are paused,
+    whose
     age does not count."""
 
-    lane: str
-    level: int
+    environment: str
+    priority: int
     tenants: int
     waiting: int
     oldest_s: float
@@ -265,20 +275,21 @@ class LevelRow:
 
 @value
 class Status:
-    """One look at a shard or a whole queue: counters by name, lanes by name, and what waits.
+    """One look at a shard or a whole queue: counters by name, environments by name, and what waits.
 
-    ``tallies`` are counters of lanes: ``s:LANE`` requests taken in, ``f:LANE:VERDICT`` ended, and
-    of the times that they waited (w), ran (r) and took in all (t) ``w_ms:LANE`` the sum and
-    ``w:LANE:N`` how many fell into the N-th bucket of :data:`leanq.queue.metrics.BUCKETS_S`. Beside
-    these ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: lanes (``l:LANE``) and tenants
-    (``t:TENANT``) that are held back, and since when, in seconds since 1970. ``decisions``: what
-    the scaler last told of each environment, as JSON.
+    ``tallies`` are counters of environments: ``s:ENVIRONMENT`` requests taken in,
+    ``f:ENVIRONMENT:VERDICT`` ended, and of the times that they waited (w), ran (r) and took in all
+    (t) ``w_ms:ENVIRONMENT`` the sum and ``w:ENVIRONMENT:N`` how many fell into the N-th bucket of
+    :data:`leanq.queue.metrics.BUCKETS_S`. Beside these ``snapshot_bytes`` and
+    ``snapshots_evicted``. ``paused``: environments (``e:ENVIRONMENT``) and tenants (``t:TENANT``)
+    that are held back, and since when, in seconds since 1970. ``decisions``: what the scaler last
+    told of each environment, as JSON.
     """
 
     counters: Mapping[str, int]
-    lanes: Mapping[str, bytes]
+    environments: Mapping[str, bytes]
     workers: tuple[WorkerRow, ...]
-    levels: tuple[LevelRow, ...]
+    priorities: tuple[PriorityRow, ...]
     suspects: Mapping[str, int]
     dead: int
     tallies: Mapping[str, int] = field(default_factory=dict)
@@ -287,35 +298,35 @@ class Status:
 
 
 def merged(shards: Sequence[Status]) -> Status:
-    """The look at a queue of several shards: a worker's lease is its shortest, a level's tenants
+    """The look at a queue of several shards: a worker's lease is its shortest, a priority's tenants
     those of the shard with most of them, and all else is added up."""
     counters, suspects, tallies = Counter[str](), Counter[str](), Counter[str]()
-    lanes: dict[str, bytes] = {}
+    environments: dict[str, bytes] = {}
     paused: dict[str, float] = {}
     decisions: dict[str, bytes] = {}
     workers: dict[str, WorkerRow] = {}
-    levels: dict[tuple[str, int], LevelRow] = {}
+    priorities: dict[tuple[str, int], PriorityRow] = {}
     for shard in shards:
         counters.update(shard.counters)
         suspects.update(shard.suspects)
         tallies.update({k: n for k, n in shard.tallies.items() if k != "minute"})
-        lanes |= shard.lanes
+        environments |= shard.environments
         paused |= shard.paused
         decisions |= shard.decisions
         for row in shard.workers:
             known = workers.get(row.worker, replace(row, held=0))
             lease_s, held = min(row.lease_s, known.lease_s), row.held + known.held
             workers[row.worker] = replace(row, lease_s=lease_s, held=held)
-        for level in shard.levels:
-            place = (level.lane, level.level)
-            seen = levels.get(place, replace(level, waiting=0, held=0))
-            levels[place] = replace(
-                level,
-                tenants=max(level.tenants, seen.tenants),
-                waiting=level.waiting + seen.waiting,
-                held=level.held + seen.held,
-                oldest_s=max(level.oldest_s, seen.oldest_s),
+        for priority in shard.priorities:
+            place = (priority.environment, priority.priority)
+            seen = priorities.get(place, replace(priority, waiting=0, held=0))
+            priorities[place] = replace(
+                priority,
+                tenants=max(priority.tenants, seen.tenants),
+                waiting=priority.waiting + seen.waiting,
+                held=priority.held + seen.held,
+                oldest_s=max(priority.oldest_s, seen.oldest_s),
             )
     dead = sum(shard.dead for shard in shards)
-    rows = tuple(workers.values()), tuple(levels.values())
-    return Status(counters, lanes, *rows, suspects, dead, tallies, paused, decisions)
+    rows = tuple(workers.values()), tuple(priorities.values())
+    return Status(counters, environments, *rows, suspects, dead, tallies, paused, decisions)

@@ -19,7 +19,7 @@ import msgpack
 from leanq.errors import InvalidRequestError, NewerMessageError, TooLargeError, WireError
 from leanq.queue.requests import (
     LEAN_VERDICTS,
-    LEVELS,
+    PRIORITIES,
     Message,
     Operation,
     Reply,
@@ -34,8 +34,8 @@ from leanq.queue.settings import MAX_REQUEST_BYTES
 
 __all__ = [
     "LEAN_VERDICTS",
-    "LEVELS",
     "MAX_REPLY_BYTES",
+    "PRIORITIES",
     "VERSION",
     "Message",
     "Operation",
@@ -110,8 +110,8 @@ def pack_reply(token: str, reply: Reply, **said: str | float) -> bytes:
     return data
 
 
-def unpack_reply(rid: str, data: bytes) -> Reply:
-    """The reply to request ``rid`` in ``data``.
+def unpack_reply(request_id: str, data: bytes) -> Reply:
+    """The reply to request ``request_id`` in ``data``.
 
     Raises:
         WireError: not a reply, or one of a later version.
@@ -121,7 +121,7 @@ def unpack_reply(rid: str, data: bytes) -> Reply:
         raise WireError("a reply that is no array of three")
     if parts[1] != VERSION:
         raise _other_version("reply", parts[1])
-    return Reply(rid=rid, **_REPLY.read(_map(parts[2])))
+    return Reply(request_id=request_id, **_REPLY.read(_map(parts[2])))
 
 
 def pack_info(info: Mapping[str, object]) -> bytes:

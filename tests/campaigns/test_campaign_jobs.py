@@ -235,7 +235,7 @@ def test_only_rows_without_a_verdict_are_checked_again(desk: Desk, settings: Set
     with serving(settings, judge):
         desk.hire()
         codes = ("accepted 1", "timeout 2", "rejected 3", "crashed 4")
-        id_ = desk.send(*codes, lane="default")
+        id_ = desk.send(*codes, environment="default")
         ends_well(desk, id_)
         assert desk.look(id_).counts == {"accepted": 1, "timeout": 1, "rejected": 1, "crashed": 1}
         desk.run("retry", id_)

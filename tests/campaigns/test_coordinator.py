@@ -284,7 +284,7 @@ async def test_a_server_that_stays_away_leaves_the_rows_for_later(
         stage.settings = server.settings
         campaign = stage.campaign(row(1, "accepted"), row(2, "held accepted"))
         async with working(server.settings, stage.judge):
-            running = asyncio.create_task(stage.run(campaign, patience_s=0.2))
+            running = asyncio.create_task(stage.run(campaign, unavailable_timeout_s=0.2))
             await eventually(lambda: b"held accepted" in stage.judge.running)
             server.stop()
             with pytest.raises(UnavailableError):

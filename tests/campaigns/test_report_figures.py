@@ -172,7 +172,7 @@ def test_cancelled_samples_are_none_and_only_pass_at_1_is_left() -> None:
 
 
 def test_what_was_not_sent_has_no_times() -> None:
-    unsent = {"rid": "", "attempts": 0, "queued_s": 0.0, "cpu_s": 0.0, "wall_s": 0.0}
+    unsent = {"request_id": "", "attempts": 0, "queued_s": 0.0, "cpu_s": 0.0, "wall_s": 0.0}
     found = of([done("a1", "accepted"), *(done("a1", "cancelled", **unsent) for _ in range(9))])
     assert found.times["cpu_s"] == Quantiles(1.0, 1.0, 1.0, 1.0)
     assert [*found.cpu_median_s] == ["accepted"]

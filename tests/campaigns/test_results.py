@@ -30,7 +30,7 @@ from leanq.queue.requests import Message, Reply, Severity, Sorry, Verdict
 
 REPLY_FIELDS = [
     *("verdict", "messages", "sorries", "axioms", "attempts", "worker"),
-    *("queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "rid", "code_hash"),
+    *("queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "request_id", "code_hash"),
 ]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 COUNTS = st.integers(0, (1 << 32) - 1)
@@ -55,7 +55,7 @@ REPLIES = st.builds(
     ).map(tuple),
     axioms=st.none() | st.lists(TEXTS, max_size=3).map(tuple),
     fingerprint=st.none() | TEXTS,
-    rid=TEXTS,
+    request_id=TEXTS,
     worker=TEXTS,
     attempts=COUNTS,
     queued_s=SECONDS,
@@ -147,7 +147,7 @@ def test_what_was_not_sent_is_cancelled() -> None:
     record = cancelled(Row(1, 2, "a", None, ("x", "y"), True), 1)
     assert list(record) == ["id", "line", "sample", *REPLY_FIELDS]
     assert record["verdict"] == "cancelled"
-    assert (record["messages"], record["attempts"], record["rid"]) == ([], 0, "")
+    assert (record["messages"], record["attempts"], record["request_id"]) == ([], 0, "")
 
 
 @given(REPLIES)

@@ -156,22 +156,34 @@ def test_status_of_an_empty_queue(place: Terminal) -> None:
 
 
 async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue: Queue) -> None:
-    await queue.join("w1", wire.pack_info({"slots": 4, "started": 1.0, "lanes": ["echo"]}), {})
+    await queue.join(
+        "w1", wire.pack_info({"slots": 4, "started": 1.0, "environments": ["echo"]}), {}
+    )
     await queue.join("w2", b"\xc1 is no msgpack", {"echo": wire.pack_info({"driver": "echo"})})
-    odd = {"slots": b"x", "started": "x", "lanes": [1, b"y"], "more": 2}
+    odd = {"slots": b"x", "started": "x", "environments": [1, b"y"], "more": 2}
     await queue.join("w3", wire.pack_info(odd), {"other": wire.pack_info({"lean": b"4"})})
     batch = [submission(f"0-{n}", echo_body(b"x")) for n in range(5)]
     await queue.submit("client", [replace(batch[0], affinity=("state",)), *batch[1:]])
     claimed = await queue.claim("w1", ["echo"], 2, busy=0, token="n:")
 
     (record,) = (await asyncio.to_thread(place.run, "status", "--json")).lines
-    (level,) = record["waiting"]
-    assert (level["lane"], level["level"], level["tenants"], level["waiting"]) == ("echo", 1, 1, 3)
-    assert level["oldest_s"] >= 0
+    (priority,) = record["waiting"]
+    assert (
+        priority["environment"],
+        priority["priority"],
+        priority["tenants"],
+        priority["waiting"],
+    ) == (
+        "echo",
+        1,
+        1,
+        3,
+    )
+    assert priority["oldest_s"] >= 0
     assert (record["running"], record["submitted"]) == (2, 5)
     workers = {row["worker"]: row for row in record["workers"]}
     assert workers["w1"]["running"] == 2
-    assert (workers["w1"]["slots"], workers["w1"]["lanes"]) == (4, ["echo"])
+    assert (workers["w1"]["slots"], workers["w1"]["environments"]) == (4, ["echo"])
     assert 0 < workers["w1"]["lease_s"] <= settings.lease_s
     assert set(record["environments"]) == {"echo", "other"}
 
@@ -184,7 +196,7 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     assert "w2: 0 of ? slots" in done.out
 
     for worker in ("w1", "w2", "w3"):
-        leases = [(job.rid, job.token) for job in claimed.jobs] if worker == "w1" else []
+        leases = [(job.request_id, job.token) for job in claimed.jobs] if worker == "w1" else []
         await queue.release(worker, leases, leave=True)
     await queue.cancel([f"0-{n}" for n in range(5)])
     await queue.claim("w1", ["echo"], 5, busy=0, token="m:")
@@ -197,7 +209,9 @@ async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue
     batch = [replace(submission(f"0-{n}", echo_body(b"x")), digest="same") for n in range(6)]
     await queue.submit("client", batch[:4])
     (job,) = (await queue.claim("w", ["echo"], 4, busy=0, token="n:")).jobs
-    done = Settlement(job.rid, job.token, "echo", wire.pack_reply(job.token, wire.Reply()), "print")
+    done = Settlement(
+        job.request_id, job.token, "echo", wire.pack_reply(job.token, wire.Reply()), "print"
+    )
     await queue.claim("w", [], 0, busy=0, token="m:", settlements=[done])
     await queue.submit("client", batch[4:])
     await queue.release("w", [], leave=True)
@@ -242,8 +256,8 @@ def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Sett
 def test_worker_logs_json_and_drains(place: Terminal, settings: Settings) -> None:
     worker = place.start("worker", "--driver", "echo", "--slots", "3", "--json")
     first = json.loads(wait_for_line(worker.stderr, "serves"))
-    assert set(first) == {"time", "level", "message"}
-    assert first["level"] == "INFO"
+    assert set(first) == {"time", "priority", "message"}
+    assert first["priority"] == "INFO"
     assert "serves echo with 3 slots" in first["message"]
     (row,) = look(settings).workers
     assert wire.unpack_info(row.info)["slots"] == 3

@@ -14,7 +14,7 @@ from leanq.queue.settings import Settings
 
 FIELDS = [
     *("verdict", "messages", "sorries", "axioms", "fingerprint", "state", "goals"),
-    *("rid", "worker", "attempts", "queued_s", "cpu_s", "wall_s", "audit_s"),
+    *("request_id", "worker", "attempts", "queued_s", "cpu_s", "wall_s", "audit_s"),
 ]
 THEOREM = "prelude\nimport Core\ntheorem t (p q : Prop) (hp : p) (hq : q) : And p q :=\n  sorry\n"
 

@@ -25,7 +25,7 @@ from leanq.queue.settings import Settings
 from leanq.queue.wire import Reply
 
 FIELDS = [
-    *("file", "verdict", "messages", "sorries", "axioms", "fingerprint", "rid", "worker"),
+    *("file", "verdict", "messages", "sorries", "axioms", "fingerprint", "request_id", "worker"),
     *("attempts", "queued_s", "cpu_s", "wall_s", "audit_s"),
 ]
 SHELL_PIPE = ("/bin/bash", "-c", '"${@:2}" | eval "$1"; exit "${PIPESTATUS[0]}"', "bash")
@@ -71,7 +71,7 @@ def test_json_lines(client: Terminal) -> None:
         assert line["attempts"] == 1
         has_sorry = Path(line["file"]).stem in ("incomplete", "silent_sorry")
         assert bool(line["sorries"]) == has_sorry
-        assert line["rid"].startswith("0-")
+        assert line["request_id"].startswith("0-")
         assert line["worker"]
         assert 0 <= line["queued_s"] < 60
         assert 0 < line["cpu_s"] < 60

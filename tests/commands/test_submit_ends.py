@@ -28,7 +28,7 @@ from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
 
 FIELDS = [
-    *("file", "verdict", "messages", "sorries", "axioms", "fingerprint", "rid", "worker"),
+    *("file", "verdict", "messages", "sorries", "axioms", "fingerprint", "request_id", "worker"),
     *("attempts", "queued_s", "cpu_s", "wall_s", "audit_s"),
 ]
 SHELL_PIPE = ("/bin/bash", "-c", '"${@:2}" | eval "$1"; exit "${PIPESTATUS[0]}"', "bash")
@@ -182,13 +182,13 @@ def test_a_file_waits_for_its_worker(terminal: Terminal, server: EmbeddedServer)
 def test_a_server_that_goes_away_ends_the_call(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patient = "patience_s=30.0"
+    patient = "unavailable_timeout_s=30.0"
     assert patient in Path(submit_module.__file__).read_text()
     impatient = (
         *LEANQ[:2],
         "import functools, leanq.commands.submit as s\n"
         "Real = s.AsyncLeanQClient\n"
-        "s.AsyncLeanQClient = lambda settings, **_: Real(settings, patience_s=0.2)\n"
+        "s.AsyncLeanQClient = lambda settings, **_: Real(settings, unavailable_timeout_s=0.2)\n"
         "from leanq.cli import main; main()",
     )
     with EmbeddedServer() as server:

@@ -23,7 +23,7 @@ from support.terminals import Terminal, ended, read_terminal, screen, wait_for_l
 
 from leanq.client import LeanQClient
 from leanq.commands.watch import _Rates, _record, _Seen, _view
-from leanq.fleet.stats import Glance, Lane, decisions_of
+from leanq.fleet.stats import EnvironmentStats, FleetStats, decisions_of
 from leanq.queue.queue import Queue
 from leanq.queue.results import Status, WorkerRow
 from leanq.queue.settings import Settings
@@ -61,7 +61,7 @@ def test_each_look_is_an_object(place: Terminal, settings: Settings) -> None:
     with serving(settings, driver, slots=2), LeanQClient(settings) as lean:
         process = place.start("status", "--watch", "--json")
         (first,) = looks(process, lambda look: True)
-        assert first["lanes"]["echo"] == {
+        assert first["environments"]["echo"] == {
             "waiting": 0,
             "oldest_s": 0,
             "submitted_per_s": None,
@@ -72,18 +72,18 @@ def test_each_look_is_an_object(place: Terminal, settings: Settings) -> None:
             "workers": 1,
         }
         held = [lean.echo(b"held", deadline_s=100) for _ in range(5)]
-        busy = looks(process, lambda look: look["lanes"]["echo"]["waiting"])[-1]
-        assert busy["lanes"]["echo"]["slots_busy"] == 2
-        assert busy["lanes"]["echo"]["submitted_per_s"] > 0
-        assert busy["lanes"]["echo"]["finished_per_s"] == 0
+        busy = looks(process, lambda look: look["environments"]["echo"]["waiting"])[-1]
+        assert busy["environments"]["echo"]["slots_busy"] == 2
+        assert busy["environments"]["echo"]["submitted_per_s"] > 0
+        assert busy["environments"]["echo"]["finished_per_s"] == 0
         driver.let_go()
         assert [future.result(20) for future in held] == [b"held"] * 5
         seen = looks(process, lambda look: look["verdicts"] == {"echo": 5})
-        assert seen[-1]["lanes"]["echo"]["finished_per_s"] > 0
+        assert seen[-1]["environments"]["echo"]["finished_per_s"] > 0
         assert [look["at_s"] for look in seen] == sorted(look["at_s"] for look in seen)
         # As without --watch.
         (plain,) = place.run("status", "--json").lines
-        assert set(seen[-1]) == {*plain, "at_s", "lanes"}
+        assert set(seen[-1]) == {*plain, "at_s", "environments"}
         stop(process)
 
 
@@ -181,9 +181,9 @@ def test_watch_and_since_exclude_each_other(place: Terminal) -> None:
 # What is shown
 
 
-def glanced(at_s: float, submitted: int, finished: int, status: Status = NOTHING) -> Glance:
-    lane = Lane(submitted=submitted, finished=Counter({"accepted": finished}))
-    return Glance(at_s, status, {"default": lane})
+def glanced(at_s: float, submitted: int, finished: int, status: Status = NOTHING) -> FleetStats:
+    environment = EnvironmentStats(submitted=submitted, finished=Counter({"accepted": finished}))
+    return FleetStats(at_s, status, {"default": environment})
 
 
 def test_rates_are_over_the_last_looks_and_begin_anew_after_a_loss() -> None:
@@ -202,10 +202,12 @@ def test_rates_are_over_the_last_looks_and_begin_anew_after_a_loss() -> None:
     assert rates.of("default") == (1.0, 2.0)
 
 
-def shown(status: Status, lanes: dict[str, Lane], height: int, trouble: str = "") -> list[str]:
+def shown(
+    status: Status, environments: dict[str, EnvironmentStats], height: int, trouble: str = ""
+) -> list[str]:
     """The lines that a terminal of this height shows."""
     console = Console(width=100, height=height, force_terminal=False)
-    seen = Glance(time.time(), status, lanes)
+    seen = FleetStats(time.time(), status, environments)
     record = _record(Settings(url="redis://:secret@host"), seen, _Rates())
     with console.capture() as captured:
         console.print(_view(_Seen(record, trouble), console))
@@ -213,15 +215,15 @@ def shown(status: Status, lanes: dict[str, Lane], height: int, trouble: str = ""
 
 
 def test_the_view_fits_the_terminal_with_the_busiest_first() -> None:
-    info = pack_info({"slots": 4, "lanes": ["default"]})
+    info = pack_info({"slots": 4, "environments": ["default"]})
     rows = [WorkerRow(f"w{n}", 9.0 if n else -1.0, n % 5, info) for n in range(300)]
     told = {"at": time.time(), "target": 9, "order": 3, "reason": "backlog", "text": "much waits"}
     decisions = {"e7": json.dumps({**told, "who": "s"}).encode()}
     counters = {"warm_hits": 5, "reaped": 2, "verdict:accepted": 7}
     status = replace(NOTHING, workers=tuple(rows), decisions=decisions, counters=counters)
-    lanes = {f"e{n}": Lane(waiting=n) for n in range(8)}
+    environments = {f"e{n}": EnvironmentStats(waiting=n) for n in range(8)}
     for height in (16, 24, 50):
-        lines = shown(status, lanes, height)
+        lines = shown(status, environments, height)
         assert len(lines) <= height
     assert len(lines) == height
     assert lines[0].endswith("redis://:***@host")
@@ -236,7 +238,7 @@ def test_the_view_fits_the_terminal_with_the_busiest_first() -> None:
     assert "299 workers alive, 1 lapsed" in text
     first = lines.index("299 workers alive, 1 lapsed") + 1
     assert all("4 of 4 slots" in line for line in lines[first:])
-    few = shown(status, lanes, 16)
+    few = shown(status, environments, 16)
     assert "and 4 more" in few
 
 

@@ -10,7 +10,7 @@ from support.fleets import working
 from support.shards import LEASE_MS, Shard
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer.consumer import Pump
+from leanq.consumer.consumer import Consumer
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
@@ -35,13 +35,13 @@ async def test_idle_workers_of_a_large_fleet_renew_seldom(settings: Settings) ->
     for number in range(149):
         await queue.join(f"other{number}", b"", {})
     async with working(brief) as worker, AsyncLeanQClient(settings) as lean:
-        (pump,) = worker._pumps
+        (consumer,) = worker._consumers
 
         async def lease_s() -> float:
             rows = (await queue.status()).workers
             return max(row.lease_s for row in rows if row.worker == worker.id)
 
-        await eventually(lambda: pump.stretch == 3.0)
+        await eventually(lambda: consumer.stretch == 3.0)
 
         async def is_stretched() -> bool:
             return await lease_s() > 2.0
@@ -59,11 +59,11 @@ async def test_idle_workers_of_a_large_fleet_renew_seldom(settings: Settings) ->
 async def test_what_nobody_heard_of_is_found_at_the_next_renewal(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def miss(_: Pump) -> None:
+    async def miss(_: Consumer) -> None:
         pass
 
-    monkeypatch.setattr(Pump, "_answer_bell", miss)
+    monkeypatch.setattr(Consumer, "_answer_bell", miss)
     async with working(replace(settings, lease_s=0.9)) as worker:
-        await eventually(lambda: not worker._pumps[0]._hungry)
+        await eventually(lambda: not worker._consumers[0]._hungry)
         async with AsyncLeanQClient(settings) as lean:
             assert await lean.echo(b"x") == b"x"

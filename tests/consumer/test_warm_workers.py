@@ -14,8 +14,8 @@ from conftest import eventually
 from support.fleets import Recorder, counter, counts, new_token, worker_processes, working
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer import consumer as pump_module
-from leanq.producer.request_builder import Call
+from leanq.consumer import consumer as consumer_module
+from leanq.producer.request_builder import PreparedRequest
 from leanq.queue.queue import Queue
 from leanq.queue.results import Settlement
 from leanq.queue.settings import Settings
@@ -25,7 +25,7 @@ from leanq.worker import Worker
 # What makes the echo driver of a worker process warm for whatever it ran.
 WARMING = """
 import dataclasses
-from leanq.drivers.echo import EchoDriver
+from leanq.lean.echo import EchoDriver
 cold = EchoDriver.run
 async def run(self, request):
     return dataclasses.replace(await cold(self, request), warm=True)
@@ -43,7 +43,7 @@ class Warming(Recorder):
 @pytest.fixture
 def silent(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings by which workers are woken by the queue's word and by nothing else."""
-    monkeypatch.setattr(pump_module, "_BLOCK_S", 1e6)
+    monkeypatch.setattr(consumer_module, "_BLOCK_S", 1e6)
     return replace(settings, lease_s=1e6)
 
 
@@ -55,7 +55,7 @@ async def several(settings: Settings, count: int, slots: int = 1) -> AsyncIterat
             await stack.enter_async_context(working(settings, Warming(), slots=slots))
             for _ in range(count)
         ]
-        await eventually(lambda: not any(worker._pumps[0]._hungry for worker in workers))
+        await eventually(lambda: not any(worker._consumers[0]._hungry for worker in workers))
         yield workers
 
 
@@ -65,7 +65,7 @@ async def pinned(
     """The reply to an echo that names affinities."""
     request = Request(op="echo", payload=payload, delay_s=delay_s)
     item = replace(lean._calls._submission(request, "echo", {}), affinity=affinity)
-    return await lean._reply(Call(item, lambda reply: reply))
+    return await lean._reply(PreparedRequest(item, lambda reply: reply))
 
 
 async def dead_but_warm(queue: Queue, *affinity: str, vacant: int = 1) -> None:
@@ -73,7 +73,7 @@ async def dead_but_warm(queue: Queue, *affinity: str, vacant: int = 1) -> None:
     claimed = await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())
     (job,) = claimed.jobs
     reply = pack_reply(job.token, Reply(payload=b""))
-    done = Settlement(job.rid, job.token, "echo", reply, warm=True)
+    done = Settlement(job.request_id, job.token, "echo", reply, warm=True)
     token = new_token()
     await queue.claim("dead", ["echo"], vacant, busy=0, token=token, settlements=[done])
 

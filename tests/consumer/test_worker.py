@@ -22,7 +22,7 @@ from support.fleets import (
 )
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer import consumer as pump_module
+from leanq.consumer import consumer as consumer_module
 from leanq.consumer import slots as slots_module
 from leanq.errors import RequestError, ToolchainError, WorkerError
 from leanq.queue.queue import Queue
@@ -39,7 +39,7 @@ LONG_LEASE_S = 1e6
 @pytest.fixture
 def silent(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Settings by which a worker that waits is woken by the doorbell and by nothing else."""
-    monkeypatch.setattr(pump_module, "_BLOCK_S", 1e6)
+    monkeypatch.setattr(consumer_module, "_BLOCK_S", 1e6)
     return replace(settings, lease_s=LONG_LEASE_S)
 
 
@@ -81,11 +81,16 @@ async def test_what_waits_for_a_worker_is_answered_when_one_starts(
     assert reply.queued_s >= 0
 
 
-async def test_a_worker_serves_several_lanes(settings: Settings, lean: AsyncLeanQClient) -> None:
+async def test_a_worker_serves_several_environments(
+    settings: Settings, lean: AsyncLeanQClient
+) -> None:
     one, two = Recorder("one"), Recorder("two")
     async with working(settings, one, two, slots=2):
-        lanes = 10 * ["one", "two"]
-        asked = (ask(lean, b"%d" % n, lane=lane) for n, lane in enumerate(lanes))
+        environments = 10 * ["one", "two"]
+        asked = (
+            ask(lean, b"%d" % n, environment=environment)
+            for n, environment in enumerate(environments)
+        )
         await asyncio.gather(*asked)
     assert sorted(one.started) == sorted(b"%d" % n for n in range(0, 20, 2))
     assert sorted(two.started) == sorted(b"%d" % n for n in range(1, 20, 2))
@@ -96,11 +101,11 @@ async def test_a_suspect_runs_alone(settings: Settings, queue: Queue, silent: Se
     await queue.submit("nobody", [submission("0-suspect", echo_body(b"held suspect"))])
     for _ in range(2):
         (job,) = (await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())).jobs
-        await queue.release("dead", [(job.rid, job.token)], how="charge", leave=True)
+        await queue.release("dead", [(job.request_id, job.token)], how="charge", leave=True)
     async with working(silent, driver, slots=4) as worker:
         await eventually(lambda: driver.running == [b"held suspect"])
         # Its other slots must not even listen for work.
-        await eventually(lambda: worker._pumps[0]._deaf)
+        await eventually(lambda: worker._consumers[0]._deaf)
         others = [submission(f"0-{n}", echo_body(b"other")) for n in range(3)]
         assert await queue.submit("nobody", others) == 3 * [Queued()]
         await eventually(counts(queue, "waiting:echo", 3))
@@ -117,7 +122,7 @@ async def test_an_idle_worker_hears_the_doorbell(silent: Settings, lean: AsyncLe
     wire = Wire(silent)
     async with working(silent, wire=wire, slots=1) as worker:
         for n in range(3):
-            await eventually(lambda: not worker._pumps[0]._hungry)
+            await eventually(lambda: not worker._consumers[0]._hungry)
             assert await lean.echo(b"%d" % n) == b"%d" % n
     assert wire.calls["renew"] == 0
 
@@ -128,8 +133,8 @@ async def test_a_doorbell_that_rings_during_a_claim_is_heard(
     wire, heard = Wire(silent), list[object]()
     wait_bell = wire.wait_bell
 
-    async def listen(worker: str, lanes: list[str], block_s: float) -> object:
-        heard.append(await wait_bell(worker, lanes, block_s))
+    async def listen(worker: str, environments: list[str], block_s: float) -> object:
+        heard.append(await wait_bell(worker, environments, block_s))
         return heard[-1]
 
     monkeypatch.setattr(wire, "wait_bell", listen)
@@ -149,10 +154,10 @@ async def test_a_worker_that_was_busy_hears_the_doorbell_again(
     driver = Recorder()
     async with working(silent, driver, slots=1) as worker:
         first = asyncio.create_task(lean.echo(b"held"))
-        await eventually(lambda: worker._pumps[0]._deaf)
+        await eventually(lambda: worker._consumers[0]._deaf)
         driver.let_go()
         await first
-        await eventually(lambda: not worker._pumps[0]._hungry)
+        await eventually(lambda: not worker._consumers[0]._hungry)
         assert await lean.echo(b"next") == b"next"
 
 
@@ -204,7 +209,7 @@ async def test_a_worker_that_fails_three_times_in_a_row_ends(
     task = asyncio.create_task(ask(lean, b"x"))
     with pytest.raises(ToolchainError, match="no Lean"):
         async with working(patient, Failing(ToolchainError("no Lean"), 9), slots=1) as worker:
-            await eventually(lambda: worker._room.fault is not None)
+            await eventually(lambda: worker._slot_pool.fault is not None)
     async with working(patient):
         # Each of the three counts, the last one too.
         assert (await task).attempts == 4
@@ -256,7 +261,7 @@ async def test_what_a_newer_release_asks_is_left_to_newer_workers(
         assert await lean.echo(b"next") == b"next"
         await eventually(counts(queue, "released", 2))
     (job,) = (await queue.claim("newer", ["echo"], 9, busy=0, token=new_token())).jobs
-    assert (job.rid, job.attempts, job.body) == ("0-newer", 1, body)
+    assert (job.request_id, job.attempts, job.body) == ("0-newer", 1, body)
     assert await queue.cancel(["0-newer"]) == [True]
     await queue.release("newer", [], leave=True)
 

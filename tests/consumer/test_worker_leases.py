@@ -24,7 +24,7 @@ from support.fleets import (
 from support.servers import own_server
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer import consumer as pump_module
+from leanq.consumer import consumer as consumer_module
 from leanq.consumer import slots as slots_module
 from leanq.queue.queue import Queue
 from leanq.queue.reaper import reap
@@ -88,14 +88,14 @@ async def test_a_worker_leaves_with_what_an_unanswered_claim_brought(
 
 
 async def test_a_silent_server_keeps_no_worker_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pump_module, "_LEAVE_S", 0.1)
+    monkeypatch.setattr(consumer_module, "_LEAVE_S", 0.1)
     with own_server() as server:
         worker = Worker(server.settings, [Recorder()], slots=1)
         task = asyncio.create_task(worker.run())
         await worker.joined.wait()
-        await eventually(lambda: not worker._pumps[0]._hungry)
+        await eventually(lambda: not worker._consumers[0]._hungry)
         server.send(signal.SIGSTOP)
-        worker._pumps[0]._hungry = True
+        worker._consumers[0]._hungry = True
         worker.stop(grace_s=0.0)
         await asyncio.wait_for(task, 10)
 
@@ -121,9 +121,9 @@ async def test_a_result_after_a_reap_is_fenced(
         assert reply.attempts == 2
         assert reply.worker != worker.id
         late.let_go()
-        await eventually(lambda: bool(worker._pumps[0]._slots._results))
+        await eventually(lambda: bool(worker._consumers[0]._slots._results))
         go_on()
-        await eventually(lambda: not worker._pumps[0]._slots.held)
+        await eventually(lambda: not worker._consumers[0]._slots.held)
     assert await counter(queue, "settled") == 1
 
 
@@ -147,7 +147,7 @@ async def test_a_request_that_comes_back_runs_once_at_a_time(
         await eventually(lambda: len(driver.started) == 2)
         await eventually(lambda: driver.stopped == [b"held"])
         assert driver.running == [b"held"]
-        await eventually(lambda: len(worker._pumps[0]._slots._running) == 1)
+        await eventually(lambda: len(worker._consumers[0]._slots._running) == 1)
         driver.let_go()
         assert (await task).attempts == 2
     assert await counter(queue, "settled") == 1
@@ -182,8 +182,8 @@ async def test_a_withdrawn_request_keeps_its_slot_until_it_has_stopped(
         await eventually(lambda: driver.running == [b"slow"])
         first.cancel()
         second = asyncio.create_task(lean.echo(b"second"))
-        await eventually(lambda: not worker._pumps[0]._slots.held)
-        await eventually(lambda: worker._pumps[0]._deaf)
+        await eventually(lambda: not worker._consumers[0]._slots.held)
+        await eventually(lambda: worker._consumers[0]._deaf)
         assert driver.running == [b"slow"]
         driver.let_go()
         assert await second == b"second"
@@ -201,12 +201,12 @@ async def test_a_withdrawal_amid_settling_loses_no_other_result(
         driver.gates[b"one"].set()
         await eventually(lambda: wire.waiting == ["claim"])
         one.cancel()
-        await eventually(lambda: len(worker._pumps[0]._slots.held) == 1)
+        await eventually(lambda: len(worker._consumers[0]._slots.held) == 1)
         driver.gates[b"two"].set()
-        await eventually(lambda: len(worker._pumps[0]._slots._results) == 1)
+        await eventually(lambda: len(worker._consumers[0]._slots._results) == 1)
         go_on()
         assert await two == b"two"
-        await eventually(lambda: not worker._pumps[0]._slots.held)
+        await eventually(lambda: not worker._consumers[0]._slots.held)
     assert await counter(queue, "verdict:cancelled") == 1
 
 

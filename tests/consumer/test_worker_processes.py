@@ -44,8 +44,10 @@ async def test_sigterm_lets_short_requests_end_and_gives_long_ones_to_others(
     with worker_processes(settings, grace_s=5) as (first,):
         await eventually(holds(queue, first, 0))
         short = [asyncio.create_task(ask(lean, b"short", delay_s=0.5)) for _ in range(2)]
-        rids = ["0-long", "0-longer"]
-        await queue.submit("me", [submission(rid, echo_body(b"", HOUR_S)) for rid in rids])
+        request_ids = ["0-long", "0-longer"]
+        await queue.submit(
+            "me", [submission(request_id, echo_body(b"", HOUR_S)) for request_id in request_ids]
+        )
         await eventually(holds(queue, first, 4))
         first.send(signal.SIGTERM)
         with worker_processes(settings) as (second,):
@@ -54,10 +56,10 @@ async def test_sigterm_lets_short_requests_end_and_gives_long_ones_to_others(
             assert {reply.attempts for reply in replies} == {1}
             assert len({reply.worker for reply in replies}) == 1
             await eventually(holds(queue, second, 2))
-            await queue.cancel(rids)
+            await queue.cancel(request_ids)
             await eventually(holds(queue, second, 0))
             # Giving back costs no attempt: both were in their first when they were withdrawn.
-            ends = [await lean.attach(rid) for rid in rids]
+            ends = [await lean.attach(request_id) for request_id in request_ids]
             assert [(end.verdict, end.attempts) for end in ends] == 2 * [("cancelled", 1)]
             second.send(signal.SIGTERM)
             assert await ended(second, 20) == 0

@@ -15,7 +15,7 @@ from leanq.client import LeanQClient
 from leanq.errors import InvalidRequestError
 from leanq.fleet import logging as logs
 from leanq.lean.environment import Environment
-from leanq.producer.request_builder import Calls
+from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.settings import Settings
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -29,22 +29,22 @@ def test_a_line_for_each_request(terminal: Terminal, settings: Settings, core: E
         traced = lean.check(sample("and_swap"), traceparent=TRACE)
         plain = lean.check(sample("wrong"))
         assert [future.result(60).verdict for future in (traced, plain)] == ["accepted", "rejected"]
-        rids = [traced.rid, plain.rid]
+        request_ids = [traced.request_id, plain.request_id]
     worker.send_signal(signal.SIGTERM)
     done = ended(worker)
     assert done.code == 0
     lines: list[dict[str, Any]] = [json.loads(line) for line in done.err.splitlines()]
-    said = {line["rid"]: line for line in lines if "verdict" in line}
-    assert set(said) == set(rids)
-    first = said[rids[0]]
+    said = {line["request_id"]: line for line in lines if "verdict" in line}
+    assert set(said) == set(request_ids)
+    first = said[request_ids[0]]
     assert (first["verdict"], first["traceparent"], first["environment"]) == (
         *("accepted", TRACE),
         "default",
     )
     assert first["ran_s"] > 0
-    assert first["worker"] == said[rids[1]]["worker"]
-    assert first["attempt"] == said[rids[1]]["attempt"]
-    assert "traceparent" not in said[rids[1]]
+    assert first["worker"] == said[request_ids[1]]["worker"]
+    assert first["attempt"] == said[request_ids[1]]["attempt"]
+    assert "traceparent" not in said[request_ids[1]]
 
 
 @pytest.mark.parametrize("trace", ["x", TRACE.upper(), TRACE + "-00", TRACE[:-1]])
@@ -54,7 +54,7 @@ def test_what_is_no_trace(settings: Settings, trace: str) -> None:
 
 
 def test_whoever_asks_the_same_shares_a_run_wherever_it_is_traced_to(settings: Settings) -> None:
-    calls = Calls(settings, "me")
+    calls = RequestBuilder(settings, "me")
     traced, plain = calls.check("x", {"traceparent": TRACE}), calls.check("x", {})
     assert traced.submission.digest == plain.submission.digest != ""
     assert traced.submission.body != plain.submission.body

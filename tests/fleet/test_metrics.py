@@ -22,7 +22,7 @@ from support.terminals import Terminal, ended, samples, wait_for_line
 
 from leanq.client import AsyncLeanQClient
 from leanq.fleet.prometheus import Page, fleet_samples
-from leanq.fleet.stats import Times, glance, lanes_of
+from leanq.fleet.stats import Times, environments_of, fleet_stats
 from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
@@ -90,7 +90,7 @@ def test_times_are_counted_to_two_digits(waited_s: float, ran_s: float) -> None:
 # The fleet's
 
 
-async def test_every_request_is_counted_in_its_lane(
+async def test_every_request_is_counted_in_its_environment(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
     worker = Worker(settings, [EchoDriver()], slots=3)
@@ -100,21 +100,26 @@ async def test_every_request_is_counted_in_its_lane(
             for payload in payloads:
                 await payload
         await eventually(counts(queue, "settled", 40))
-        seen = await glance(settings)
+        seen = await fleet_stats(settings)
         assert seen.memory_bytes > 100_000
-        lane = seen.lanes["echo"]
-        assert (lane.workers, lane.slots, lane.busy, lane.running) == (1, 3, 0, 0)
+        environment = seen.environments["echo"]
+        assert (environment.workers, environment.slots, environment.busy, environment.running) == (
+            1,
+            3,
+            0,
+            0,
+        )
     status = await queue.status()
-    lane = lanes_of(status)["echo"]
-    assert (lane.submitted, dict(lane.finished)) == (40, {"echo": 40})
-    for times in (lane.waited, lane.ran, lane.took):
+    environment = environments_of(status)["echo"]
+    assert (environment.submitted, dict(environment.finished)) == (40, {"echo": 40})
+    for times in (environment.waited, environment.ran, environment.took):
         assert sum(times.counts) == 40
     # Those of 30 ms, and not the others unless the machine was slow.
     edge = bisect_left(BUCKETS_S, 0.03)
-    assert sum(lane.ran.counts[edge:]) >= 20
-    assert 0.6 <= lane.ran.sum_s <= lane.took.sum_s
-    assert lane.took.sum_s == pytest.approx(lane.waited.sum_s + lane.ran.sum_s)
-    assert (lane.workers, lane.slots) == (0, 0)
+    assert sum(environment.ran.counts[edge:]) >= 20
+    assert 0.6 <= environment.ran.sum_s <= environment.took.sum_s
+    assert environment.took.sum_s == pytest.approx(environment.waited.sum_s + environment.ran.sum_s)
+    assert (environment.workers, environment.slots) == (0, 0)
 
 
 async def test_other_ends_are_counted_as_well(queue: Queue, lean: AsyncLeanQClient) -> None:
@@ -124,8 +129,8 @@ async def test_other_ends_are_counted_as_well(queue: Queue, lean: AsyncLeanQClie
     for task in tasks:
         task.cancel()
     await eventually(counts(queue, "verdict:cancelled", 3))
-    lane = lanes_of(await queue.status())["echo"]
-    assert (lane.submitted, dict(lane.finished)) == (3, {"cancelled": 3})
+    environment = environments_of(await queue.status())["echo"]
+    assert (environment.submitted, dict(environment.finished)) == (3, {"cancelled": 3})
     await queue.claim("sweeper", ["echo"], 1, busy=0, token="t" * 12 + ":")
     await queue.release("sweeper", [], leave=True)
 
@@ -133,7 +138,7 @@ async def test_other_ends_are_counted_as_well(queue: Queue, lean: AsyncLeanQClie
 async def test_all_samples_are_of_known_metrics(settings: Settings, queue: Queue) -> None:
     known = {metric.name: metric for metric in FLEET}
     await queue.join("w", b"", {"core": b""})
-    found = list(fleet_samples(await glance(settings)))
+    found = list(fleet_samples(await fleet_stats(settings)))
     await queue.release("w", [], leave=True)
     for name, labels, value in found:
         assert len(labels) == len(known[name].labels)

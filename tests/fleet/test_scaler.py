@@ -20,14 +20,14 @@ from leanq.client import LeanQClient
 from leanq.errors import TargetError
 from leanq.fleet.scaler.loop import Scaler
 from leanq.fleet.scaler.targets import LocalTarget, Ordered
-from leanq.fleet.stats import Glance, Told, decisions_of, glance
+from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats
 from leanq.queue.queue import Queue
 from leanq.queue.results import Status
 from leanq.queue.settings import Settings
 from leanq.scale import Decision, ScaleSettings, Stats
 from tests.fleet.test_metrics import parsed, port_in, scrape
 
-NOBODY = Glance(0.0, Status({}, {}, (), (), {}, 0), {})
+NOBODY = FleetStats(0.0, Status({}, {}, (), (), {}, 0), {})
 
 
 # The loop
@@ -44,12 +44,12 @@ class Recorder:
     async def leads(self) -> bool:
         return self.leading
 
-    async def look(self, _environment: str, _seen: Glance) -> Ordered:
+    async def look(self, _environment: str, _seen: FleetStats) -> Ordered:
         if self.broken:
             raise TargetError("out of reach")
         return Ordered(self.orders[-1] if self.orders else 0)
 
-    async def order(self, _environment: str, workers: int, _seen: Glance) -> None:
+    async def order(self, _environment: str, workers: int, _seen: FleetStats) -> None:
         self.orders.append(workers)
 
     async def close(self) -> None:
@@ -109,8 +109,8 @@ async def test_a_backlog_is_ordered_for_and_an_empty_queue_is_not(
 
 
 async def lean_knows(settings: Settings, count: int) -> bool:
-    lanes = (await glance(settings)).lanes
-    return "echo" in lanes and lanes["echo"].waiting == count
+    environments = (await fleet_stats(settings)).environments
+    return "echo" in environments and environments["echo"].waiting == count
 
 
 async def test_one_that_does_not_lead_orders_nothing(settings: Settings, queue: Queue) -> None:
@@ -154,7 +154,7 @@ async def test_the_one_that_leads_tells_the_queue(settings: Settings, queue: Que
     loop.target.leading = True
     decision = await loop.tick()
     told = decisions_of(await queue.status())["echo"]
-    assert told == Told(told.at, 3, 0, decision.reason, decision.text, "tester")
+    assert told == DecisionRecord(told.at, 3, 0, decision.reason, decision.text, "tester")
     assert told.at == pytest.approx(time.time(), abs=60)
     assert 0 < await queue.call(lambda c: c.pttl(queue.keys.scaler)) <= 600_000
 
@@ -171,10 +171,10 @@ async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None
         ordered = await target.look("echo", NOBODY)
         assert (ordered.order, len(ordered.starting_s)) == (2, 2)
         await eventually(lambda: workers_are(settings, 2))
-        ordered = await target.look("echo", await glance(settings))
+        ordered = await target.look("echo", await fleet_stats(settings))
         assert (ordered.order, ordered.starting_s, len(ordered.started_s)) == (2, (), 2)
-        await target.order("echo", 1, await glance(settings))
-        assert (await target.look("echo", await glance(settings))).order == 1
+        await target.order("echo", 1, await fleet_stats(settings))
+        assert (await target.look("echo", await fleet_stats(settings))).order == 1
         await eventually(lambda: workers_are(settings, 1))
     finally:
         pids = [worker.process.pid for worker in target._workers]
@@ -191,23 +191,23 @@ async def test_the_idle_one_goes(settings: Settings, queue: Queue, lean: LeanQCl
         await eventually(lambda: workers_are(settings, 2))
         future = lean.echo(b"long", delay_s=60)
         await eventually(lambda: running_are(settings, 1))
-        seen = await glance(settings)
+        seen = await fleet_stats(settings)
         (busy,) = (row.worker for row in seen.status.workers if row.held)
         await target.look("echo", seen)
         await target.order("echo", 1, seen)
         await eventually(lambda: workers_are(settings, 1))
-        assert [row.worker for row in (await glance(settings)).status.workers] == [busy]
+        assert [row.worker for row in (await fleet_stats(settings)).status.workers] == [busy]
         future.cancel()
     finally:
         await target.close()
 
 
 async def running_are(settings: Settings, count: int) -> bool:
-    return sum(row.held for row in (await glance(settings)).status.workers) == count
+    return sum(row.held for row in (await fleet_stats(settings)).status.workers) == count
 
 
 async def workers_are(settings: Settings, count: int) -> bool:
-    return len((await glance(settings)).status.workers) == count
+    return len((await fleet_stats(settings)).status.workers) == count
 
 
 def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Settings) -> None:

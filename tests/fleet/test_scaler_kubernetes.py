@@ -16,11 +16,11 @@ from support.kube_standin import KubeStandin
 
 from leanq.errors import TargetError
 from leanq.fleet.scaler.kubernetes import KubernetesTarget
-from leanq.fleet.stats import Glance
+from leanq.fleet.stats import FleetStats
 from leanq.queue import wire
 from leanq.queue.results import Status, WorkerRow
 
-NOBODY = Glance(0.0, Status({}, {}, (), (), {}, 0), {})
+NOBODY = FleetStats(0.0, Status({}, {}, (), (), {}, 0), {})
 COST = "controller.kubernetes.io/pod-deletion-cost"
 # What the scaler's Role allows; k8s/base has the same.
 ALLOWED = {
@@ -115,13 +115,13 @@ async def test_an_order_is_a_patch_of_the_scale(
     assert cluster.calls == [("patch", "deployments/scale", "leanq-worker")]
 
 
-def seen(at_s: float = 0.0, **held: int) -> Glance:
+def seen(at_s: float = 0.0, **held: int) -> FleetStats:
     """Workers, by their pods' names, and how many requests each holds."""
     rows = (
         WorkerRow(f"{host}-1-x", 10.0, count, wire.pack_info({"host": host, "pid": 1}))
         for host, count in held.items()
     )
-    return Glance(at_s, Status({}, {}, tuple(rows), (), {}, 0), {})
+    return FleetStats(at_s, Status({}, {}, tuple(rows), (), {}, 0), {})
 
 
 def fleet(cluster: KubeStandin, size: int, ready: int | None = None) -> None:
@@ -141,7 +141,7 @@ def marked(cluster: KubeStandin) -> set[str]:
     return {name for name, cost in costs.items() if cost}
 
 
-async def shrunk(kube: KubernetesTarget, workers: int, look: Glance) -> None:
+async def shrunk(kube: KubernetesTarget, workers: int, look: FleetStats) -> None:
     await kube.look("default", look)
     await kube.order("default", workers, look)
 
@@ -229,7 +229,7 @@ async def test_only_the_deployments_own_pods_are_marked(
     look = seen(other=0, elsewhere=0, p0=1, p1=1)
     odd = WorkerRow("odd", 10.0, 0, wire.pack_info({"host": ["p0"]}))
     rows = (odd, WorkerRow("odder", 10.0, 0, b"nonsense"), *look.status.workers)
-    await shrunk(kube, 1, Glance(0.0, Status({}, {}, rows, (), {}, 0), {}))
+    await shrunk(kube, 1, FleetStats(0.0, Status({}, {}, rows, (), {}, 0), {}))
     # Nobody is idle, so the one goes that holds least.
     assert len(marked(cluster) & {"p0", "p1"}) == len(marked(cluster)) == 1
 

@@ -353,7 +353,7 @@ def test_text_that_is_no_unicode_can_travel() -> None:
 
 def assert_fit_for_the_queue(printed: Printed) -> None:
     data = pack_reply("token", Reply(verdict="rejected", messages=printed.messages))
-    (message,) = unpack_reply("rid", data).messages
+    (message,) = unpack_reply("request_id", data).messages
     assert message == printed.messages[0]
 
 

@@ -13,7 +13,7 @@ from support.fleets import working
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import RequestError
-from leanq.queue.keys import Keys, new_rid
+from leanq.queue.keys import Keys, new_request_id
 from leanq.queue.queue import Queue
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings
@@ -58,16 +58,16 @@ def hostile(rng: random.Random) -> bytes:
 async def test_requests(settings: Settings, seed: int) -> None:
     rng = random.Random(seed)
     queue = Queue(settings)
-    rids = [new_rid(1) for _ in range(COUNT)]
-    bodies = [hostile(rng) for _ in rids]
+    request_ids = [new_request_id(1) for _ in range(COUNT)]
+    bodies = [hostile(rng) for _ in request_ids]
     batch = [
-        Submission(rid, "echo", "t", 1, 0, 60_000, body)
-        for rid, body in zip(rids, bodies, strict=True)
+        Submission(request_id, "echo", "t", 1, 0, 60_000, body)
+        for request_id, body in zip(request_ids, bodies, strict=True)
     ]
     await queue.submit("hostile", batch)
     async with AsyncLeanQClient(settings) as lean, working(settings, slots=16):
         # Random bytes can ask for a long delay, or be of a later version.
-        waits = [asyncio.create_task(lean.attach(rid)) for rid in rids]
+        waits = [asyncio.create_task(lean.attach(request_id)) for request_id in request_ids]
         done, waiting = await asyncio.wait(waits, timeout=3)
         assert len(done) > COUNT / 2
         for task in done:
@@ -85,19 +85,22 @@ async def test_replies(settings: Settings, seed: int) -> None:
     keys = Keys(settings.prefix)
     connection = redis.from_url(settings.url)
     async with AsyncLeanQClient(settings) as lean, working(settings, slots=16):
-        rids = [new_rid(1) for _ in range(COUNT)]
-        for rid in rids:
-            await connection.set(keys.request(rid), hostile(rng), px=60_000)
-        ends = await asyncio.gather(*map(lean.attach, rids), return_exceptions=True)
+        request_ids = [new_request_id(1) for _ in range(COUNT)]
+        for request_id in request_ids:
+            await connection.set(keys.request(request_id), hostile(rng), px=60_000)
+        ends = await asyncio.gather(*map(lean.attach, request_ids), return_exceptions=True)
         assert all(isinstance(end, Reply | RequestError) for end in ends)
         # And where replies are read as they come.
-        assert lean._engine
-        inbox = keys.inbox(lean._engine._each[0].client)
-        waits = [asyncio.create_task(lean.echo(b"held", 3600, rid=new_rid(1))) for _ in range(50)]
+        assert lean._loop_thread
+        inbox = keys.inbox(lean._loop_thread._each[0].client)
+        waits = [
+            asyncio.create_task(lean.echo(b"held", 3600, request_id=new_request_id(1)))
+            for _ in range(50)
+        ]
         await asyncio.sleep(0)
-        outstanding = list(lean._engine._each[0]._outstanding)
-        for rid in outstanding:
-            await connection.xadd(inbox, {rid: hostile(rng) or b"?", hostile(rng): b"?"})
+        outstanding = list(lean._loop_thread._each[0]._outstanding)
+        for request_id in outstanding:
+            await connection.xadd(inbox, {request_id: hostile(rng) or b"?", hostile(rng): b"?"})
         ends = await asyncio.gather(*waits, return_exceptions=True)
         strange = [end for end in ends if not isinstance(end, bytes | RequestError)]
         assert not strange

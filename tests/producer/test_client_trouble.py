@@ -81,7 +81,7 @@ def test_a_server_that_forgot_everything_is_told_again(own: Server) -> None:
     with LeanQClient(own.settings) as lean:
         futures = [lean.echo(b"%d" % n) for n in range(50)]
         until(lambda: look(own.settings).counters.get("submitted") == 50)
-        (attached,) = lean.attach([futures[0].rid + "-unknown"])
+        (attached,) = lean.attach([futures[0].request_id + "-unknown"])
         own.stop()
         more = [lean.echo(b"%d" % n) for n in range(50, 60)]
         own.start()
@@ -116,19 +116,19 @@ def test_a_known_environment_is_waited_for_after_a_loss(own: Server) -> None:
         until(lambda: look(own.settings).counters.get("submitted") == 1)
         own.stop()
         own.start()
-        # Another lane's worker is back sooner, and now this one looks like a mistake.
+        # Another environment's worker is back sooner, and now this one looks like a mistake.
         with serving(own.settings, Recorder("other")):
             wrong = lean.check("x", env="never")
             assert isinstance(wrong.exception(DEADLINE_S), UnknownEnvironmentError)
-            until(lambda: future.done() or asked_again(lean, future.rid))
+            until(lambda: future.done() or asked_again(lean, future.request_id))
             with serving(own.settings):
                 assert future.result(DEADLINE_S) == b"mine"
 
 
-def asked_again(lean: LeanQClient, rid: str) -> bool:
+def asked_again(lean: LeanQClient, request_id: str) -> bool:
     """Whether the server was asked for the request and did not know it."""
-    assert lean._engine
-    entry = lean._engine.switch._each[0]._outstanding[rid]
+    assert lean._loop_thread
+    entry = lean._loop_thread.shard_router._each[0]._outstanding[request_id]
     return entry.ask_at_s == 0.0
 
 
@@ -147,7 +147,7 @@ def test_cut_connections_lose_nothing_and_repeat_nothing(settings: Settings) -> 
 
 
 def test_patience_ends_and_the_client_goes_on(own: Server) -> None:
-    with LeanQClient(own.settings, patience_s=0.3) as lean:
+    with LeanQClient(own.settings, unavailable_timeout_s=0.3) as lean:
         for _ in range(2):
             futures = [lean.echo(b"%d" % n) for n in range(3)]
             until(lambda: look(own.settings).counters.get("submitted") == 3)
@@ -170,13 +170,13 @@ def test_an_outage_that_nobody_waits_in_uses_up_no_patience(
         first = lean.echo(b"")
         until(lambda: look(own.settings).counters.get("submitted") == 1)
         own.stop()
-        assert lean._engine
-        dispatcher = lean._engine.switch._each[0]
-        until(lambda: dispatcher._down_since is not None)
+        assert lean._loop_thread
+        shard_client = lean._loop_thread.shard_router._each[0]
+        until(lambda: shard_client._down_since is not None)
         withdrawals = fail_once(monkeypatch, "cancel")
         first.cancel()
         until(lambda: len(withdrawals) >= 3)
-        assert dispatcher._down_since is None
+        assert shard_client._down_since is None
         own.start()
 
 
@@ -201,7 +201,7 @@ def test_a_batch_with_an_unknown_environment_survives_a_break(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LeanQClient(settings) as lean, serving(settings):
-        calls = fail_once(monkeypatch, "lanes")
+        calls = fail_once(monkeypatch, "environments")
         wrong = [lean.check("x", env="never") for _ in range(100)]
         right = [lean.echo(b"%d" % n) for n in range(100)]
         assert results(right) == [b"%d" % n for n in range(100)]
@@ -242,14 +242,14 @@ def test_a_request_on_its_way_arrives_before_the_client_has_closed(
 
     monkeypatch.setattr(Queue, "submit", slow)
     lean = LeanQClient(settings)
-    assert lean._engine
-    dispatcher = lean._engine.switch._each[0]
+    assert lean._loop_thread
+    shard_client = lean._loop_thread.shard_router._each[0]
     first = lean.echo(b"first")
     assert on_its_way.wait(DEADLINE_S)
     second = lean.echo(b"second")
     with ThreadPoolExecutor(1) as pool:
         closed = pool.submit(lean.close, withdraw=withdraw)
-        until(lambda: dispatcher._over is not None)
+        until(lambda: shard_client._over is not None)
         arrives.set()
         closed.result(DEADLINE_S)
     counters = look(settings).counters
@@ -257,7 +257,7 @@ def test_a_request_on_its_way_arrives_before_the_client_has_closed(
         assert (counters["submitted"], counters["verdict:cancelled"]) == (1, 1)
         return
     with LeanQClient(settings) as other, serving(settings):
-        replies = other.attach([first.rid, second.rid])
+        replies = other.attach([first.request_id, second.request_id])
         assert [reply.result(DEADLINE_S).payload for reply in replies] == [b"first", b"second"]
 
 
@@ -282,7 +282,7 @@ def test_a_bug_ends_all_futures_rather_than_hang(
             lean.echo(b"").result(DEADLINE_S)
         monkeypatch.undo()
     with LeanQClient(settings) as other, serving(settings):
-        assert other.attach([first.rid])[0].result(DEADLINE_S).payload == b""
+        assert other.attach([first.request_id])[0].result(DEADLINE_S).payload == b""
 
 
 def test_a_silent_server_keeps_nobody_from_closing(

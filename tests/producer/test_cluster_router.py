@@ -138,7 +138,7 @@ def test_what_a_silent_cluster_may_have_is_withdrawn_there(one: Server, other: S
         until(lambda: counted("waiting:echo", one) == 1)
         with serving(one.settings), LeanQClient(urls(one, other)) as second:
             assert first.result(DEADLINE_S) == b"acknowledged"
-            replies = results(second.attach(future.rid for future in [first, *futures]))
+            replies = results(second.attach(future.request_id for future in [first, *futures]))
             assert [reply.payload for reply in replies] == [b"acknowledged", *payloads(5)]
     assert sorted(there.started) == payloads(5)
 
@@ -158,7 +158,7 @@ def test_nothing_goes_back_to_where_it_was_withdrawn(one: Server, other: Server)
         until(lambda: here.up)
         # As its next probe would.
         in_its_thread(lean, lambda: route(lean)._move_from(there))
-        assert list(there.waiting) == [future.rid]
+        assert list(there.waiting) == [future.request_id]
         other.send(signal.SIGCONT)
         assert future.result(DEADLINE_S) == b"moved"
 
@@ -168,16 +168,16 @@ async def test_everything_ends_once_whatever_dies(one: Server, other: Server) ->
     ends: Counter[str] = Counter()
     answers: dict[str, bytes | None] = {}
     client = AsyncLeanQClient(urls(one, other))
-    way = client._switch()
+    way = client._shard_router()
     await way.open()
 
     def send(payload: bytes) -> None:
         call = client._calls.echo(payload, 0.001, {})
-        rid = call.submission.rid
+        request_id = call.submission.request_id
 
         def done(end: Reply | LeanQError) -> None:
-            ends[rid] += 1
-            answers[rid] = end.payload if isinstance(end, Reply) else None
+            ends[request_id] += 1
+            answers[request_id] = end.payload if isinstance(end, Reply) else None
 
         way.send(call, done)
 
@@ -220,7 +220,7 @@ def test_a_cluster_that_was_down_at_first(one: Server, other: Server) -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_patience_ends_where_no_cluster_answers(one: Server, other: Server) -> None:
-    with LeanQClient(urls(one, other), patience_s=0.5) as lean:
+    with LeanQClient(urls(one, other), unavailable_timeout_s=0.5) as lean:
         one.stop()
         other.stop()
         for future in [lean.echo(payload) for payload in payloads(10)]:
@@ -238,15 +238,15 @@ def test_patience_ends_where_no_cluster_answers(one: Server, other: Server) -> N
 def test_withdrawals_duplicates_and_the_end(one: Server, other: Server) -> None:
     with LeanQClient(urls(one, other)) as lean:
         futures = [lean.echo(payload) for payload in payloads(20)]
-        again = lean.echo(b"0", rid=futures[0].rid)
+        again = lean.echo(b"0", request_id=futures[0].request_id)
         with pytest.raises(InvalidRequestError):
             again.result(DEADLINE_S)
         with pytest.raises(InvalidRequestError):
-            lean.attach([futures[0].rid])[0].result(DEADLINE_S)
+            lean.attach([futures[0].request_id])[0].result(DEADLINE_S)
         assert futures[0].cancel()
         assert wait([futures[0]], DEADLINE_S).done
         with LeanQClient(urls(one, other)) as second:
-            (attached,) = second.attach([futures[1].rid])
+            (attached,) = second.attach([futures[1].request_id])
             until(lambda: len(route(second)._outstanding) == 1)
             assert attached.cancel()
         with pytest.raises(RequestError, match="cancelled"):

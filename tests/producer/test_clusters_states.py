@@ -1,4 +1,4 @@
-"""What several clusters know: identical requests, states, and requests by their rids."""
+"""What several clusters know: identical requests, states, and requests by their request ids."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ def test_a_step_goes_to_its_state(one: Server, other: Server) -> None:
 def test_whoever_does_not_answer_may_know_it(one: Server, other: Server) -> None:
     with serving(other.settings, Checker()):
         one.stop()
-        with LeanQClient(urls(one, other), patience_s=0.3) as lean:
+        with LeanQClient(urls(one, other), unavailable_timeout_s=0.3) as lean:
             reply = lean.check("sorry").result(DEADLINE_S)
             # What is found elsewhere does not wait for it.
             state = reply.sorries[0].state
             assert lean.step(state, "simp").result(DEADLINE_S).verdict == "accepted"
-            (known,) = lean.attach([reply.rid])
-            assert known.result(DEADLINE_S).rid == reply.rid
+            (known,) = lean.attach([reply.request_id])
+            assert known.result(DEADLINE_S).request_id == reply.request_id
             with pytest.raises(UnavailableError):
                 lean.step("0" * 64, "simp").result(DEADLINE_S)
             with pytest.raises(UnavailableError):
@@ -112,9 +112,9 @@ def test_whoever_does_not_answer_may_know_it(one: Server, other: Server) -> None
 
 async def test_a_look_up_that_is_cancelled(one: Server, other: Server) -> None:
     one.stop()
-    async with AsyncLeanQClient(urls(one, other), patience_s=HOUR_S) as lean:
+    async with AsyncLeanQClient(urls(one, other), unavailable_timeout_s=HOUR_S) as lean:
         step, closing = (asyncio.create_task(lean.step("0" * 64, "x")) for _ in range(2))
-        way = lean._engine
+        way = lean._loop_thread
         assert isinstance(way, SeveralClusters)
         await eventually(lambda: len(way._outstanding) == 2)
         step.cancel()

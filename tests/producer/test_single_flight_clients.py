@@ -14,8 +14,8 @@ from support.fleets import Recorder, counter, counts, short_lease, working
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import RequestError, WorkerError
-from leanq.producer.request_builder import Calls
-from leanq.queue.keys import new_rid, shard_of
+from leanq.producer.request_builder import RequestBuilder
+from leanq.queue.keys import new_request_id, shard_of
 from leanq.queue.queue import Queue
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings
@@ -82,7 +82,7 @@ async def test_two_clients_at_once_run_it_once(settings: Settings, queue: Queue)
             driver.let_go()
             replies = await asyncio.gather(*tasks)
             assert replies[0] == replies[1] == Reply("accepted", fingerprint="print")
-            assert len({reply.rid for reply in replies}) == 2
+            assert len({reply.request_id for reply in replies}) == 2
         assert len(driver.started) == 20
     assert await counter(queue, "coalesced") == 20
 
@@ -177,7 +177,7 @@ async def test_both_are_run_elsewhere_when_the_worker_dies(
             driver.let_go()
             replies = await asyncio.gather(*tasks)
     assert [(reply.verdict, reply.attempts) for reply in replies] == [("accepted", 2)] * 2
-    assert job.rid in {reply.rid for reply in replies}
+    assert job.request_id in {reply.request_id for reply in replies}
     await dying.close()
 
 
@@ -255,8 +255,8 @@ async def test_only_what_lean_says_is_remembered(
         first = await one.check("code")
         second = await other.check("code")
         assert (first, first.worker) == (second, second.worker)
-        assert first.rid != second.rid
-        assert await other.attach(second.rid) == second
+        assert first.request_id != second.request_id
+        assert await other.attach(second.request_id) == second
     assert len(driver.started) == runs
     assert await counter(queue, "remembered") == 2 - runs
 
@@ -289,12 +289,12 @@ async def test_a_changed_environment_is_asked_anew(settings: Settings, queue: Qu
 
 def test_identical_requests_meet_in_one_shard(settings: Settings) -> None:
     def shards(*submissions: Submission) -> set[int]:
-        return {shard_of(item.rid) for item in submissions}
+        return {shard_of(item.request_id) for item in submissions}
 
-    calls = Calls(replace(settings, shards=8), "tenant")
+    calls = RequestBuilder(replace(settings, shards=8), "tenant")
     same = [calls.check("same", {}).submission for _ in range(50)]
     assert len(shards(*same)) == 1
     assert {len(item.digest) for item in same} == {22}
     assert len(shards(*(calls.check(f"{number}", {}).submission for number in range(500)))) == 8
     assert len(shards(*(calls.echo(b"same", 0.0, {}).submission for _ in range(500)))) == 8
-    assert {shard_of(new_rid(8)) for _ in range(500)} == set(range(8))
+    assert {shard_of(new_request_id(8)) for _ in range(500)} == set(range(8))

@@ -43,7 +43,7 @@ class Checker(Recorder):
     """Accepts every code, and keeps those that begin with ``held`` until :meth:`let_go`."""
 
     def __init__(self) -> None:
-        super().__init__(lane="default")
+        super().__init__(environment="default")
         self.ended: list[str] = []
 
     async def run(self, request: Request) -> Reply:
@@ -95,7 +95,7 @@ def amap(streams: dict[str, Stream], request: pytest.FixtureRequest) -> Stream:
 
 
 async def drained(queue: Queue) -> bool:
-    return not (await queue.status()).levels
+    return not (await queue.status()).priorities
 
 
 async def all_of(results: AsyncGenerator[Result, None]) -> list[Result]:
@@ -229,7 +229,7 @@ async def test_what_is_wrong_with_all_is_an_error_at_once(settings: Settings, qu
         ("tenant 'a b'", {"tenant": "a b"}),
         ("environment ''", {"env": ""}),
         ("timeout is -1", {"timeout_s": -1}),
-        ("a rid names one", {"rid": "0-one"}),
+        ("a request id names one", {"request_id": "0-one"}),
         ("window is 0", {"window": 0}),
         ("allow_axioms is the text 'ax'", {"allow_axioms": "ax"}),
         ("single text", {"codes": "theorem"}),
@@ -247,7 +247,7 @@ async def test_what_is_wrong_with_all_is_an_error_at_once(settings: Settings, qu
 
 
 async def test_options_are_for_all_codes(stream: Stream, checker: Checker) -> None:
-    results = await all_of(stream(["a", "b"], allow_axioms=iter(["one", "two"]), rid=None))
+    results = await all_of(stream(["a", "b"], allow_axioms=iter(["one", "two"]), request_id=None))
     assert [result.reply.axioms for result in results if result.reply] == [("one", "two")] * 2
 
 
@@ -292,12 +292,12 @@ def test_an_exception_of_the_user_withdraws(
     with serving(settings, driver), LeanQClient(settings) as lean:
         with pytest.raises(KeyError):
             use(lean.map(["first", *(f"held {n}" for n in range(20))]))
-        until(lambda: not look(settings).levels and not driver.running)
+        until(lambda: not look(settings).priorities and not driver.running)
         results = lean.map(["first", *(f"held {n}" for n in range(20))], window=8)
         assert next(results).code == "first"
         results.close()
         results.close()
-        until(lambda: not look(settings).levels and not driver.running)
+        until(lambda: not look(settings).priorities and not driver.running)
         assert list(results) == []
     # Least of all about callbacks of futures.
     assert not [record for record in caplog.records if record.name == "concurrent.futures"]

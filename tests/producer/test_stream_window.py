@@ -10,7 +10,7 @@ from typing import Unpack
 import pytest
 from conftest import eventually
 
-from leanq.producer.request_builder import Calls, Check
+from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.producer.stream import Maps
 from leanq.queue.settings import Settings
 from leanq.queue.wire import Reply
@@ -20,7 +20,7 @@ class Answers(Maps):
     """Ends what it is asked when it is told to."""
 
     def __init__(self) -> None:
-        self._calls = Calls(Settings(url="unix:///-"), "t")
+        self._calls = RequestBuilder(Settings(url="unix:///-"), "t")
         self.futures: list[Future[Reply]] = []
 
     def check(self, code: str, **options: Unpack[Check]) -> Future[Reply]:

@@ -18,10 +18,10 @@ from support.terminals import Terminal
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError
-from leanq.fleet.stats import glance_at
+from leanq.fleet.stats import fleet_stats_of
 from leanq.lean.recipes import Hole, Recipe, Source
 from leanq.local import find_server
-from leanq.producer.shard_router import Finder
+from leanq.producer.shard_router import StateLocator
 from leanq.queue.queue import Queue, look
 from leanq.queue.reaper import reap
 from leanq.queue.results import Full, Queued, Settlement, merged
@@ -75,7 +75,7 @@ async def test_a_full_line_stays_within_the_roles(socket: Path) -> None:
         queue = Queue(replace(as_role(socket, role), max_waiting=1))
         batch = [submission(f"0-{role}{number}", echo_body(b"")) for number in range(2)]
         assert await queue.submit("c", batch) == [Queued(), Full(1.0)]
-        assert await queue.cancel([batch[0].rid]) == [True]
+        assert await queue.cancel([batch[0].request_id]) == [True]
         await worker.claim("w", ["echo"], 1, busy=0, token="n")
         await queue.close()
     await worker.release("w", [], leave=True)
@@ -88,14 +88,14 @@ async def test_operators_pause_and_clients_do_not(socket: Path) -> None:
     await worker.join("w", b"", {"echo": b""})
     await client.submit("c", [submission("0-p1", echo_body(b""))])
     tenant = submission("0-p1", b"").tenant
-    for kind, name in (("lane", "echo"), ("tenant", tenant)):
+    for kind, name in (("environment", "echo"), ("tenant", tenant)):
         assert await operator.pause(kind, name, hold=True)
         await client.submit("c", [submission(f"0-{kind}", echo_body(b""))])
         assert not (await worker.claim("w", ["echo"], 9, busy=0, token="n:")).jobs
         assert await operator.pause(kind, name, hold=False)
         with pytest.raises(UnavailableError, match=r"(?i)permission"):
             await client.pause(kind, name, hold=True)
-    assert await client.cancel(["0-p1", "0-lane", "0-tenant"]) == [True] * 3
+    assert await client.cancel(["0-p1", "0-environment", "0-tenant"]) == [True] * 3
     await worker.claim("w", ["echo"], 9, busy=0, token="o:")
     await worker.release("w", [], leave=True)
     for queue in (client, operator, worker):
@@ -114,13 +114,15 @@ async def test_promises_stay_within_the_roles(socket: Path) -> None:
         )
         await submitter.submit("c", [first])
         (job,) = (await worker.claim("warm", ["echo"], 1, busy=0, token="n:")).jobs
-        settled = Settlement(job.rid, job.token, "echo", pack_reply(job.token, Reply()), warm=True)
+        settled = Settlement(
+            job.request_id, job.token, "echo", pack_reply(job.token, Reply()), warm=True
+        )
         await worker.claim("warm", ["echo"], 1, busy=0, token="m:", settlements=[settled])
         await submitter.submit("c", [promised])
         assert not (await worker.claim("other", ["echo"], 1, busy=0, token="o:")).jobs
         assert (await worker.claim("warm", ["echo"], 2, busy=0, token="p:")).jobs
         await submitter.submit("c", [recalled])
-        assert await submitter.cancel([promised.rid, recalled.rid]) == [True, True]
+        assert await submitter.cancel([promised.request_id, recalled.request_id]) == [True, True]
         for name in ("warm", "other"):
             await worker.release(name, [], leave=True)
     for queue in (client, operator, worker):
@@ -134,8 +136,8 @@ async def test_states_and_snapshots(socket: Path) -> None:
     recipe = Recipe(Source("f", "x := sorry", (Hole(5, "term"),)), 0)
     await states.keep(dict(recipe.records()))
     await worker.join("w", b"", {"core": b""}, {"core": "f"})
-    found = await Finder([client], patience_s=5.0).find(recipe.id)
-    assert found.lane == "core"
+    found = await StateLocator([client], unavailable_timeout_s=5.0).find(recipe.id)
+    assert found.environment == "core"
     assert await states.keep_snapshot("key", Packed(b"manifest", (b"chunk",)))
     assert await states.find_snapshot("key") == Packed(b"manifest", (b"chunk",))
     with pytest.raises(UnavailableError, match=r"(?i)permission"):
@@ -151,7 +153,9 @@ async def test_identical_requests_are_shared_and_remembered(socket: Path) -> Non
     client = Queue(replace(as_role(socket, "client"), remember_s=60.0))
     worker = Queue(replace(client.settings, url=as_role(socket, "worker").url))
     bodies = {f"0-{name}": echo_body(b"") for name in ("leader", "follower", "lost", "last")}
-    batch = [replace(submission(rid, body), digest="same") for rid, body in bodies.items()]
+    batch = [
+        replace(submission(request_id, body), digest="same") for request_id, body in bodies.items()
+    ]
     await worker.join("w", b"", {"echo": b""}, {"echo": "print"})
     await client.submit("c", batch[:1])
     (job,) = (await worker.claim("w", ["echo"], 1, busy=0, token="n:")).jobs
@@ -161,16 +165,16 @@ async def test_identical_requests_are_shared_and_remembered(socket: Path) -> Non
     assert await client.lookup("c", ["0-follower", "0-lost"]) == [True, True]
     assert await client.cancel(["0-leader", "0-lost", "0-last"]) == [True] * 3
     reply = pack_reply(job.token, Reply("accepted"))
-    done = Settlement(job.rid, job.token, "accepted", reply, "print")
+    done = Settlement(job.request_id, job.token, "accepted", reply, "print")
     await worker.claim("w", ["echo"], 1, busy=0, token="m:", settlements=[done])
     assert await client.lookup("c", ["0-follower"]) == [reply]
-    assert await client.submit("c", [replace(batch[0], rid="0-later")]) == [reply]
+    assert await client.submit("c", [replace(batch[0], request_id="0-later")]) == [reply]
     # The last follower of what was withdrawn.
-    others = [replace(item, rid=f"{item.rid}2", digest="other") for item in batch[:2]]
+    others = [replace(item, request_id=f"{item.request_id}2", digest="other") for item in batch[:2]]
     await client.submit("c", others[:1])
     assert (await worker.claim("w", ["echo"], 1, busy=0, token="o:")).jobs
     await client.submit("c", others[1:])
-    assert await client.cancel([item.rid for item in others]) == [True, True]
+    assert await client.cancel([item.request_id for item in others]) == [True, True]
     await worker.release("w", [], leave=True)
     for queue in (client, worker):
         await queue.close()
@@ -187,10 +191,10 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
     while not poisoned:
         await other.renew("other")
         poisoned = (await reap(other)).poisoned
-    assert await operator.dead_rids(10) == ["0-killer"]
+    assert await operator.dead_request_ids(10) == ["0-killer"]
     letter = await operator.dead_letter("0-killer")
     assert letter
-    retried = replace(letter.submission, rid="0-killer.r1")
+    retried = replace(letter.submission, request_id="0-killer.r1")
     await operator.submit("c", [retried])
     assert await operator.drop_dead("0-killer")
     assert await client.cancel(["0-killer.r1"]) == [True]
@@ -202,7 +206,7 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
 
 async def test_a_scaler_tells_what_it_decided(socket: Path) -> None:
     scaler, observer = Queue(as_role(socket, "scaler")), Queue(as_role(socket, "observer"))
-    assert (await glance_at([scaler])).status == merged([await observer.status()])
+    assert (await fleet_stats_of([scaler])).status == merged([await observer.status()])
     await scaler.tell_decisions({"echo": b"{}"})
     assert (await observer.status()).decisions == {"echo": b"{}"}
     with pytest.raises(UnavailableError, match=r"(?i)permission"):
@@ -247,7 +251,7 @@ def test_campaigns_run_as_two_of_them(socket: Path, terminal: Terminal) -> None:
     [
         ("client", "HGETALL {leanq:0}:deadreq:x"),
         ("client", "ZRANGE {leanq:0}:workers 0 -1"),
-        ("client", "HSET {leanq:0}:lanes default x"),
+        ("client", "HSET {leanq:0}:environments default x"),
         ("client", "ZADD {leanq:0}:workers 1 x"),
         ("client", "ZADD {leanq:0}:warm:default:x 1 x"),
         ("client", "GET another"),
@@ -265,11 +269,11 @@ def test_campaigns_run_as_two_of_them(socket: Path, terminal: Terminal) -> None:
         ("observer", "GET another"),
         ("observer", "HSET {leanq:0}:scaler echo x"),
         ("client", "HSET {leanq:0}:scaler echo x"),
-        ("scaler", "HSET {leanq:0}:lanes echo x"),
+        ("scaler", "HSET {leanq:0}:environments echo x"),
         ("scaler", "PEXPIRE {leanq:0}:stats 1"),
         ("scaler", "DEL {leanq:0}:scaler"),
         ("scaler", "FLUSHALL"),
-        ("campaigns", "GET {leanq:0}:lanes"),
+        ("campaigns", "GET {leanq:0}:environments"),
         ("campaigns", "GET another"),
         ("campaigns", "KEYS *"),
         ("campaigns", "FLUSHDB"),

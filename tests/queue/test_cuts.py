@@ -118,7 +118,7 @@ async def check(settings: Settings) -> None:
     assert status.counters["verdict:cancelled"] == 1
     assert status.dead == 0
     assert not status.workers or all(row.held == 0 for row in status.workers)
-    assert not status.levels
+    assert not status.priorities
     queue = Queue(settings)
     for row in status.workers:
         await queue.release(row.worker, [], leave=True)

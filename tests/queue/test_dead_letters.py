@@ -11,14 +11,14 @@ from support.terminals import Terminal
 
 import leanq.queue.queue
 from leanq.client import LeanQClient
-from leanq.queue.keys import retry_rid
+from leanq.queue.keys import retry_request_id
 from leanq.queue.results import DeadLetter, Reaped
 from leanq.queue.settings import Settings
 from leanq.queue.wire import Request, pack_request
 
 
 async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:
-    await shard.submit("r", level=2, body=b"the code")
+    await shard.submit("r", priority=2, body=b"the code")
     for worker in ("w1", "w2", "w3"):
         assert (await shard.claim(worker)).jobs[0].body == b"the code"
         await shard.lapse()
@@ -26,9 +26,9 @@ async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:
     assert found == Reaped(0, 1, more=True)
     assert await shard.end("r") == ("poisoned", 3, 0)
     letter = await shard.queue.dead_letter("r")
-    asked = submission("r", level=2, body=b"the code")
+    asked = submission("r", priority=2, body=b"the code")
     assert letter == DeadLetter(asked, "c", 3, "w3", shard.now_ms / 1000)
-    assert await shard.queue.dead_rids(9) == ["r"]
+    assert await shard.queue.dead_request_ids(9) == ["r"]
     assert (await shard.queue.status()).dead == 1
     assert not shard.dump().req
 
@@ -42,26 +42,26 @@ async def test_only_the_newest_dead_letters_are_kept(
         return text(name).replace("DEAD_LETTERS = 10000", "DEAD_LETTERS = 2")
 
     monkeypatch.setattr(leanq.queue.queue, "script_text", with_two_letters)
-    for rid in ("r1", "r2", "r3"):
-        await shard.suspect(rid)
+    for request_id in ("r1", "r2", "r3"):
+        await shard.suspect(request_id)
         job = await shard.job()
-        await shard.queue.release("w", [(rid, job.token)], how="charge")
+        await shard.queue.release("w", [(request_id, job.token)], how="charge")
         shard.advance(1)
     found = shard.dump()
     assert found.dead == found.deadreq == {"r2", "r3"}
-    assert await shard.queue.dead_rids(9) == ["r3", "r2"]
-    assert await shard.queue.dead_rids(1) == ["r3"]
+    assert await shard.queue.dead_request_ids(9) == ["r3", "r2"]
+    assert await shard.queue.dead_request_ids(1) == ["r3"]
     assert await shard.queue.dead_letter("r1") is None
     assert [await shard.queue.drop_dead("r2") for _ in range(2)] == [True, False]
     assert await shard.queue.dead_letter("r2") is None
 
 
-def test_a_retried_letter_has_a_rid_of_its_own() -> None:
-    rids = ["0-x"]
+def test_a_retried_letter_has_a_request_id_of_its_own() -> None:
+    request_ids = ["0-x"]
     for _ in range(3):
-        rids.append(retry_rid(rids[-1]))
-    assert rids == ["0-x", "0-x.r1", "0-x.r2", "0-x.r3"]
-    assert retry_rid("0-a.rb") == "0-a.rb.r1"
+        request_ids.append(retry_request_id(request_ids[-1]))
+    assert request_ids == ["0-x", "0-x.r1", "0-x.r2", "0-x.r3"]
+    assert retry_request_id("0-a.rb") == "0-a.rb.r1"
 
 
 # The command line
@@ -69,25 +69,25 @@ def test_a_retried_letter_has_a_rid_of_its_own() -> None:
 
 @pytest.fixture
 async def buried(settings: Settings, terminal: Terminal) -> Terminal:
-    """A user whose queue has two dead letters: a check for a lane that nobody offers, an echo."""
+    """A user whose queue has two dead letters: a check for an unknown environment, an echo."""
     terminal.use(settings)
     queue = leanq.queue.queue.Queue(replace(settings, max_attempts=1))
     check = pack_request(Request(op="check", code="theorem killer : True := trivial"))
     await queue.submit(
-        "c", [submission("0-check", lane="gone", body=check), submission("0-bad", body=b"?")]
+        "c", [submission("0-check", environment="gone", body=check), submission("0-bad", body=b"?")]
     )
     await queue.join("w", b"", {"echo": b""})
-    await queue.submit("c", [submission("0-echo", lane="echo", body=echo_body(b"again"))])
+    await queue.submit("c", [submission("0-echo", environment="echo", body=echo_body(b"again"))])
     claimed = await queue.claim("w", ["gone", "a", "echo"], 9, busy=0, token="n:")
     for job in claimed.jobs:
-        await queue.release("w", [(job.rid, job.token)], how="charge")
+        await queue.release("w", [(job.request_id, job.token)], how="charge")
     await queue.release("w", [], leave=True)
     await queue.close()
     return terminal
 
 
 def test_list_and_show(buried: Terminal) -> None:
-    rows = {row["rid"]: row for row in buried.run("dead", "list", "--json").lines}
+    rows = {row["request_id"]: row for row in buried.run("dead", "list", "--json").lines}
     assert set(rows) == {"0-check", "0-bad", "0-echo"}
     row = rows["0-check"]
     assert (row["environment"], row["tenant"], row["attempts"]) == ("gone", "t", 1)
@@ -118,8 +118,8 @@ def test_retry_is_a_new_request_and_drop_is_for_good(buried: Terminal, settings:
     worker.terminate()
     until(lambda: worker.poll() is not None)
     (record,) = buried.run("dead", "drop", "--json", "0-check").lines
-    assert record == {"rid": "0-check", "dropped": True}
-    left = [row["rid"] for row in buried.run("dead", "list", "--json").lines]
+    assert record == {"request_id": "0-check", "dropped": True}
+    left = [row["request_id"] for row in buried.run("dead", "list", "--json").lines]
     assert left == ["0-bad"]
 
 

@@ -8,79 +8,84 @@ import pytest
 from support.shards import Shard
 from support.terminals import SAMPLES, Terminal, ended, wait_for_line
 
-from leanq.fleet.stats import lanes_of
+from leanq.fleet.stats import environments_of
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
 
-async def test_a_paused_lane_starts_nothing(shard: Shard) -> None:
+async def test_a_paused_environment_starts_nothing(shard: Shard) -> None:
     await shard.submit("0-1", "0-2")
     running = await shard.job()
-    assert await shard.queue.pause("lane", "a", hold=True)
-    assert not await shard.queue.pause("lane", "a", hold=True)
-    await shard.submit("0-3", "0-4", lane="b")
+    assert await shard.queue.pause("environment", "a", hold=True)
+    assert not await shard.queue.pause("environment", "a", hold=True)
+    await shard.submit("0-3", "0-4", environment="b")
     await shard.submit("0-5")
     # What runs goes on, and others' turns come.
     assert await shard.settle(running) == (True,)
-    jobs = (await shard.claim(lanes=["a", "b"])).jobs
-    assert [job.rid for job in jobs] == ["0-3", "0-4"]
-    assert (await shard.claim(lanes=["a"])).jobs == ()
+    jobs = (await shard.claim(environments=["a", "b"])).jobs
+    assert [job.request_id for job in jobs] == ["0-3", "0-4"]
+    assert (await shard.claim(environments=["a"])).jobs == ()
     status = await shard.queue.status()
-    assert set(status.paused) == {"l:a"}
-    lane = lanes_of(status)["a"]
-    assert (lane.waiting, lane.held) == (2, 2)
+    assert set(status.paused) == {"e:a"}
+    environment = environments_of(status)["a"]
+    assert (environment.waiting, environment.held) == (2, 2)
     # Nobody is to be woken for the age of what is held back.
     shard.advance(7_200_000)
     status = await shard.queue.status()
-    assert max(row.oldest_s for row in status.levels) > 7000
-    assert lanes_of(status)["a"].oldest_s == 0
+    assert max(row.oldest_s for row in status.priorities) > 7000
+    assert environments_of(status)["a"].oldest_s == 0
     await shard.settle(*jobs)
-    assert await shard.queue.pause("lane", "a", hold=False)
+    assert await shard.queue.pause("environment", "a", hold=False)
     assert shard.bell() > 0
     jobs = (await shard.claim()).jobs
-    assert [job.rid for job in jobs] == ["0-2", "0-5"]
+    assert [job.request_id for job in jobs] == ["0-2", "0-5"]
     await shard.settle(*jobs)
 
 
 async def test_nobody_is_woken_for_what_is_held_back(shard: Shard) -> None:
-    await shard.queue.pause("lane", "a", hold=True)
-    await shard.submit("0-1", lane="a")
+    await shard.queue.pause("environment", "a", hold=True)
+    await shard.submit("0-1", environment="a")
     assert shard.bell("a") == 0
     await shard.queue.pause("tenant", "t", hold=True)
-    await shard.submit("0-2", lane="b", tenant="t")
-    await shard.submit("0-3", lane="b", tenant="u")
-    (job,) = (await shard.claim(want=1, lanes=["b"])).jobs
-    assert job.rid == "0-3"
+    await shard.submit("0-2", environment="b", tenant="t")
+    await shard.submit("0-3", environment="b", tenant="u")
+    (job,) = (await shard.claim(want=1, environments=["b"])).jobs
+    assert job.request_id == "0-3"
     # No token is left that wakes one worker after another for nothing.
     while shard.bell("b"):
         shard.server.lpop(f"{shard.tag}:bell:b")
-    assert (await shard.claim(lanes=["a", "b"])).jobs == ()
+    assert (await shard.claim(environments=["a", "b"])).jobs == ()
     assert (shard.bell("a"), shard.bell("b")) == (0, 0)
     await shard.settle(job)
     await shard.queue.cancel(["0-1", "0-2"])
-    await shard.queue.pause("lane", "a", hold=False)
+    await shard.queue.pause("environment", "a", hold=False)
     await shard.queue.pause("tenant", "t", hold=False)
-    assert (await shard.claim(lanes=["a", "b"])).jobs == ()
+    assert (await shard.claim(environments=["a", "b"])).jobs == ()
 
 
 async def test_a_paused_tenant_keeps_its_line_and_gets_its_turn_back(shard: Shard) -> None:
     for number in range(3):
         await shard.submit(f"0-t{number}", tenant="t")
-        await shard.submit(f"0-u{number}", tenant="u", level=number)
+        await shard.submit(f"0-u{number}", tenant="u", priority=number)
     (first,) = (await shard.claim(want=1)).jobs
     assert await shard.queue.pause("tenant", "t", hold=True)
     # What is given back stands in front of the line again, and waits there.
-    held = first if first.rid == "0-t0" else await shard.job()
-    await shard.queue.release("w", [(held.rid, held.token)], how="keep")
+    held = first if first.request_id == "0-t0" else await shard.job()
+    await shard.queue.release("w", [(held.request_id, held.token)], how="keep")
     await shard.submit("0-t3", tenant="t")
     status = await shard.queue.status()
-    assert sum(row.held for row in status.levels) >= 3
+    assert sum(row.held for row in status.priorities) >= 3
     jobs = (await shard.claim()).jobs
-    assert all(job.rid.startswith("0-u") for job in jobs)
+    assert all(job.request_id.startswith("0-u") for job in jobs)
     await shard.settle(*jobs)
     assert await shard.queue.pause("tenant", "t", hold=False)
     jobs = (await shard.claim()).jobs
-    assert [job.rid for job in jobs if "t" in job.rid] == ["0-t0", "0-t1", "0-t2", "0-t3"]
+    assert [job.request_id for job in jobs if "t" in job.request_id] == [
+        "0-t0",
+        "0-t1",
+        "0-t2",
+        "0-t3",
+    ]
     await shard.settle(*jobs)
 
 
@@ -89,13 +94,13 @@ async def test_what_is_held_back_is_promised_to_nobody(shard: Shard) -> None:
     await shard.queue.pause("tenant", "t", hold=True)
     await shard.submit("0-1", affinity=("x",), tenant="t")
     assert shard.dump().promises == {}
-    await shard.queue.pause("lane", "a", hold=True)
+    await shard.queue.pause("environment", "a", hold=True)
     await shard.submit("0-2", affinity=("x",), tenant="u")
     assert shard.dump().promises == {}
-    await shard.queue.pause("lane", "a", hold=False)
+    await shard.queue.pause("environment", "a", hold=False)
     await shard.queue.pause("tenant", "t", hold=False)
     jobs = (await shard.claim()).jobs
-    assert {job.rid for job in jobs} == {"0-1", "0-2"}
+    assert {job.request_id for job in jobs} == {"0-1", "0-2"}
     await shard.settle(*jobs)
 
 

@@ -17,7 +17,7 @@ from leanq.queue.results import (
     Reaped,
     Renewed,
     Settlement,
-    UnknownLane,
+    UnknownEnvironment,
 )
 from leanq.queue.settings import Settings
 from leanq.queue.wire import Reply, pack_reply
@@ -35,7 +35,7 @@ async def shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
 async def test_submit_is_idempotent(shard: Shard) -> None:
     assert await shard.submit("r", "q", "r") == [Queued(), Queued(), Attached()]
-    assert await shard.submit("r", tenant="other", level=0, lane="b") == [Attached()]
+    assert await shard.submit("r", tenant="other", priority=0, environment="b") == [Attached()]
     found = shard.dump()
     assert found.lists["wait"] == {"a:1:t": ["r", "q"]}
     assert found.hashes["stats"] == {"submitted": "2", "waiting:a": "2"}
@@ -45,7 +45,7 @@ async def test_submit_again_moves_the_request_to_the_new_clients_inbox(shard: Sh
     await shard.submit("r", client="old")
     assert await shard.submit("r", client="new") == [Attached()]
     await shard.settle(await shard.job())
-    assert [rid for rid, _ in shard.dump().inbox["new"]] == ["r"]
+    assert [request_id for request_id, _ in shard.dump().inbox["new"]] == ["r"]
     assert "old" not in shard.dump().inbox
 
 
@@ -57,26 +57,26 @@ async def test_submit_of_what_has_ended_brings_the_reply(shard: Shard) -> None:
     assert not shard.dump().req
 
 
-async def test_lane_is_full_for_each_tenant_alone(shard: Shard) -> None:
-    rids = [f"r{number}" for number in range(shard.settings.max_waiting)]
-    assert set(await shard.submit(*rids)) == {Queued()}
+async def test_environment_is_full_for_each_tenant_alone(shard: Shard) -> None:
+    request_ids = [f"r{number}" for number in range(shard.settings.max_waiting)]
+    assert set(await shard.submit(*request_ids)) == {Queued()}
     assert await shard.submit("more", "again") == [Full(1.0), Full(1.0)]
     assert await shard.submit("more", tenant="u") == [Queued()]
-    assert await shard.submit("again", lane="b") == [Queued()]
+    assert await shard.submit("again", environment="b") == [Queued()]
     # Whatever is in flight already is no matter of room.
     assert await shard.submit("r0") == [Attached()]
-    await shard.claim(want=1, lanes=["a"])
+    await shard.claim(want=1, environments=["a"])
     answers = await shard.submit("another", "one too many")
     assert answers == [Queued(), Full(1.0)]
 
 
-async def test_lane_is_unknown_once_workers_offer_others(shard: Shard) -> None:
-    assert await shard.submit("early", lane="x") == [Queued()]
+async def test_environment_is_unknown_once_workers_offer_others(shard: Shard) -> None:
+    assert await shard.submit("early", environment="x") == [Queued()]
     await shard.queue.join("w", b"", {"a": b"", "b": b""})
-    assert await shard.submit("r", lane="y") == [UnknownLane()]
-    assert await shard.submit("early", lane="x") == [Attached()]
-    assert await shard.submit("r", lane="b") == [Queued()]
-    assert await shard.queue.lanes() == ["a", "b"]
+    assert await shard.submit("r", environment="y") == [UnknownEnvironment()]
+    assert await shard.submit("early", environment="x") == [Attached()]
+    assert await shard.submit("r", environment="b") == [Queued()]
+    assert await shard.queue.environments() == ["a", "b"]
 
 
 # Claim and settle
@@ -85,9 +85,9 @@ async def test_lane_is_unknown_once_workers_offer_others(shard: Shard) -> None:
 async def test_a_tenants_backlog_delays_anothers_request_by_one_round(shard: Shard) -> None:
     for start in range(0, 2000, 500):
         await shard.submit(*(f"many{number}" for number in range(start, start + 500)), tenant="big")
-    assert (await shard.claim(want=1)).jobs[0].rid == "many0"
+    assert (await shard.claim(want=1)).jobs[0].request_id == "many0"
     await shard.submit("single", tenant="small")
-    claimed = [(await shard.claim(want=1)).jobs[0].rid for _ in range(2)]
+    claimed = [(await shard.claim(want=1)).jobs[0].request_id for _ in range(2)]
     assert claimed == ["many1", "single"]
 
 
@@ -142,24 +142,24 @@ async def test_suspect_is_adopted_as_one_that_runs_alone(shard: Shard) -> None:
 async def test_many_settlements_fit_into_one_call(shard: Shard) -> None:
     jobs: list[Job] = []
     for batch in range(9):
-        rids = [f"r{batch}-{number}" for number in range(1000)]
-        await shard.submit(*rids)
+        request_ids = [f"r{batch}-{number}" for number in range(1000)]
+        await shard.submit(*request_ids)
         claimed = (await shard.claim(want=9000)).jobs
-        assert [job.rid for job in claimed] == rids
+        assert [job.request_id for job in claimed] == request_ids
         jobs += claimed
     # Lua itself unpacks no more than some 8,000 values.
     assert await shard.settle(*jobs) == (True,) * 9000
     assert not shard.dump().work
 
 
-async def test_request_is_not_run_in_a_lane_that_it_left(shard: Shard) -> None:
-    await shard.submit("r", lane="a")
+async def test_request_is_not_run_in_a_environment_that_it_left(shard: Shard) -> None:
+    await shard.submit("r", environment="a")
     await shard.queue.cancel(["r"])
     shard.server.delete(shard.queue.keys.request("r"))  # as at the end of its time-to-live
-    await shard.submit("r", lane="b")
-    assert (await shard.claim(lanes=["a"])).jobs == ()
+    await shard.submit("r", environment="b")
+    assert (await shard.claim(environments=["a"])).jobs == ()
     assert (await shard.queue.status()).counters["waiting:b"] == 1
-    assert [job.rid for job in (await shard.claim(lanes=["b"])).jobs] == ["r"]
+    assert [job.request_id for job in (await shard.claim(environments=["b"])).jobs] == ["r"]
 
 
 # Release, reap, renew
@@ -168,10 +168,10 @@ async def test_request_is_not_run_in_a_lane_that_it_left(shard: Shard) -> None:
 async def test_release_puts_back_to_the_front_and_costs_no_attempt(shard: Shard) -> None:
     await shard.submit("r1", "r2", "r3", "r4")
     jobs = (await shard.claim(want=3)).jobs
-    assert await shard.queue.release("w", [(job.rid, job.token) for job in jobs]) == 3
+    assert await shard.queue.release("w", [(job.request_id, job.token) for job in jobs]) == 3
     assert shard.dump().lists["wait"] == {"a:1:t": ["r1", "r2", "r3", "r4"]}
     again = (await shard.claim(want=1)).jobs[0]
-    assert (again.rid, again.attempts) == ("r1", 1)
+    assert (again.request_id, again.attempts) == ("r1", 1)
     assert again.token != jobs[0].token
     # The old lease gives nothing back any more.
     assert await shard.queue.release("w", [("r1", jobs[0].token)]) == 0
@@ -223,7 +223,7 @@ async def test_worker_comes_back_to_life(shard: Shard) -> None:
     await shard.queue.join("w", b"", {"a": b""})
     assert (await shard.queue.renew("w")).known
     new = await shard.job()
-    assert (new.rid, new.attempts) == ("r", 2)
+    assert (new.request_id, new.attempts) == ("r", 2)
     assert await shard.settle(old) == (False,)
     assert await shard.settle(new) == (True,)
 
@@ -273,7 +273,7 @@ async def test_overrun_is_taken_away_by_renew(shard: Shard) -> None:
     renewed = await shard.queue.renew("w")
     assert (renewed.overrun, renewed.held) == (("r",), 1)
     (job,) = (await shard.claim("other")).jobs
-    assert (job.rid, job.attempts) == ("r", 2)
+    assert (job.request_id, job.attempts) == ("r", 2)
 
 
 async def test_reaper_is_not_stopped_by_a_request_that_somebody_deleted(shard: Shard) -> None:
@@ -296,8 +296,8 @@ async def test_cancel(shard: Shard) -> None:
     answers = await shard.queue.cancel(["queued", "leased", "ended", "unknown", "queued"])
     assert answers == [True, True, False, False, False]
     assert await shard.queue.wait_bell("w", [], 5.0) == "leased"
-    for rid, attempts in (("queued", 0), ("leased", 1)):
-        assert await shard.end(rid) == ("cancelled", attempts, 2)
+    for request_id, attempts in (("queued", 0), ("leased", 1)):
+        assert await shard.end(request_id) == ("cancelled", attempts, 2)
     assert await shard.settle(jobs[1]) == (False,)
     assert (await shard.claim()).jobs == ()
     found = shard.dump()
@@ -311,16 +311,16 @@ async def test_deadline_passes_in_the_queue(shard: Shard) -> None:
     shard.advance(1000)
     assert await shard.queue.lookup("c", ["claimed", "looked up"]) == [True, True]
     (job,) = (await shard.claim("early", 1)).jobs
-    await shard.queue.release("early", [(job.rid, job.token)])
+    await shard.queue.release("early", [(job.request_id, job.token)])
     shard.advance(1)
     (answer,) = await shard.queue.lookup("d", ["looked up"])
     assert [answer] == await shard.queue.replies(["looked up"])
     assert await shard.end("looked up") == ("expired", 0, 1.001)
     jobs = (await shard.claim()).jobs
-    assert [job.rid for job in jobs] == ["in time"]
+    assert [job.request_id for job in jobs] == ["in time"]
     assert await shard.end("claimed") == ("expired", 0, 1.001)
     inbox = shard.dump().inbox
-    assert [rid for rid, _ in inbox["c"] + inbox["d"]] == ["claimed", "looked up"]
+    assert [request_id for request_id, _ in inbox["c"] + inbox["d"]] == ["claimed", "looked up"]
     # Once it runs, its deadline in the queue matters no more.
     shard.advance(1)
     assert await shard.queue.lookup("c", ["in time", "unknown"]) == [True, False]
@@ -335,34 +335,34 @@ async def test_first_attempt_is_never_a_suspects(shard: Shard) -> None:
     job = await shard.job()
     await only.release("w", [("r", job.token)])
     await only.close()
-    assert [(job.rid, job.alone) for job in (await shard.claim()).jobs] == [
+    assert [(job.request_id, job.alone) for job in (await shard.claim()).jobs] == [
         ("r", False),
         ("q", False),
     ]
 
 
 async def test_suspect_runs_alone(shard: Shard) -> None:
-    await shard.submit("first", lane="b")
+    await shard.submit("first", environment="b")
     await shard.suspect("r")
     await shard.submit("other")
-    claimed = await shard.claim(lanes=["b", "a"])
-    assert [(job.rid, job.alone, job.attempts) for job in claimed.jobs] == [("r", True, 3)]
+    claimed = await shard.claim(environments=["b", "a"])
+    assert [(job.request_id, job.alone, job.attempts) for job in claimed.jobs] == [("r", True, 3)]
     assert await shard.queue.release("w", [("r", claimed.jobs[0].token)]) == 1
     # Released without charge it is still at its last attempt.
     assert (await shard.job()).alone
 
 
 async def test_busy_worker_empties_itself_for_a_suspect(shard: Shard) -> None:
-    await shard.suspect("r", lane="b")
+    await shard.suspect("r", environment="b")
     await shard.submit("q1", "q2", "q3")
-    # In whatever order it serves its lanes, it takes nothing more.
-    claimed = await shard.claim("holder", lanes=["a", "b"], busy=1)
+    # In whatever order it serves its environments, it takes nothing more.
+    claimed = await shard.claim("holder", environments=["a", "b"], busy=1)
     assert (claimed.jobs, claimed.hold) == ((), True)
     # One worker is enough.
-    claimed = await shard.claim("other", 1, lanes=["a", "b"], busy=1)
-    assert ([job.rid for job in claimed.jobs], claimed.hold) == (["q1"], False)
-    claimed = await shard.claim("holder", lanes=["a", "b"])
-    assert ([job.rid for job in claimed.jobs], claimed.hold) == (["r"], False)
+    claimed = await shard.claim("other", 1, environments=["a", "b"], busy=1)
+    assert ([job.request_id for job in claimed.jobs], claimed.hold) == (["q1"], False)
+    claimed = await shard.claim("holder", environments=["a", "b"])
+    assert ([job.request_id for job in claimed.jobs], claimed.hold) == (["r"], False)
     assert not shard.dump().isolating
 
 
@@ -385,5 +385,5 @@ async def test_nobody_empties_itself_for_a_suspect_that_ended(shard: Shard, end:
         await shard.queue.cancel(["r"])
     shard.advance(1001)
     claimed = await shard.claim(busy=1)
-    assert ([job.rid for job in claimed.jobs], claimed.hold) == (["q"], False)
+    assert ([job.request_id for job in claimed.jobs], claimed.hold) == (["q"], False)
     assert await shard.end("r") == (end, 2, 0 if end == "cancelled" else 1.001)

@@ -41,7 +41,7 @@ from leanq.queue.results import (
     Returning,
     Settlement,
     Submission,
-    UnknownLane,
+    UnknownEnvironment,
 )
 from leanq.queue.settings import Settings
 from leanq.queue.wire import Reply, pack_reply
@@ -57,20 +57,20 @@ PROFILE = profile(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-LANES, TENANTS, CLIENTS = ("a", "b"), ("s", "t", "u"), ("c", "d")
+ENVIRONMENTS, TENANTS, CLIENTS = ("a", "b"), ("s", "t", "u"), ("c", "d")
 LEASE_MS, MAX_ATTEMPTS, MAX_WAITING = 10_000, 3, 6
 
-NAMES = {Queued: "queued", Attached: "attached", Full: "full", UnknownLane: "unknown"}
-lanes = st.lists(st.sampled_from(LANES), min_size=1, unique=True)
+NAMES = {Queued: "queued", Attached: "attached", Full: "full", UnknownEnvironment: "unknown"}
+environments = st.lists(st.sampled_from(ENVIRONMENTS), min_size=1, unique=True)
 clients = st.sampled_from(CLIENTS)
 workers = st.integers(0, 1)
 some = st.lists(st.integers(1, 20), max_size=6)
 submissions = st.builds(
     Submission,
-    rid=st.just("new"),
-    lane=st.sampled_from((*LANES, *LANES, "x")),
+    request_id=st.just("new"),
+    environment=st.sampled_from((*ENVIRONMENTS, *ENVIRONMENTS, "x")),
     tenant=st.sampled_from(TENANTS),
-    level=st.integers(0, 2),
+    priority=st.integers(0, 2),
     deadline_ms=st.sampled_from((0, 0, 5_000, 30_000)),
     longest_run_ms=st.sampled_from((8_000, 100_000)),
     body=st.just(b"body"),
@@ -105,7 +105,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.leases: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.sent: list[Submission] = []
         self.replies: dict[str, bytes] = {}
-        # Lanes of which a worker took a bell's token and has not claimed since.
+        # Environments of which a worker took a bell's token and has not claimed since.
         self.woken: set[str] = set()
         self.fairness = Fairness(self.model)
         self.advance(0)
@@ -127,7 +127,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(client=clients, batch=st.lists(submissions, min_size=4, max_size=12), again=some)
     def submit(self, client: str, batch: list[Submission], again: list[int]) -> None:
-        batch = [replace(item, rid=f"r{next(self.calls)}") for item in batch]
+        batch = [replace(item, request_id=f"r{next(self.calls)}") for item in batch]
         batch += pick(self.sent, again)
         self.sent += batch
         expected = [self.model.submit(client, item) for item in batch]
@@ -137,18 +137,24 @@ class QueueMachine(RuleBasedStateMachine):
         for item, answer in zip(batch, answers, strict=True):
             if isinstance(answer, bytes):
                 verdict = self.found.verdict.get(
-                    f"{self.model.prints.get(item.lane)}:{item.digest}"
+                    f"{self.model.prints.get(item.environment)}:{item.digest}"
                 )
-                assert answer == self.replies.get(item.rid, verdict)
+                assert answer == self.replies.get(item.request_id, verdict)
 
-    @rule(number=workers, lanes=st.permutations(LANES))
-    def work(self, number: int, lanes: list[str]) -> None:
+    @rule(number=workers, environments=st.permutations(ENVIRONMENTS))
+    def work(self, number: int, environments: list[str]) -> None:
         """Settles all that it can and claims much."""
-        self.claim(number, lanes, 12, list(range(1, 13)), "")
+        self.claim(number, environments, 12, list(range(1, 13)), "")
 
-    @rule(number=workers, lanes=lanes, want=st.integers(0, 9), settled=some, print_=fingerprints)
+    @rule(
+        number=workers,
+        environments=environments,
+        want=st.integers(0, 9),
+        settled=some,
+        print_=fingerprints,
+    )
     def claim(
-        self, number: int, lanes: list[str], want: int, settled: list[int], print_: str
+        self, number: int, environments: list[str], want: int, settled: list[int], print_: str
     ) -> None:
         worker = self.workers[number]
         call = next(self.calls)
@@ -157,35 +163,42 @@ class QueueMachine(RuleBasedStateMachine):
         reply = Reply("accepted", cpu_s=call)
         warm = call % 4 > 0
         done = [
-            Settlement(rid, token, "accepted", pack_reply(token, reply), print_, warm)
-            for rid, token in leases
+            Settlement(request_id, token, "accepted", pack_reply(token, reply), print_, warm)
+            for request_id, token in leases
         ]
         accepted = tuple(self.model.settle(worker, *lease, print_, warm) for lease in leases)
         busy = len(self.model.work[worker])
         stale = self.fairness.stale_lists()
-        rids, alone, hold = self.model.claim(worker, lanes, want, busy)
+        request_ids, alone, hold = self.model.claim(worker, environments, want, busy)
         token = f"{call}:"
         got = self.call(
-            self.queue.claim(worker, lanes, want, busy=busy, token=token, settlements=done)
+            self.queue.claim(worker, environments, want, busy=busy, token=token, settlements=done)
         )
         assert (got.accepted, got.hold) == (accepted, hold)
-        self.told_to_look(worker, lanes, got.again_s)
-        assert sorted(job.rid for job in got.jobs) == sorted(rids)
+        self.told_to_look(worker, environments, got.again_s)
+        assert sorted(job.request_id for job in got.jobs) == sorted(request_ids)
         for job in got.jobs:
             assert job.token == token
-            self.model.lease(worker, job.rid, job.token)
-            item = self.model.flying[job.rid]
-            assert (job.attempts, job.lane, job.body) == (item.attempts, item.sub.lane, b"body")
+            self.model.lease(worker, job.request_id, job.token)
+            item = self.model.flying[job.request_id]
+            assert (job.attempts, job.environment, job.body) == (
+                item.attempts,
+                item.sub.environment,
+                b"body",
+            )
             assert job.alone == alone == (job.attempts == MAX_ATTEMPTS)
-            self.leases[worker].append((job.rid, job.token))
+            self.leases[worker].append((job.request_id, job.token))
         assert got.held == len(self.model.work[worker])
         if want and not hold:
             # A worker on hold keeps the token that it took; a renewal makes up for that.
-            self.woken -= set(lanes)
+            self.woken -= set(environments)
         if not alone:
-            self.fairness.check([rid for rid in rids if rid not in self.model.redeemed], stale)
+            self.fairness.check(
+                [request_id for request_id in request_ids if request_id not in self.model.redeemed],
+                stale,
+            )
 
-    def told_to_look(self, worker: str, lanes: list[str], again_s: float) -> None:
+    def told_to_look(self, worker: str, environments: list[str], again_s: float) -> None:
         assert again_s == 0
 
     @rule(which=some)
@@ -193,13 +206,13 @@ class QueueMachine(RuleBasedStateMachine):
         """Workers that lost a lease to another come with their results all the same."""
         flying = self.model.flying
         lost = [
-            (worker, rid, token)
+            (worker, request_id, token)
             for worker, leases in self.leases.items()
-            for rid, token in leases
-            if rid in flying and flying[rid].token not in {None, token}
+            for request_id, token in leases
+            if request_id in flying and flying[request_id].token not in {None, token}
         ]
-        for worker, rid, token in pick(lost, which):
-            done = [Settlement(rid, token, "accepted", pack_reply(token, Reply("accepted")))]
+        for worker, request_id, token in pick(lost, which):
+            done = [Settlement(request_id, token, "accepted", pack_reply(token, Reply("accepted")))]
             work = self.queue.claim(worker, [], 0, busy=0, token="-", settlements=done)
             assert self.call(work).accepted == (False,)
             self.model.leases[worker] = self.model.now + LEASE_MS
@@ -227,25 +240,29 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(which=some)
     def cancel(self, which: list[int]) -> None:
-        rids = [item.rid for item in pick(self.sent, which)]
-        expected = [self.model.cancel(rid) for rid in rids]
-        assert self.call(self.queue.cancel(rids)) == expected
+        request_ids = [item.request_id for item in pick(self.sent, which)]
+        expected = [self.model.cancel(request_id) for request_id in request_ids]
+        assert self.call(self.queue.cancel(request_ids)) == expected
 
     @rule(client=clients, which=some)
     def lookup(self, client: str, which: list[int]) -> None:
-        rids = ["unknown", *(item.rid for item in pick(self.sent, which))]
-        expected = [self.model.lookup(client, rid) for rid in rids]
-        answers = self.call(self.queue.lookup(client, rids))
-        for rid, answer, name in zip(rids, answers, expected, strict=True):
+        request_ids = ["unknown", *(item.request_id for item in pick(self.sent, which))]
+        expected = [self.model.lookup(client, request_id) for request_id in request_ids]
+        answers = self.call(self.queue.lookup(client, request_ids))
+        for request_id, answer, name in zip(request_ids, answers, expected, strict=True):
             if name == "reply":
                 assert isinstance(answer, bytes)
-                assert answer == self.replies.setdefault(rid, answer)
+                assert answer == self.replies.setdefault(request_id, answer)
             else:
                 assert answer is (name == "in flight")
 
-    @rule(kind=st.sampled_from(("lane", "tenant")), hold=st.booleans(), number=st.integers(0, 1))
-    def hold_back(self, kind: Literal["lane", "tenant"], hold: bool, number: int) -> None:
-        name = (LANES if kind == "lane" else TENANTS)[number]
+    @rule(
+        kind=st.sampled_from(("environment", "tenant")),
+        hold=st.booleans(),
+        number=st.integers(0, 1),
+    )
+    def hold_back(self, kind: Literal["environment", "tenant"], hold: bool, number: int) -> None:
+        name = (ENVIRONMENTS if kind == "environment" else TENANTS)[number]
         changed = self.call(self.queue.pause(kind, name, hold=hold))
         assert changed == self.model.pause(kind, name, hold)
 
@@ -264,20 +281,24 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(number=workers, which=some)
     def adopt(self, number: int, which: list[int]) -> None:
         worker = self.workers[number]
-        holds = {rid for rid, _ in pick(self.leases[worker], which)}
+        holds = {request_id for request_id, _ in pick(self.leases[worker], which)}
         work = set(self.model.work[worker])
         jobs, lost = self.call(self.queue.adopt(worker, holds))
-        assert (set(lost), {job.rid for job in jobs}) == (holds - work, work - holds)
+        assert (set(lost), {job.request_id for job in jobs}) == (holds - work, work - holds)
         for job in jobs:
-            item = self.model.flying[job.rid]
+            item = self.model.flying[job.request_id]
             assert (job.token, job.attempts) == (item.token, item.attempts)
             assert job.alone == (job.attempts == MAX_ATTEMPTS)
 
-    @rule(number=workers, lanes=st.lists(st.sampled_from(LANES), unique=True), print_=fingerprints)
-    def join(self, number: int, lanes: list[str], print_: str) -> None:
+    @rule(
+        number=workers,
+        environments=st.lists(st.sampled_from(ENVIRONMENTS), unique=True),
+        print_=fingerprints,
+    )
+    def join(self, number: int, environments: list[str], print_: str) -> None:
         worker = self.workers[number]
-        self.model.join(worker, lanes, print_)
-        about, prints = dict.fromkeys(lanes, b"about"), dict.fromkeys(lanes, print_)
+        self.model.join(worker, environments, print_)
+        about, prints = dict.fromkeys(environments, b"about"), dict.fromkeys(environments, print_)
         self.call(self.queue.join(worker, b"info", about, prints))
 
     @rule(number=workers)
@@ -295,20 +316,20 @@ class QueueMachine(RuleBasedStateMachine):
         while self.anyone_late():
             self.reap()
 
-    @rule(lane=st.sampled_from(LANES))
-    def listen(self, lane: str) -> None:
-        if self.server.lpop(f"{self.tag}:bell:{lane}"):
-            self.woken.add(lane)
+    @rule(environment=st.sampled_from(ENVIRONMENTS))
+    def listen(self, environment: str) -> None:
+        if self.server.lpop(f"{self.tag}:bell:{environment}"):
+            self.woken.add(environment)
 
-    @rule(ask=st.booleans(), lanes=lanes)
-    def hold_on(self, ask: bool, lanes: list[str]) -> None:
+    @rule(ask=st.booleans(), environments=environments)
+    def hold_on(self, ask: bool, environments: list[str]) -> None:
         """Who empties itself for a suspect asks again, or is not heard of any more."""
-        for lane, worker in list(self.model.isolating.items()):
+        for environment, worker in list(self.model.isolating.items()):
             if ask and worker in self.workers:
-                self.claim(self.workers.index(worker), lanes, 5, [], "")
+                self.claim(self.workers.index(worker), environments, 5, [], "")
             elif not ask:
-                self.server.delete(f"{self.tag}:isolating:{lane}")
-                del self.model.isolating[lane]
+                self.server.delete(f"{self.tag}:isolating:{environment}")
+                del self.model.isolating[environment]
 
     @invariant()
     def everything_is_in_its_place(self) -> None:
@@ -345,7 +366,7 @@ class QueueMachine(RuleBasedStateMachine):
         while self.anyone_late():
             self.reap()
         for _ in range(100):
-            self.claim(0, [*LANES, "x"], 8, list(range(1, 9)), "")
+            self.claim(0, [*ENVIRONMENTS, "x"], 8, list(range(1, 9)), "")
             if not self.model.flying:
                 break
         self.everything_is_in_its_place()

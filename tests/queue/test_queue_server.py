@@ -20,7 +20,7 @@ import leanq.queue.keys
 from leanq.errors import QueueFullError, UnavailableError, UsageError
 from leanq.local import EmbeddedServer
 from leanq.queue.queue import Queue, backoff_s
-from leanq.queue.results import LevelRow, Settlement, WorkerRow
+from leanq.queue.results import PriorityRow, Settlement, WorkerRow
 from leanq.queue.settings import Settings
 from leanq.states import Packed, RedisStates
 
@@ -74,7 +74,7 @@ async def test_claim_that_met_only_withdrawn_requests_wakes_the_next(shard: Shar
     shard.server.delete(shard.queue.keys.bell("a"))
     assert (await shard.claim(want=4)).jobs == ()
     assert shard.bell() == 1
-    assert [job.rid for job in (await shard.claim(want=4)).jobs] == ["live"]
+    assert [job.request_id for job in (await shard.claim(want=4)).jobs] == ["live"]
 
 
 async def test_work_that_comes_back_wakes_a_worker(shard: Shard) -> None:
@@ -117,12 +117,12 @@ async def test_inbox_can_be_read_again_until_it_is_read_on(shard: Shard) -> None
     jobs = (await shard.claim()).jobs
     await shard.settle(jobs[0], jobs[1])
     position, pairs = await queue.read_inbox("c", "0-0", 1000)
-    assert pairs == [(job.rid, settlement(job).reply) for job in jobs[:2]]
+    assert pairs == [(job.request_id, settlement(job).reply) for job in jobs[:2]]
     assert await queue.read_inbox("c", "0-0", 1000) == (position, pairs)
     await shard.settle(jobs[2])
     end, pairs = await queue.read_inbox("c", position, 1000)
-    assert [rid for rid, _ in pairs] == ["r3"]
-    assert [rid for rid, _ in shard.dump().inbox["c"]] == ["r3"]
+    assert [request_id for request_id, _ in pairs] == ["r3"]
+    assert [request_id for request_id, _ in shard.dump().inbox["c"]] == ["r3"]
     assert await queue.read_inbox("c", end, 1) == (end, [])
     assert shard.dump().inbox == {"c": []}
     # The replies themselves stay for whoever comes later.
@@ -144,7 +144,10 @@ async def test_large_reply_is_fetched_by_its_key(shard: Shard) -> None:
     await shard.submit("fits", "large")
     fits, large = (await shard.claim()).jobs
     replies = {"fits": b"x" * 16_384, "large": b"x" * 16_385}
-    settle = [Settlement(job.rid, job.token, "echo", replies[job.rid]) for job in (fits, large)]
+    settle = [
+        Settlement(job.request_id, job.token, "echo", replies[job.request_id])
+        for job in (fits, large)
+    ]
     await shard.claim(want=0, settle=settle)
     _, pairs = await shard.queue.read_inbox("c", "0-0", 1000)
     assert pairs == [("fits", replies["fits"]), ("large", b"16385")]
@@ -152,15 +155,15 @@ async def test_large_reply_is_fetched_by_its_key(shard: Shard) -> None:
 
 
 async def test_thousands_of_replies_of_one_call_reach_the_inbox(shard: Shard) -> None:
-    rids = [f"r{number}" for number in range(5000)]
+    request_ids = [f"r{number}" for number in range(5000)]
     for start in range(0, 5000, 1000):
-        await shard.submit(*rids[start : start + 1000])
-    await shard.queue.cancel(rids)
+        await shard.submit(*request_ids[start : start + 1000])
+    await shard.queue.cancel(request_ids)
     position, found = "0-0", list[str]()
     while len(found) < 5000:
         position, pairs = await shard.queue.read_inbox("c", position, 1000)
-        found += [rid for rid, _ in pairs]
-    assert found == rids
+        found += [request_id for request_id, _ in pairs]
+    assert found == request_ids
 
 
 # What people and tools see
@@ -171,9 +174,9 @@ async def test_status_counts(shard: Shard) -> None:
     await shard.submit("r1", "r2", "r3")
     shard.advance(1500)
     await shard.submit("r4", tenant="u")
-    await shard.submit("r5", level=0)
+    await shard.submit("r5", priority=0)
     jobs = (await shard.claim(want=2)).jobs
-    assert [job.rid for job in jobs] == ["r5", "r1"]
+    assert [job.request_id for job in jobs] == ["r5", "r1"]
     await shard.settle(jobs[0])
     shard.advance(500)
     status = await shard.queue.status()
@@ -185,11 +188,11 @@ async def test_status_counts(shard: Shard) -> None:
         "waiting:a": 3,
         "turn:a": 2,
     }
-    assert status.lanes == {"a": b"about", "b": b""}
+    assert status.environments == {"a": b"about", "b": b""}
     assert status.workers == (WorkerRow("w", 9.5, 1, b"info"),)
-    assert status.levels == (LevelRow("a", 1, tenants=2, waiting=3, oldest_s=2.0),)
+    assert status.priorities == (PriorityRow("a", 1, tenants=2, waiting=3, oldest_s=2.0),)
     assert (status.suspects, status.dead) == ({}, 0)
-    await shard.suspect("r6", lane="b")
+    await shard.suspect("r6", environment="b")
     assert (await shard.queue.status()).suspects == {"b": 1}
 
 
@@ -204,15 +207,15 @@ async def live_a_full_life(shard: Shard) -> None:
     ended, *_ = (await shard.claim(want=3)).jobs
     await shard.settle(ended)
     await queue.cancel(["withdrawn"])
-    await shard.submit("remembered", lane="b", digest="told")
-    told = settlement(await shard.job(lanes=["b"]))
+    await shard.submit("remembered", environment="b", digest="told")
+    told = settlement(await shard.job(environments=["b"]))
     await shard.claim(want=0, settle=[replace(told, fingerprint="print")])
-    await shard.submit("leader", "follower", lane="b", digest="twice")
-    await shard.claim(lanes=["b"])
-    await shard.suspect("suspect", lane="b")
-    assert (await shard.claim(lanes=["b"], busy=2)).hold
-    await shard.warm("w", "state", lane="b2")
-    await shard.submit("promised", lane="b2", affinity=("state",))
+    await shard.submit("leader", "follower", environment="b", digest="twice")
+    await shard.claim(environments=["b"])
+    await shard.suspect("suspect", environment="b")
+    assert (await shard.claim(environments=["b"], busy=2)).hold
+    await shard.warm("w", "state", environment="b2")
+    await shard.submit("promised", environment="b2", affinity=("state",))
     assert await queue.lookup("c", ["leased", "waits", "gone"]) == [True, True, False]
     await queue.adopt("w", [])
     await queue.renew("w")
@@ -227,7 +230,7 @@ async def live_a_full_life(shard: Shard) -> None:
     assert await states.keep_snapshot("key", Packed(b"manifest", (b"chunk",)))
     await states.collect()
     await queue.read_inbox("c", "0-0", 1)
-    await queue.lanes()
+    await queue.environments()
     await queue.tell_decisions({"a": b"{}"})
     await shard.submit("parked", tenant="held")
     await queue.pause("tenant", "held", hold=True)
@@ -307,17 +310,17 @@ async def test_full_memory_refuses_what_adds_and_lets_the_rest_drain(own: Shard)
     shard, queue = own, own.queue
     await shard.submit("settled", "cancelled", "released", "claimed", "waits")
     settled, _, released = (await shard.claim(want=3)).jobs
-    await shard.suspect("poisoned", lane="b")
+    await shard.suspect("poisoned", environment="b")
     shard.server.config_set("maxmemory", "1mb")
     with pytest.raises(QueueFullError) as refused:
         await shard.submit("refused")
     assert refused.value.retry_after_s > 0
     claimed = await shard.claim(want=1, settle=[settlement(settled)])
-    assert (claimed.accepted, claimed.jobs[0].rid) == ((True,), "claimed")
+    assert (claimed.accepted, claimed.jobs[0].request_id) == ((True,), "claimed")
     assert await queue.cancel(["cancelled"]) == [True]
     assert await queue.release("w", [("released", released.token)]) == 1
-    job = (await shard.claim(lanes=["b"])).jobs[0]
-    assert await queue.release("w", [(job.rid, job.token)], how="charge") == 1
+    job = (await shard.claim(environments=["b"])).jobs[0]
+    assert await queue.release("w", [(job.request_id, job.token)], how="charge") == 1
     assert await queue.lookup("d", ["waits", "claimed"]) == [True, True]
     assert (await queue.renew("w")).held == 1
     await queue.join("w", b"", {"a": b""})

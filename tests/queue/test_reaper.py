@@ -29,9 +29,11 @@ NOTHING = Reaped(0, 0, more=False)
 
 
 async def submit(queue: Queue, count: int) -> list[str]:
-    rids = [f"0-{n}" for n in range(count)]
-    await queue.submit("me", [submission(rid, echo_body(rid.encode())) for rid in rids])
-    return rids
+    request_ids = [f"0-{n}" for n in range(count)]
+    await queue.submit(
+        "me", [submission(request_id, echo_body(request_id.encode())) for request_id in request_ids]
+    )
+    return request_ids
 
 
 async def vanish(queue: Queue, count: int, worker: str = "vanished") -> None:
@@ -50,11 +52,11 @@ async def vanish(queue: Queue, count: int, worker: str = "vanished") -> None:
 
 async def test_where_nothing_is_overdue_nothing_is_reaped(queue: Queue) -> None:
     assert await reap(queue) == NOTHING
-    (rid,) = await submit(queue, 1)
+    (request_id,) = await submit(queue, 1)
     await queue.claim("alive", ["echo"], 1, busy=0, token=new_token())
     assert await reap(queue) == NOTHING
     assert [row.held for row in (await queue.status()).workers] == [1]
-    await queue.cancel([rid])
+    await queue.cancel([request_id])
     await queue.release("alive", [], leave=True)
 
 
@@ -62,21 +64,21 @@ async def test_whoever_is_left_alone_reaps_after_the_truce(queue: Queue) -> None
     """Nobody but the reaper is heard, so its own waiting must not make another truce."""
     brief = Queue(short_lease(queue.settings))
     assert await reap(brief) == NOTHING
-    (rid,) = await submit(queue, 1)
+    (request_id,) = await submit(queue, 1)
     await vanish(queue, 1)
     # Silence for more than half of a lease.
     assert (await reap(brief)).truce_s > 0
     assert await reap_all([brief], through_truce=True) == Reaped(1, 0, more=False)
     await brief.close()
     await queue.claim("alive", ["echo"], 1, busy=0, token=new_token())
-    await queue.cancel([rid])
+    await queue.cancel([request_id])
     await queue.release("alive", [], leave=True)
 
 
 async def test_the_work_of_all_that_vanished_comes_back_in_order(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
-    rids = await submit(queue, 350)
+    request_ids = await submit(queue, 350)
     for number in range(2):
         brief = Queue(short_lease(settings))
         await brief.claim(f"vanished{number}", ["echo"], 25, busy=0, token=new_token())
@@ -89,27 +91,27 @@ async def test_the_work_of_all_that_vanished_comes_back_in_order(
     assert not (await queue.status()).workers
     driver = Recorder()
     async with working(settings, driver):
-        replies = await asyncio.gather(*(lean.attach(rid) for rid in rids))
+        replies = await asyncio.gather(*(lean.attach(request_id) for request_id in request_ids))
     assert [reply.attempts for reply in replies] == 300 * [2] + 50 * [1]
     # What was begun before comes before what was not.
-    assert {payload.decode() for payload in driver.started[:300]} == set(rids[:300])
+    assert {payload.decode() for payload in driver.started[:300]} == set(request_ids[:300])
 
 
 async def test_a_request_that_takes_workers_down_is_poisoned(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
-    (rid,) = await submit(queue, 1)
+    (request_id,) = await submit(queue, 1)
     for attempt in range(settings.max_attempts):
         await vanish(queue, 1)
         last = attempt == settings.max_attempts - 1
         assert await reap(queue) == Reaped(int(not last), int(last), more=False)
-    reply = await lean.attach(rid)
+    reply = await lean.attach(request_id)
     assert (reply.verdict, reply.attempts) == ("poisoned", settings.max_attempts)
     assert (await queue.status()).dead == 1
 
 
 async def test_reapers_do_each_other_no_harm(queue: Queue, settings: Settings) -> None:
-    rids = await submit(queue, 500)
+    request_ids = await submit(queue, 500)
     await vanish(queue, 500)
     others = [Queue(settings) for _ in range(3)]
     found = await asyncio.gather(*(reap(other) for other in others))
@@ -117,7 +119,7 @@ async def test_reapers_do_each_other_no_harm(queue: Queue, settings: Settings) -
     assert await counter(queue, "waiting:echo") == 500
     for other in others:
         await other.close()
-    await queue.cancel(rids)
+    await queue.cancel(request_ids)
     async with working(settings):
         await submit(queue, 1)
         await eventually(counts(queue, "waiting:echo", 0))
@@ -126,10 +128,10 @@ async def test_reapers_do_each_other_no_harm(queue: Queue, settings: Settings) -
 async def test_a_worker_reaps_when_somebody_is_overdue(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
-    (rid,) = await submit(queue, 1)
+    (request_id,) = await submit(queue, 1)
     await vanish(queue, 1)
     async with working(short_lease(settings)):
-        assert (await lean.attach(rid)).attempts == 2
+        assert (await lean.attach(request_id)).attempts == 2
 
 
 async def test_without_a_server_it_says_so() -> None:

@@ -38,7 +38,7 @@ async def test_scripts_and_messages_of_two_releases_side_by_side(
                 body = bytes(msgpack.packb({**fields, "payload": payload}))
                 batch.append(submission(f"0-{payload.decode()}", body))
             await queue.submit("c", batch)
-            replies = await asyncio.gather(*(newer.attach(item.rid) for item in batch))
+            replies = await asyncio.gather(*(newer.attach(item.request_id) for item in batch))
             assert [reply.payload for reply in replies] == payloads
             assert await asyncio.gather(*map(lean.echo, payloads)) == payloads
             assert await asyncio.gather(*map(newer.echo, payloads)) == payloads

@@ -17,9 +17,9 @@ def remembering(shard: Shard) -> Shard:
     return shard
 
 
-async def tell(shard: Shard, rid: str, fingerprint: str, **fields: str) -> bytes:
+async def tell(shard: Shard, request_id: str, fingerprint: str, **fields: str) -> bytes:
     """Runs a request; the reply."""
-    await shard.submit(rid, **fields)
+    await shard.submit(request_id, **fields)
     done = replace(settlement(await shard.job()), fingerprint=fingerprint)
     await shard.claim(want=0, settle=[done])
     return done.reply
@@ -32,7 +32,7 @@ async def test_a_remembered_verdict_answers_at_once(remembering: Shard) -> None:
     shard.queue.settings = replace(shard.queue.settings, max_waiting=1)
     await shard.submit("fills the line")
     assert await shard.submit("second", digest="same") == [reply]
-    assert await shard.submit("third", digest="same", lane="b") == [reply]
+    assert await shard.submit("third", digest="same", environment="b") == [reply]
     # It is the reply from then on, also for who asks later.
     assert await shard.queue.lookup("d", ["second"]) == [reply]
     assert await shard.submit("second", digest="same") == [reply]

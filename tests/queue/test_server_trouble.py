@@ -109,7 +109,7 @@ async def test_a_full_memory_drains_and_goes_on() -> None:
 
 async def _is_empty(settings: Settings) -> bool:
     status = await look(settings)
-    return not status.levels and not any(row.held for row in status.workers)
+    return not status.priorities and not any(row.held for row in status.workers)
 
 
 async def test_eviction_of_whatever_may_be_evicted_loses_no_request() -> None:

@@ -14,9 +14,9 @@ from redis.crc import key_slot
 from support.fleets import Gated, Recorder, echo_body, submission, working
 
 from leanq.client import AsyncLeanQClient, LeanQClient
-from leanq.consumer.slots import Room
+from leanq.consumer.slots import SlotPool
 from leanq.errors import UsageError
-from leanq.queue.keys import Keys, new_rid, shard_of
+from leanq.queue.keys import Keys, new_request_id, shard_of
 from leanq.queue.queue import every_shard, look
 from leanq.queue.settings import Settings
 
@@ -33,7 +33,7 @@ def test_the_slots_of_shards_lie_evenly_over_the_cluster(shards: int, data: st.D
     assert tag.startswith(f"{{leanq:{shard}")
     assert key_slot(tag.encode()) * shards // 16384 == shard
     assert Keys("leanq").tag == "{leanq:0}"
-    assert 0 <= shard_of(new_rid(shards)) < shards
+    assert 0 <= shard_of(new_request_id(shards)) < shards
 
 
 async def test_requests_spread_and_replies_come_from_everywhere(three: Settings) -> None:
@@ -65,7 +65,7 @@ async def test_a_suspect_of_one_shard_runs_alone_in_all(three: Settings) -> None
     async with every_shard(replace(three, max_attempts=2)) as queues:
         await queues[0].submit("c", [submission("0-suspect", echo_body(b"suspect"))])
         (job,) = (await queues[0].claim("dead", ["echo"], 1, busy=0, token="n:")).jobs
-        await queues[0].release("dead", [(job.rid, job.token)], how="charge", leave=True)
+        await queues[0].release("dead", [(job.request_id, job.token)], how="charge", leave=True)
         await queues[1].submit("c", [submission("1-other", echo_body(b"other"))])
         async with working(replace(three, max_attempts=2, lease_s=0.9), driver, slots=8):
             for _ in range(2):
@@ -82,8 +82,8 @@ async def test_what_is_shown_is_the_whole_queue(three: Settings) -> None:
         for shard, queue in enumerate(queues):
             await queue.submit("c", [submission(f"{shard}-{n}", b"?") for n in range(shard + 1)])
         found = await look(three)
-        (level,) = found.levels
-        assert (level.lane, level.tenants, level.waiting) == ("echo", 1, 6)
+        (priority,) = found.priorities
+        assert (priority.environment, priority.tenants, priority.waiting) == ("echo", 1, 6)
         assert found.counters["submitted"] == 6
         async with working(three, slots=7):
             (row,) = (await look(three)).workers
@@ -95,7 +95,7 @@ async def _settled(settings: Settings, count: int) -> bool:
     return (await look(settings)).counters.get("settled") == count
 
 
-def test_a_rid_of_another_shard_is_refused(three: Settings) -> None:
+def test_a_request_id_of_another_shard_is_refused(three: Settings) -> None:
     with LeanQClient(three) as lean, pytest.raises(UsageError, match="it has 3"):
         lean.attach(["3-elsewhere"])
     with pytest.raises(UsageError, match="LEANQ_SHARDS is 0"):
@@ -104,29 +104,29 @@ def test_a_rid_of_another_shard_is_refused(three: Settings) -> None:
 
 def test_pumps_take_turns() -> None:
     changes: list[None] = []
-    room = Room(10, lambda: changes.append(None))
-    assert room.share("a", ahead=False) == 10
-    assert room.share("b", ahead=False) == 0
-    assert room.share("a", ahead=False) == 5
-    with room.reserved(5):
-        assert room.share("a", ahead=False) == 3
-    room.end_turn("a")
+    slot_pool = SlotPool(10, lambda: changes.append(None))
+    assert slot_pool.share("a", ahead=False) == 10
+    assert slot_pool.share("b", ahead=False) == 0
+    assert slot_pool.share("a", ahead=False) == 5
+    with slot_pool.reserved(5):
+        assert slot_pool.share("a", ahead=False) == 3
+    slot_pool.end_turn("a")
     assert changes
-    assert room.share("b", ahead=False) == 10
-    assert room.share("a", ahead=False) == 0
-    room.end_turn("b")
-    assert room.share("a", ahead=False) == 10
+    assert slot_pool.share("b", ahead=False) == 10
+    assert slot_pool.share("a", ahead=False) == 0
+    slot_pool.end_turn("b")
+    assert slot_pool.share("a", ahead=False) == 10
     for _ in range(10):
-        room.take(alone=False)
-    assert room.share("a", ahead=False) == 0
-    room.give(alone=False)
-    assert room.share("a", ahead=False) == 1
+        slot_pool.take(alone=False)
+    assert slot_pool.share("a", ahead=False) == 0
+    slot_pool.give(alone=False)
+    assert slot_pool.share("a", ahead=False) == 1
     # Short ones are claimed ahead: one for each slot, and two where a call takes longer than a run.
     for run_s, call_s, ahead in ((0.5, 0.1, 0), (0.01, 0.001, 10), (0.001, 0.0015, 20)):
         for _ in range(100):
-            room.note_run(run_s)
-            room.note_call(call_s)
-        assert room.share("a", ahead=False) == 1
-        assert room.share("a", ahead=True) == 1 + ahead
-    room.closed = True
-    assert room.share("a", ahead=True) == 0
+            slot_pool.note_run(run_s)
+            slot_pool.note_call(call_s)
+        assert slot_pool.share("a", ahead=False) == 1
+        assert slot_pool.share("a", ahead=True) == 1 + ahead
+    slot_pool.closed = True
+    assert slot_pool.share("a", ahead=True) == 0

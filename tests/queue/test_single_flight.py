@@ -17,19 +17,19 @@ async def lead(shard: Shard, *followers: str, client: str = "c") -> Job:
     """The job of ``leader``, which ``followers`` of the same kind follow."""
     await shard.submit("leader", digest="same")
     job = await shard.job()
-    assert job.rid == "leader"
+    assert job.request_id == "leader"
     answers = await shard.submit(*followers, client=client, digest="same")
     assert answers == [Queued()] * len(followers)
     return job
 
 
-async def verdicts(shard: Shard, *rids: str) -> list[str | None]:
-    ends = [await shard.end(rid) for rid in rids]
+async def verdicts(shard: Shard, *request_ids: str) -> list[str | None]:
+    ends = [await shard.end(request_id) for request_id in request_ids]
     return [end and end[0] for end in ends]
 
 
 async def runs(shard: Shard, want: int = 10) -> list[str]:
-    return [job.rid for job in (await shard.claim(want=want)).jobs]
+    return [job.request_id for job in (await shard.claim(want=want)).jobs]
 
 
 # One runs
@@ -45,7 +45,7 @@ async def test_one_runs_and_its_reply_is_everybodys(shard: Shard) -> None:
     await shard.settle(job)
     found = shard.dump()
     found.check()
-    told = {client: rid for client, ((rid, _),) in found.inbox.items()}
+    told = {client: request_id for client, ((request_id, _),) in found.inbox.items()}
     assert told == {"c": "leader", "d": "f1", "e": "f2"}
     assert set(found.reply.values()) == {settlement(job).reply}
     assert not found.run
@@ -69,19 +69,19 @@ async def test_what_waits_attaches_when_its_turn_comes(shard: Shard, want: int) 
         await shard.submit(f"{tenant}1", f"{tenant}2", tenant=tenant, digest="same")
     job = (await shard.claim(want=want)).jobs[0]
     assert await runs(shard, want=want) == []
-    assert sorted(shard.dump().followers[job.rid]) == ["t2", "u1", "u2", "v1", "v2"]
+    assert sorted(shard.dump().followers[job.request_id]) == ["t2", "u1", "u2", "v1", "v2"]
     await shard.settle(job)
     shard.dump().check()
     assert set(await verdicts(shard, "t1", "t2", "u1", "u2", "v1", "v2")) == {"accepted"}
 
 
-async def test_only_the_same_digest_in_the_same_lane_attaches(shard: Shard) -> None:
+async def test_only_the_same_digest_in_the_same_environment_attaches(shard: Shard) -> None:
     await lead(shard)
     await shard.submit("other", digest="other")
     await shard.submit("none1", "none2")
-    await shard.submit("elsewhere", digest="same", lane="b")
+    await shard.submit("elsewhere", digest="same", environment="b")
     assert await runs(shard) == ["other", "none1", "none2"]
-    assert (await shard.job(lanes=["b"])).rid == "elsewhere"
+    assert (await shard.job(environments=["b"])).request_id == "elsewhere"
 
 
 async def test_two_prefixes_do_not_see_each_other(
@@ -125,7 +125,7 @@ async def test_attaching_costs_a_tenant_no_more_than_being_passed_over(shard: Sh
         shard.server.hset(f"{shard.tag}:runs", f"a:{digest}same", leader or "")
         if digest == "withdrawn-":
             await shard.queue.cancel(twins)
-        taken = [(await shard.job()).rid.removeprefix(digest) for _ in range(5)]
+        taken = [(await shard.job()).request_id.removeprefix(digest) for _ in range(5)]
         assert await runs(shard) == []
         return taken
 
@@ -136,7 +136,7 @@ async def test_a_thousand_follow_and_the_next_leads_anew(shard: Shard) -> None:
     job = await lead(shard, *(f"f{number}" for number in range(1000)))
     await shard.submit("next", "last", digest="same")
     second = await shard.job()
-    assert second.rid == "next"
+    assert second.request_id == "next"
     assert await runs(shard) == []
     await shard.settle(job)
     found = shard.dump()
@@ -166,9 +166,9 @@ async def test_what_sharing_costs_on_the_server(shard: Shard) -> None:
         stats = shard.server.info("commandstats").values()
         return sum(row["calls"] for row in stats)
 
-    async def life(rid: str, digest: str) -> list[int]:
+    async def life(request_id: str, digest: str) -> list[int]:
         spent = [calls()]
-        await shard.submit(rid, digest=digest)
+        await shard.submit(request_id, digest=digest)
         spent.append(calls())
         job = await shard.job()
         spent.append(calls())
@@ -290,18 +290,20 @@ async def test_followers_go_back_to_their_own_lines_as_their_leader_does(
 ) -> None:
     await shard.queue.join("w", b"", {})
     job = await lead(shard, "f1")
-    await shard.submit("f2", tenant="u", level=0, digest="same")
-    await shard.submit("behind", tenant="u", level=0)
+    await shard.submit("f2", tenant="u", priority=0, digest="same")
+    await shard.submit("behind", tenant="u", priority=0)
     await end(shard, job)
     found = shard.dump()
     found.check()
     assert found.lists["wait"] == {"a:0:u": ["f2", "behind"], "a:1:t": ["f1", "leader"]}
-    assert {fields["n"] for rid, fields in found.req.items() if rid != "behind"} == {str(attempts)}
+    assert {fields["n"] for request_id, fields in found.req.items() if request_id != "behind"} == {
+        str(attempts)
+    }
     assert shard.bell() > 0
-    jobs = {job.rid: job for job in (await shard.claim("x")).jobs}
+    jobs = {job.request_id: job for job in (await shard.claim("x")).jobs}
     assert set(jobs) == {"f2", "behind"}
     await shard.settle(*jobs.values(), worker="x")
-    ends = [await shard.end(rid) for rid in ("f1", "f2", "leader")]
+    ends = [await shard.end(request_id) for request_id in ("f1", "f2", "leader")]
     # The attempts are those of the request that ran.
     assert ends == [("accepted", attempts + 1, ends[0] and ends[0][2])] * 3
 
@@ -311,11 +313,11 @@ async def test_a_withdrawn_leader_is_not_run_again(shard: Shard) -> None:
     await shard.queue.cancel(["leader"])
     await charge(shard, job)
     shard.dump().check()
-    assert [(job.rid, job.attempts) for job in (await shard.claim()).jobs] == [("f", 2)]
+    assert [(job.request_id, job.attempts) for job in (await shard.claim()).jobs] == [("f", 2)]
 
 
 async def test_like_suspects_share_one_run_alone_and_its_end(shard: Shard) -> None:
-    await lead(shard, *(rids := ["f1", "f2"]))
+    await lead(shard, *(request_ids := ["f1", "f2"]))
     for _ in range(shard.settings.max_attempts - 1):
         (held,) = shard.dump().work["w"]
         token = shard.dump().req[held]["tok"]
@@ -324,12 +326,12 @@ async def test_like_suspects_share_one_run_alone_and_its_end(shard: Shard) -> No
     assert job.alone
     found = shard.dump()
     found.check()
-    assert len(found.followers[job.rid]) == 2
-    await shard.queue.release("w", [(job.rid, job.token)], how="charge")
+    assert len(found.followers[job.request_id]) == 2
+    await shard.queue.release("w", [(job.request_id, job.token)], how="charge")
     found = shard.dump()
     found.check()
-    assert await verdicts(shard, "leader", *rids) == ["poisoned"] * 3
-    letters = [await shard.queue.dead_letter(rid) for rid in rids]
+    assert await verdicts(shard, "leader", *request_ids) == ["poisoned"] * 3
+    letters = [await shard.queue.dead_letter(request_id) for request_id in request_ids]
     assert [letter and (letter.attempts, letter.worker) for letter in letters] == [(3, "w")] * 2
 
 
@@ -341,9 +343,9 @@ async def test_a_suspect_neither_follows_a_run_beside_others_nor_waits_for_it(sh
     await shard.submit("young", digest="same")
     # A worker that is busy leaves the suspect to others, once another empties itself for it.
     assert (await shard.claim("holder", 1, busy=1)).hold
-    assert (await shard.job("busy", busy=1)).rid == "young"
+    assert (await shard.job("busy", busy=1)).request_id == "young"
     job = await shard.job("idle")
-    assert (job.rid, job.alone) == ("old", True)
+    assert (job.request_id, job.alone) == ("old", True)
     await shard.submit("new", digest="same")
     assert shard.dump().followers == {"old": ["new"]}
     shard.dump().check()
@@ -352,18 +354,18 @@ async def test_a_suspect_neither_follows_a_run_beside_others_nor_waits_for_it(sh
 @pytest.mark.parametrize("how", ["reap", "renew"])
 async def test_one_call_sends_back_many_followers_of_few(shard: Shard, how: str) -> None:
     leaders = {f"leader{number}": f"d{number}" for number in range(3)}
-    for rid, digest in leaders.items():
-        await shard.submit(rid, digest=digest, longest_run_ms=1000)
+    for request_id, digest in leaders.items():
+        await shard.submit(request_id, digest=digest, longest_run_ms=1000)
     await shard.queue.join("w", b"", {})
     await shard.claim()
     for digest in leaders.values():
         await shard.submit(*(f"{digest}-{each}" for each in range(1000)), digest=digest)
     shard.advance(LEASE_MS if how == "reap" else 1000)
-    for rid in leaders:
+    for request_id in leaders:
         if how == "reap":
             assert await shard.queue.reap() == Reaped(1, 0, more=True)
         else:
-            assert (await shard.queue.renew("w")).overrun == (rid,)
+            assert (await shard.queue.renew("w")).overrun == (request_id,)
     (found := shard.dump()).check()
     assert (len(found.req), found.work) == (3003, {})
 

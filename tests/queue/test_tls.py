@@ -93,7 +93,7 @@ async def test_everything_works_through_tls_and_on_redis_7(secure: Secure) -> No
 
     await eventually(poisoned)
     await queue.release("other", [], leave=True)
-    assert await queue.dead_rids(9) == ["0-killer"]
+    assert await queue.dead_request_ids(9) == ["0-killer"]
     assert (await look(settings)).dead == 1
     await queue.close()
 

@@ -12,8 +12,8 @@ from leanq.queue.results import Claimed, Promised
 STATE = ("state", "header")
 
 
-def rids(claimed: Claimed) -> list[str]:
-    return [job.rid for job in claimed.jobs]
+def request_ids(claimed: Claimed) -> list[str]:
+    return [job.request_id for job in claimed.jobs]
 
 
 # Promises
@@ -29,9 +29,9 @@ async def test_an_idle_warm_worker_is_promised_what_it_is_warm_for(shard: Shard)
     assert await shard.queue.wait_bell("w", [], 1.0) == Promised()
     assert await shard.queue.wait_bell("w", [], 0.05) is None
     assert shard.bell() == 1
-    assert rids(await shard.claim("other")) == ["r3"]
+    assert request_ids(await shard.claim("other")) == ["r3"]
     claimed = await shard.claim("w", 2)
-    assert (rids(claimed), [job.attempts for job in claimed.jobs]) == (["r1", "r2"], [1, 1])
+    assert (request_ids(claimed), [job.attempts for job in claimed.jobs]) == (["r1", "r2"], [1, 1])
     found = shard.dump()
     assert not found.lists["promise"]
     counters = (await shard.queue.status()).counters
@@ -54,10 +54,12 @@ async def test_the_strongest_affinity_and_the_last_to_settle_come_first(shard: S
     await shard.submit("nobody", affinity=STATE)
     assert shard.dump().lists["wait"] == {"a:1:t": ["nobody"]}
     for worker in ("header", "old", "new", "header2"):
-        assert rids(await shard.claim(worker, 1)) == [worker]
+        assert request_ids(await shard.claim(worker, 1)) == [worker]
 
 
-@pytest.mark.parametrize("why", ["busy", "another lane", "lapsed", "left", "cold", "none asked"])
+@pytest.mark.parametrize(
+    "why", ["busy", "another environment", "lapsed", "left", "cold", "none asked"]
+)
 async def test_no_promise_without_a_warm_and_idle_worker(shard: Shard, why: str) -> None:
     await shard.queue.join("w", b"", {"a": b"", "b": b""})
     await shard.warm("w", "state", vacant=0 if why == "busy" else 3)
@@ -66,13 +68,15 @@ async def test_no_promise_without_a_warm_and_idle_worker(shard: Shard, why: str)
     elif why == "left":
         await shard.queue.release("w", [], leave=True)
     names = {"cold": ("other",), "none asked": ()}.get(why, ("state",))
-    await shard.submit("r", lane="b" if why == "another lane" else "a", affinity=names)
+    await shard.submit(
+        "r", environment="b" if why == "another environment" else "a", affinity=names
+    )
     found = shard.dump()
     assert not found.lists["promise"]
     assert "to" not in found.req["r"]
     # Anybody may take it, at once.
     assert sum(len(bell) for bell in found.lists["bell"].values()) > 0
-    assert rids(await shard.claim("other", lanes=["a", "b"])) == ["r"]
+    assert request_ids(await shard.claim("other", environments=["a", "b"])) == ["r"]
 
 
 async def test_what_waits_already_goes_before_any_promise(shard: Shard) -> None:
@@ -101,27 +105,27 @@ async def test_others_behind_a_promise_are_not_held_up(shard: Shard) -> None:
     await shard.submit("promised", affinity=("state",))
     await shard.submit("plain")
     claimed = await shard.claim("other", 2)
-    assert rids(claimed) == ["plain"]
-    assert rids(await shard.claim("w", 2)) == ["promised"]
+    assert request_ids(claimed) == ["plain"]
+    assert request_ids(await shard.claim("w", 2)) == ["promised"]
 
 
 async def test_a_claim_without_room_gives_promises_up_at_once(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=3)
     await shard.submit("r1", "r2", "r3", affinity=("state",))
-    assert rids(await shard.claim("w", 1)) == ["r1"]
+    assert request_ids(await shard.claim("w", 1)) == ["r1"]
     assert shard.bell() == 1
     assert shard.dump().lists["wait"] == {"a:1:t": ["r2", "r3"]}
-    assert rids(await shard.claim("other")) == ["r2", "r3"]
+    assert request_ids(await shard.claim("other")) == ["r2", "r3"]
     assert "steals" not in (await shard.queue.status()).counters
 
 
 async def test_a_suspects_worker_keeps_no_promise(shard: Shard) -> None:
     await shard.warm("w", "state")
     await shard.submit("r", affinity=("state",))
-    await shard.suspect("suspect", lane="b")
-    assert (await shard.claim("w", lanes=["a", "b"], busy=1)).hold
-    assert rids(await shard.claim("other")) == ["r"]
-    await shard.claim("w", lanes=["b"])
+    await shard.suspect("suspect", environment="b")
+    assert (await shard.claim("w", environments=["a", "b"], busy=1)).hold
+    assert request_ids(await shard.claim("other")) == ["r"]
+    await shard.claim("w", environments=["b"])
 
 
 # Steals and guards
@@ -141,14 +145,14 @@ async def test_a_promise_that_is_not_kept_is_stolen(shard: Shard) -> None:
     claimed = await shard.claim("other", 1)
     assert (claimed.jobs, claimed.again_s, shard.bell()) == ((), 0, 0)
     shard.advance(40)
-    assert rids(await shard.claim("guard", 1)) == ["r1"]
+    assert request_ids(await shard.claim("guard", 1)) == ["r1"]
     assert shard.bell() == 1
-    assert rids(await shard.claim("other", 1)) == ["r2"]
+    assert request_ids(await shard.claim("other", 1)) == ["r2"]
     assert (await shard.queue.status()).counters["steals"] == 2
     # Who did not come is promised nothing more, until he does.
     await shard.submit("r3", affinity=("state",))
     assert shard.dump().lists["wait"] == {"a:1:t": ["r3"]}
-    assert rids(await shard.claim("w", 3)) == ["r3"]
+    assert request_ids(await shard.claim("w", 3)) == ["r3"]
     await shard.submit("r4", affinity=("state",))
     assert shard.dump().lists["promise"] == {"w": ["r4"]}
 
@@ -157,7 +161,7 @@ async def test_a_late_worker_still_takes_what_nobody_stole(shard: Shard) -> None
     await shard.warm("w", "state")
     await shard.submit("r", affinity=("state",))
     shard.advance(5000)
-    assert rids(await shard.claim("w", 1)) == ["r"]
+    assert request_ids(await shard.claim("w", 1)) == ["r"]
     counters = (await shard.queue.status()).counters
     assert (counters["warm_hits"], counters.get("steals")) == (1, None)
 
@@ -169,9 +173,9 @@ async def test_what_is_stolen_goes_to_the_front_in_its_order(shard: Shard) -> No
     await shard.submit("r3")
     shard.advance(100)
     # Its tenant has no other turn than before.
-    assert rids(await shard.claim("other", 1)) == ["plain"]
+    assert request_ids(await shard.claim("other", 1)) == ["plain"]
     assert shard.dump().lists["wait"] == {"a:1:t": ["r1", "r2", "r3"]}
-    assert rids(await shard.claim("other", 3)) == ["r1", "r2", "r3"]
+    assert request_ids(await shard.claim("other", 3)) == ["r1", "r2", "r3"]
 
 
 async def test_a_guard_stays_while_there_are_promises_and_no_longer(shard: Shard) -> None:
@@ -212,7 +216,7 @@ async def test_a_guard_that_finds_work_hands_the_watch_on(shard: Shard) -> None:
     await shard.submit("r", affinity=("state",))
     await shard.submit("plain")
     shard.server.delete(shard.queue.keys.bell("a"))
-    assert rids(await shard.claim("guard", 1)) == ["plain"]
+    assert request_ids(await shard.claim("guard", 1)) == ["plain"]
     assert shard.bell() == 1
 
 
@@ -222,7 +226,7 @@ async def test_promises_alone_make_nobody_ring_on(shard: Shard) -> None:
     assert (await shard.claim("guard", 1)).again_s == 0.1
     await shard.submit("plain")
     shard.server.delete(shard.queue.keys.bell("a"))
-    assert rids(await shard.claim("other", 1)) == ["plain"]
+    assert request_ids(await shard.claim("other", 1)) == ["plain"]
     assert shard.bell() == 0
 
 
@@ -240,7 +244,7 @@ async def test_a_promised_request_can_be_withdrawn(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=2)
     await shard.submit("r", "q", affinity=("state",))
     assert await shard.queue.cancel(["r"]) == [True]
-    assert rids(await shard.claim("w")) == ["q"]
+    assert request_ids(await shard.claim("w")) == ["q"]
     assert await shard.end("r") == ("cancelled", 0, 0)
     shard.dump().check()
     assert (await shard.queue.status()).counters["waiting:a"] == 0
@@ -252,8 +256,8 @@ async def test_a_promised_request_expires(shard: Shard) -> None:
     shard.advance(51)
     assert await shard.queue.lookup("c", ["r"]) == await shard.queue.replies(["r"])
     assert (await shard.claim("w")).jobs == ()
-    for rid in ("r", "q"):
-        assert await shard.end(rid) == ("expired", 0, 0.051)
+    for request_id in ("r", "q"):
+        assert await shard.end(request_id) == ("expired", 0, 0.051)
     shard.dump().check()
 
 
@@ -270,7 +274,7 @@ async def test_promises_to_a_worker_that_is_gone_are_for_anybody(shard: Shard, h
     found.check()
     assert found.lists["wait"] == {"a:1:t": ["r", "q"]}
     assert (shard.bell(), found.hashes.get("vacant")) == (1, None)
-    assert rids(await shard.claim("other")) == ["r", "q"]
+    assert request_ids(await shard.claim("other")) == ["r", "q"]
 
 
 async def test_a_request_that_comes_back_is_promised_to_nobody(shard: Shard) -> None:
@@ -281,7 +285,7 @@ async def test_a_request_that_comes_back_is_promised_to_nobody(shard: Shard) -> 
     found = shard.dump()
     assert found.lists["wait"] == {"a:1:t": ["r"]}
     assert "to" not in found.req["r"]
-    assert rids(await shard.claim("other")) == ["r"]
+    assert request_ids(await shard.claim("other")) == ["r"]
 
 
 async def test_a_dead_letter_keeps_its_affinities(shard: Shard) -> None:
@@ -301,7 +305,7 @@ async def test_the_warmest_of_the_next_ones_goes_first(shard: Shard) -> None:
     await shard.submit("cold1", "cold2")
     await shard.submit("header", affinity=("new", "header"))
     await shard.submit("state", affinity=("state", "header"))
-    claimed = [rids(await shard.claim("w", 1)) for _ in range(4)]
+    claimed = [request_ids(await shard.claim("w", 1)) for _ in range(4)]
     assert claimed == [["state"], ["header"], ["cold1"], ["cold2"]]
 
 
@@ -310,15 +314,15 @@ async def test_several_are_chosen_at_once(shard: Shard) -> None:
     for number in range(4):
         await shard.submit(f"cold{number}")
         await shard.submit(f"warm{number}", affinity=("state",))
-    assert rids(await shard.claim("w", 5)) == ["warm0", "warm1", "warm2", "warm3", "cold0"]
-    assert rids(await shard.claim("other", 5)) == ["cold1", "cold2", "cold3"]
+    assert request_ids(await shard.claim("w", 5)) == ["warm0", "warm1", "warm2", "warm3", "cold0"]
+    assert request_ids(await shard.claim("other", 5)) == ["cold1", "cold2", "cold3"]
 
 
 async def test_only_the_front_of_a_line_is_searched(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=0)
     await shard.submit(*(f"cold{number}" for number in range(16)))
     await shard.submit("warm", affinity=("state",))
-    claimed = [rids(await shard.claim("w", 1)) for _ in range(3)]
+    claimed = [request_ids(await shard.claim("w", 1)) for _ in range(3)]
     assert claimed == [["cold0"], ["warm"], ["cold1"]]
 
 
@@ -329,11 +333,11 @@ async def test_nothing_is_passed_over_for_long(shard: Shard) -> None:
         await shard.submit(f"warm{number}", affinity=("state",))
     # Its long wait alone is no reason, or in a long line nobody would ever be preferred.
     shard.advance(60_000)
-    assert rids(await shard.claim("w", 1)) == ["warm0"]
+    assert request_ids(await shard.claim("w", 1)) == ["warm0"]
     shard.advance(1999)
-    assert rids(await shard.claim("w", 1)) == ["warm1"]
+    assert request_ids(await shard.claim("w", 1)) == ["warm1"]
     shard.advance(1)
-    assert rids(await shard.claim("w", 1)) == ["cold"]
+    assert request_ids(await shard.claim("w", 1)) == ["cold"]
 
 
 async def test_tenants_share_as_ever(shard: Shard) -> None:
@@ -341,9 +345,9 @@ async def test_tenants_share_as_ever(shard: Shard) -> None:
     for number in range(6):
         await shard.submit(f"t{number}", tenant="t", affinity=("state",))
         await shard.submit(f"u{number}", tenant="u")
-    served = [rids(await shard.claim("w", 1))[0] for _ in range(12)]
-    assert Counter(rid[0] for rid in served[:6]) == {"t": 3, "u": 3}
-    assert [rid[0] for rid in served[::2]] == [served[0][0]] * 6
+    served = [request_ids(await shard.claim("w", 1))[0] for _ in range(12)]
+    assert Counter(request_id[0] for request_id in served[:6]) == {"t": 3, "u": 3}
+    assert [request_id[0] for request_id in served[::2]] == [served[0][0]] * 6
 
 
 async def test_what_was_withdrawn_and_sent_again_runs_once(shard: Shard) -> None:
@@ -353,12 +357,12 @@ async def test_what_was_withdrawn_and_sent_again_runs_once(shard: Shard) -> None
     shard.server.delete(shard.queue.keys.request("r"))  # as at the end of its time-to-live
     await shard.submit("r")
     assert shard.dump().lists["wait"] == {"a:1:t": ["r", "q", "r"]}
-    assert sorted(rids(await shard.claim("w", 9))) == ["q", "r"]
+    assert sorted(request_ids(await shard.claim("w", 9))) == ["q", "r"]
     assert not shard.dump().lists["wait"]
 
 
-async def test_lanes_without_affinities_note_nothing(shard: Shard) -> None:
-    await shard.warm("w", "state", lane="b")
+async def test_environments_without_affinities_note_nothing(shard: Shard) -> None:
+    await shard.warm("w", "state", environment="b")
     await shard.submit("r1", "r2", "r3")
     await shard.claim("other", 9)
     found = shard.dump()

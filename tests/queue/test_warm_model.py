@@ -82,27 +82,32 @@ class WarmMachine(QueueMachine):
             self.advance(ms)
             self.claim(number, ["a"], 1, list(range(1, 40)), "")
 
-    def told_to_look(self, worker: str, lanes: list[str], again_s: float) -> None:
+    def told_to_look(self, worker: str, environments: list[str], again_s: float) -> None:
         assert again_s == self.model.again_ms / 1000
-        # It has heard whatever it was told before. Real workers claim for all their lanes.
-        if self.model.guards.keys() & set(lanes):
+        # It has heard whatever it was told before. Real workers claim for all their environments.
+        if self.model.guards.keys() & set(environments):
             self.server.delete(self.queue.keys.stop(worker))
 
     def server_is_as_the_model_says(self) -> None:
         super().server_is_as_the_model_says()
         found, model = self.found, self.model
-        assert found.lists["promise"] == {w: rids for w, rids in model.promises.items() if rids}
+        assert found.lists["promise"] == {
+            w: request_ids for w, request_ids in model.promises.items() if request_ids
+        }
         assert found.promises == model.tills
         assert found.warm == {name: seen for name, seen in model.warm.items() if seen}
         vacant = {worker: str(count) for worker, count in model.vacant.items()}
         assert found.hashes.get("vacant", {}) == vacant
-        guards = {lane: f"{until} {worker}" for lane, (until, worker) in model.guards.items()}
+        guards = {
+            environment: f"{until} {worker}"
+            for environment, (until, worker) in model.guards.items()
+        }
         assert found.hashes.get("pinning", {}) == guards
         stats = found.hashes.get("stats", {})
         for name in ("warm_hits", "warm_misses", "steals"):
             assert int(stats.get(name, 0)) == model.counts[name], name
-        for worker, rids in model.promises.items():
-            assert not rids or "+" in found.lists["stop"][worker]
+        for worker, request_ids in model.promises.items():
+            assert not request_ids or "+" in found.lists["stop"][worker]
 
 
 @pytest.mark.timeout(0 if SOAK else 400)

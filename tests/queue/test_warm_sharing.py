@@ -14,8 +14,8 @@ from leanq.queue.wire import Reply, pack_reply
 TWIN: dict[str, Any] = {"digest": "same", "affinity": ("state",)}
 
 
-def rids(claimed: Claimed) -> list[str]:
-    return [job.rid for job in claimed.jobs]
+def request_ids(claimed: Claimed) -> list[str]:
+    return [job.request_id for job in claimed.jobs]
 
 
 async def counters(shard: Shard) -> tuple[int, int, int]:
@@ -37,7 +37,7 @@ async def test_a_run_is_followed_rather_than_promised_anew(shard: Shard) -> None
     assert found.hashes["vacant"] == {"w": "1"}
     await shard.submit("other", affinity=("state",))
     assert shard.dump().lists["promise"] == {"w": ["other"]}
-    assert rids(await shard.claim("w", 1, settle=[settlement(job)])) == ["other"]
+    assert request_ids(await shard.claim("w", 1, settle=[settlement(job)])) == ["other"]
     assert await shard.end("f") == ("accepted", 1, 0)
 
 
@@ -48,7 +48,7 @@ async def part_twins(shard: Shard, *promised: str) -> None:
     await shard.submit("leader", digest="same", affinity=("header",))
     await shard.submit(*promised, **TWIN)
     assert shard.dump().lists["promise"] == {"v": ["leader"], "w": list(promised)}
-    assert rids(await shard.claim("v", 1)) == ["leader"]
+    assert request_ids(await shard.claim("v", 1)) == ["leader"]
 
 
 async def test_what_was_promised_attaches_when_its_worker_claims(shard: Shard) -> None:
@@ -56,7 +56,7 @@ async def test_what_was_promised_attaches_when_its_worker_claims(shard: Shard) -
     await shard.submit("other", affinity=("state",))
     before = await counters(shard)
     # It fills no slot, so that there is one for the other.
-    assert rids(await shard.claim("w", 1)) == ["other"]
+    assert request_ids(await shard.claim("w", 1)) == ["other"]
     found = shard.dump()
     found.check()
     assert found.followers == {"leader": ["promised"]}
@@ -106,23 +106,23 @@ async def test_followers_that_go_back_keep_affinities_and_have_no_promise(
     assert (await shard.claim("w", 3)).jobs == ()
     assert sorted(shard.dump().followers["leader"]) == ["f", "promised"]
     ((leader,), _) = await shard.queue.adopt("v", [])
-    await shard.queue.release("v", [(leader.rid, leader.token)], how=how)
+    await shard.queue.release("v", [(leader.request_id, leader.token)], how=how)
     found = shard.dump()
     found.check()
     assert not found.lists["promise"]
-    for rid in ("f", "promised"):
-        assert (found.req[rid]["st"], found.req[rid]["a"]) == ("queued", "state")
+    for request_id in ("f", "promised"):
+        assert (found.req[request_id]["st"], found.req[request_id]["a"]) == ("queued", "state")
     assert sorted(found.lists["wait"]["a:1:t"]) == ["f", "leader", "promised"]
     # A warm worker prefers one of its own, which the others follow.
     job = await shard.job("w")
-    assert (job.rid in ("f", "promised"), job.attempts) == (True, attempts)
+    assert (job.request_id in ("f", "promised"), job.attempts) == (True, attempts)
     assert (await shard.claim("other")).jobs == ()
     shard.dump().check()
     await shard.settle(job)
     assert not shard.dump().req
 
 
-async def test_a_follower_alone_makes_its_lane_look_for_warm_workers(shard: Shard) -> None:
+async def test_a_follower_alone_makes_its_environment_look_for_warm_workers(shard: Shard) -> None:
     await shard.submit("leader", digest="same")
     await shard.job()
     assert "pinning" not in shard.dump().hashes
@@ -135,7 +135,7 @@ async def test_what_was_stolen_attaches_as_well(shard: Shard) -> None:
     await shard.submit("other", affinity=("state",))
     shard.advance(100)
     hits, misses, steals = await counters(shard)
-    assert rids(await shard.claim("thief", 2)) == ["other"]
+    assert request_ids(await shard.claim("thief", 2)) == ["other"]
     found = shard.dump()
     found.check()
     assert found.followers == {"leader": ["promised"]}
@@ -168,7 +168,7 @@ async def test_among_what_waits_who_attaches_takes_nobodys_place(shard: Shard) -
     await shard.submit("t1", "t2", "t3", **TWIN)
     await shard.submit("warm", affinity=("state",))
     claimed = await shard.claim("w", 3)
-    assert rids(claimed) == ["t1", "warm", "cold1"]
+    assert request_ids(claimed) == ["t1", "warm", "cold1"]
     found = shard.dump()
     found.check()
     assert found.followers == {"t1": ["t2", "t3"]}

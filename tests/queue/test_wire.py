@@ -59,7 +59,7 @@ replies = st.builds(
     fingerprint=st.none() | texts,
     payload=st.none() | st.binary(max_size=100),
     error=st.none() | texts,
-    rid=texts,
+    request_id=texts,
     worker=texts,
     attempts=st.integers(0, 100),
     queued_s=seconds,
@@ -97,7 +97,7 @@ def test_request_comes_back(request: Request) -> None:
 @quick
 @given(tokens, replies)
 def test_reply_comes_back(token: str, reply: Reply) -> None:
-    assert everything(unpack_reply(reply.rid, pack_reply(token, reply))) == everything(reply)
+    assert everything(unpack_reply(reply.request_id, pack_reply(token, reply))) == everything(reply)
 
 
 @quick

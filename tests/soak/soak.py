@@ -82,7 +82,7 @@ class Outcome:
         for wreck in self.wrecks:
             until_s = wreck.at_s + (wreck.took_s or 0.0)
             hit = any(start <= until_s and wreck.at_s <= end for start, end in self.outages)
-            if wreck.rids and wreck.took_s is not None and not (calm and hit):
+            if wreck.request_ids and wreck.took_s is not None and not (calm and hit):
                 took.append(wreck.took_s)
         return took
 
@@ -99,7 +99,7 @@ class Outcome:
             ", ".join(f"{n:,} {name}" for name, n in sorted(counts.items()))
             for counts in (self.happened, self.counters)
         )
-        held = sum(len(wreck.rids or ()) for wreck in self.wrecks)
+        held = sum(len(wreck.request_ids or ()) for wreck in self.wrecks)
         rows = [
             ("seed; seconds", f"{self.plan.seed}; {self.seconds:.0f}"),
             ("what happened", happened),
@@ -233,7 +233,7 @@ class Storm:
         files = [*self.scene.clients.journals, told, self._folder / "storm.history"]
         events = chain.from_iterable(map(read, files))
         found = self.outcome.findings = check(events, looked_up=True)
-        faults += [f"{len(rids)} {name}" for name, rids in found.faults.items()]
+        faults += [f"{len(request_ids)} {name}" for name, request_ids in found.faults.items()]
 
     @contextlib.contextmanager
     def _fault(self, text: str) -> Iterator[None]:
@@ -259,7 +259,7 @@ def _look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Co
             replies[name] = key
         elif kind in ("inbox", "isolating"):
             left[f"{kind} for ever"] += ttl_ms == -1
-        elif kind not in ("stats", "tally", "minutes", "lanes", "prints", "bell", "collect"):
+        elif kind not in ("stats", "tally", "minutes", "environments", "prints", "bell", "collect"):
             left[key.decode()] += 1
     if replies:
         values: Any = connection.mget(list(replies.values()))
@@ -345,7 +345,7 @@ def deaths(count: int = 20, tasks: int = 5) -> list[float]:
                 time.sleep(settings.lease_s / count)
             until(wrecks.look, 3 * settings.lease_s)
         others.stop(signal.SIGTERM)
-    assert all(len(wreck.rids or ()) == tasks for wreck in wrecks.all)
+    assert all(len(wreck.request_ids or ()) == tasks for wreck in wrecks.all)
     return [wreck.took_s for wreck in wrecks.all if wreck.took_s is not None]
 
 

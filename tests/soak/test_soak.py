@@ -24,8 +24,8 @@ def told(*events: tuple[object, ...], looked_up: bool = False) -> Findings:
     return check(rows, looked_up=looked_up)
 
 
-def asked(who: str = "a", rid: str = "0-x") -> tuple[tuple[object, ...], ...]:
-    return (who, "attempt", rid, RIGHT), (who, "ack", rid)
+def asked(who: str = "a", request_id: str = "0-x") -> tuple[tuple[object, ...], ...]:
+    return (who, "attempt", request_id, RIGHT), (who, "ack", request_id)
 
 
 def seen(

@@ -57,13 +57,13 @@ class Desk:
         assert done.code == 0, done
         return done.out
 
-    def send(self, *codes: str, options: tuple[str, ...] = (), lane: str = "echo") -> str:
+    def send(self, *codes: str, options: tuple[str, ...] = (), environment: str = "echo") -> str:
         """Sends a campaign over these texts; its id."""
         name = next(self._names)
         rows = (json.dumps({"id": n, "code": code}) for n, code in enumerate(codes))
         data = self.terminal.file(f"{name}.jsonl", "\n".join(rows))
         out = str(self.folder / f"{name}.out")
-        return self.run("submit", data, "--out", out, "--env", lane, *options).strip()
+        return self.run("submit", data, "--out", out, "--env", environment, *options).strip()
 
     def look(self, id_: str) -> Sent:
         return self.campaigns.show(id_)

@@ -9,7 +9,7 @@ from support.queue_model import Model
 
 
 class Fairness:
-    """Watches claims: while two tenants wait in a level, neither gets two more than the other."""
+    """Watches claims: of two tenants waiting in a priority, neither gets two more."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -17,21 +17,21 @@ class Fairness:
         self.leads: dict[tuple[object, ...], tuple[int, int, int]] = {}
 
     def stale_lists(self) -> set[tuple[str, int, str]]:
-        """Wait lists in which some rid waits no more."""
+        """Wait lists in which some request id waits no more."""
         model = self.model
         return {
             (*place, tenant)
             for place, ring in model.rings.items()
-            for tenant, rids in ring.items()
-            for rid in rids
-            if rid not in model.flying or model.flying[rid].deadline < model.now
+            for tenant, request_ids in ring.items()
+            for request_id in request_ids
+            if request_id not in model.flying or model.flying[request_id].deadline < model.now
         }
 
-    def check(self, rids: list[str], stale: set[tuple[str, int, str]]) -> None:
-        """Takes a claim's rids in; ``stale`` are the stale lists before it."""
+    def check(self, request_ids: list[str], stale: set[tuple[str, int, str]]) -> None:
+        """Takes a claim's request ids in; ``stale`` are the stale lists before it."""
         stale = stale | self.model.passed
-        subs = [self.model.flying[rid].sub for rid in rids]
-        served = Counter((sub.lane, sub.level, sub.tenant) for sub in subs)
+        subs = [self.model.flying[request_id].sub for request_id in request_ids]
+        served = Counter((sub.environment, sub.priority, sub.tenant) for sub in subs)
         tenants = sorted({item.sub.tenant for item in self.model.flying.values()})
         for place, ring in self.model.rings.items():
             for pair in combinations(tenants, 2):

@@ -21,7 +21,7 @@ import redis
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError, WorkerError
 from leanq.lean.echo import EchoDriver
-from leanq.producer.request_builder import Call
+from leanq.producer.request_builder import PreparedRequest
 from leanq.queue.queue import Queue
 from leanq.queue.results import Status, Submission, WorkerRow
 from leanq.queue.settings import Settings
@@ -45,8 +45,8 @@ class Recorder(EchoDriver):
     """An echo that tells what it ran, and keeps payloads that begin with ``held`` to itself
     until :meth:`let_go`."""
 
-    def __init__(self, lane: str = "echo") -> None:
-        self.lane = lane
+    def __init__(self, environment: str = "echo") -> None:
+        self.environment = environment
         self.started: list[bytes] = []
         self.running: list[bytes] = []
         self.stopped: list[bytes] = []
@@ -146,7 +146,7 @@ async def working(
     """A worker in this event loop, with ``wire`` in place of its own queue."""
     worker = Worker(settings, drivers or [EchoDriver()], slots=slots)
     if wire:
-        worker._pumps[0]._queue = wire
+        worker._consumers[0]._queue = wire
         worker._states = RedisStates([wire])
     task = asyncio.create_task(worker.run())
     joined = asyncio.create_task(worker.joined.wait())
@@ -211,8 +211,8 @@ class Wire(Queue):
             self.waiting.remove(name)
 
 
-def submission(rid: str, body: bytes, *, longest_run_ms: int = 60_000) -> Submission:
-    return Submission(rid, "echo", "default", 1, 0, longest_run_ms, body)
+def submission(request_id: str, body: bytes, *, longest_run_ms: int = 60_000) -> Submission:
+    return Submission(request_id, "echo", "default", 1, 0, longest_run_ms, body)
 
 
 def echo_body(payload: bytes, delay_s: float = 0.0) -> bytes:
@@ -231,12 +231,12 @@ def counts(queue: Queue, name: str, value: int) -> Callable[[], Awaitable[bool]]
 
 
 async def ask(
-    client: AsyncLeanQClient, payload: bytes, delay_s: float = 0.0, lane: str = "echo"
+    client: AsyncLeanQClient, payload: bytes, delay_s: float = 0.0, environment: str = "echo"
 ) -> Reply:
-    """The whole reply to an echo, in any lane."""
+    """The whole reply to an echo, in any environment."""
     request = Request(op="echo", payload=payload, delay_s=delay_s)
-    submission = client._calls._submission(request, lane, {})
-    return await client._reply(Call(submission, lambda reply: reply))
+    submission = client._calls._submission(request, environment, {})
+    return await client._reply(PreparedRequest(submission, lambda reply: reply))
 
 
 def look(settings: Settings) -> Status:
@@ -257,9 +257,9 @@ def sweep(settings: Settings) -> None:
 
     async def claim_nothing() -> None:
         queue = Queue(settings)
-        while rows := (await queue.status()).levels:
-            lanes = sorted({row.lane for row in rows})
-            found = await queue.claim("sweeper", lanes, 1, busy=0, token=new_token())
+        while rows := (await queue.status()).priorities:
+            environments = sorted({row.environment for row in rows})
+            found = await queue.claim("sweeper", environments, 1, busy=0, token=new_token())
             assert not found.jobs, "a request was left in the queue"
         await queue.release("sweeper", [], leave=True)
         await queue.close()

@@ -6,11 +6,11 @@ the time of the monotonic clock, in seconds, which is the same for all processes
 
 | kind | then | told |
 | --- | --- | --- |
-| ``attempt`` | rid, digest of the right answer | before the request is handed over |
-| ``ack`` | rid | the server has said that it has the request |
-| ``missing`` | rid | the server knows neither the request nor its reply |
-| ``reply`` | rid, lease token, verdict, digest, attempts | a reply is visible, wherever |
-| ``end`` | rid, error, digest | a future ends; without an error, with that answer |
+| ``attempt`` | request id, digest of the right answer | before the request is handed over |
+| ``ack`` | request id | the server has said that it has the request |
+| ``missing`` | request id | the server knows neither the request nor its reply |
+| ``reply`` | request id, lease token, verdict, digest, attempts | a reply is visible, wherever |
+| ``end`` | request id, error, digest | a future ends; without an error, with that answer |
 | ``trouble`` | error | a call failed, which is not to be seen in any future |
 | ``killed`` | a client | it is no more |
 | ``forgot`` | since | a failover lost what was written from then to now |
@@ -37,8 +37,8 @@ import redis.asyncio as redis
 
 from leanq.client import LeanQClient
 from leanq.errors import QueueError, RequestError, WireError
-from leanq.producer.shard_client import Dispatcher
-from leanq.producer.shard_router import Finder, Switch
+from leanq.producer.shard_client import ShardClient
+from leanq.producer.shard_router import ShardRouter, StateLocator
 from leanq.queue.connection import Link, Place
 from leanq.queue.queue import Queue
 from leanq.queue.results import Attached, Queued, Submission, Submitted
@@ -78,43 +78,49 @@ class WritingClient(LeanQClient):
         self.journal = journal
         super().__init__(settings)
 
-    def _switch(self) -> Switch:
+    def _shard_router(self) -> ShardRouter:
         queue = _WritingQueue(self.settings, self.journal)
-        patience_s, when_full = self._patience_s, self._when_full
-        dispatcher = Dispatcher(queue, when_full=when_full, patience_s=patience_s)
-        return Switch([dispatcher], Finder([queue], patience_s))
+        unavailable_timeout_s, when_full = self._unavailable_timeout_s, self._when_full
+        shard_client = ShardClient(
+            queue, when_full=when_full, unavailable_timeout_s=unavailable_timeout_s
+        )
+        return ShardRouter([shard_client], StateLocator([queue], unavailable_timeout_s))
 
     def ask(self, requests: Sequence[tuple[str, bytes, float]]) -> list[Future[bytes]]:
-        """Echoes of (rid, payload, delay in seconds)."""
-        self.journal.note("attempt", *((rid, digest(payload)) for rid, payload, _ in requests))
+        """Echoes of (request id, payload, delay in seconds)."""
+        self.journal.note(
+            "attempt", *((request_id, digest(payload)) for request_id, payload, _ in requests)
+        )
         futures: list[Future[bytes]] = []
-        for number, (rid, payload, delay_s) in enumerate(requests):
+        for number, (request_id, payload, delay_s) in enumerate(requests):
             tenant = f"{self.journal.who}-{number % 3}"
-            future = self.echo(payload, delay_s, rid=rid, tenant=tenant, priority=number % 3)
-            future.add_done_callback(partial(self._ended, rid))
+            future = self.echo(
+                payload, delay_s, request_id=request_id, tenant=tenant, priority=number % 3
+            )
+            future.add_done_callback(partial(self._ended, request_id))
             futures.append(future)
         return futures
 
-    def take_over(self, rids: Sequence[str]) -> list[Future[Reply]]:
+    def take_over(self, request_ids: Sequence[str]) -> list[Future[Reply]]:
         """The replies that a predecessor did not see any more."""
         futures: list[Future[Reply]] = []
-        for future in self.attach(rids):
-            future.add_done_callback(partial(self._ended, future.rid))
+        for future in self.attach(request_ids):
+            future.add_done_callback(partial(self._ended, future.request_id))
             futures.append(future)
         return futures
 
-    def _ended(self, rid: str, future: Future[bytes] | Future[Reply]) -> None:
+    def _ended(self, request_id: str, future: Future[bytes] | Future[Reply]) -> None:
         if error := future.exception():
-            self.journal.note("end", (rid, type(error).__name__, ""))
+            self.journal.note("end", (request_id, type(error).__name__, ""))
             return
         answer = future.result()
         if isinstance(answer, Reply):
             if answer.verdict:
                 # For its predecessor it would have been an error.
-                self.journal.note("end", (rid, RequestError.__name__, ""))
+                self.journal.note("end", (request_id, RequestError.__name__, ""))
                 return
             answer = answer.payload or b""
-        self.journal.note("end", (rid, "", digest(answer)))
+        self.journal.note("end", (request_id, "", digest(answer)))
 
 
 class _WritingQueue(Queue):
@@ -128,33 +134,43 @@ class _WritingQueue(Queue):
 
     async def submit(self, client: str, batch: Sequence[Submission]) -> list[Submitted]:
         answers = await super().submit(client, batch)
-        pairs = list(zip((item.rid for item in batch), answers, strict=True))
-        self._saw((rid, answer) for rid, answer in pairs if isinstance(answer, bytes))
-        taken = [(rid,) for rid, answer in pairs if isinstance(answer, bytes | Queued | Attached)]
+        pairs = list(zip((item.request_id for item in batch), answers, strict=True))
+        self._saw((request_id, answer) for request_id, answer in pairs if isinstance(answer, bytes))
+        taken = [
+            (request_id,)
+            for request_id, answer in pairs
+            if isinstance(answer, bytes | Queued | Attached)
+        ]
         self._journal.note("ack", *taken)
         return answers
 
-    async def lookup(self, client: str, rids: Sequence[str]) -> list[bytes | bool]:
-        answers = await super().lookup(client, rids)
-        pairs = list(zip(rids, answers, strict=True))
-        self._saw((rid, answer) for rid, answer in pairs if isinstance(answer, bytes))
-        self._journal.note("missing", *((rid,) for rid, answer in pairs if answer is False))
+    async def lookup(self, client: str, request_ids: Sequence[str]) -> list[bytes | bool]:
+        answers = await super().lookup(client, request_ids)
+        pairs = list(zip(request_ids, answers, strict=True))
+        self._saw((request_id, answer) for request_id, answer in pairs if isinstance(answer, bytes))
+        self._journal.note(
+            "missing", *((request_id,) for request_id, answer in pairs if answer is False)
+        )
         return answers
 
-    async def replies(self, rids: Sequence[str]) -> list[bytes | None]:
-        answers = await super().replies(rids)
-        self._saw((rid, answer) for rid, answer in zip(rids, answers, strict=True) if answer)
+    async def replies(self, request_ids: Sequence[str]) -> list[bytes | None]:
+        answers = await super().replies(request_ids)
+        self._saw(
+            (request_id, answer)
+            for request_id, answer in zip(request_ids, answers, strict=True)
+            if answer
+        )
         return answers
 
     async def read_inbox(
         self, client: str, after: str, block_ms: int
     ) -> tuple[str, list[tuple[str, bytes]]]:
         reached, pairs = await super().read_inbox(client, after, block_ms)
-        self._saw((rid, answer) for rid, answer in pairs if not answer.isdigit())
+        self._saw((request_id, answer) for request_id, answer in pairs if not answer.isdigit())
         return reached, pairs
 
     def _saw(self, pairs: Iterable[tuple[str, bytes]]) -> None:
-        self._journal.note("reply", *(reply_row(rid, data) for rid, data in pairs))
+        self._journal.note("reply", *(reply_row(request_id, data) for request_id, data in pairs))
 
 
 class _WritingLink(Link):
@@ -170,15 +186,15 @@ class _WritingLink(Link):
             raise
 
 
-def reply_row(rid: str, data: bytes) -> tuple[str, str, str, str, int]:
+def reply_row(request_id: str, data: bytes) -> tuple[str, str, str, str, int]:
     """What a ``reply`` event tells of a reply's bytes."""
     try:
-        reply = unpack_reply(rid, data)
+        reply = unpack_reply(request_id, data)
     except WireError:
-        return rid, "", "unreadable", digest(data), 0
+        return request_id, "", "unreadable", digest(data), 0
     token: str = msgpack.unpackb(data)[0]
     verdict = reply.verdict or ("error" if reply.error else "")
-    return rid, token, verdict, digest(reply.payload), reply.attempts
+    return request_id, token, verdict, digest(reply.payload), reply.attempts
 
 
 def read(path: Path) -> Iterator[Event]:
@@ -190,14 +206,14 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def open_ends(path: Path) -> list[str]:
-    """The rids that were attempted and whose ends nobody has seen."""
-    rids: dict[str, None] = {}
+    """The request ids that were attempted and whose ends nobody has seen."""
+    request_ids: dict[str, None] = {}
     for kind, _, _, *rest in read(path):
         if kind == "attempt":
-            rids[rest[0]] = None
+            request_ids[rest[0]] = None
         elif kind == "end":
-            rids.pop(rest[0], None)
-    return list(rids)
+            request_ids.pop(rest[0], None)
+    return list(request_ids)
 
 
 def digest(answer: bytes | None) -> str:
@@ -206,7 +222,7 @@ def digest(answer: bytes | None) -> str:
 
 @dataclass(slots=True)
 class _Story:
-    """What was told of one rid."""
+    """What was told of one request id."""
 
     right: str | None = None
     attempted_by: set[str] = field(default_factory=set)
@@ -222,7 +238,7 @@ class _Story:
 
 @dataclass
 class Findings:
-    """What became of the requests of a run; the lists hold rids.
+    """What became of the requests of a run; the lists hold request ids.
 
     Attributes:
         ended: with the right answer, in a future that somebody held.
@@ -261,7 +277,7 @@ class Findings:
     def faults(self) -> dict[str, list[str]]:
         """What must be empty and is not."""
         names = ("lost", "forgotten", "conflicting", "duplicated", "unexpected", "gone")
-        return {name: rids for name in names if (rids := getattr(self, name))}
+        return {name: request_ids for name in names if (request_ids := getattr(self, name))}
 
     def rows(self) -> list[tuple[str, str]]:
         """The table: what is counted, and how many."""
@@ -293,22 +309,22 @@ def check(events: Iterable[Event], *, looked_up: bool = False) -> Findings:
     forgot: list[tuple[float, float]] = []
     for kind, at_s, who, *rest in events:
         match kind, rest:
-            case "attempt", [rid, right]:
-                story = stories[rid]
+            case "attempt", [request_id, right]:
+                story = stories[request_id]
                 story.right = right
                 story.attempted_by.add(who)
-            case "ack", [rid]:
-                stories[rid].acks.append(at_s)
-            case "missing", [rid]:
-                stories[rid].missing_s = max(stories[rid].missing_s, at_s)
-            case "reply", [rid, token, verdict, answer, attempts]:
-                _reply(stories[rid], at_s, token, (verdict, answer), attempts)
-                stories[rid].kept |= who == "keys"
-            case "end", [rid, "", answer]:
-                stories[rid].ends += 1
-                stories[rid].results.add(("", answer))
-            case "end", [rid, error, _]:
-                # Its rid is known, or else a reply would be unexpected that is none.
+            case "ack", [request_id]:
+                stories[request_id].acks.append(at_s)
+            case "missing", [request_id]:
+                stories[request_id].missing_s = max(stories[request_id].missing_s, at_s)
+            case "reply", [request_id, token, verdict, answer, attempts]:
+                _reply(stories[request_id], at_s, token, (verdict, answer), attempts)
+                stories[request_id].kept |= who == "keys"
+            case "end", [request_id, "", answer]:
+                stories[request_id].ends += 1
+                stories[request_id].results.add(("", answer))
+            case "end", [request_id, error, _]:
+                # Its request id is known, or else a reply would be unexpected that is none.
                 found.errors[error] += 1
             case "trouble", [error]:
                 found.troubles[error] += 1
@@ -318,8 +334,8 @@ def check(events: Iterable[Event], *, looked_up: bool = False) -> Findings:
                 forgot.append((since_s, at_s + _LATE_S))
             case _:
                 raise ValueError(f"not an event: {kind} {rest}")
-    for rid, story in stories.items():
-        _judge(found, rid, story, killed, forgot, looked_up)
+    for request_id, story in stories.items():
+        _judge(found, request_id, story, killed, forgot, looked_up)
     return found
 
 
@@ -333,42 +349,42 @@ def _reply(story: _Story, at_s: float, token: str, result: tuple[str, str], atte
 
 def _judge(
     found: Findings,
-    rid: str,
+    request_id: str,
     story: _Story,
     killed: set[str],
     forgot: list[tuple[float, float]],
     looked_up: bool,
 ) -> None:
     if story.right is None:
-        found.unexpected.append(rid)
+        found.unexpected.append(request_id)
         return
     found.attempted += 1
     found.acknowledged += bool(story.acks)
     # What a failover took back does not count.
     acknowledged = [at_s for at_s in story.acks if not _within(at_s, forgot)]
     if any(at_s < story.missing_s for at_s in acknowledged):
-        found.forgotten.append(rid)
+        found.forgotten.append(request_id)
     found.charged += max(0, story.attempts - 1)
     if any(not verdict and answer != story.right for verdict, answer in story.results):
-        found.unexpected.append(rid)
+        found.unexpected.append(request_id)
     if len(story.results) > 1:
-        found.conflicting.append(rid)
+        found.conflicting.append(request_id)
     elif story.ends > 1 or not _explained(story, forgot):
-        found.duplicated.append(rid)
+        found.duplicated.append(request_id)
     if ("poisoned", "") in story.results:
-        found.poisoned.append(rid)
+        found.poisoned.append(request_id)
     if story.ends and ("", story.right) in story.results:
         found.ended += 1
         found.recovered += story.attempts > 1
         if len(story.replies) > 1:
-            found.again.append(rid)
+            found.again.append(request_id)
         seen_s = [first_s for _, first_s, _ in story.replies.values()]
         if looked_up and not story.kept and not any(_within(at_s, forgot) for at_s in seen_s):
-            found.gone.append(rid)
+            found.gone.append(request_id)
     elif acknowledged or not story.attempted_by <= killed:
-        found.lost.append(rid)
+        found.lost.append(request_id)
     else:
-        (found.orphaned if story.acks else found.undecided).append(rid)
+        (found.orphaned if story.acks else found.undecided).append(request_id)
 
 
 def _explained(story: _Story, forgot: list[tuple[float, float]]) -> bool:
@@ -384,9 +400,13 @@ def _within(at_s: float, forgot: list[tuple[float, float]]) -> bool:
     return any(since <= at_s <= until for since, until in forgot)
 
 
-def _few(rids: list[str]) -> str:
-    shown = ", ".join(rids[:3])
-    return f"**{len(rids):,}**: {shown}{' …' if len(rids) > 3 else ''}" if rids else "0"
+def _few(request_ids: list[str]) -> str:
+    shown = ", ".join(request_ids[:3])
+    return (
+        f"**{len(request_ids):,}**: {shown}{' …' if len(request_ids) > 3 else ''}"
+        if request_ids
+        else "0"
+    )
 
 
 def _by_class(counts: Counter[str]) -> str:

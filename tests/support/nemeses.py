@@ -37,7 +37,7 @@ class Wreck:
 
     worker: str
     at_s: float
-    rids: list[str] | None = None
+    request_ids: list[str] | None = None
     took_s: float | None = None
 
 
@@ -66,22 +66,24 @@ class Wrecks:
         """Whether all have been recovered."""
         with contextlib.suppress(redis.RedisError), self._connection() as connection:
             for wreck in list(self._open):
-                if wreck.rids is None:
+                if wreck.request_ids is None:
                     # The server may have been away when the worker was killed.
                     work = f"{self._tag}:work:{wreck.worker}"
-                    wreck.rids = [rid.decode() for rid in connection.zrange(work, 0, -1)]
-                if self._recovered(connection, wreck.worker, wreck.rids):
+                    wreck.request_ids = [
+                        request_id.decode() for request_id in connection.zrange(work, 0, -1)
+                    ]
+                if self._recovered(connection, wreck.worker, wreck.request_ids):
                     wreck.took_s = time.monotonic() - wreck.at_s
                     self._open.remove(wreck)
         return not self._open
 
-    def _recovered(self, connection: redis.Redis, worker: str, rids: Sequence[str]) -> bool:
+    def _recovered(self, connection: redis.Redis, worker: str, request_ids: Sequence[str]) -> bool:
         if connection.exists(f"{self._tag}:work:{worker}"):
             return False
         pipe = connection.pipeline(transaction=False)
-        for rid in rids:
-            pipe.get(f"{self._tag}:req:{rid}")
-            pipe.hget(f"{self._tag}:where", rid)
+        for request_id in request_ids:
+            pipe.get(f"{self._tag}:req:{request_id}")
+            pipe.hget(f"{self._tag}:where", request_id)
         found = iter(pipe.execute())
         ended_or = (
             (data is None or not is_record(data), place)

@@ -86,13 +86,13 @@ class Proxy:
                 if not cut:
                     writer.write(data)
 
-        pumps = [asyncio.create_task(requests()), asyncio.create_task(answers())]
+        consumers = [asyncio.create_task(requests()), asyncio.create_task(answers())]
         try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(consumers, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for pump in pumps:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
+            for consumer in consumers:
+                consumer.cancel()
+            await asyncio.gather(*consumers, return_exceptions=True)
             for end in (writer, up_writer):
                 end.close()
                 with contextlib.suppress(OSError):

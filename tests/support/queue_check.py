@@ -17,12 +17,12 @@ def _fields(item: Flying, model: Model) -> dict[str, str]:
     record = {
         **model.route(item),
         "t": item.sub.tenant,
-        "p": str(item.sub.level),
+        "p": str(item.sub.priority),
         "n": str(item.attempts),
     }
     return {
         **(record if item.client else {}),
-        "l": item.sub.lane,
+        "l": item.sub.environment,
         "c": item.client,
         "st": item.status,
         **({"d": item.sub.digest} if item.sub.digest else {}),
@@ -38,25 +38,43 @@ def _is_by(token: str, reply: bytes) -> bool:
 
 
 def compare(found: Dump, model: Model) -> None:
-    assert found.req == {rid: _fields(item, model) for rid, item in model.flying.items()}
+    assert found.req == {
+        request_id: _fields(item, model) for request_id, item in model.flying.items()
+    }
     assert found.run == {":".join(place): leader for place, leader in model.runs.items()}
-    assert found.followers == {rid: rids for rid, rids in model.followers.items() if rids}
-    replies = {rid: unpack_reply(rid, data) for rid, data in found.reply.items()}
-    assert {rid: reply.verdict for rid, reply in replies.items()} == model.verdicts
-    assert all(_is_by(token, found.reply[rid]) for rid, token in model.winners.items())
+    assert found.followers == {
+        request_id: request_ids
+        for request_id, request_ids in model.followers.items()
+        if request_ids
+    }
+    replies = {
+        request_id: unpack_reply(request_id, data) for request_id, data in found.reply.items()
+    }
+    assert {request_id: reply.verdict for request_id, reply in replies.items()} == model.verdicts
+    assert all(
+        _is_by(token, found.reply[request_id]) for request_id, token in model.winners.items()
+    )
     memory = {":".join(key): token for key, token in model.memory.items()}
     assert found.verdict.keys() == memory.keys()
     assert all(_is_by(memory[key], found.verdict[key]) for key in memory)
     assert found.hashes.get("prints", {}) == model.prints
-    rings = {f"{lane}:{level}": ring for (lane, level), ring in model.rings.items() if ring}
+    rings = {
+        f"{environment}:{priority}": ring
+        for (environment, priority), ring in model.rings.items()
+        if ring
+    }
     assert found.lists["ring"] == {place: list(ring) for place, ring in rings.items()}
-    parked = {f"{lane}:{level}": ring for (lane, level), ring in model.parked.items() if ring}
+    parked = {
+        f"{environment}:{priority}": ring
+        for (environment, priority), ring in model.parked.items()
+        if ring
+    }
     assert found.parked == {place: set(ring) for place, ring in parked.items()}
     assert found.lists["wait"] == {
-        f"{place}:{tenant}": rids
+        f"{place}:{tenant}": request_ids
         for lines in (rings, parked)
         for place, ring in lines.items()
-        for tenant, rids in ring.items()
+        for tenant, request_ids in ring.items()
     }
     assert {(k[0], k[2:]) for k in found.hashes.get("paused", {})} == {
         (kind[0], name) for kind, name in model.paused
@@ -65,32 +83,38 @@ def compare(found: Dump, model: Model) -> None:
     assert found.work == {worker: work for worker, work in model.work.items() if work}
     assert (found.workers, found.isolating) == (model.leases, model.isolating)
     assert set(found.hashes.get("info", ())) == model.fleet
-    assert {c: {rid for rid, _ in pairs} for c, pairs in found.inbox.items()} == model.told
-    poisoned = {rid for rid, verdict in model.verdicts.items() if verdict == "poisoned"}
+    assert {
+        c: {request_id for request_id, _ in pairs} for c, pairs in found.inbox.items()
+    } == model.told
+    poisoned = {
+        request_id for request_id, verdict in model.verdicts.items() if verdict == "poisoned"
+    }
     assert found.dead == found.deadreq == poisoned
     stats = defaultdict(int, {k: int(n) for k, n in found.hashes.get("stats", {}).items()})
-    ended = [model.verdicts[rid] for rid in model.verdicts.keys() - model.remembered]
+    ended = [model.verdicts[request_id] for request_id in model.verdicts.keys() - model.remembered]
     assert Counter(ended) == {k[8:]: n for k, n in stats.items() if k.startswith("verdict:")}
     tallies = {k: int(n) for k, n in found.hashes.get("tally", {}).items()}
     assert sum(n for k, n in tallies.items() if k.startswith("s:")) == stats["submitted"]
     for verdict in ("cancelled", "expired", "poisoned"):
-        by_lane = sum(n for k, n in tallies.items() if k.endswith(f":{verdict}"))
-        assert by_lane == stats[f"verdict:{verdict}"]
+        by_environment = sum(n for k, n in tallies.items() if k.endswith(f":{verdict}"))
+        assert by_environment == stats[f"verdict:{verdict}"]
     saved = (model.coalesced, len(model.remembered))
     assert (stats["coalesced"], stats["remembered"]) == saved
 
 
 def check_bells(found: Dump, model: Model, woken: Collection[str]) -> None:
     """Where work waits, somebody is or will be woken."""
-    for lane in model.lanes | {item.sub.lane for item in model.flying.values()}:
+    for environment in model.environments | {
+        item.sub.environment for item in model.flying.values()
+    }:
         queued = [
             w
             for w in model.flying.values()
             if w.status == "queued"
-            and w.sub.lane == lane
-            and not {("lane", lane), ("tenant", w.sub.tenant)} & model.paused
+            and w.sub.environment == environment
+            and not {("environment", environment), ("tenant", w.sub.tenant)} & model.paused
         ]
-        tokens = len(found.lists["bell"].get(lane, ()))
+        tokens = len(found.lists["bell"].get(environment, ()))
         assert tokens <= 16
-        in_time = {w.sub.rid for w in queued if w.deadline >= model.now} - model.to.keys()
-        assert tokens or in_time <= set(model.suspects[lane]) or lane in woken
+        in_time = {w.sub.request_id for w in queued if w.deadline >= model.now} - model.to.keys()
+        assert tokens or in_time <= set(model.suspects[environment]) or environment in woken

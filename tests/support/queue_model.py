@@ -1,6 +1,6 @@
 """The queue as plain Python: what the scripts must do, one request at a time.
 
-A ring is a dict from tenant to its waiting rids, whose order is the tenants' turn. As on the
+A ring is a dict from tenant to its waiting request ids, whose order is the tenants' turn. As on the
 server, a request that was withdrawn or expired stays in its list until a claim passes over it.
 """
 
@@ -44,8 +44,8 @@ class Model:
         self.winners: dict[str, str] = {}
         self.remembered: set[str] = set()
         self.coalesced = 0
-        # Who leads each lane's runs of a digest, who follows whom, what each lane's environment
-        # is, and the tokens of the verdicts that are remembered of each.
+        # Who leads each environment's runs of a digest, who follows whom, what each environment's
+        # environment is, and the tokens of the verdicts that are remembered of each.
         self.runs: dict[tuple[str, str], str] = {}
         self.followers: defaultdict[str, list[str]] = defaultdict(list)
         self.prints: dict[str, str] = {}
@@ -58,61 +58,66 @@ class Model:
         self.work: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self.leases: dict[str, int] = {}
         self.fleet: set[str] = set()
-        self.lanes: set[str] = set()
+        self.environments: set[str] = set()
         self.isolating: dict[str, str] = {}
         self.turns: Counter[str] = Counter()
         self.heard = self.truce = 0
-        # Lanes and tenants that are held back, and the lines of such tenants.
-        self.paused: set[tuple[Literal["lane", "tenant"], str]] = set()
+        # Environments and tenants that are held back, and the lines of such tenants.
+        self.paused: set[tuple[Literal["environment", "tenant"], str]] = set()
         self.parked: defaultdict[tuple[str, int], dict[str, list[str]]] = defaultdict(dict)
         # Whom a request is promised to that stands in no line, and which such the last claim took.
         self.to: dict[str, str] = {}
         self.redeemed: set[str] = set()
 
-    def join(self, worker: str, lanes: Iterable[str], fingerprint: str) -> None:
+    def join(self, worker: str, environments: Iterable[str], fingerprint: str) -> None:
         self.leases[worker] = self.now + self.lease_ms
         self.fleet.add(worker)
-        self.lanes |= set(lanes)
-        self.prints |= dict.fromkeys(lanes, fingerprint) if fingerprint else {}
+        self.environments |= set(environments)
+        self.prints |= dict.fromkeys(environments, fingerprint) if fingerprint else {}
 
     def submit(self, client: str, sub: Submission) -> str:
         ring = self._ring(sub)
-        if sub.rid in self.verdicts:
+        if sub.request_id in self.verdicts:
             return "reply"
-        if sub.rid in self.flying:
-            self.flying[sub.rid].client = client
+        if sub.request_id in self.flying:
+            self.flying[sub.request_id].client = client
             return "attached"
-        if self.lanes and sub.lane not in self.lanes:
+        if self.environments and sub.environment not in self.environments:
             return "unknown"
-        known = (self.prints.get(sub.lane, ""), sub.digest)
+        known = (self.prints.get(sub.environment, ""), sub.digest)
         if sub.digest and known in self.memory:
-            self.verdicts[sub.rid], self.winners[sub.rid] = "accepted", self.memory[known]
-            self.remembered.add(sub.rid)
+            self.verdicts[sub.request_id], self.winners[sub.request_id] = (
+                "accepted",
+                self.memory[known],
+            )
+            self.remembered.add(sub.request_id)
             return "reply"
         full = len(ring.get(sub.tenant, ())) >= self.max_waiting
-        if full and (sub.lane, sub.digest) not in self.runs:
+        if full and (sub.environment, sub.digest) not in self.runs:
             return "full"
         deadline = self.now + sub.deadline_ms if sub.deadline_ms else float("inf")
-        self.flying[sub.rid] = Flying(sub, client, self.now, deadline)
-        if not self._follows(sub.rid):
+        self.flying[sub.request_id] = Flying(sub, client, self.now, deadline)
+        if not self._follows(sub.request_id):
             self._enter(sub)
         return "queued"
 
     def submitted(self) -> None:
         """The batch is over."""
 
-    def settle(self, worker: str, rid: str, token: str, fingerprint: str, warm: bool) -> bool:
-        item = self.flying.get(rid)
+    def settle(
+        self, worker: str, request_id: str, token: str, fingerprint: str, warm: bool
+    ) -> bool:
+        item = self.flying.get(request_id)
         if not item or item.token != token:
-            return self.winners.get(rid) == token
-        followers = self._disband(rid)
+            return self.winners.get(request_id) == token
+        followers = self._disband(request_id)
         if item.sub.digest and fingerprint:
             self.memory[fingerprint, item.sub.digest] = token
-        for end in (rid, *followers):
-            if end != rid and self.flying[end].deadline < self.now:
+        for end in (request_id, *followers):
+            if end != request_id and self.flying[end].deadline < self.now:
                 self._end(end, "expired")
                 continue
-            self.coalesced += end != rid
+            self.coalesced += end != request_id
             if self.flying[end].client:
                 self.winners[end] = token
                 self._end(end, "accepted")
@@ -121,35 +126,39 @@ class Model:
         return True
 
     def claim(
-        self, worker: str, lanes: Sequence[str], want: int, busy: int
+        self, worker: str, environments: Sequence[str], want: int, busy: int
     ) -> tuple[list[str], bool, bool]:
-        """The rids, whether the one runs alone, and whether the worker is to empty itself."""
+        """The request ids, whether one runs alone, whether the worker is to empty itself."""
         self.leases[worker] = self.now + self.lease_ms
         self.passed.clear()
-        lanes = [lane for lane in lanes if ("lane", lane) not in self.paused]
-        for lane in lanes if want else ():
-            suspect = self._first_suspect(lane)
+        environments = [
+            environment
+            for environment in environments
+            if ("environment", environment) not in self.paused
+        ]
+        for environment in environments if want else ():
+            suspect = self._first_suspect(environment)
             if suspect and busy == 0:
-                if self.isolating.get(lane) == worker:
-                    del self.isolating[lane]
-                self.suspects[lane].pop(0)
+                if self.isolating.get(environment) == worker:
+                    del self.isolating[environment]
+                self.suspects[environment].pop(0)
                 self._take(suspect, solo=True)
-                self._first_suspect(lane)
+                self._first_suspect(environment)
                 return [suspect], True, False
-            if suspect and self.isolating.setdefault(lane, worker) == worker:
+            if suspect and self.isolating.setdefault(environment, worker) == worker:
                 return [], False, True
-        return self._fill(worker, lanes, want), False, False
+        return self._fill(worker, environments, want), False, False
 
-    def lease(self, worker: str, rid: str, token: str) -> None:
-        """What a claim does with each of its rids."""
-        item = self.flying[rid]
+    def lease(self, worker: str, request_id: str, token: str) -> None:
+        """What a claim does with each of its request ids."""
+        item = self.flying[request_id]
         item.token, item.worker, item.attempts = token, worker, item.attempts + 1
-        self.work[worker][rid] = self.now + item.sub.longest_run_ms
+        self.work[worker][request_id] = self.now + item.sub.longest_run_ms
 
-    def release(self, worker: str, rid: str, token: str, how: Returning) -> bool:
-        held = rid in self.flying and self.flying[rid].token == token
+    def release(self, worker: str, request_id: str, token: str, how: Returning) -> bool:
+        held = request_id in self.flying and self.flying[request_id].token == token
         if held:
-            self._requeue(rid, how == "charge", how == "defer")
+            self._requeue(request_id, how == "charge", how == "defer")
         return held
 
     def leave(self, worker: str) -> None:
@@ -157,40 +166,44 @@ class Model:
             self.leases.pop(worker, None)
             self.fleet.discard(worker)
 
-    def cancel(self, rid: str) -> bool:
-        item = self.flying.get(rid)
+    def cancel(self, request_id: str) -> bool:
+        item = self.flying.get(request_id)
         if not item or not item.client:
             return False
-        if item.status == "leased" and self.followers.get(rid):
-            self._tell(rid, "cancelled")
+        if item.status == "leased" and self.followers.get(request_id):
+            self._tell(request_id, "cancelled")
             item.client = ""
             return True
         if item.leader:
-            self._detach(rid)
+            self._detach(request_id)
         elif item.status == "leased":
-            self._disband(rid)
-        self._end(rid, "cancelled")
+            self._disband(request_id)
+        self._end(request_id, "cancelled")
         return True
 
-    def lookup(self, client: str, rid: str) -> str:
-        item = self.flying.get(rid)
+    def lookup(self, client: str, request_id: str) -> str:
+        item = self.flying.get(request_id)
         if item and item.client:
             item.client = client
             if item.leader and item.deadline < self.now:
-                self._detach(rid)
-                self._end(rid, "expired")
-            elif item.status != "queued" or self._waits(rid):
+                self._detach(request_id)
+                self._end(request_id, "expired")
+            elif item.status != "queued" or self._waits(request_id):
                 return "in flight"
-        return "reply" if rid in self.verdicts else "unknown"
+        return "reply" if request_id in self.verdicts else "unknown"
 
     def renew(self, worker: str) -> list[str]:
-        """The rids that overran."""
+        """The request ids that overran."""
         self.leases[worker] = self.now + self.lease_ms
         overrun: list[str] = []
         if self.judges():
-            overrun = [rid for rid in self._by_age(worker) if self.work[worker][rid] <= self.now]
-        for rid in overrun:
-            self._requeue(rid, charge=True)
+            overrun = [
+                request_id
+                for request_id in self._by_age(worker)
+                if self.work[worker][request_id] <= self.now
+            ]
+        for request_id in overrun:
+            self._requeue(request_id, charge=True)
         return overrun
 
     def judges(self) -> bool:
@@ -205,7 +218,9 @@ class Model:
         if not self.judges():
             return None
         worker = min((end, worker) for worker, end in self.leases.items())[1]
-        ends = Counter(self._requeue(rid, charge=True) for rid in self._by_age(worker))
+        ends = Counter(
+            self._requeue(request_id, charge=True) for request_id in self._by_age(worker)
+        )
         self.leave(worker)
         return ends
 
@@ -214,9 +229,11 @@ class Model:
         return {}
 
     def _by_age(self, worker: str) -> list[str]:
-        return sorted(self.work[worker], key=lambda rid: (self.work[worker][rid], rid))
+        return sorted(
+            self.work[worker], key=lambda request_id: (self.work[worker][request_id], request_id)
+        )
 
-    def pause(self, kind: Literal["lane", "tenant"], name: str, hold: bool) -> bool:
+    def pause(self, kind: Literal["environment", "tenant"], name: str, hold: bool) -> bool:
         """Whether it was otherwise before."""
         if hold == ((kind, name) in self.paused):
             return False
@@ -229,123 +246,126 @@ class Model:
 
     def _ring(self, sub: Submission) -> dict[str, list[str]]:
         held = ("tenant", sub.tenant) in self.paused
-        return (self.parked if held else self.rings)[sub.lane, sub.level]
+        return (self.parked if held else self.rings)[sub.environment, sub.priority]
 
     def _enter(self, sub: Submission) -> None:
-        self._ring(sub).setdefault(sub.tenant, []).append(sub.rid)
+        self._ring(sub).setdefault(sub.tenant, []).append(sub.request_id)
 
-    def _fill(self, worker: str, lanes: Sequence[str], want: int) -> list[str]:
-        rids: list[str] = []
-        for lane in lanes:
-            alone = sum(bool(self.rings[lane, level]) for level in range(3)) == 1
-            while len(rids) < want and (
-                drawn := self._draw_turn(worker, lane, want - len(rids), alone)
+    def _fill(self, worker: str, environments: Sequence[str], want: int) -> list[str]:
+        request_ids: list[str] = []
+        for environment in environments:
+            alone = sum(bool(self.rings[environment, priority]) for priority in range(3)) == 1
+            while len(request_ids) < want and (
+                drawn := self._draw_turn(worker, environment, want - len(request_ids), alone)
             ):
-                rids += drawn
-        return rids
+                request_ids += drawn
+        return request_ids
 
-    def _draw_turn(self, worker: str, lane: str, want: int, alone: bool) -> list[str]:
-        """Seven picks of eight to the most urgent level, the eighth goes round the levels; all of
-        them at once where but one level has work."""
-        turn, place = divmod(self.turns[lane], 8)
+    def _draw_turn(self, worker: str, environment: str, want: int, alone: bool) -> list[str]:
+        """Seven picks of eight to the most urgent priority, the eighth goes round the priorities;
+        all of
+        them at once where but one priority has work."""
+        turn, place = divmod(self.turns[environment], 8)
         first, most = (turn % 3, 1) if place == 7 else (0, min(want, 7 - place))
         most = want if alone else most
-        rids: list[str] = []
-        for level in sorted(range(3), key=lambda level: (level != first, level)):
-            rids += self._draw(worker, lane, level, most - len(rids))
-        self.turns[lane] += len(rids)
-        return rids
+        request_ids: list[str] = []
+        for priority in sorted(range(3), key=lambda priority: (priority != first, priority)):
+            request_ids += self._draw(worker, environment, priority, most - len(request_ids))
+        self.turns[environment] += len(request_ids)
+        return request_ids
 
-    def _draw(self, worker: str, lane: str, level: int, want: int) -> list[str]:
+    def _draw(self, worker: str, environment: str, priority: int, want: int) -> list[str]:
         """Tenants give in turn, and several each where they are few."""
-        ring = self.rings[lane, level]
-        rids: list[str] = []
-        while ring and len(rids) < want:
-            tenants = list(ring)[: want - len(rids)]
-            each = (want - len(rids)) // len(tenants)
+        ring = self.rings[environment, priority]
+        request_ids: list[str] = []
+        while ring and len(request_ids) < want:
+            tenants = list(ring)[: want - len(request_ids)]
+            each = (want - len(request_ids)) // len(tenants)
             for tenant in tenants:
                 line = ring.pop(tenant)
-                rids += self._serve(worker, lane, line, each)
+                request_ids += self._serve(worker, environment, line, each)
                 if line:
                     ring[tenant] = line
-        return rids
+        return request_ids
 
-    def _serve(self, worker: str, lane: str, line: list[str], most: int) -> list[str]:
+    def _serve(self, worker: str, environment: str, line: list[str], most: int) -> list[str]:
         """Takes the next ones out of a tenant's line; those that are to run."""
-        rids = line[:most]
+        request_ids = line[:most]
         del line[:most]
-        return [rid for rid in rids if self._take(rid)]
+        return [request_id for request_id in request_ids if self._take(request_id)]
 
-    def _take(self, rid: str, solo: bool = False) -> bool:
+    def _take(self, request_id: str, solo: bool = False) -> bool:
         """Whether a request that waits is to run; it is leased, and has no token yet."""
-        if not self._waits(rid) or self._follows(rid, suspect=solo):
+        if not self._waits(request_id) or self._follows(request_id, suspect=solo):
             return False
-        item = self.flying[rid]
+        item = self.flying[request_id]
         item.token, item.solo = "", solo and bool(item.sub.digest)
         if item.sub.digest:
-            self.runs[item.sub.lane, item.sub.digest] = rid
+            self.runs[item.sub.environment, item.sub.digest] = request_id
         return True
 
-    def _first_suspect(self, lane: str) -> str | None:
-        suspects = self.suspects[lane]
+    def _first_suspect(self, environment: str) -> str | None:
+        suspects = self.suspects[environment]
         while suspects and (
             not self._waits(suspects[0]) or self._follows(suspects[0], suspect=True)
         ):
             suspects.pop(0)
         return suspects[0] if suspects else None
 
-    def _follows(self, rid: str, suspect: bool = False) -> bool:
+    def _follows(self, request_id: str, suspect: bool = False) -> bool:
         """Attaches a request to one that runs; suspects only to one that runs alone."""
-        item = self.flying[rid]
-        leader = self.runs.get((item.sub.lane, item.sub.digest))
+        item = self.flying[request_id]
+        leader = self.runs.get((item.sub.environment, item.sub.digest))
         if leader is None or (suspect and not self.flying[leader].solo):
             return False
         item.leader, item.attempts = leader, item.attempts + 1
-        by_age = [(self.flying[each].submitted, each) for each in (*self.followers[leader], rid)]
+        by_age = [
+            (self.flying[each].submitted, each) for each in (*self.followers[leader], request_id)
+        ]
         self.followers[leader] = [each for _, each in sorted(by_age)]
-        self.passed.add((item.sub.lane, item.sub.level, item.sub.tenant))
+        self.passed.add((item.sub.environment, item.sub.priority, item.sub.tenant))
         return True
 
-    def _disband(self, rid: str) -> list[str]:
+    def _disband(self, request_id: str) -> list[str]:
         """Takes a request from its worker; returns who followed it."""
-        item = self.flying[rid]
-        del self.work[item.worker][rid]
-        if self.runs.get((item.sub.lane, item.sub.digest)) == rid:
-            del self.runs[item.sub.lane, item.sub.digest]
-        return self.followers.pop(rid, [])
+        item = self.flying[request_id]
+        del self.work[item.worker][request_id]
+        if self.runs.get((item.sub.environment, item.sub.digest)) == request_id:
+            del self.runs[item.sub.environment, item.sub.digest]
+        return self.followers.pop(request_id, [])
 
-    def _detach(self, rid: str) -> None:
-        leader = self.flying[rid].leader
-        self.followers[leader].remove(rid)
+    def _detach(self, request_id: str) -> None:
+        leader = self.flying[request_id].leader
+        self.followers[leader].remove(request_id)
         if not self.followers[leader] and not self.flying[leader].client:
             self._disband(leader)
             del self.flying[leader]
 
-    def _waits(self, rid: str) -> bool:
-        if rid in self.flying and self.flying[rid].deadline < self.now:
-            self._end(rid, "expired")
-        return rid in self.flying
+    def _waits(self, request_id: str) -> bool:
+        if request_id in self.flying and self.flying[request_id].deadline < self.now:
+            self._end(request_id, "expired")
+        return request_id in self.flying
 
-    def _requeue(self, rid: str, charge: bool, defer: bool = False) -> str:
-        followers = self._disband(rid)
-        how = self._put_back(rid, charge, defer)
+    def _requeue(self, request_id: str, charge: bool, defer: bool = False) -> str:
+        followers = self._disband(request_id)
+        how = self._put_back(request_id, charge, defer)
         for follower in followers:
             self._put_back(follower, charge, defer)
         return how
 
-    def _put_back(self, rid: str, charge: bool, defer: bool) -> str:
-        item = self.flying[rid]
+    def _put_back(self, request_id: str, charge: bool, defer: bool) -> str:
+        item = self.flying[request_id]
         if not item.client:
-            del self.flying[rid]
+            del self.flying[request_id]
             return "lost"
         item.attempts -= not charge
         if item.attempts >= self.max_attempts:
-            self._end(rid, "poisoned")
+            self._end(request_id, "poisoned")
             return "poisoned"
         item.token, item.leader, item.solo = None, "", False
         if 0 < item.attempts == self.max_attempts - 1:
-            suspects = self.suspects[item.sub.lane]
-            suspects.insert(len(suspects) if defer else 0, rid)
+            suspects = self.suspects[item.sub.environment]
+            suspects.insert(len(suspects) if defer else 0, request_id)
         else:
             self._go_back(item.sub, defer)
         return "queued"
@@ -353,18 +373,18 @@ class Model:
     def _go_back(self, sub: Submission, defer: bool = False) -> None:
         ring = self._ring(sub)
         if waiting := ring.get(sub.tenant):
-            waiting.insert(len(waiting) if defer else 0, sub.rid)
+            waiting.insert(len(waiting) if defer else 0, sub.request_id)
             return
         held = dict(ring)
         ring.clear()
-        new = {sub.tenant: [sub.rid]}
+        new = {sub.tenant: [sub.request_id]}
         ring |= {**held, **new} if defer else {**new, **held}
 
-    def _end(self, rid: str, verdict: str) -> None:
-        self._tell(rid, verdict)
-        del self.flying[rid]
+    def _end(self, request_id: str, verdict: str) -> None:
+        self._tell(request_id, verdict)
+        del self.flying[request_id]
 
-    def _tell(self, rid: str, verdict: str) -> None:
-        self.told[self.flying[rid].client].add(rid)
-        assert rid not in self.verdicts
-        self.verdicts[rid] = verdict
+    def _tell(self, request_id: str, verdict: str) -> None:
+        self.told[self.flying[request_id].client].add(request_id)
+        assert request_id not in self.verdicts
+        self.verdicts[request_id] = verdict

@@ -29,7 +29,7 @@ def done(id_: str | int | None, verdict: str | None, **fields: Any) -> Record:
         "wall_s": cpu_s + 0.5,
         "audit_s": 0.0,
         "fingerprint": "ab" * 32,
-        "rid": "r",
+        "request_id": "r",
         "code_hash": blake2b(text, digest_size=8).hexdigest(),
         **fields,
     }

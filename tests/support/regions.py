@@ -20,9 +20,9 @@ def urls(*servers: Server) -> list[str]:
 
 
 def route(lean: LeanQClient) -> SeveralClusters:
-    assert lean._engine
-    assert isinstance(lean._engine.switch, SeveralClusters)
-    return lean._engine.switch
+    assert lean._loop_thread
+    assert isinstance(lean._loop_thread.shard_router, SeveralClusters)
+    return lean._loop_thread.shard_router
 
 
 def counted(name: str, *servers: Server) -> int:
@@ -31,9 +31,9 @@ def counted(name: str, *servers: Server) -> int:
 
 def in_its_thread(lean: LeanQClient, call: Callable[[], None]) -> None:
     done = threading.Event()
-    assert lean._engine
-    assert lean._engine.call(call)
-    assert lean._engine.call(done.set)
+    assert lean._loop_thread
+    assert lean._loop_thread.call(call)
+    assert lean._loop_thread.call(done.set)
     assert done.wait(DEADLINE_S)
 
 

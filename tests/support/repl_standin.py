@@ -31,7 +31,7 @@ from zlib import crc32
 
 import repl_standin_script as script
 
-from support.repl_standin_script import Json, Note, RefusedError, UncaughtError, position
+from repl_standin_script import Json, Note, RefusedError, UncaughtError, position
 
 # In Lean's order: the first that fits is taken. What ends with ? may be left out.
 _SHAPES: dict[str, dict[str, type]] = {

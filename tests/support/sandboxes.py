@@ -99,7 +99,7 @@ def needs(sandbox: Sandbox, *walls: str, landlock: int | None = None) -> None:
 async def opened(mode: str, *readable: Path) -> AsyncIterator[Sandbox]:
     """A sandbox of one of the ``MODES``. Nothing of it may be left afterwards."""
     sandbox = await Sandbox.open(readable=[*PYTHON, *readable], namespaces=mode == "namespaces")
-    warden = sandbox._warden.pid
+    supervisor = sandbox._supervisor.pid
     try:
         if mode == "namespaces":
             needs(sandbox, "mount-ns")
@@ -108,4 +108,4 @@ async def opened(mode: str, *readable: Path) -> AsyncIterator[Sandbox]:
         await sandbox.close()
         assert not sandbox.alive
         assert not sandbox.scratch.exists()
-        assert not Path(f"/proc/{warden}").exists()
+        assert not Path(f"/proc/{supervisor}").exists()

@@ -73,21 +73,23 @@ class Dump:
         listed = Counter(chain(*waiting.values(), *suspects.values(), *promised.values()))
         leased = Counter(chain(*self.work.values()))
         attached = Counter(chain(*self.followers.values()))
-        for rid, fields in self.req.items():
+        for request_id, fields in self.req.items():
             status = fields["st"]
             places = {"queued": (1, 0, 0), "leased": (0, 1, 0), "attached": (0, 0, 1)}
-            assert (listed[rid], leased[rid], attached[rid]) == places[status], rid
-            assert status != "leased" or rid in self.work[fields["w"]]
-            assert status != "attached" or rid in self.followers[fields["on"]]
-            assert ("to" in fields) == (rid in chain(*promised.values())), rid
-            assert "to" not in fields or rid in promised[fields["to"]], rid
+            assert (listed[request_id], leased[request_id], attached[request_id]) == places[
+                status
+            ], request_id
+            assert status != "leased" or request_id in self.work[fields["w"]]
+            assert status != "attached" or request_id in self.followers[fields["on"]]
+            assert ("to" in fields) == (request_id in chain(*promised.values())), request_id
+            assert "to" not in fields or request_id in promised[fields["to"]], request_id
         assert set(leased) | set(attached) <= set(self.req)
         for leader in self.followers:
             assert self.req[leader]["st"] == "leased"
         for name, leader in self.run.items():
             assert (self.req[leader]["st"], self.req[leader]["d"]) == ("leased", name.split(":")[1])
-        # What ended leaves at most its rid in a list, and runs on only for others.
-        ghosts = {rid for rid, fields in self.req.items() if not fields["c"]}
+        # What ended leaves at most its request id in a list, and runs on only for others.
+        ghosts = {request_id for request_id, fields in self.req.items() if not fields["c"]}
         assert set(self.req) & set(self.reply) == ghosts <= set(self.followers)
         assert set(listed) <= set(self.req) | set(self.reply)
         assert self.dead == self.deadreq
@@ -98,11 +100,17 @@ class Dump:
         rings += [f"{place}:{t}" for place, tenants in self.parked.items() for t in tenants]
         assert sorted(rings) == sorted(waiting)
         for name, count in self.hashes.get("stats", {}).items():
-            kind, _, lane = name.partition(":")
-            queued_there = [r for r in self.req.values() if (r["l"], r["st"]) == (lane, "queued")]
+            kind, _, environment = name.partition(":")
+            queued_there = [
+                r for r in self.req.values() if (r["l"], r["st"]) == (environment, "queued")
+            ]
             assert kind != "waiting" or int(count) == len(queued_there)
         # For each reply one client was told, once.
-        told = {rid: data for rid, data in self.reply.items() if rid not in remembered}
+        told = {
+            request_id: data
+            for request_id, data in self.reply.items()
+            if request_id not in remembered
+        }
         assert sorted(chain(*self.inbox.values())) == sorted(told.items())
 
 
@@ -113,7 +121,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
         match name[len(tag) + 1 :].partition(":")[0]:
             case "deadreq" | "where" | "runs" | "stats" | "tally" | "paused":
                 pipe.hgetall(name)
-            case "info" | "lanes" | "prints" | "pinning" | "vacant":
+            case "info" | "environments" | "prints" | "pinning" | "vacant":
                 pipe.hgetall(name)
             case "parked":
                 pipe.smembers(name)
@@ -137,14 +145,23 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 places = _texts(value)
             case "runs":
                 found.run = _texts(value)
-            case "stats" | "tally" | "paused" | "info" | "lanes" | "prints" | "pinning" | "vacant":
+            case (
+                "stats"
+                | "tally"
+                | "paused"
+                | "info"
+                | "environments"
+                | "prints"
+                | "pinning"
+                | "vacant"
+            ):
                 found.hashes[kind] = _texts(value)
             case "parked":
                 found.parked[rest] = {tenant.decode() for tenant in value}
             case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
                 found.lists[kind][rest] = [item.decode() for item in value]
             case "work":
-                found.work[rest] = {rid.decode(): int(score) for rid, score in value}
+                found.work[rest] = {request_id.decode(): int(score) for request_id, score in value}
             case "warm":
                 found.warm[rest] = {worker.decode(): int(score) for worker, score in value}
             case "promises":
@@ -153,29 +170,39 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.workers = {worker.decode(): int(score) for worker, score in value}
             case "inbox":
                 entries = [pair for _, fields in value for pair in fields.items()]
-                found.inbox[rest] = [(rid.decode(), data) for rid, data in entries]
+                found.inbox[rest] = [(request_id.decode(), data) for request_id, data in entries]
             case "dead":
-                found.dead = {rid.decode() for rid, _ in value}
+                found.dead = {request_id.decode() for request_id, _ in value}
             case "verdict":
                 found.verdict[rest] = value
             case "with":
-                found.followers[rest] = [rid.decode() for rid, _ in value]
+                found.followers[rest] = [request_id.decode() for request_id, _ in value]
             case "deadreq":
                 found.deadreq.add(rest)
             case "isolating":
                 found.isolating[rest] = value.decode()
             case other:
                 assert other in ("clock", "minutes"), f"a key that nobody knows: {name}"
-    for rid, place in places.items():
+    for request_id, place in places.items():
         # What was withdrawn and runs on for others has its reply in the place of its record.
-        fields = found.req.setdefault(rid, {"c": ""}) if place[0] == "l" else found.req[rid]
+        fields = (
+            found.req.setdefault(request_id, {"c": ""})
+            if place[0] == "l"
+            else found.req[request_id]
+        )
         _put(fields, place)
     return found
 
 
-def _record(rid: str, data: bytes) -> dict[str, str]:
-    (sub, client), attempts = read_record(rid, data), data[1]
-    fields = {"l": sub.lane, "t": sub.tenant, "p": str(sub.level), "c": client, "n": str(attempts)}
+def _record(request_id: str, data: bytes) -> dict[str, str]:
+    (sub, client), attempts = read_record(request_id, data), data[1]
+    fields = {
+        "l": sub.environment,
+        "t": sub.tenant,
+        "p": str(sub.priority),
+        "c": client,
+        "n": str(attempts),
+    }
     route = {"d": sub.digest, "a": " ".join(sub.affinity)}
     return {**fields, "st": "queued", **{name: text for name, text in route.items() if text}}
 
@@ -185,9 +212,9 @@ def _put(fields: dict[str, str], place: str) -> None:
     kind, texts = place[0], place[1:].split("\0")
     match kind:
         case "l":
-            token, worker, client, lane, solo, digest, _ = texts
+            token, worker, client, environment, solo, digest, _ = texts
             assert client == fields["c"]
-            fields |= {"st": "leased", "tok": token, "w": worker, "l": lane}
+            fields |= {"st": "leased", "tok": token, "w": worker, "l": environment}
             fields |= {"d": digest} if digest else {}
             fields |= {"solo": "1"} if solo else {}
         case "a":
@@ -207,15 +234,15 @@ def _texts(value: dict[bytes, bytes]) -> dict[str, str]:
     return {k.decode(): v.decode() for k, v in value.items() if k}
 
 
-def submission(rid: str, **fields: Any) -> Submission:
-    """A request for lane ``a`` that may run for a minute, but for ``fields``."""
-    usual = Submission(rid, "a", "t", 1, deadline_ms=0, longest_run_ms=60_000, body=b"body")
+def submission(request_id: str, **fields: Any) -> Submission:
+    """A request for environment ``a`` that may run for a minute, but for ``fields``."""
+    usual = Submission(request_id, "a", "t", 1, deadline_ms=0, longest_run_ms=60_000, body=b"body")
     return replace(usual, **fields)
 
 
 def settlement(job: Job, verdict: Verdict = "accepted", *, warm: bool = False) -> Settlement:
     reply = pack_reply(job.token, Reply(verdict, attempts=job.attempts))
-    return Settlement(job.rid, job.token, verdict, reply, warm=warm)
+    return Settlement(job.request_id, job.token, verdict, reply, warm=warm)
 
 
 class Shard:
@@ -234,21 +261,23 @@ class Shard:
         self.now_ms += ms
         self.server.set(f"{self.tag}:clock", self.now_ms)
 
-    async def submit(self, *rids: str, client: str = "c", **fields: Any) -> list[Submitted]:
-        return await self.queue.submit(client, [submission(rid, **fields) for rid in rids])
+    async def submit(self, *request_ids: str, client: str = "c", **fields: Any) -> list[Submitted]:
+        return await self.queue.submit(
+            client, [submission(request_id, **fields) for request_id in request_ids]
+        )
 
     async def claim(
         self,
         worker: str = "w",
         want: int = 10,
         *,
-        lanes: Sequence[str] = ("a",),
+        environments: Sequence[str] = ("a",),
         busy: int = 0,
         settle: Sequence[Settlement] = (),
     ) -> Claimed:
         token = f"{next(self._tokens)}:"
         return await self.queue.claim(
-            worker, lanes, want, busy=busy, token=token, settlements=settle
+            worker, environments, want, busy=busy, token=token, settlements=settle
         )
 
     async def job(self, worker: str = "w", **options: Any) -> Job:
@@ -259,33 +288,35 @@ class Shard:
     async def settle(self, *jobs: Job, worker: str = "w") -> tuple[bool, ...]:
         return (await self.claim(worker, 0, settle=[settlement(job) for job in jobs])).accepted
 
-    async def warm(self, worker: str, *affinity: str, vacant: int = 1, lane: str = "a") -> None:
+    async def warm(
+        self, worker: str, *affinity: str, vacant: int = 1, environment: str = "a"
+    ) -> None:
         """Makes the worker warm, and leaves it idle with so many slots."""
         # Behind another, so that it is promised to nobody who is warm already.
-        rids = [f"{name} {worker}" for name in ("first", *affinity)]
-        await self.submit(rids[0], lane=lane)
-        for rid, name in zip(rids[1:], affinity, strict=True):
-            await self.submit(rid, lane=lane, affinity=(name,))
-        jobs = (await self.claim(worker, len(rids), lanes=[lane])).jobs
-        assert [job.rid for job in jobs] == rids
+        request_ids = [f"{name} {worker}" for name in ("first", *affinity)]
+        await self.submit(request_ids[0], environment=environment)
+        for request_id, name in zip(request_ids[1:], affinity, strict=True):
+            await self.submit(request_id, environment=environment, affinity=(name,))
+        jobs = (await self.claim(worker, len(request_ids), environments=[environment])).jobs
+        assert [job.request_id for job in jobs] == request_ids
         ended = [settlement(job, warm=True) for job in jobs]
-        await self.claim(worker, vacant, lanes=[lane], settle=ended)
+        await self.claim(worker, vacant, environments=[environment], settle=ended)
 
-    async def suspect(self, rid: str, **fields: Any) -> None:
+    async def suspect(self, request_id: str, **fields: Any) -> None:
         """Submits a request and fails it until its next attempt is the last."""
-        await self.submit(rid, **fields)
-        lane = str(fields.get("lane", "a"))
+        await self.submit(request_id, **fields)
+        environment = str(fields.get("environment", "a"))
         for _ in range(self.settings.max_attempts - 1):
-            (job,) = (await self.claim("killed", 1, lanes=[lane])).jobs
-            assert job.rid == rid
-            await self.queue.release("killed", [(rid, job.token)], how="charge")
+            (job,) = (await self.claim("killed", 1, environments=[environment])).jobs
+            assert job.request_id == request_id
+            await self.queue.release("killed", [(request_id, job.token)], how="charge")
 
-    async def end(self, rid: str) -> tuple[str | None, int, float] | None:
+    async def end(self, request_id: str) -> tuple[str | None, int, float] | None:
         """A reply's verdict, attempts, and seconds in the queue; None where there is none."""
-        (data,) = await self.queue.replies([rid])
+        (data,) = await self.queue.replies([request_id])
         if data is None:
             return None
-        reply = unpack_reply(rid, data)
+        reply = unpack_reply(request_id, data)
         return reply.verdict, reply.attempts, reply.queued_s
 
     async def lapse(self) -> None:
@@ -298,8 +329,8 @@ class Shard:
     def dump(self) -> Dump:
         return dump(self.server, self.tag)
 
-    def bell(self, lane: str = "a") -> int:
-        return len(self.dump().lists["bell"].get(lane, ()))
+    def bell(self, environment: str = "a") -> int:
+        return len(self.dump().lists["bell"].get(environment, ()))
 
 
 @contextlib.asynccontextmanager

@@ -27,8 +27,8 @@ class Stream:
     async def run(self, shard: int) -> None:
         while True:
             payload = secrets.token_bytes(self.size_bytes)
-            rid = f"{shard}-{payload[:8].hex()}"
-            assert await self.lean.echo(payload, delay_s=0.002, rid=rid) == payload
+            request_id = f"{shard}-{payload[:8].hex()}"
+            assert await self.lean.echo(payload, delay_s=0.002, request_id=request_id) == payload
             self.answered[shard] += 1
 
     async def goes_on(self, shard: int = 0, more: int = 20) -> None:
@@ -54,4 +54,4 @@ async def stream(settings: Settings, *, size_bytes: int = 8) -> AsyncIterator[St
         assert [type(end) for end in ends] == [asyncio.CancelledError] * len(tasks)
     status = await look(settings)
     assert status.counters.get("verdict:poisoned", 0) == 0
-    assert not status.levels
+    assert not status.priorities

@@ -22,7 +22,7 @@ from support.fleets import until
 from support.paths import ROOT, SAMPLES
 from support.sandboxes import busy, marked
 
-PATIENCE_S = 60.0
+COMMAND_TIMEOUT_S = 60.0
 
 # As the installed script does it.
 LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
@@ -120,13 +120,13 @@ class Terminal:
     def is_clean(self) -> bool:
         """Whether no process and no temporary file of its commands is left.
 
-        Each warden removes its folder as its last act, and so does what watches a server.
+        Each supervisor removes its folder as its last act, and so does what watches a server.
         """
         return not os.listdir(self.tmp) and not marked(str(self.tmp))
 
 
 def ended(process: subprocess.Popen[bytes], stdin: bytes | None = None) -> Done:
-    out, err = process.communicate(stdin, timeout=PATIENCE_S)
+    out, err = process.communicate(stdin, timeout=COMMAND_TIMEOUT_S)
     done = Done(
         process.returncode,
         (out or b"").decode(errors="surrogateescape"),

@@ -349,10 +349,14 @@ def load() -> None:
             due = int((time.monotonic() - started_s) * given["rate"]) - asked
             requests = []
             for _ in range(min(due, _MOST_OPEN - len(open_))):
-                rid, asked = f"0-{who}-{asked}", asked + 1
+                request_id, asked = f"0-{who}-{asked}", asked + 1
                 size = _LARGE_BYTES if rng.random() < 0.002 else rng.randrange(400)
                 requests.append(
-                    (rid, f"{rid} ".encode().ljust(size), rng.random() * given["delay_s"])
+                    (
+                        request_id,
+                        f"{request_id} ".encode().ljust(size),
+                        rng.random() * given["delay_s"],
+                    )
                 )
             open_.update(client.ask(requests))
         wait(open_, _DRAIN_S)

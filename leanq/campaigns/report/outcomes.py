@@ -98,7 +98,7 @@ def _outcome(record: dict[str, Any]) -> Outcome:
             raise ValueError(f"its {name} is {record[name]!r:.80}")
     code_hash, sample = record.get("code_hash"), record.get("sample")
     # What was withdrawn, or never sent, names no request, and its times are no measurements.
-    measured = record.get("cpu_s") is not None and record.get("rid") != ""
+    measured = record.get("cpu_s") is not None and record.get("request_id") != ""
     return Outcome(
         id=record.get("id"),
         line=int(record["line"]),

@@ -30,7 +30,7 @@ from lightkube.resources.core_v1 import Pod
 
 from leanq.errors import TargetError, UsageError
 from leanq.fleet.scaler.targets import Idleness, Ordered
-from leanq.fleet.stats import Glance, info_of
+from leanq.fleet.stats import FleetStats, info_of
 
 log = logging.getLogger("leanq.scaler")
 
@@ -107,7 +107,7 @@ class KubernetesTarget:
             return False
         return await self._renewed(lease)
 
-    async def look(self, environment: str, seen: Glance) -> Ordered:
+    async def look(self, environment: str, seen: FleetStats) -> Ordered:
         name = self._deployment.format(env=environment)
         scale = await _asked(self._client.get(Deployment.Scale, name))
         labels = _labels(scale.status.selector if scale.status else None)
@@ -133,7 +133,7 @@ class KubernetesTarget:
         self._idleness.note(seen)
         return Ordered(order, tuple(starting), tuple(started))
 
-    async def order(self, environment: str, workers: int, seen: Glance) -> None:
+    async def order(self, environment: str, workers: int, seen: FleetStats) -> None:
         if self._hpa:
             # It cannot be less than one, and from zero only the Deployment's own size leads away.
             # Nobody is marked: when the autoscaler lets pods go, others will be idle.
@@ -150,7 +150,7 @@ class KubernetesTarget:
     async def close(self) -> None:
         await self._client.close()
 
-    async def _mark(self, known: _Seen, count: int, seen: Glance) -> None:
+    async def _mark(self, known: _Seen, count: int, seen: FleetStats) -> None:
         """Marks so many pods to go first, and no others; a mark that fails stops nothing."""
         # A host is what somebody wrote into Redis, so it is only compared with our pods' names.
         hosts = [str(info_of(row.info).get("host")) for row in self._idleness.first_to_go(seen)]

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from leanq.errors import QueueError, TargetError, UnavailableError
 from leanq.fleet.prometheus import Sample, fleet_samples
 from leanq.fleet.scaler.targets import Ordered, Target, idle_workers
-from leanq.fleet.stats import Glance, Lane, Told, glance_at
+from leanq.fleet.stats import DecisionRecord, EnvironmentStats, FleetStats, fleet_stats_of
 from leanq.queue.queue import Queue, every_shard
 from leanq.queue.settings import Settings
 from leanq.scale import Decision, Memory, ScaleSettings, Stats, decide
@@ -66,7 +66,7 @@ class Scaler:
         self._tell = tell
         self._who = who
         self._clock = clock
-        self._seen: Glance | None = None
+        self._seen: FleetStats | None = None
         self._seen_at_s = 0.0
         self._leads = False
 
@@ -88,7 +88,7 @@ class Scaler:
     async def _tick(self, queues: Sequence[Queue]) -> None:
         now = self._clock()
         try:
-            self._seen, self._seen_at_s = await glance_at(queues), now
+            self._seen, self._seen_at_s = await fleet_stats_of(queues), now
         except UnavailableError as error:
             log.warning("no statistics: %s", error)
         try:
@@ -98,7 +98,7 @@ class Scaler:
             self._leads = False
         if self._seen is None:
             return
-        told: dict[str, Told] = {}
+        told: dict[str, DecisionRecord] = {}
         for name, environment in self._environments.items():
             try:
                 told[name] = await self._decide(name, environment, self._seen, now)
@@ -114,7 +114,9 @@ class Scaler:
             except QueueError as error:
                 log.warning("the decision is not shown to others: %s", error)
 
-    async def _decide(self, name: str, environment: _Environment, seen: Glance, now: float) -> Told:
+    async def _decide(
+        self, name: str, environment: _Environment, seen: FleetStats, now: float
+    ) -> DecisionRecord:
         ordered = await self._target.look(name, seen)
         stats = replace(_stats(name, seen, ordered, now), age_s=now - self._seen_at_s)
         decision = decide(stats, environment.settings, environment.memory)
@@ -126,7 +128,7 @@ class Scaler:
             log.info("%s: from %d to %d: %s", name, ordered.order, decision.target, decision.text)
             await self._target.order(name, decision.target, seen)
         why = decision.reason, decision.text
-        return Told(time.time(), decision.target, ordered.order, *why, self._who)
+        return DecisionRecord(time.time(), decision.target, ordered.order, *why, self._who)
 
     def samples(self) -> Iterator[Sample]:
         """The fleet's metrics as of the last look, and the scaler's own."""
@@ -150,21 +152,21 @@ class Scaler:
                     yield "leanq_scaler_input", (name, what), value
 
 
-def _stats(name: str, seen: Glance, ordered: Ordered, now: float) -> Stats:
-    """What the law decides by."""
-    lane = seen.lanes.get(name) or Lane()
+def _stats(name: str, seen: FleetStats, ordered: Ordered, now: float) -> Stats:
+    """What the policy decides by."""
+    environment = seen.environments.get(name) or EnvironmentStats()
     return Stats(
         time_s=now,
         # For what is held back nobody is needed.
-        queued=lane.waiting - lane.held + lane.suspects,
-        leased=round(lane.running),
-        oldest_s=lane.oldest_s,
-        submitted=lane.submitted,
-        finished=lane.finished.total(),
-        busy_s=lane.ran.sum_s,
-        ready=round(lane.workers),
-        ready_slots=round(lane.slots),
-        busy_slots=round(lane.busy),
+        queued=environment.waiting - environment.held + environment.suspects,
+        leased=round(environment.running),
+        oldest_s=environment.oldest_s,
+        submitted=environment.submitted,
+        finished=environment.finished.total(),
+        busy_s=environment.ran.sum_s,
+        ready=round(environment.workers),
+        ready_slots=round(environment.slots),
+        busy_slots=round(environment.busy),
         idle_workers=idle_workers(seen, name),
         starting_s=ordered.starting_s,
         started_s=ordered.started_s,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from leanq.errors import UsageError
-from leanq.fleet.stats import Glance, info_of
+from leanq.fleet.stats import FleetStats, info_of
 from leanq.queue.results import WorkerRow
 
 
@@ -39,10 +39,10 @@ class Target(Protocol):
     async def leads(self) -> bool:
         """Whether this scaler is the one that acts; raises TargetError."""
 
-    async def look(self, environment: str, seen: Glance) -> Ordered:
+    async def look(self, environment: str, seen: FleetStats) -> Ordered:
         """What is ordered; raises TargetError."""
 
-    async def order(self, environment: str, workers: int, seen: Glance) -> None:
+    async def order(self, environment: str, workers: int, seen: FleetStats) -> None:
         """Asks for so many workers; raises TargetError."""
 
     async def close(self) -> None:
@@ -55,7 +55,7 @@ class Idleness:
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
 
-    def note(self, seen: Glance) -> None:
+    def note(self, seen: FleetStats) -> None:
         """Takes in a look; the same one may come again."""
         self._since_s = {
             row.worker: self._since_s.get(row.worker, seen.at_s)
@@ -63,7 +63,7 @@ class Idleness:
             if row.held == 0
         }
 
-    def first_to_go(self, seen: Glance) -> list[WorkerRow]:
+    def first_to_go(self, seen: FleetStats) -> list[WorkerRow]:
         """The living workers: first those that hold least, of these those that have been idle for
         longest, and of these the youngest, which are warm for least."""
 
@@ -81,11 +81,11 @@ class PrintTarget:
     async def leads(self) -> bool:
         return True
 
-    async def look(self, environment: str, seen: Glance) -> Ordered:
-        lane = seen.lanes.get(environment)
-        return Ordered(round(lane.workers) if lane else 0)
+    async def look(self, environment: str, seen: FleetStats) -> Ordered:
+        known = seen.environments.get(environment)
+        return Ordered(round(known.workers) if known else 0)
 
-    async def order(self, environment: str, workers: int, seen: Glance) -> None:
+    async def order(self, environment: str, workers: int, seen: FleetStats) -> None:
         pass
 
     async def close(self) -> None:
@@ -126,7 +126,7 @@ class LocalTarget:
     async def leads(self) -> bool:
         return True
 
-    async def look(self, environment: str, seen: Glance) -> Ordered:
+    async def look(self, environment: str, seen: FleetStats) -> Ordered:
         self._workers = [worker for worker in self._workers if worker.process.poll() is None]
         self._idleness.note(seen)
         present, now = _pids(_living(seen)), time.monotonic()
@@ -139,7 +139,7 @@ class LocalTarget:
         starting = tuple(now - worker.since_s for worker in wanted if not worker.joined)
         return Ordered(len(wanted), starting, tuple(started))
 
-    async def order(self, environment: str, workers: int, seen: Glance) -> None:
+    async def order(self, environment: str, workers: int, seen: FleetStats) -> None:
         wanted = [worker for worker in self._workers if not worker.told_to_go]
         self._workers += (self._start() for _ in range(workers - len(wanted)))
         places = {pid: n for n, pid in enumerate(_pids(self._idleness.first_to_go(seen)))}
@@ -163,7 +163,7 @@ class LocalTarget:
         return _Started(process, time.monotonic())
 
 
-def _living(seen: Glance) -> list[WorkerRow]:
+def _living(seen: FleetStats) -> list[WorkerRow]:
     return [row for row in seen.status.workers if row.lease_s > 0]
 
 
@@ -174,11 +174,13 @@ def _pids(rows: Sequence[WorkerRow]) -> list[int]:
     return [i["pid"] for i in infos if i.get("host") == here and isinstance(i.get("pid"), int)]
 
 
-def idle_workers(seen: Glance, environment: str) -> int:
+def idle_workers(seen: FleetStats, environment: str) -> int:
     """How many living workers of an environment hold nothing."""
-    return sum(row.held == 0 and environment in _lanes(info_of(row.info)) for row in _living(seen))
+    return sum(
+        row.held == 0 and environment in _environments(info_of(row.info)) for row in _living(seen)
+    )
 
 
-def _lanes(info: Mapping[str, object]) -> Sequence[object]:
-    lanes = info.get("lanes")
-    return lanes if isinstance(lanes, list) else []
+def _environments(info: Mapping[str, object]) -> Sequence[object]:
+    environments = info.get("environments")
+    return environments if isinstance(environments, list) else []

@@ -1,6 +1,6 @@
 """The walls that Linux offers around a program, reached through ctypes.
 
-Only the warden imports this, since every call here changes the calling process for good.
+Only the supervisor imports this, since every call here changes the calling process for good.
 Each function does one thing and raises ``OSError`` where the kernel refuses it.
 """
 
@@ -147,7 +147,7 @@ def renounce_privileges() -> None:
             _prctl(_CAPBSET_DROP, capability)
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     _check(_libc.capset(header, bytes(24)), "capset")
-    # Where there is no Landlock, this keeps the program from tracing its keeper.
+    # Where there is no Landlock, this keeps the program from tracing its monitor.
     _prctl(_SET_DUMPABLE, 0)
 
 

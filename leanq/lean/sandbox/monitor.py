@@ -1,4 +1,4 @@
-"""What the inner warden does: it keeps one program at a time within its limits.
+"""What the inner supervisor does: it keeps one program at a time within its limits.
 
 See :mod:`leanq.lean.sandbox.supervisor`, which has the messages.
 """
@@ -26,7 +26,7 @@ MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothi
 # the quickest growth of memory; and at least this, as each costs the machine some 0.3 ms.
 _CLOSE_LOOK_S = 0.025
 _GROWTH_BYTES_PER_S = 4 << 30
-_CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a warden that cannot run
+_CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a supervisor that cannot run
 _RESOURCES = 16  # that Linux knows limits of
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it is the worker who decides
 _DEFAULT = (*IGNORED, signal.SIGPIPE, signal.SIGXFSZ)  # for programs; Python ignores these two
@@ -53,7 +53,7 @@ def end_all(statuses: dict[int, int]) -> None:
         time.sleep(0.0005)
 
 
-class Keeper:
+class Monitor:
     """The inner process: obeys the worker and keeps one program within its limits."""
 
     def __init__(
@@ -75,10 +75,10 @@ class Keeper:
         for fd in (self._channel.fileno(), *fatal):
             self._poll.register(fd, select.POLLIN)
         while True:
-            patience_ms = None
+            timeout_ms = None
             if self._program and self._limited:
-                patience_ms = max(0.0, min(self._look_at, self._wall_end) - time.monotonic()) * 1e3
-            ready = {fd for fd, _ in self._poll.poll(patience_ms)}
+                timeout_ms = max(0.0, min(self._look_at, self._wall_end) - time.monotonic()) * 1e3
+            ready = {fd for fd, _ in self._poll.poll(timeout_ms)}
             if not ready.isdisjoint(fatal):
                 return
             # Its end comes before any order: limits must not seem to have reached the dead.
@@ -192,7 +192,7 @@ class Keeper:
         # The kernel lets any process of this user do that. Whoever did it is to have the trouble,
         # and not whoever comes next.
         if _own_limits() != self._own_limits:
-            raise OSError("the program has lowered the limits of its warden")
+            raise OSError("the program has lowered the limits of its supervisor")
         self._meter.conclude()
         if stopped is None and self._limited and self._meter.cpu_s > self._cpu_end_s:
             stopped = "cpu"  # or it would depend on when the last sample was taken

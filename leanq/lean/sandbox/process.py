@@ -13,7 +13,7 @@ from leanq.queue.metrics import count
 
 _CHUNK_BYTES = 1 << 16
 _TAIL_BYTES = 1 << 16  # of a long-lived program's standard error
-_PATIENCE_S = 30.0  # for a program to be gone after it was killed
+_KILL_TIMEOUT_S = 30.0  # for a program to be gone after it was killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Limits:
     look_s: float = 0.1
 
     def measured(self) -> dict[str, float]:
-        """Those that the warden enforces; it does not see the output."""
+        """Those that the supervisor enforces; it does not see the output."""
         names = ("cpu_s", "wall_s", "memory_bytes", "look_s")
         return {name: getattr(self, name) for name in names}
 
@@ -95,7 +95,7 @@ class Process:
         """Take over our ends of the ``pipes`` to its standard input, output and error.
 
         With ``tail``, only the last 64 KiB of standard error are kept. ``tell`` sends an order
-        to the warden, ``give_up`` abandons it.
+        to the supervisor, ``give_up`` abandons it.
         """
         self._loop = asyncio.get_running_loop()
         self._tell, self._give_up = tell, give_up
@@ -176,16 +176,16 @@ class Process:
     async def kill(self) -> Exit:
         """End the program and all its descendants. Not even a cancellation leaves earlier.
 
-        SandboxError: the warden has died, or did not answer for 30 s and was given up.
+        SandboxError: the supervisor has died, or did not answer for 30 s and was given up.
         """
         if not self.ended:
             self._tell({"stop": "killed"})
         cancelled: asyncio.CancelledError | None = None
         while not self.ended:
             try:
-                done, _ = await asyncio.wait([self._exit], timeout=_PATIENCE_S)
+                done, _ = await asyncio.wait([self._exit], timeout=_KILL_TIMEOUT_S)
                 if not done:
-                    self._give_up("the warden does not answer")
+                    self._give_up("the supervisor does not answer")
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is not None:
@@ -193,7 +193,7 @@ class Process:
         return self._exit.result()
 
     async def wait(self) -> Exit:
-        """Wait for the end. SandboxError: the warden has died, and the program with it."""
+        """Wait for the end. SandboxError: the supervisor has died, and the program with it."""
         await asyncio.wait([self._exit])
         return self._exit.result()
 
@@ -208,7 +208,7 @@ class Process:
         exit_ = await self.wait()
         return Finished(exit_, bytes(self._stdout), bytes(self._stderr))
 
-    # What the sandbox hears from the warden.
+    # What the sandbox hears from the supervisor.
 
     def on_started(self) -> None:
         self._started.set()
@@ -291,7 +291,7 @@ class Process:
 def _why_dead(end: Exit | SandboxError, overflowed: bool) -> str:
     """Why it did not end by itself; empty where it did, if only with an exit code."""
     if isinstance(end, SandboxError):
-        return "warden"
+        return "supervisor"
     if overflowed and end.stopped is None:
         return "output"
     return end.stopped or ("signal" if end.signal is not None else "")

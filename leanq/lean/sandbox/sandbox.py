@@ -1,6 +1,6 @@
 """Programs that are not ours, one at a time in each sandbox, under limits.
 
-A :class:`Sandbox` is a slot's place to run Lean: a scratch folder, and a *warden* process
+A :class:`Sandbox` is a slot's place to run Lean: a scratch folder, and a *supervisor* process
 (``leanq.lean.sandbox.supervisor``) that starts a program, measures it with all its descendants, and
 ends them all when the program ends, breaks a limit, is no longer wanted, or when the worker dies,
 by SIGKILL too. What the walls around the program are made of depends on the machine, see
@@ -42,10 +42,10 @@ from leanq.queue.metrics import count
 
 __all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "Usage", "probe"]
 
-_PATIENCE_S = 30.0  # for a warden to answer, before it is given up
+_SUPERVISOR_TIMEOUT_S = 30.0  # for a supervisor to answer, before it is given up
 _UNASKED_BYTES = 1 << 16  # what a prepared program may print before its input
 
-# The warden gets a package `leanq` that holds nothing yet: none of the worker's own modules.
+# The supervisor gets a package `leanq` that holds nothing yet: none of the worker's own modules.
 _BOOT = """
 import sys, types
 leanq = sys.modules["leanq"] = types.ModuleType("leanq")
@@ -74,7 +74,7 @@ class Sandbox:
     isolation: tuple[str, ...]
     """The walls that this machine allows, such as ``("user-ns", "pid-ns", ..., "landlock-7")``."""
     alive: bool
-    """False once the warden has died or the sandbox was closed: open another."""
+    """False once the supervisor has died or the sandbox was closed: open another."""
 
     def __init__(self, scratch: Path, inbox: Path | None) -> None:
         """Use :meth:`open`."""
@@ -88,7 +88,7 @@ class Sandbox:
         self._prepared: _Program | None = None
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._warden = subprocess.Popen(
+            self._supervisor = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _BOOT, str(Path(__file__).parents[2])],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
@@ -112,7 +112,7 @@ class Sandbox:
         scratch_root: Path | None = None,
         inbox_root: Path | None = None,
     ) -> Sandbox:
-        """Start a warden, in some 100 ms.
+        """Start a supervisor, in some 100 ms.
 
         ``readable`` are files and folders that programs may read and run besides the system's
         own, links resolved; each must exist. ``hidden`` are folders that are covered where there
@@ -138,7 +138,7 @@ class Sandbox:
         except OSError as error:
             for folder in folders:
                 folder.rmdir()
-            raise SandboxError(f"no scratch folder or no warden: {error}") from error
+            raise SandboxError(f"no scratch folder or no supervisor: {error}") from error
         try:
             hello = {
                 "scratch": str(folders[0]),
@@ -149,11 +149,11 @@ class Sandbox:
                 "namespaces": namespaces,
             }
             sandbox._tell(hello)
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_SUPERVISOR_TIMEOUT_S):
                 sandbox.isolation = await sandbox._greeting
         except TimeoutError:
             await sandbox.close()
-            raise SandboxError("the warden does not answer") from None
+            raise SandboxError("the supervisor does not answer") from None
         except BaseException:
             await sandbox.close()
             raise
@@ -165,7 +165,7 @@ class Sandbox:
         """Start a program that is spoken to while it runs.
 
         ``argv[0]`` is a path. Its environment is ``env`` and nothing else. SandboxError: it
-        cannot be started, or another one still runs, or the warden has died.
+        cannot be started, or another one still runs, or the supervisor has died.
         """
         await self._dismiss()
         process = self._launch(_Program(tuple(argv), env, cwd), limits, dialogue=True)
@@ -221,19 +221,19 @@ class Sandbox:
             empty(str(folder))
 
     async def close(self) -> None:
-        """End what runs, the warden, and the scratch folder."""
+        """End what runs, the supervisor, and the scratch folder."""
         self._give_up("the sandbox was closed")
-        if self._warden.returncode is not None:
+        if self._supervisor.returncode is not None:
             return
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_PATIENCE_S):
-                    await self._warden_end()
+                async with asyncio.timeout(_SUPERVISOR_TIMEOUT_S):
+                    await self._supervisor_end()
         finally:
-            self._warden.kill()
-            self._warden.wait()
+            self._supervisor.kill()
+            self._supervisor.wait()
         for folder in self._folders:
-            if folder.exists():  # the warden was killed before it could
+            if folder.exists():  # the supervisor was killed before it could
                 empty(str(folder))
                 folder.rmdir()
 
@@ -244,9 +244,9 @@ class Sandbox:
     def _launch(
         self, program: _Program, limits: Limits | None, *, dialogue: bool = False
     ) -> Process:
-        """Have the warden start a program; without limits, it has none until they are set."""
+        """Have the supervisor start a program; without limits, it has none until they are set."""
         if not self.alive:
-            raise SandboxError("the warden of this sandbox has died")
+            raise SandboxError("the supervisor of this sandbox has died")
         if self._process is not None and not self._process.ended:
             raise SandboxError("the sandbox runs a program already")
         order = {
@@ -321,10 +321,10 @@ class Sandbox:
             case {"refused": text}, _:
                 self._give_up(text)
             case _:
-                self._give_up("the warden of this sandbox has died")
+                self._give_up("the supervisor of this sandbox has died")
 
     def _give_up(self, reason: str) -> None:
-        """Close the socket, upon which the warden ends everything."""
+        """Close the socket, upon which the supervisor ends everything."""
         if not self.alive:
             return
         self.alive = False
@@ -337,8 +337,8 @@ class Sandbox:
         if self._process is not None and not self._process.ended:
             self._process.on_end(error)
 
-    async def _warden_end(self) -> None:
-        pidfd = os.pidfd_open(self._warden.pid)
+    async def _supervisor_end(self) -> None:
+        pidfd = os.pidfd_open(self._supervisor.pid)
         ended = asyncio.Event()
         self._loop.add_reader(pidfd, ended.set)
         try:

@@ -1,4 +1,4 @@
-"""The warden: a process beside the worker that starts programs, watches them and buries them.
+"""The supervisor: a process beside the worker that starts programs, watches them and buries them.
 
 It is two processes, so that either can go first::
 
@@ -14,7 +14,7 @@ once when a program ends.
 As pid 1 it is certain: the kernel kills a namespace with its pid 1, whoever killed that. Without
 a pid namespace, both are subreapers and look for descendants in /proc. That leaves two holes:
 a SIGKILL of outer *and* inner in the same moment, and a program that forks faster than the walk.
-Without Landlock's signal scope (ABI 6), such a program can also kill its wardens itself.
+Without Landlock's signal scope (ABI 6), such a program can also kill its supervisors itself.
 
 ``leanq.lean.sandbox.sandbox`` starts this file with an isolated Python, without the rest of the
 package, and documents what is measured. Messages are JSON, one per packet::
@@ -44,7 +44,7 @@ import socket
 from typing import Any
 
 from leanq.lean.sandbox import isolation as confine
-from leanq.lean.sandbox.monitor import IGNORED, MESSAGE_BYTES, Keeper, end_all, tell
+from leanq.lean.sandbox.monitor import IGNORED, MESSAGE_BYTES, Monitor, end_all, tell
 
 _FILE_BYTES = 8 << 30  # the largest file that a program may write
 _PROCESSES = 4096  # processes and threads of a slot, where they can be counted apart
@@ -132,7 +132,7 @@ def _inner(
     if inside and ruleset is not None:
         confine.landlock_restrict(ruleset)
     tell(channel, {"isolation": isolation})
-    Keeper(channel, hello, ruleset, inside=inside).serve(fatal)
+    Monitor(channel, hello, ruleset, inside=inside).serve(fatal)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What a family of processes uses: a program with all its descendants. For the warden."""
+"""What a family of processes uses: a program with all its descendants. For the supervisor."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 #!lua flags=allow-oom
--- join: a worker enters the fleet and says which lanes it serves.
--- ARGV: worker, lease (ms), what it says of itself, (lane, what it says of the lane,
+-- join: a worker enters the fleet and says which environments it serves.
+-- ARGV: worker, lease (ms), what it says of itself, (environment, what it says of the environment,
 --   the fingerprint of its environment or '')*
 call('ZADD', P .. ':workers', now_ms() + ARGV[2], ARGV[1])
 call('HSET', P .. ':info', ARGV[1], ARGV[3])
 for i = 4, #ARGV, 3 do
-  call('HSET', P .. ':lanes', ARGV[i], ARGV[i + 1])
+  call('HSET', P .. ':environments', ARGV[i], ARGV[i + 1])
   if ARGV[i + 2] ~= '' then call('HSET', P .. ':prints', ARGV[i], ARGV[i + 2]) end
 end
 -- Small hashes are searched from end to end. One value too long for that makes Redis index these,

@@ -5,9 +5,9 @@ local REQ, WHERE, STATS = P .. ':req:', P .. ':where', P .. ':stats'
 local TALLY, MINUTES = P .. ':tally', P .. ':minutes'
 -- A day of history, and an hour more.
 local MOST_MINUTES = 1500
-local LEVELS = 3
+local PRIORITIES = 3
 -- Replies up to this many bytes travel in the inbox itself; of larger ones it has the size alone, and
--- they are fetched by rid, which costs less than a second copy.
+-- they are fetched by request id, which costs less than a second copy.
 local INLINE_BYTES = 16384
 -- A doorbell never holds more tokens than this; whoever claims and leaves work rings on.
 local BELL_TOKENS = 16
@@ -16,7 +16,7 @@ local DEAD_LETTERS = 10000
 -- A warm worker that waits comes for its promise within milliseconds, over any network. Who has not
 -- come by then is dead or stuck, and others take what it was promised.
 local STEAL_MS = 100
--- What operators hold back: lanes (l:LANE), of which nothing is claimed, and tenants (t:TENANT), who
+-- What operators hold back: environments (e:ENVIRONMENT), of which nothing is claimed, and tenants (t:TENANT), who
 -- stand in :parked instead of their rings.
 local PAUSED = P .. ':paused'
 local call = redis.call
@@ -50,12 +50,12 @@ local function existing(names)
 end
 
 -- A request in flight is one string, its record: the version of this layout, attempts that have
--- ended, level, submitted (ms), deadline in the queue (ms, 0: none), longest run (ms), lane, client,
+-- ended, priority, submitted (ms), deadline in the queue (ms, 0: none), longest run (ms), environment, client,
 -- affinities, tenant, digest, and the body as the client packed it. Its reply takes its place.
 local LAYOUT, VERSION = '>BBBdddsssss', 1
 local HEAD_BYTES = 1024
 
-local ATTEMPTS, LEVEL, AT, DEADLINE, RUN, LANE, CLIENT = 2, 3, 4, 5, 6, 7, 8
+local ATTEMPTS, PRIORITY, AT, DEADLINE, RUN, ENVIRONMENT, CLIENT = 2, 3, 4, 5, 6, 7, 8
 local AFFINITIES, TENANT, DIGEST, BODY = 9, 10, 11, 12
 
 -- The record in a text, as a list in that order, where in place of the body stands where it begins;
@@ -66,29 +66,29 @@ local function read_record(text)
 end
 
 -- The record of a request, without its body.
-local function record(rid)
-  return read_record(call('GETRANGE', REQ .. rid, 0, HEAD_BYTES - 1))
+local function record(request_id)
+  return read_record(call('GETRANGE', REQ .. request_id, 0, HEAD_BYTES - 1))
 end
 
 -- :where says of each request in flight that does not simply wait in its line where it is:
--- l leased: token, worker, client, lane, '1' where it runs alone, digest
+-- l leased: token, worker, client, environment, '1' where it runs alone, digest
 -- a attached: leader, the leader's worker;  p waits, promised: worker
 -- q waits, and a warmer one first went before it: when (ms)
 -- Texts end with a zero byte.
-local function lease(token, worker, client, lane, solo, digest)
-  return table.concat({'l' .. token, worker, client, lane, solo, digest, ''}, '\0')
+local function lease(token, worker, client, environment, solo, digest)
+  return table.concat({'l' .. token, worker, client, environment, solo, digest, ''}, '\0')
 end
 
 local function read_lease(place)
   if not place or string.sub(place, 1, 1) ~= 'l' then return nil end
-  local token, worker, client, lane, solo, digest = struct.unpack('ssssss', place, 2)
-  return {token = token, worker = worker, client = client, lane = lane, solo = solo,
+  local token, worker, client, environment, solo, digest = struct.unpack('ssssss', place, 2)
+  return {token = token, worker = worker, client = client, environment = environment, solo = solo,
     digest = digest}
 end
 
 -- The lease as it is, with another client to be told of its end.
-local function lease_to(rid, run, client)
-  call('HSET', WHERE, rid, lease(run.token, run.worker, client, run.lane, run.solo, run.digest))
+local function lease_to(request_id, run, client)
+  call('HSET', WHERE, request_id, lease(run.token, run.worker, client, run.environment, run.solo, run.digest))
 end
 
 local function attachment(leader, worker) return 'a' .. leader .. '\0' .. worker .. '\0' end
@@ -99,14 +99,14 @@ local function read_attachment(place)
   return struct.unpack('ss', place, 2)
 end
 
-local function ring_bell(lane, count)
-  local bell = P .. ':bell:' .. lane
+local function ring_bell(environment, count)
+  local bell = P .. ':bell:' .. environment
   local missing = math.min(count, BELL_TOKENS) - call('LLEN', bell)
   for _ = 1, missing do call('RPUSH', bell, '1') end
 end
 
 -- Tells clients that requests ended: one stream entry per client and call.
--- told: client -> {rid, reply, rid, reply, ...}
+-- told: client -> {request_id, reply, request id, reply, ...}
 local function tell(told, ttl_ms)
   for client, fields in pairs(told) do
     local inbox = P .. ':inbox:' .. client
@@ -116,19 +116,19 @@ local function tell(told, ttl_ms)
 end
 
 -- The reply in the place of the record, and its client told.
-local function answer(rid, client, reply, ttl_ms, told)
-  call('SET', REQ .. rid, reply, 'PX', ttl_ms)
+local function answer(request_id, client, reply, ttl_ms, told)
+  call('SET', REQ .. request_id, reply, 'PX', ttl_ms)
   local fields = told[client]
   if not fields then fields = {}; told[client] = fields end
-  fields[#fields + 1] = rid
+  fields[#fields + 1] = request_id
   fields[#fields + 1] = #reply <= INLINE_BYTES and reply or #reply
   if #fields >= 4000 then tell({[client] = fields}, ttl_ms); told[client] = nil end
 end
 
 -- Ends a request.
-local function finish(rid, client, reply, ttl_ms, told)
-  call('HDEL', WHERE, rid)
-  answer(rid, client, reply, ttl_ms, told)
+local function finish(request_id, client, reply, ttl_ms, told)
+  call('HDEL', WHERE, request_id)
+  answer(request_id, client, reply, ttl_ms, told)
 end
 
 -- The reply that a script itself gives, in the wire format of version 1.
@@ -136,8 +136,8 @@ local function verdict_reply(verdict, attempts, queued_ms)
   return cmsgpack.pack({'', 1, {verdict = verdict, attempts = attempts, queued_s = queued_ms / 1000}})
 end
 
--- Counts the end of a request in its lane.
-local function tally_end(lane, verdict, n) call('HINCRBY', TALLY, 'f:' .. lane .. ':' .. verdict, n) end
+-- Counts the end of a request in its environment.
+local function tally_end(environment, verdict, n) call('HINCRBY', TALLY, 'f:' .. environment .. ':' .. verdict, n) end
 
 -- Once a minute, whoever comes first notes the totals so far, so that history outlives the fleet. What
 -- waits and who works is as of that moment; the histograms are left out.
@@ -166,10 +166,10 @@ local function is_suspect(attempts, max_attempts)
 end
 
 -- Keeps what took down its workers, for people to look at: the newest of them.
-local function bury(rid, attempts, worker, now)
-  call('HSET', P .. ':deadreq:' .. rid, 'record', call('GET', REQ .. rid), 'n', attempts,
+local function bury(request_id, attempts, worker, now)
+  call('HSET', P .. ':deadreq:' .. request_id, 'record', call('GET', REQ .. request_id), 'n', attempts,
     'w', worker)
-  call('ZADD', P .. ':dead', now, rid)
+  call('ZADD', P .. ':dead', now, request_id)
   local surplus = call('ZCARD', P .. ':dead') - DEAD_LETTERS
   if surplus > 0 then
     local oldest = call('ZPOPMIN', P .. ':dead', surplus)
@@ -189,9 +189,9 @@ end
 -- Puts one request that was leased or attached back to the front, or makes it a dead letter.
 -- charge: whether the attempt counts. defer: to the end of its line instead.
 -- Returns 'queued', 'poisoned' or 'lost'.
-local function put_back(rid, charge, max_attempts, now, ttl_ms, told, defer)
-  local place, r = call('HGET', WHERE, rid), record(rid)
-  call('HDEL', WHERE, rid)
+local function put_back(request_id, charge, max_attempts, now, ttl_ms, told, defer)
+  local place, r = call('HGET', WHERE, request_id), record(request_id)
+  call('HDEL', WHERE, request_id)
   -- It has its reply, and ran for its followers alone; or somebody deleted it, perhaps the server
   -- to make room, and its client will send it again.
   if not r then return 'lost' end
@@ -199,42 +199,42 @@ local function put_back(rid, charge, max_attempts, now, ttl_ms, told, defer)
   if n >= max_attempts then
     local run = read_lease(place)
     local _, leaders = read_attachment(place)
-    bury(rid, n, run and run.worker or leaders or '', now)
-    answer(rid, r[CLIENT], verdict_reply('poisoned', n, 0), ttl_ms, told)
+    bury(request_id, n, run and run.worker or leaders or '', now)
+    answer(request_id, r[CLIENT], verdict_reply('poisoned', n, 0), ttl_ms, told)
     call('HINCRBY', STATS, 'verdict:poisoned', 1)
-    tally_end(r[LANE], 'poisoned', 1)
+    tally_end(r[ENVIRONMENT], 'poisoned', 1)
     return 'poisoned'
   end
-  if n ~= r[ATTEMPTS] then call('SETRANGE', REQ .. rid, 1, string.char(n)) end
-  call('HINCRBY', STATS, 'waiting:' .. r[LANE], 1)
-  local push, line = defer and 'RPUSH' or 'LPUSH', r[LANE] .. ':' .. r[LEVEL]
+  if n ~= r[ATTEMPTS] then call('SETRANGE', REQ .. request_id, 1, string.char(n)) end
+  call('HINCRBY', STATS, 'waiting:' .. r[ENVIRONMENT], 1)
+  local push, line = defer and 'RPUSH' or 'LPUSH', r[ENVIRONMENT] .. ':' .. r[PRIORITY]
   if is_suspect(n, max_attempts) then
-    call(push, P .. ':suspects:' .. r[LANE], rid)
-  elseif call(push, P .. ':wait:' .. line .. ':' .. r[TENANT], rid) == 1 then
+    call(push, P .. ':suspects:' .. r[ENVIRONMENT], request_id)
+  elseif call(push, P .. ':wait:' .. line .. ':' .. r[TENANT], request_id) == 1 then
     give_turn(push, line, r[TENANT])
   end
-  ring_bell(r[LANE], 1)
+  ring_bell(r[ENVIRONMENT], 1)
   return 'queued'
 end
 
 -- Ends a request that missed its deadline, in its line or attached to another.
-local function expire(rid, r, attempts, now, ttl_ms, told, attached)
-  finish(rid, r[CLIENT], verdict_reply('expired', attempts, now - r[AT]), ttl_ms, told)
+local function expire(request_id, r, attempts, now, ttl_ms, told, attached)
+  finish(request_id, r[CLIENT], verdict_reply('expired', attempts, now - r[AT]), ttl_ms, told)
   call('HINCRBY', STATS, 'verdict:expired', 1)
-  tally_end(r[LANE], 'expired', 1)
-  if not attached then call('HINCRBY', STATS, 'waiting:' .. r[LANE], -1) end
+  tally_end(r[ENVIRONMENT], 'expired', 1)
+  if not attached then call('HINCRBY', STATS, 'waiting:' .. r[ENVIRONMENT], -1) end
 end
 
 local function is_late(r, now) return r[DEADLINE] > 0 and now > r[DEADLINE] end
 
 -- Makes a client the one who is told of a request's end, its run's included.
-local function hand_over(rid, r, client, place)
+local function hand_over(request_id, r, client, place)
   if r[CLIENT] == client then return end
-  local text = call('GET', REQ .. rid)
-  call('SET', REQ .. rid, struct.pack(LAYOUT, VERSION, r[ATTEMPTS], r[LEVEL], r[AT], r[DEADLINE], r[RUN],
-    r[LANE], client, r[AFFINITIES], r[TENANT], r[DIGEST]) .. string.sub(text, r[BODY]))
+  local text = call('GET', REQ .. request_id)
+  call('SET', REQ .. request_id, struct.pack(LAYOUT, VERSION, r[ATTEMPTS], r[PRIORITY], r[AT], r[DEADLINE], r[RUN],
+    r[ENVIRONMENT], client, r[AFFINITIES], r[TENANT], r[DIGEST]) .. string.sub(text, r[BODY]))
   local run = read_lease(place)
-  if run then lease_to(rid, run, client) end
+  if run then lease_to(request_id, run, client) end
 end
 
 -- When leases may be judged again. While nobody is heard for half a lease (the server was away, or
@@ -251,27 +251,27 @@ local function truce(now, lease_ms)
   return ends
 end
 
--- Whether anything stands in a lane's lines; it may have been withdrawn.
-local function has_line(lane)
-  local ring = P .. ':ring:' .. lane .. ':'
-  return call('EXISTS', ring .. 0, ring .. 1, ring .. 2, P .. ':suspects:' .. lane) > 0
+-- Whether anything stands in an environment's lines; it may have been withdrawn.
+local function has_line(environment)
+  local ring = P .. ':ring:' .. environment .. ':'
+  return call('EXISTS', ring .. 0, ring .. 1, ring .. 2, P .. ':suspects:' .. environment) > 0
 end
 
 -- Ends all promises to a worker: what it was promised goes to the front, for anybody, and it is
 -- promised nothing more until its next claim. Returns how many requests it was.
 local function recall(worker)
   local promise, recalled = P .. ':promise:' .. worker, 0
-  local rids = call('LRANGE', promise, 0, -1)
+  local request_ids = call('LRANGE', promise, 0, -1)
   -- From the last to the first, so that the front of the line keeps their order.
-  for i = #rids, 1, -1 do
-    local r = call('HGET', WHERE, rids[i]) == 'p' .. worker and record(rids[i])
+  for i = #request_ids, 1, -1 do
+    local r = call('HGET', WHERE, request_ids[i]) == 'p' .. worker and record(request_ids[i])
     if r then
-      call('HDEL', WHERE, rids[i])
-      local line = r[LANE] .. ':' .. r[LEVEL]
-      if call('LPUSH', P .. ':wait:' .. line .. ':' .. r[TENANT], rids[i]) == 1 then
+      call('HDEL', WHERE, request_ids[i])
+      local line = r[ENVIRONMENT] .. ':' .. r[PRIORITY]
+      if call('LPUSH', P .. ':wait:' .. line .. ':' .. r[TENANT], request_ids[i]) == 1 then
         give_turn('LPUSH', line, r[TENANT])
       end
-      ring_bell(r[LANE], 1)
+      ring_bell(r[ENVIRONMENT], 1)
       recalled = recalled + 1
     end
   end

@@ -12,9 +12,9 @@ local worker = call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1
 if not worker then return {0, 0, 0, 0} end
 local work = P .. ':work:' .. worker
 local ends = {queued = 0, poisoned = 0, lost = 0}
-for _, rid in ipairs(call('ZRANGE', work, 0, 99)) do
-  call('ZREM', work, rid)
-  local how = requeue(rid, true, most, now, ttl, told)
+for _, request_id in ipairs(call('ZRANGE', work, 0, 99)) do
+  call('ZREM', work, request_id)
+  local how = requeue(request_id, true, most, now, ttl, told)
   ends[how] = ends[how] + 1
   if disbanded >= FOLLOWERS then break end
 end

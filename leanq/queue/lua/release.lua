@@ -2,7 +2,7 @@
 -- release: gives unfinished work back to the front.
 -- ARGV: worker, most attempts, time-to-live of replies (ms),
 --   how: keep, charge (the attempt counts) or defer (to the end of the line), 
---   1 to leave the fleet, (rid, token)*
+--   1 to leave the fleet, (request id, token)*
 -- Returns how many were given back; a token that is no longer current changes nothing.
 local worker, most, ttl = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local now, told, given = now_ms(), {}, 0

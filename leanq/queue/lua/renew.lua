@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
 -- renew: a sign of life, which extends the worker's lease over all its work.
 -- ARGV: worker, lease (ms), most attempts, time-to-live of replies (ms),
---   lease of a worker that holds nothing (ms), its lanes
+--   lease of a worker that holds nothing (ms), its environments
 -- Returns {size of the processing list, 1 where some worker's lease has lapsed,
---   rids taken away because they ran longer than they may, 1 where the fleet knows this worker,
---   how many workers there are, how many requests wait in its lanes}.
+--   request ids taken away because they ran longer than they may, 1 where the fleet knows this worker,
+--   how many workers there are, how many requests wait in its environments}.
 local worker, ttl = ARGV[1], ARGV[4]
 local now = now_ms()
 note_minute(now)
@@ -14,11 +14,11 @@ local told = {}
 call('ZADD', P .. ':workers', now + ARGV[2], worker)
 local judged = now >= truce(now, tonumber(ARGV[2]))
 local overrun = judged and call('ZRANGEBYSCORE', work, '-inf', now, 'LIMIT', 0, 100) or {}
-for i, rid in ipairs(overrun) do
+for i, request_id in ipairs(overrun) do
   -- The rest is taken with the next renewal.
   if disbanded >= FOLLOWERS then overrun = {unpack(overrun, 1, i - 1)} break end
-  call('ZREM', work, rid)
-  requeue(rid, true, tonumber(ARGV[3]), now, ttl, told)
+  call('ZREM', work, request_id)
+  requeue(request_id, true, tonumber(ARGV[3]), now, ttl, told)
 end
 if #overrun > 0 then call('HINCRBY', STATS, 'reaped', #overrun) end
 tell(told, ttl)

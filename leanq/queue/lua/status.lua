@@ -1,12 +1,12 @@
 #!lua flags=no-writes
 -- status: one look at the shard; changes nothing.
--- Returns {now (ms), counters, lanes, {worker, lease (ms left), requests held, what it says}*,
---   {lane, level, tenants, waiting of the first 1,000 tenants, age of the oldest (ms),
+-- Returns {now (ms), counters, environments, {worker, lease (ms left), requests held, what it says}*,
+--   {environment, priority, tenants, waiting of the first 1,000 tenants, age of the oldest (ms),
 --    how many of these their operators hold back}*,
---   {lane, suspects}*, dead letters, tallies by lane, what is held back and since when (ms),
+--   {environment, suspects}*, dead letters, tallies by environment, what is held back and since when (ms),
 --   the scaler's decisions by environment}
 local now = now_ms()
-local workers, levels, suspects = {}, {}, {}
+local workers, priorities, suspects = {}, {}, {}
 local leases = call('ZRANGE', P .. ':workers', 0, -1, 'WITHSCORES')
 for i = 1, #leases, 2 do
   local worker = leases[i]
@@ -15,16 +15,16 @@ for i = 1, #leases, 2 do
 end
 local stats = call('HGETALL', STATS)
 for i = 1, #stats, 2 do
-  local lane = string.match(stats[i], '^waiting:(.*)$')
-  if lane then
-    for level = 0, LEVELS - 1 do
-      local ring = P .. ':ring:' .. lane .. ':' .. level
+  local environment = string.match(stats[i], '^waiting:(.*)$')
+  if environment then
+    for priority = 0, PRIORITIES - 1 do
+      local ring = P .. ':ring:' .. environment .. ':' .. priority
       local tenants = call('LRANGE', ring, 0, 999)
-      local parked = call('SMEMBERS', P .. ':parked:' .. lane .. ':' .. level)
+      local parked = call('SMEMBERS', P .. ':parked:' .. environment .. ':' .. priority)
       local waiting, held, oldest = 0, 0, now
       for i = 1, #tenants + #parked do
         local tenant = tenants[i] or parked[i - #tenants]
-        local wait = P .. ':wait:' .. lane .. ':' .. level .. ':' .. tenant
+        local wait = P .. ':wait:' .. environment .. ':' .. priority .. ':' .. tenant
         local n = call('LLEN', wait)
         waiting = waiting + n
         if i > #tenants then held = held + n end
@@ -32,13 +32,13 @@ for i = 1, #stats, 2 do
         if r and i <= #tenants then oldest = math.min(oldest, r[AT]) end
       end
       if #tenants + #parked > 0 then
-        levels[#levels + 1] = {lane, level, call('LLEN', ring) + #parked, waiting, now - oldest, held}
+        priorities[#priorities + 1] = {environment, priority, call('LLEN', ring) + #parked, waiting, now - oldest, held}
       end
     end
-    local n = call('LLEN', P .. ':suspects:' .. lane)
-    if n > 0 then suspects[#suspects + 1] = {lane, n} end
+    local n = call('LLEN', P .. ':suspects:' .. environment)
+    if n > 0 then suspects[#suspects + 1] = {environment, n} end
   end
 end
-return {now, stats, call('HGETALL', P .. ':lanes'), workers, levels, suspects,
+return {now, stats, call('HGETALL', P .. ':environments'), workers, priorities, suspects,
   call('ZCARD', P .. ':dead'), call('HGETALL', TALLY), call('HGETALL', PAUSED),
   call('HGETALL', P .. ':scaler')}

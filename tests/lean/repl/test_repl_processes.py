@@ -143,10 +143,10 @@ async def test_cancelling_ends_what_runs(site: Site) -> None:
 async def test_a_dead_warden_costs_one_request(site: Site) -> None:
     driver = await site.standin()
     await eventually(lambda: bool(driver._kept.sessions._idle))
-    warden = driver._kept.sessions._idle[-1].sandbox._warden
+    supervisor = driver._kept.sessions._idle[-1].sandbox._supervisor
     task = asyncio.create_task(driver.run(check(f"{GOOD}-- standin:spin", audit=False)))
     await eventually(lambda: busy(site.marker) != [])
-    warden.kill()
+    supervisor.kill()
     with pytest.raises(SandboxError):
         await task
     await eventually(lambda: busy(site.marker) == [])

@@ -106,7 +106,7 @@ async def test_what_a_proof_state_lacks_the_text_has(site: Site) -> None:
     state = await opened(driver, OPEN.replace("theorem", "open Nat in theorem"))
     reply = await step(driver, state, "fail no way")
     assert (reply.verdict, reply.messages[0].text) == ("rejected", "no way")
-    # Told by the text, so with its place.
+    # DecisionRecord by the text, so with its place.
     assert reply.messages[0].line == 1
 
 

@@ -95,7 +95,7 @@ async def test_the_warden_is_killed(sandbox: Sandbox, which: str) -> None:
     marker = new_marker()
     task = asyncio.create_task(run(sandbox, DAEMON_AND_PARENT, marker))
     await eventually(lambda: len(marked(marker)) == 2)
-    outer = sandbox._warden.pid
+    outer = sandbox._supervisor.pid
     victim = outer if which == "outer" else children(outer)[0]
     os.kill(victim, signal.SIGKILL)
     with pytest.raises(SandboxError, match="died"):
@@ -107,7 +107,7 @@ async def test_the_warden_is_killed(sandbox: Sandbox, which: str) -> None:
 
 
 async def test_the_warden_minds_only_its_worker(sandbox: Sandbox) -> None:
-    outer = sandbox._warden.pid
+    outer = sandbox._supervisor.pid
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         for pid in (outer, *children(outer)):
             os.kill(pid, signum)
@@ -122,7 +122,7 @@ async def test_who_lowers_the_limits_of_the_warden_has_the_trouble(
         import os, resource
         resource.prlimit(os.getppid(), resource.RLIMIT_{limit}, (50, 50))
     """
-    with pytest.raises(SandboxError, match="limits of its warden"):
+    with pytest.raises(SandboxError, match="limits of its supervisor"):
         await run(sandbox, code)
     await eventually(lambda: not sandbox.alive)
 
@@ -144,7 +144,7 @@ async def test_no_signal_reaches_the_warden(mode: str) -> None:
 WORKER = """
     import asyncio, sys
     from pathlib import Path
-    from leanq.sandbox import Limits, Sandbox
+    from leanq.lean.sandbox.sandbox import Limits, Sandbox
 
     async def main(mode, daemon, marker, *readable):
         sandbox, waiting = [
@@ -175,13 +175,13 @@ async def test_the_worker_is_killed(mode: str) -> None:
     assert worker.stdout is not None
     folders = [Path(path) for path in (await worker.stdout.readline()).decode().split()]
     outers = children(worker.pid)
-    wardens = [*outers, *(inner for outer in outers for inner in children(outer))]
+    supervisors = [*outers, *(inner for outer in outers for inner in children(outer))]
     assert [folder.is_dir() for folder in folders] == [True, True]
-    assert len(wardens) == 4
+    assert len(supervisors) == 4
     # The worker itself, the program, its daemon, and one that waits for its input.
     await eventually(lambda: len(marked(marker)) == 4)
     worker.kill()
     assert await worker.wait() == -signal.SIGKILL
     await eventually(lambda: marked(marker) == [])
-    await eventually(lambda: not any(map(running, wardens)))
+    await eventually(lambda: not any(map(running, supervisors)))
     assert not any(folder.exists() for folder in folders)

@@ -193,7 +193,7 @@ async def test_it_is_not_looked_at(sandbox: Sandbox) -> None:
     spares = Spares(sandbox, NAMED)
     spares.prepare()
     await spares.names(1)
-    (inner,) = children(sandbox._warden.pid)
+    (inner,) = children(sandbox._supervisor.pid)
 
     def in_poll_for_ever() -> bool:
         number, *arguments = Path(f"/proc/{inner}/syscall").read_text().split()

@@ -1,4 +1,4 @@
-"""The laws that size the simulated fleets: ours, the reference, and what others would run."""
+"""The policies that size the simulated fleets: ours, the reference, and what others would run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 
 from leanq.scale import Memory, ScaleSettings, decide
 from sim.fleet import GRACE_S, START_MEDIAN_S, TICK_S
-from sim.parts import Law, View
+from sim.parts import Policy, View
 from sim.scenarios import Scenario
 
 MOST = 1000
@@ -94,7 +94,7 @@ class ByCPU:
 
 
 class Reference:
-    """``decide()`` by the reference law as the HPA's minimum, and the HPA on CPU above it.
+    """``decide()`` by the reference policy as the HPA's minimum, and the HPA on CPU above it.
 
     It decides once a minute, as its statistics are of a minute. Oftener it would see a burst with
     the completions of the time before, and order ten times as many.
@@ -194,12 +194,12 @@ class Oracle:
         """It knows everything anyway."""
 
 
-def laws(scenario: Scenario, seed: int) -> dict[str, Callable[[], Law]]:
-    """A maker for each law by its name, ours first."""
+def policies(scenario: Scenario, seed: int) -> dict[str, Callable[[], Policy]]:
+    """A maker for each policy by its name, ours first."""
     most = MOST if scenario.bundle == 1 else 500_000 // (scenario.slots * scenario.bundle)
     slots = scenario.slots * scenario.bundle
     ours = ScaleSettings(slots=slots, most=most)
-    reference = ScaleSettings(law="reference", slots=slots, most=most, least=1)
+    reference = ScaleSettings(policy="reference", slots=slots, most=most, least=1)
     return {
         "deadline": lambda: Deadline(ours),
         "reference": lambda: Reference(reference),
