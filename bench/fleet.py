@@ -2,7 +2,7 @@
 
 What a worker's pump and a client's shard_client ask of the server is asked here in turn, through
 the same methods of :class:`leanq.queue.queue.Queue`, on the two connections of one queue. So the
-server does all that it would do for so many workers, but for their connections and doorbells.
+server does all that it would do for so many workers, but for their connections and wake-ups.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ async def measure(
     name = "anywhere" if calls is _Anywhere else "warm first"
     print(
         f"{name}: {steps / seconds:.1f} steps/s, {shares}; "
-        f"routed to a warm worker {hits} of {hits + misses}, {counters['steals']} stolen"
+        f"routed to a warm worker {hits} of {hits + misses}, {counters['reassignments']} stolen"
     )
     return steps / seconds
 

@@ -122,7 +122,7 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         "environments",
         "prints",
         "pinning",
-        "bell",
+        "wakeup",
         "dead",
         "deadreq",
     }

@@ -129,7 +129,7 @@ def reap(url: str | None, as_json: bool, watch: bool) -> None:
 async def _reap(settings: Settings, as_json: bool, watch: bool) -> None:
     async with every_shard(settings) as queues:
         while True:
-            done = await reap_all(queues, through_truce=not watch)
+            done = await reap_all(queues, through_expiry_grace=not watch)
             if as_json:
                 click.echo(json.dumps({"requeued": done.requeued, "poisoned": done.poisoned}))
             elif done.requeued or done.poisoned or not watch:

@@ -55,7 +55,7 @@ def record_of(settings: Settings, found: Status) -> dict[str, Any]:
     return {
         "url": without_password(settings.url),
         "waiting": [asdict(row) for row in found.priorities],
-        "suspects": dict(found.suspects),
+        "quarantined": dict(found.quarantined),
         "paused": dict(found.paused),
         "running": sum(row.held for row in found.workers),
         "dead": found.dead,
@@ -69,7 +69,7 @@ def record_of(settings: Settings, found: Status) -> dict[str, Any]:
         "prefixes": _counted(counters, "way:"),
         "warm_hits": counters.get("warm_hits", 0),
         "warm_misses": counters.get("warm_misses", 0),
-        "steals": counters.get("steals", 0),
+        "reassignments": counters.get("reassignments", 0),
         "verdicts": _counted(counters, "verdict:"),
         "scaler": {environment: asdict(told) for environment, told in decisions_of(found).items()},
         "environments": {
@@ -111,8 +111,8 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
         if row["held"] < row["waiting"]:
             text += f", the oldest for {row['oldest_s']:.1f} s"
         yield f"          {row['environment']}, priority {row['priority']}: {text}"
-    for environment, count in record["suspects"].items():
-        yield f"          {environment}: {count} suspects, each to run alone"
+    for environment, count in record["quarantined"].items():
+        yield f"          {environment}: {count} quarantined requests, each to run alone"
     for name, since_s in sorted(record["paused"].items()):
         what = "environment" if name.startswith("e:") else "tenant"
         yield f"paused    {what} {name[2:]}, since {time.time() - since_s:.0f} s (leanq resume)"
@@ -146,7 +146,7 @@ def summary(record: dict[str, Any]) -> Iterator[str]:
     if record["warm_hits"] or record["warm_misses"]:
         yield (
             f"warm      {record['warm_hits']} hits, {record['warm_misses']} misses, "
-            f"{record['steals']} stolen from workers that did not come"
+            f"{record['reassignments']} stolen from workers that did not come"
         )
     for environment, told in record["scaler"].items():
         yield (

@@ -118,7 +118,7 @@ def _record(settings: Settings, seen: FleetStats, rates: _Rates) -> dict[str, An
     for name, environment in by_size:
         came, ended = rates.of(name) or (None, None)
         environments[name] = {
-            "waiting": environment.waiting + environment.suspects,
+            "waiting": environment.waiting + environment.quarantined,
             "oldest_s": round(environment.oldest_s, 1),
             "submitted_per_s": came,
             "finished_per_s": ended,

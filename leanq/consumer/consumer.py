@@ -2,10 +2,10 @@
 
 One task, the *consumer*, makes all calls to the shard, one at a time, so that what it holds and
 what the server believes it holds can be compared after every call. A second task, the *listener*,
-blocks on the doorbell.
+blocks on the wake-up.
 
 A call whose answer was lost may have happened: settlements are simply sent again, and what a lost
-claim brought is adopted from the processing list.
+claim brought is reconciled from the processing list.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from leanq.lean.driver import Driver
 from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s
 from leanq.queue.reaper import reap
-from leanq.queue.results import Promised
+from leanq.queue.results import Reserved
 
 log = logging.getLogger("leanq.worker")
 
@@ -61,14 +61,14 @@ class Consumer:
         self._rng = random.Random()
         self._wake = asyncio.Event()
         self._claimed = asyncio.Event()
-        # Whether a claim is due, whether the listener leaves the doorbell to others, and whether to
-        # claim with the next results whatever the doorbell says.
+        # Whether a claim is due, whether the listener leaves the wake-up to others, and whether to
+        # claim with the next results whatever the wake-up says.
         self._hungry = True
         self._deaf = False
         self._expectant = False
         # Whether the last claim left work behind.
         self._backlog = False
-        # When to look at what others were promised.
+        # When to look at what others were reserved.
         self._look_at_s = math.inf
         # Whether the server may think otherwise of what is held here.
         self._doubt = False
@@ -117,7 +117,7 @@ class Consumer:
         await self._queue.close()
 
     def _something_ended(self) -> None:
-        # Whoever found nothing more, and has had an ear on the doorbell since, need not ask again.
+        # Whoever found nothing more, and has had an ear on the wake-up since, need not ask again.
         self._hungry = self._hungry or self._deaf or self._expectant
         self._wake.set()
 
@@ -154,7 +154,7 @@ class Consumer:
                     await self._renew()
                 if self._deaf and self._slot_pool.vacant > 0 and not self._hungry:
                     self._deaf = False
-                    await self._queue.poke(self._worker)
+                    await self._queue.notify_worker(self._worker)
                 pauses = self._backoff()
             except UnavailableError as error:
                 log.warning("%s", error)
@@ -181,7 +181,7 @@ class Consumer:
         batch = self._slots.next_settlements()
         busy = self._slot_pool.taken + self._slot_pool.waiting + self._slots.finished_beside(batch)
         want = self._share
-        # The doorbell may ring while the call is under way, for what it does not see.
+        # The wake-up may ring while the call is under way, for what it does not see.
         self._hungry = self._hungry and not want
         asked_s = time.monotonic()
         with self._slot_pool.reserved(want):
@@ -206,10 +206,10 @@ class Consumer:
         if want:
             self._slot_pool.on_hold = claimed.hold
             self._backlog = len(claimed.jobs) >= want
-            # A suspect waits until all has ended here.
+            # A quarantined request waits until all has ended here.
             self._hungry = self._hungry or self._backlog or claimed.hold
             # Where several came at once, more is to be expected, and comes with the call that
-            # settles them. Where some are promised, each claim says how many more would be taken.
+            # settles them. Where some are reserved, each claim says how many more would be taken.
             self._expectant = len(claimed.jobs) > 1 or claimed.pinned
             self._look_at_s = time.monotonic() + claimed.again_s if claimed.again_s else math.inf
             self._slot_pool.end_turn(self)
@@ -227,7 +227,7 @@ class Consumer:
         # An environment can have changed, and what is remembered of it counts no more.
         if not renewed.known or self._about != self._told:
             await self.join()
-        for request_id in renewed.overrun:
+        for request_id in renewed.timed_out:
             log.warning("%s ran longer than it may and was taken away", request_id)
             self._slots.drop(request_id)
         if renewed.lapsed:
@@ -235,18 +235,18 @@ class Consumer:
             if reaped.requeued or reaped.poisoned:
                 log.info("reaped: %d put back, %d poisoned", reaped.requeued, reaped.poisoned)
         self._doubt = self._doubt or renewed.held != len(self._slots.held)
-        # A doorbell can be lost with the connection that waited for it, and a suspect can have
+        # A wake-up can be lost with its connection, and a quarantined request can have
         # ended elsewhere.
         self._hungry = self._hungry or renewed.waiting > 0
         self._slot_pool.on_hold = False
 
     async def _reconcile(self) -> None:
         """Compares what this worker holds with its processing list, and mends it."""
-        jobs, lost = await self._queue.adopt(self._worker, self._held_request_ids)
+        jobs, lost = await self._queue.reconcile(self._worker, self._held_request_ids)
         for request_id in lost:
             self._slots.drop(request_id)
         for job in jobs:
-            log.info("adopted %s, whose claim was answered into the void", job.request_id)
+            log.info("reconciled %s, whose claim was answered into the void", job.request_id)
             self._slots.start(job)
         self._doubt = False
 
@@ -255,40 +255,40 @@ class Consumer:
     async def _listen(self) -> None:
         pauses = self._backoff()
         while True:
-            # A busy worker must not take tokens off the doorbell, which are for idle ones.
+            # A busy worker must not take tokens off the wake-up, which are for idle ones.
             self._deaf = self._slot_pool.vacant <= 0
             environments = [] if self._deaf else list(self._drivers)
             try:
-                rung = await self._queue.wait_bell(self._worker, environments, _BLOCK_S)
+                rung = await self._queue.wait_wakeup(self._worker, environments, _BLOCK_S)
                 pauses = self._backoff()
-                if isinstance(rung, Promised):
-                    await self._answer_promise()
+                if isinstance(rung, Reserved):
+                    await self._on_reservation()
                 elif rung:
                     self._slots.drop(rung)
                 elif rung is not None:
-                    await self._answer_bell()
+                    await self._on_wakeup()
             except UnavailableError:
                 await asyncio.sleep(next(pauses))
-                # A doorbell may have rung into the void.
+                # A wake-up may have rung into the void.
                 self._claim_soon()
 
-    async def _answer_bell(self) -> None:
+    async def _on_wakeup(self) -> None:
         if await self._look():
             await self._until_claimed()
 
-    async def _answer_promise(self) -> None:
+    async def _on_reservation(self) -> None:
         if self._slot_pool.vacant > 0:
             self._claim_soon()
             await self._until_claimed()
         else:
-            # A worker that claims nothing gives up what it was promised, at once.
+            # A worker that claims nothing gives up what it was reserved, at once.
             await self._queue.claim(self._worker, list(self._drivers), 0, busy=0, token="-")
 
     async def _look(self) -> bool:
         """Has this worker claim, or an idle one in its stead; whether it is this one."""
         if self._slot_pool.vacant <= 0:
             for environment in self._drivers:
-                await self._queue.ring(environment)
+                await self._queue.notify(environment)
             return False
         self._claim_soon()
         return True
@@ -313,7 +313,7 @@ class Consumer:
                 self._slots.forget(item.request_id)
         await self._give_back()
         # The grace may have ended before the answer to a claim came.
-        jobs, _ = await self._queue.adopt(self._worker, self._held_request_ids)
+        jobs, _ = await self._queue.reconcile(self._worker, self._held_request_ids)
         leases = [(job.request_id, job.token) for job in (*self._slots.held, *jobs)]
         given = await self._queue.release(self._worker, leases, leave=True)
         log.info("worker %s left; %d requests given back", self._worker, given)

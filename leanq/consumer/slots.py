@@ -52,7 +52,7 @@ class SlotPool:
         taken: requests that run.
         waiting: requests that were claimed ahead, for when a slot is free.
         closed: nothing is claimed any more.
-        on_hold: all should come to an end, so that a suspect can run alone.
+        on_hold: all should come to an end, so that a quarantined request can run alone.
         fault: set after several failures in a row, when the worker should end rather than churn.
 
     Args:
@@ -68,7 +68,7 @@ class SlotPool:
         self.paused_until_s = 0.0
         self._changed = changed
         self._reserved = 0
-        self._alone = 0
+        self._isolated = 0
         self._failures = 0
         self._turns: deque[object] = deque()
         self._run_s = self._call_s = 0.0
@@ -80,7 +80,7 @@ class SlotPool:
 
     @property
     def _open(self) -> bool:
-        if self.closed or self._alone or (self.on_hold and self.taken):
+        if self.closed or self._isolated or (self.on_hold and self.taken):
             return False
         return time.monotonic() >= self.paused_until_s
 
@@ -128,15 +128,15 @@ class SlotPool:
         finally:
             self._reserved -= number
 
-    def take(self, *, alone: bool) -> None:
+    def take(self, *, isolated: bool) -> None:
         """A request runs."""
         self.taken += 1
-        self._alone += alone
+        self._isolated += isolated
 
-    def give(self, *, alone: bool) -> None:
+    def give(self, *, isolated: bool) -> None:
         """A request has ended."""
         self.taken -= 1
-        self._alone -= alone
+        self._isolated -= isolated
         self._changed()
 
     def pause(self, seconds: float) -> None:
@@ -231,11 +231,11 @@ class Slots:
         self._waiting.clear()
 
     def _run(self, held: _Held) -> None:
-        self._slot_pool.take(alone=held.job.alone)
+        self._slot_pool.take(isolated=held.job.isolated)
         self._running[held] = asyncio.get_running_loop().create_task(self._work(held))
 
     def drop(self, request_id: str) -> None:
-        """Stops a request whose lease is gone: withdrawn, overrun or reaped."""
+        """Stops a request whose lease is gone: withdrawn, run timeout or reaped."""
         held = self.forget(request_id)
         if held is None:
             return
@@ -280,7 +280,7 @@ class Slots:
 
     def _vacate(self, held: _Held) -> None:
         if self._running.pop(held, None):
-            self._slot_pool.give(alone=held.job.alone)
+            self._slot_pool.give(isolated=held.job.isolated)
             if self._waiting and self._slot_pool.taken < self._slot_pool.count:
                 self._slot_pool.waiting -= 1
                 self._waiting_since_s = time.monotonic()

@@ -41,7 +41,7 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
         for state, count in (
             ("waiting", environment.waiting - environment.held),
             ("held", environment.held),
-            ("suspect", environment.suspects),
+            ("quarantined", environment.quarantined),
             ("running", environment.running),
         ):
             yield "leanq_requests", (name, state), count
@@ -67,7 +67,7 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
         ("leanq_requests_remembered_total", "remembered"),
         ("leanq_warm_hits_total", "warm_hits"),
         ("leanq_warm_misses_total", "warm_misses"),
-        ("leanq_warm_steals_total", "steals"),
+        ("leanq_warm_reassignments_total", "reassignments"),
     ):
         yield name, (), counters.get(counter, 0)
     yield "leanq_snapshot_bytes", (), tallies.get("snapshot_bytes", 0)

@@ -39,7 +39,8 @@ class EnvironmentStats:
     """One environment. A worker that serves several counts in equal parts for each.
 
     Attributes:
-        waiting: requests in lines, suspects left out; ``held`` of them are held back by operators,
+        waiting: requests in lines, quarantined requests left out; ``held`` of them are held back by
+        operators,
             and do not count for ``oldest_s``, the age of the oldest in seconds.
         running: requests that workers hold.
         submitted, finished: how many ever; the latter by verdict.
@@ -50,7 +51,7 @@ class EnvironmentStats:
 
     waiting: int = 0
     held: int = 0
-    suspects: int = 0
+    quarantined: int = 0
     oldest_s: float = 0.0
     running: float = 0.0
     submitted: int = 0
@@ -127,8 +128,8 @@ def environments_of(status: Status) -> dict[str, EnvironmentStats]:
         else:
             environment.held += row.held
             environment.oldest_s = max(environment.oldest_s, row.oldest_s)
-    for name, count in status.suspects.items():
-        environments[name].suspects += count
+    for name, count in status.quarantined.items():
+        environments[name].quarantined += count
     for worker in status.workers:
         info = info_of(worker.info)
         names = [str(name) for name in info.get("environments", [])]

@@ -6,53 +6,37 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 
 | key after the tag | type | holds | written by | ends |
 | --- | --- | --- | --- | --- |
-| ``:req:REQUEST_ID`` | string | a request in flight: its record | submit, requeue | at its reply |
-| ``:req:REQUEST_ID`` | string | then its packed reply | settle, cancel, reap, claim | time-to-live
-|
-| ``:where`` | hash | request id → where it is if not in its line | submit, claim, requeue | at its
-reply |
-| ``:wait:ENVIRONMENT:PRIORITY:TENANT`` | list | request ids that wait, next first | submit, requeue
-| when empty |
-| ``:ring:ENVIRONMENT:PRIORITY`` | list | tenants whose wait list is not empty | the same | when
-empty |
-| ``:parked:ENVIRONMENT:PRIORITY`` | set | such tenants that are held back | submit, pause | resume
-|
-| ``:paused`` | hash | ``e:ENVIRONMENT`` or ``t:TENANT`` held back → since when, ms | pause | resume
-|
-| ``:suspects:ENVIRONMENT`` | list | request ids that must run alone | requeue | when empty |
-| ``:work:WORKER`` | sorted set | its processing list: request id → overrun, ms | claim | when empty
-|
+| ``:req:ID`` | string | a request in flight: its record | submit, requeue | at its reply |
+| ``:req:ID`` | string | then its packed reply | settle, cancel, reap, claim | time-to-live |
+| ``:where`` | hash | id → where it is if not in its line | submit, claim, requeue | at its reply |
+| ``:wait:ENV:PRIORITY:TENANT`` | list | ids that wait, next first | submit, requeue | when empty |
+| ``:ring:ENV:PRIORITY`` | list | tenants whose wait list is not empty | the same | when empty |
+| ``:parked:ENV:PRIORITY`` | set | such tenants that are held back | submit, pause | resume |
+| ``:paused`` | hash | ``e:ENV`` or ``t:TENANT`` held back → since when, ms | pause | resume |
+| ``:quarantined:ENV`` | list | ids that must run alone | requeue | when empty |
+| ``:work:WORKER`` | sorted set | its processing list: id → run timeout, ms | claim | when empty |
 | ``:workers`` | sorted set | worker → end of its lease, ms | join, claim, renew | leave, reap |
 | ``:info`` | hash | worker → what it says of itself | join | leave, reap |
 | ``:environments`` | hash | environment → its fingerprint and version | join | never |
-| ``:isolating:ENVIRONMENT`` | string | who empties itself for a suspect | claim | time-to-live |
-| ``:runs`` | hash | ENVIRONMENT:DIGEST → the request id that identical ones attach to | claim |
-with its run |
-| ``:with:REQUEST_ID`` | sorted set | its followers: request id → submitted, ms | submit, claim |
-with its run |
+| ``:isolating:ENV`` | string | the worker that empties itself | claim | time-to-live |
+| ``:runs`` | hash | ENV:DIGEST → the id that identical ones attach to | claim | with its run |
+| ``:with:ID`` | sorted set | its followers: id → submitted, ms | submit, claim | with its run |
 | ``:verdict:FINGERPRINT:DIGEST`` | string | a remembered reply | settle | time-to-live |
 | ``:prints`` | hash | environment → its fingerprint now | join | never |
-| ``:inbox:CLIENT`` | stream | request id, reply, request id, reply … | whoever ends a request |
-time-to-live |
-| ``:pinning`` | hash | environment → who watches over promises | submit, claim | never |
-| ``:warm:ENVIRONMENT:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim |
-time-to-live |
+| ``:inbox:CLIENT`` | stream | id, reply, id, reply … | each end of a request | time-to-live |
+| ``:pinning`` | hash | environment → the watchdog of reservations | submit, claim | never |
+| ``:warm:ENV:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim | time-to-live |
 | ``:vacant`` | hash | worker → how many more it would take | claim, submit | leave, reap |
-| ``:promise:WORKER`` | list | request ids that only it may claim, for a moment | submit | claim,
-reap |
-| ``:promises`` | sorted set | worker → until when that holds, ms | submit | claim, reap |
-| ``:bele:ENVIRONMENT`` | list | tokens that wake idle workers | submit, requeue, claim | when empty
-|
-| ``:stop:WORKER`` | list | request ids to stop, ``+`` for a promise | cancel, submit, poke | leave,
-reap |
-| ``:stats`` | hash | counters, and ``waiting:ENVIRONMENT`` | every script | never |
-| ``:tally`` | hash | counters by environment, see ``Status.tallies`` | submit, claim, cancel |
-never |
+| ``:reservation:WORKER`` | list | ids that only it may claim, for a moment | submit | claim, reap |
+| ``:reservations`` | sorted set | worker → until when that holds, ms | submit | claim, reap |
+| ``:wakeup:ENV`` | list | tokens that wake idle workers | submit, requeue, claim | when empty |
+| ``:stop:WORKER`` | list | ids to stop, or ``+`` | cancel, submit, notify_worker | leave, reap |
+| ``:stats`` | hash | counters, and ``waiting:ENV`` | every script | never |
+| ``:tally`` | hash | counters, see ``Status.tallies`` | submit, claim, cancel | never |
 | ``:minutes`` | sorted set | the totals of each minute, a day long | submit, renew | bounded |
 | ``:scaler`` | hash | environment → the scaler's last decision | the scaler | time-to-live |
-| ``:dead`` | sorted set | dead letters: request id → time of death, ms | reap, renew | dead drop,
-retry |
-| ``:deadreq:REQUEST_ID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
+| ``:dead`` | sorted set | dead letters: id → time of death, ms | reap, renew | dead drop, retry |
+| ``:deadreq:ID`` | hash | a dead letter's request and body | reap, renew | with ``:dead`` |
 | ``:states:XXX`` | hash | records of states whose ids begin so | state_… scripts | collected |
 | ``:collect`` | hash | how far the collection of states is | state_collect | never |
 | ``:snaps`` | hash | snapshot → last use, bytes, chunks | snapshot_… scripts | when empty |
@@ -62,7 +46,7 @@ retry |
 
 A record (``lua/library.lua`` has its layout) begins with the byte 0x01, a reply with 0x93.
 ``:where`` tells of a request that it is leased (token, worker, client, environment, whether it runs
-alone and may be shared, digest), attached to another (the leader, its worker), promised (to which
+alone and may be shared, digest), attached to another (the leader, its worker), reserved (to which
 worker), or that a warmer one first went before it (when, ms); of one that simply waits in its line,
 nothing. A leased request whose client is "" was withdrawn: it runs on for others, and has its
 reply. A request in flight carries no time-to-live, so no eviction policy that spares such keys can
@@ -115,8 +99,8 @@ class Keys:
     def inbox(self, client: str) -> str:
         return f"{self.tag}:inbox:{client}"
 
-    def bell(self, environment: str) -> str:
-        return f"{self.tag}:bell:{environment}"
+    def wakeup(self, environment: str) -> str:
+        return f"{self.tag}:wakeup:{environment}"
 
     def stop(self, worker: str) -> str:
         return f"{self.tag}:stop:{worker}"

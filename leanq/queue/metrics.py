@@ -44,7 +44,7 @@ FLEET = (
     _gauge("leanq_up", "1 while the exporter reaches every shard of the queue."),
     _gauge(
         "leanq_requests",
-        "Requests by state: waiting, held, running, suspect.",
+        "Requests by state: waiting, held, running, quarantined request.",
         "environment",
         "state",
     ),
@@ -65,7 +65,7 @@ FLEET = (
     _counter("leanq_requests_remembered_total", "Requests answered by a remembered verdict."),
     _counter("leanq_warm_hits_total", "Requests that went to a worker known to be warm."),
     _counter("leanq_warm_misses_total", "Requests for which no such worker was idle."),
-    _counter("leanq_warm_steals_total", "Promised requests that others took."),
+    _counter("leanq_warm_reassignments_total", "Reserved requests that others took."),
     _gauge("leanq_snapshot_bytes", "Snapshots of states in Redis, as accounted."),
     _counter("leanq_snapshot_evictions_total", "Snapshots dropped to make room."),
     _gauge("leanq_redis_memory_bytes", "Memory in use by all shards."),

@@ -5,7 +5,7 @@ from Redis. A method returns plain values and keeps no state, so that whoever ca
 decides what a failure means; DESIGN.md numbers the transitions.
 
 Each process holds at most two connections to a server: ``commands``, on which calls take
-turns, and ``blocking``, on which one call at a time waits for a doorbell or an inbox.
+turns, and ``blocking``, on which one call at a time waits for a wake-up or an inbox.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from leanq.queue.results import (
     Full,
     Job,
     PriorityRow,
-    Promised,
     Queued,
     Reaped,
     Renewed,
+    Reserved,
     Returning,
     Settlement,
     Status,
@@ -69,7 +69,7 @@ class Queue:
     Every method raises UnavailableError when the server cannot be reached or refuses to
     serve, and retries nothing: after such an error the call may or may not have happened.
     ``submit``, ``lookup``, ``settle``, ``release``, ``cancel``, ``renew`` and ``join`` may
-    simply be called again; after ``claim`` the worker asks ``adopt`` what it was given.
+    simply be called again; after ``claim`` the worker asks ``reconcile`` what it was given.
     """
 
     def __init__(self, settings: Settings, shard: int = 0) -> None:
@@ -132,10 +132,12 @@ class Queue:
         accepted = tuple(a == 1 for a in acks)
         return Claimed(accepted, found, held, hold == 1, again_ms / 1000, pinned == 1)
 
-    async def adopt(self, worker: str, holds: Collection[str]) -> tuple[tuple[Job, ...], list[str]]:
+    async def reconcile(
+        self, worker: str, holds: Collection[str]
+    ) -> tuple[tuple[Job, ...], list[str]]:
         """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""
         args = [worker, self.settings.max_attempts, *holds]
-        jobs, lost, now_ms = await self.run("adopt", args)
+        jobs, lost, now_ms = await self.run("reconcile", args)
         tokens = map(_text, jobs[4::5])
         rows = zip(jobs[::5], jobs[1::5], jobs[2::5], jobs[3::5], tokens, strict=True)
         found = tuple(read_job(*row, now_ms) for row in rows)
@@ -158,8 +160,8 @@ class Queue:
             idle_ms,
             *environments,
         ]
-        held, lapsed, overrun, known, *seen = await self.run("renew", args)
-        return Renewed(held, lapsed > 0, tuple(_text(r) for r in overrun), known == 1, *seen)
+        held, lapsed, timed_out, known, *seen = await self.run("renew", args)
+        return Renewed(held, lapsed > 0, tuple(_text(r) for r in timed_out), known == 1, *seen)
 
     async def release(
         self,
@@ -185,8 +187,8 @@ class Queue:
     async def reap(self) -> Reaped:
         """Gives back up to 100 requests of one worker whose lease lapsed."""
         args = [self.settings.max_attempts, self._ttl_ms, self._lease_ms]
-        requeued, poisoned, more, truce_ms = await self.run("reap", args)
-        return Reaped(requeued, poisoned, more == 1, truce_ms / 1000)
+        requeued, poisoned, more, expiry_grace_ms = await self.run("reap", args)
+        return Reaped(requeued, poisoned, more == 1, expiry_grace_ms / 1000)
 
     async def lookup(self, client: str, request_ids: Sequence[str]) -> list[bytes | bool]:
         """Per request id its reply, True while in flight, or False if the server knows nothing of
@@ -223,9 +225,18 @@ class Queue:
     async def status(self) -> Status:
         """The shard's status. Of an environment's tenants the first 1,000 are counted."""
         answer = await self.run("status", [])
-        _, stats, environments, workers, priorities, suspects, dead, tallies, paused, decisions = (
-            answer
-        )
+        (
+            _,
+            stats,
+            environments,
+            workers,
+            priorities,
+            quarantined,
+            dead,
+            tallies,
+            paused,
+            decisions,
+        ) = answer
         return Status(
             counters={_text(k): int(v) for k, v in _pairs(stats)},
             environments={_text(k): v for k, v in _pairs(environments)},
@@ -233,7 +244,7 @@ class Queue:
             priorities=tuple(
                 PriorityRow(_text(l_), p, t, n, a / 1000, h) for l_, p, t, n, a, h in priorities
             ),
-            suspects={_text(environment): n for environment, n in suspects},
+            quarantined={_text(environment): n for environment, n in quarantined},
             dead=dead,
             tallies={_text(k): int(v) for k, v in _pairs(tallies)},
             paused={_text(k): int(v) / 1000 for k, v in _pairs(paused)},
@@ -309,31 +320,31 @@ class Queue:
         (found,) = await self._commands.ask(("MGET", *names))
         return [None if data is None or is_record(data) else data for data in found]
 
-    async def wait_bell(
+    async def wait_wakeup(
         self, worker: str, environments: Sequence[str], block_s: float
-    ) -> str | Promised | None:
-        """Waits until an environment's doorbell rings, or there is something for ``worker`` alone.
+    ) -> str | Reserved | None:
+        """Waits until an environment's wake-up rings, or there is something for ``worker`` alone.
 
-        Returns the request id to stop, ``""`` for a doorbell, a promise, or ``None`` after
-        ``block_s`` seconds or a :meth:`poke`.
+        Returns the request id to stop, ``""`` for a wake-up, a reservation, or ``None`` after
+        ``block_s`` seconds or a :meth:`notify_worker`.
         """
         stop = self.keys.stop(worker)
-        names = [stop, *(self.keys.bell(environment) for environment in environments)]
+        names = [stop, *(self.keys.wakeup(environment) for environment in environments)]
         (found,) = await self._blocking.ask(("BLPOP", *names, block_s), block_s=block_s)
         if found is None:
             return None
         if _text(found[0]) != stop:
             return ""
         # No request id looks like this.
-        return Promised() if found[1] == b"+" else _text(found[1]) or None
+        return Reserved() if found[1] == b"+" else _text(found[1]) or None
 
-    async def poke(self, worker: str) -> None:
-        """Ends the worker's own :meth:`wait_bell`."""
-        await self.run("poke", [worker])
+    async def notify_worker(self, worker: str) -> None:
+        """Ends the worker's own :meth:`wait_wakeup`."""
+        await self.run("notify_worker", [worker])
 
-    async def ring(self, environment: str) -> None:
-        """Passes a doorbell's token on to the next idle worker."""
-        await self.run("ring", [environment])
+    async def notify(self, environment: str) -> None:
+        """Passes a wake-up's token on to the next idle worker."""
+        await self.run("notify", [environment])
 
     async def environments(self) -> list[str]:
         """The environments that workers have ever offered."""

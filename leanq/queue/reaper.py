@@ -17,23 +17,30 @@ _TICK_S = 0.01
 
 
 async def reap(queue: Queue) -> Reaped:
-    """Reaps until nothing is overdue, or there is a truce; the totals. Raises UnavailableError."""
+    """Reaps until no lease is overdue or an expiry grace period begins; the totals.
+
+    Raises UnavailableError.
+    """
     requeued = poisoned = 0
     while (step := await queue.reap()).more:
         requeued += step.requeued
         poisoned += step.poisoned
-    return Reaped(requeued, poisoned, more=False, truce_s=step.truce_s)
+    return Reaped(requeued, poisoned, more=False, expiry_grace_s=step.expiry_grace_s)
 
 
-async def reap_all(queues: Sequence[Queue], *, through_truce: bool) -> Reaped:
-    """Reaps all shards; ``through_truce`` waits for the end of one. Raises UnavailableError."""
+async def reap_all(queues: Sequence[Queue], *, through_expiry_grace: bool) -> Reaped:
+    """Reaps all shards; ``through_expiry_grace`` waits for the end of one.
+
+    Raises UnavailableError.
+    """
     requeued = poisoned = 0
     while True:
         parts = await asyncio.gather(*(reap(queue) for queue in queues))
         requeued += sum(part.requeued for part in parts)
         poisoned += sum(part.poisoned for part in parts)
-        truce_s = max(part.truce_s for part in parts)
-        if not (truce_s and through_truce):
+        expiry_grace_s = max(part.expiry_grace_s for part in parts)
+        if not (expiry_grace_s and through_expiry_grace):
             return Reaped(requeued, poisoned, more=False)
-        # Not all at once: where nobody else is heard, a truce of silence would begin another.
-        await asyncio.sleep(truce_s / 2 + _TICK_S)
+        # Not all at once: where nobody else is heard, an expiry grace period of silence would begin
+        # another.
+        await asyncio.sleep(expiry_grace_s / 2 + _TICK_S)

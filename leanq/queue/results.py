@@ -74,7 +74,7 @@ Submitted = Queued | Attached | Full | UnknownEnvironment | bytes
 
 @value
 class Job:
-    """A claimed request. ``alone``: nothing may run beside it on this worker."""
+    """A claimed request. ``isolated``: nothing may run beside it on this worker."""
 
     request_id: str
     environment: str
@@ -82,7 +82,7 @@ class Job:
     attempts: int
     queued_s: float
     body: bytes
-    alone: bool
+    isolated: bool
 
 
 @value
@@ -136,7 +136,7 @@ def _times(waited_ms: int, ran_ms: int) -> str:
 
 
 @value
-class Promised:
+class Reserved:
     """Something waits for this worker alone, until its next claim and not for long."""
 
 
@@ -152,10 +152,10 @@ class Claimed:
     Attributes:
         accepted: per settlement, whether it counted (False: the lease was lost before).
         held: size of the worker's processing list on the server.
-        hold: the worker should take nothing until it is empty, to run a suspect alone.
+        hold: the worker should take nothing until it is empty, to run a quarantined request alone.
         again_s: after how long it should claim again, since it watches over what others were
-            promised; 0 if it need not.
-        pinned: requests of its environments may be promised to workers, by what their claims say.
+            reserved; 0 if it need not.
+        pinned: requests of its environments may be reserved to workers, by what their claims say.
     """
 
     accepted: tuple[bool, ...]
@@ -168,13 +168,13 @@ class Claimed:
 
 @value
 class Renewed:
-    """``lapsed``: some worker is due to be reaped. ``overrun``: request ids taken from this one.
+    """``lapsed``: some worker is due to be reaped. ``timed_out``: request ids taken from this one.
     ``known``: False after the server forgot this worker, which should join again. ``workers``: how
     many there are. ``waiting``: how many requests wait in the environments that were named."""
 
     held: int
     lapsed: bool
-    overrun: tuple[str, ...]
+    timed_out: tuple[str, ...]
     known: bool
     workers: int = field(default=0, compare=False)
     waiting: int = field(default=0, compare=False)
@@ -182,13 +182,14 @@ class Renewed:
 
 @value
 class Reaped:
-    """``more``: call again. ``truce_s``: no lease is judged for so long, since nobody could have
+    """``more``: call again. ``expiry_grace_s``: no lease is judged for so long, since nobody could
+    have
     been heard in the meantime."""
 
     requeued: int
     poisoned: int
     more: bool
-    truce_s: float = 0.0
+    expiry_grace_s: float = 0.0
 
 
 @value
@@ -207,18 +208,18 @@ def read_job(
     request_id: bytes, about: bytes, at_ms: int, body: bytes, token: str, now_ms: int
 ) -> Job:
     """A request as the script ``claim`` gives it out."""
-    attempts, alone, environment = _read_about(about)
+    attempts, isolated, environment = _read_about(about)
     queued_s = (now_ms - at_ms) / 1000
     return Job(
-        request_id.decode(errors="replace"), environment, token, attempts, queued_s, body, alone
+        request_id.decode(errors="replace"), environment, token, attempts, queued_s, body, isolated
     )
 
 
 # Most jobs of one call tell the same of themselves.
 @lru_cache(256)
 def _read_about(text: bytes) -> tuple[int, bool, str]:
-    attempts, alone, environment = text.decode(errors="replace").split(" ")
-    return int(attempts), alone == "1", environment
+    attempts, isolated, environment = text.decode(errors="replace").split(" ")
+    return int(attempts), isolated == "1", environment
 
 
 def is_record(data: bytes) -> bool:
@@ -290,7 +291,7 @@ class Status:
     environments: Mapping[str, bytes]
     workers: tuple[WorkerRow, ...]
     priorities: tuple[PriorityRow, ...]
-    suspects: Mapping[str, int]
+    quarantined: Mapping[str, int]
     dead: int
     tallies: Mapping[str, int] = field(default_factory=dict)
     paused: Mapping[str, float] = field(default_factory=dict)
@@ -300,7 +301,7 @@ class Status:
 def merged(shards: Sequence[Status]) -> Status:
     """The look at a queue of several shards: a worker's lease is its shortest, a priority's tenants
     those of the shard with most of them, and all else is added up."""
-    counters, suspects, tallies = Counter[str](), Counter[str](), Counter[str]()
+    counters, quarantined, tallies = Counter[str](), Counter[str](), Counter[str]()
     environments: dict[str, bytes] = {}
     paused: dict[str, float] = {}
     decisions: dict[str, bytes] = {}
@@ -308,7 +309,7 @@ def merged(shards: Sequence[Status]) -> Status:
     priorities: dict[tuple[str, int], PriorityRow] = {}
     for shard in shards:
         counters.update(shard.counters)
-        suspects.update(shard.suspects)
+        quarantined.update(shard.quarantined)
         tallies.update({k: n for k, n in shard.tallies.items() if k != "minute"})
         environments |= shard.environments
         paused |= shard.paused
@@ -329,4 +330,4 @@ def merged(shards: Sequence[Status]) -> Status:
             )
     dead = sum(shard.dead for shard in shards)
     rows = tuple(workers.values()), tuple(priorities.values())
-    return Status(counters, environments, *rows, suspects, dead, tallies, paused, decisions)
+    return Status(counters, environments, *rows, quarantined, dead, tallies, paused, decisions)

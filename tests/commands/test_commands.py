@@ -144,9 +144,9 @@ def test_status_of_an_empty_queue(place: Terminal) -> None:
         assert record[name] == []
     for name in ("running", "dead", "submitted", "settled", "reaped", "released", "fenced"):
         assert record[name] == 0
-    for name in ("warm_hits", "warm_misses", "steals"):
+    for name in ("warm_hits", "warm_misses", "reassignments"):
         assert record[name] == 0
-    for name in ("suspects", "verdicts", "environments"):
+    for name in ("quarantined", "verdicts", "environments"):
         assert record[name] == {}
     shown = place.run("status").out
     assert "waiting   0\n" in shown

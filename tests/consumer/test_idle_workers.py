@@ -62,7 +62,7 @@ async def test_what_nobody_heard_of_is_found_at_the_next_renewal(
     async def miss(_: Consumer) -> None:
         pass
 
-    monkeypatch.setattr(Consumer, "_answer_bell", miss)
+    monkeypatch.setattr(Consumer, "_on_wakeup", miss)
     async with working(replace(settings, lease_s=0.9)) as worker:
         await eventually(lambda: not worker._consumers[0]._hungry)
         async with AsyncLeanQClient(settings) as lean:

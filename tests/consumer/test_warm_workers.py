@@ -90,7 +90,7 @@ async def test_what_is_pinned_goes_where_it_is_warm(
                 assert (await pinned(lean, b"next", state)).worker == home
     assert await counter(queue, "warm_hits") == 30
     assert await counter(queue, "warm_misses") == 3
-    assert await counter(queue, "steals") == 0
+    assert await counter(queue, "reassignments") == 0
 
 
 async def test_a_warm_worker_that_is_busy_delays_nothing(
@@ -106,10 +106,10 @@ async def test_a_warm_worker_that_is_busy_delays_nothing(
         assert (await pinned(lean, b"next", "state")).worker != home
         driver.let_go()
         assert (await held).worker == home
-    assert await counter(queue, "steals") == 0
+    assert await counter(queue, "reassignments") == 0
 
 
-async def test_a_worker_that_takes_nothing_more_gives_promises_up(
+async def test_a_worker_that_takes_nothing_more_gives_reservations_up(
     silent: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
     async with several(silent, 1, slots=2) as (draining,):
@@ -123,10 +123,10 @@ async def test_a_worker_that_takes_nothing_more_gives_promises_up(
             assert (await pinned(lean, b"next", "state")).worker == other.id
             driver.let_go()
             assert (await held).worker == draining.id
-    assert await counter(queue, "steals") == 0
+    assert await counter(queue, "reassignments") == 0
 
 
-async def test_what_the_killed_was_promised_is_stolen(
+async def test_what_the_killed_was_reserved_is_stolen(
     silent: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
     with worker_processes(silent, slots=1, prelude=WARMING) as (victim,):
@@ -138,11 +138,11 @@ async def test_what_the_killed_was_promised_is_stolen(
             victim.process.wait()
             for _ in range(3):
                 assert (await pinned(lean, b"stolen", "state")).worker == other.id
-    assert await counter(queue, "steals") == 1
+    assert await counter(queue, "reassignments") == 1
     await queue.release(home, [], leave=True)
 
 
-async def test_a_guard_that_got_busy_has_another_look(
+async def test_a_watchdog_that_got_busy_has_another_look(
     silent: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
     first = asyncio.create_task(pinned(lean, b"first", "state"))
@@ -152,15 +152,15 @@ async def test_a_guard_that_got_busy_has_another_look(
     async with several(silent, 2) as workers:
         drivers = [worker._drivers["echo"] for worker in workers]
         for number in range(1, 4):
-            promised = asyncio.create_task(pinned(lean, b"promised", "state"))
+            reserved = asyncio.create_task(pinned(lean, b"reserved", "state"))
             held = asyncio.create_task(lean.echo(b"held"))
-            assert (await promised).payload == b"promised"
+            assert (await reserved).payload == b"reserved"
             for driver in drivers:
                 assert isinstance(driver, Warming)
                 driver.let_go()
             await held
             await eventually(counts(queue, "settled", 1 + 2 * number))
-    assert await counter(queue, "steals") == 1
+    assert await counter(queue, "reassignments") == 1
     await queue.release("dead", [], leave=True)
 
 
@@ -175,7 +175,7 @@ async def test_all_is_answered_while_warm_workers_are_killed(
             names = (f"s{rng.randrange(20)}", f"h{rng.randrange(3)}")[: rng.randrange(3)]
             work = pinned(lean, b"%d" % number, *names, delay_s=rng.random() * 0.01)
             asked.append(asyncio.create_task(work))
-            # Now and then they catch up, so that some are promised and some are drawn.
+            # Now and then they catch up, so that some are reserved and some are drawn.
             if rng.random() < 0.1:
                 await asyncio.gather(*rng.sample(asked, min(10, len(asked))))
             if number in (200, 400):

@@ -38,7 +38,7 @@ LONG_LEASE_S = 1e6
 
 @pytest.fixture
 def silent(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings by which a worker that waits is woken by the doorbell and by nothing else."""
+    """Settings by which a worker that waits is woken by the wake-up and by nothing else."""
     monkeypatch.setattr(consumer_module, "_BLOCK_S", 1e6)
     return replace(settings, lease_s=LONG_LEASE_S)
 
@@ -96,29 +96,29 @@ async def test_a_worker_serves_several_environments(
     assert sorted(two.started) == sorted(b"%d" % n for n in range(1, 20, 2))
 
 
-async def test_a_suspect_runs_alone(settings: Settings, queue: Queue, silent: Settings) -> None:
+async def test_a_quarantined_runs_alone(settings: Settings, queue: Queue, silent: Settings) -> None:
     driver = Recorder()
-    await queue.submit("nobody", [submission("0-suspect", echo_body(b"held suspect"))])
+    await queue.submit("nobody", [submission("0-quarantined", echo_body(b"held quarantined"))])
     for _ in range(2):
         (job,) = (await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())).jobs
         await queue.release("dead", [(job.request_id, job.token)], how="charge", leave=True)
     async with working(silent, driver, slots=4) as worker:
-        await eventually(lambda: driver.running == [b"held suspect"])
+        await eventually(lambda: driver.running == [b"held quarantined"])
         # Its other slots must not even listen for work.
         await eventually(lambda: worker._consumers[0]._deaf)
         others = [submission(f"0-{n}", echo_body(b"other")) for n in range(3)]
         assert await queue.submit("nobody", others) == 3 * [Queued()]
         await eventually(counts(queue, "waiting:echo", 3))
-        assert driver.running == [b"held suspect"]
+        assert driver.running == [b"held quarantined"]
         driver.let_go()
         await eventually(counts(queue, "settled", 4))
-    assert driver.started[0] == b"held suspect"
+    assert driver.started[0] == b"held quarantined"
 
 
-# Doorbells
+# Wake-ups
 
 
-async def test_an_idle_worker_hears_the_doorbell(silent: Settings, lean: AsyncLeanQClient) -> None:
+async def test_an_idle_worker_hears_the_wakeup(silent: Settings, lean: AsyncLeanQClient) -> None:
     wire = Wire(silent)
     async with working(silent, wire=wire, slots=1) as worker:
         for n in range(3):
@@ -127,17 +127,17 @@ async def test_an_idle_worker_hears_the_doorbell(silent: Settings, lean: AsyncLe
     assert wire.calls["renew"] == 0
 
 
-async def test_a_doorbell_that_rings_during_a_claim_is_heard(
+async def test_a_wakeup_that_rings_during_a_claim_is_heard(
     silent: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire, heard = Wire(silent), list[object]()
-    wait_bell = wire.wait_bell
+    wait_wakeup = wire.wait_wakeup
 
     async def listen(worker: str, environments: list[str], block_s: float) -> object:
-        heard.append(await wait_bell(worker, environments, block_s))
+        heard.append(await wait_wakeup(worker, environments, block_s))
         return heard[-1]
 
-    monkeypatch.setattr(wire, "wait_bell", listen)
+    monkeypatch.setattr(wire, "wait_wakeup", listen)
     let_go = wire.hold_up("claim", after=True)
     async with working(silent, wire=wire, slots=1):
         # The server has answered that there is nothing, and the answer is still on its way.
@@ -148,7 +148,7 @@ async def test_a_doorbell_that_rings_during_a_claim_is_heard(
         assert await echo == b"x"
 
 
-async def test_a_worker_that_was_busy_hears_the_doorbell_again(
+async def test_a_worker_that_was_busy_hears_the_wakeup_again(
     silent: Settings, lean: AsyncLeanQClient
 ) -> None:
     driver = Recorder()

@@ -36,7 +36,7 @@ from leanq.worker import Worker
 
 
 @pytest.mark.parametrize("slots", [1, 4])
-async def test_a_claim_whose_answer_is_lost_is_adopted(
+async def test_a_claim_whose_answer_is_lost_is_reconciled(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient, slots: int
 ) -> None:
     driver, wire = Recorder(), Wire(settings)
@@ -51,7 +51,7 @@ async def test_a_claim_whose_answer_is_lost_is_adopted(
     assert driver.most <= slots
 
 
-@pytest.mark.parametrize("name", ["claim", "renew", "adopt"])
+@pytest.mark.parametrize("name", ["claim", "renew", "reconcile"])
 async def test_a_lost_answer_settles_nothing_twice(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient, name: str
 ) -> None:

@@ -102,13 +102,13 @@ async def test_operators_pause_and_clients_do_not(socket: Path) -> None:
         await queue.close()
 
 
-async def test_promises_stay_within_the_roles(socket: Path) -> None:
+async def test_reservations_stay_within_the_roles(socket: Path) -> None:
     client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
     operator = Queue(as_role(socket, "operator"))
     for who, submitter in (("c", client), ("o", operator)):
         await worker.join("warm", b"", {"echo": b""})
         await worker.join("other", b"", {"echo": b""})
-        first, promised, recalled = (
+        first, reserved, recalled = (
             replace(submission(f"0-{who}{number}", echo_body(b"")), affinity=("state",))
             for number in range(3)
         )
@@ -118,11 +118,11 @@ async def test_promises_stay_within_the_roles(socket: Path) -> None:
             job.request_id, job.token, "echo", pack_reply(job.token, Reply()), warm=True
         )
         await worker.claim("warm", ["echo"], 1, busy=0, token="m:", settlements=[settled])
-        await submitter.submit("c", [promised])
+        await submitter.submit("c", [reserved])
         assert not (await worker.claim("other", ["echo"], 1, busy=0, token="o:")).jobs
         assert (await worker.claim("warm", ["echo"], 2, busy=0, token="p:")).jobs
         await submitter.submit("c", [recalled])
-        assert await submitter.cancel([promised.request_id, recalled.request_id]) == [True, True]
+        assert await submitter.cancel([reserved.request_id, recalled.request_id]) == [True, True]
         for name in ("warm", "other"):
             await worker.release(name, [], leave=True)
     for queue in (client, operator, worker):

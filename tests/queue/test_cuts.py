@@ -22,7 +22,7 @@ from leanq.queue.queue import Queue, look
 from leanq.queue.settings import Settings
 
 PLAIN = [b"a", b"b", b"c"]
-CALLS = ["submit", "claim", "renew", "release", "cancel", "reap", "lookup", "poke"]
+CALLS = ["submit", "claim", "renew", "release", "cancel", "reap", "lookup", "notify_worker"]
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ async def use_everything(settings: Settings, near: Settings, through: Proxy) -> 
 
 
 @pytest.mark.parametrize("how", ["before", "after"])
-@pytest.mark.parametrize("call", [*CALLS, "adopt", "BLPOP", "XREAD"])
+@pytest.mark.parametrize("call", [*CALLS, "reconcile", "BLPOP", "XREAD"])
 async def test_a_call_that_is_cut(
     settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch, call: str, how: How
 ) -> None:
     near = replace(settings, lease_s=0.9)
     async with proxy(near, folder) as (settings, through):
-        if call == "adopt":
+        if call == "reconcile":
             # Only after another call was cut.
             through.cut("claim", "after")
         cut = through.cut(call, how)

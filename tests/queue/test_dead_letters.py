@@ -43,7 +43,7 @@ async def test_only_the_newest_dead_letters_are_kept(
 
     monkeypatch.setattr(leanq.queue.queue, "script_text", with_two_letters)
     for request_id in ("r1", "r2", "r3"):
-        await shard.suspect(request_id)
+        await shard.quarantined(request_id)
         job = await shard.job()
         await shard.queue.release("w", [(request_id, job.token)], how="charge")
         shard.advance(1)

@@ -36,7 +36,7 @@ async def test_a_paused_environment_starts_nothing(shard: Shard) -> None:
     assert environments_of(status)["a"].oldest_s == 0
     await shard.settle(*jobs)
     assert await shard.queue.pause("environment", "a", hold=False)
-    assert shard.bell() > 0
+    assert shard.wakeup() > 0
     jobs = (await shard.claim()).jobs
     assert [job.request_id for job in jobs] == ["0-2", "0-5"]
     await shard.settle(*jobs)
@@ -45,17 +45,17 @@ async def test_a_paused_environment_starts_nothing(shard: Shard) -> None:
 async def test_nobody_is_woken_for_what_is_held_back(shard: Shard) -> None:
     await shard.queue.pause("environment", "a", hold=True)
     await shard.submit("0-1", environment="a")
-    assert shard.bell("a") == 0
+    assert shard.wakeup("a") == 0
     await shard.queue.pause("tenant", "t", hold=True)
     await shard.submit("0-2", environment="b", tenant="t")
     await shard.submit("0-3", environment="b", tenant="u")
     (job,) = (await shard.claim(want=1, environments=["b"])).jobs
     assert job.request_id == "0-3"
     # No token is left that wakes one worker after another for nothing.
-    while shard.bell("b"):
-        shard.server.lpop(f"{shard.tag}:bell:b")
+    while shard.wakeup("b"):
+        shard.server.lpop(f"{shard.tag}:wake-up:b")
     assert (await shard.claim(environments=["a", "b"])).jobs == ()
-    assert (shard.bell("a"), shard.bell("b")) == (0, 0)
+    assert (shard.wakeup("a"), shard.wakeup("b")) == (0, 0)
     await shard.settle(job)
     await shard.queue.cancel(["0-1", "0-2"])
     await shard.queue.pause("environment", "a", hold=False)
@@ -89,14 +89,14 @@ async def test_a_paused_tenant_keeps_its_line_and_gets_its_turn_back(shard: Shar
     await shard.settle(*jobs)
 
 
-async def test_what_is_held_back_is_promised_to_nobody(shard: Shard) -> None:
+async def test_what_is_held_back_is_reserved_to_nobody(shard: Shard) -> None:
     await shard.warm("w", "x", vacant=2)
     await shard.queue.pause("tenant", "t", hold=True)
     await shard.submit("0-1", affinity=("x",), tenant="t")
-    assert shard.dump().promises == {}
+    assert shard.dump().reservations == {}
     await shard.queue.pause("environment", "a", hold=True)
     await shard.submit("0-2", affinity=("x",), tenant="u")
-    assert shard.dump().promises == {}
+    assert shard.dump().reservations == {}
     await shard.queue.pause("environment", "a", hold=False)
     await shard.queue.pause("tenant", "t", hold=False)
     jobs = (await shard.claim()).jobs

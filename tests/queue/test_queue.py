@@ -123,20 +123,20 @@ async def test_late_settle_after_reap_changes_nothing(shard: Shard) -> None:
     assert await shard.end("r") == ("accepted", 2, 0)
 
 
-async def test_lost_answer_is_made_up_for_by_adopt(shard: Shard) -> None:
+async def test_lost_answer_is_made_up_for_by_reconcile(shard: Shard) -> None:
     await shard.submit("r", "q")
     jobs = (await shard.claim()).jobs
     shard.advance(2000)
-    adopted, lost = await shard.queue.adopt("w", ["q", "gone"])
-    assert adopted == (replace(jobs[0], queued_s=2.0),)
+    reconciled, lost = await shard.queue.reconcile("w", ["q", "gone"])
+    assert reconciled == (replace(jobs[0], queued_s=2.0),)
     assert lost == ["gone"]
 
 
-async def test_suspect_is_adopted_as_one_that_runs_alone(shard: Shard) -> None:
-    await shard.suspect("r")
+async def test_quarantined_is_reconciled_as_one_that_runs_alone(shard: Shard) -> None:
+    await shard.quarantined("r")
     job = await shard.job()
-    assert job.alone
-    assert await shard.queue.adopt("w", []) == ((job,), [])
+    assert job.isolated
+    assert await shard.queue.reconcile("w", []) == ((job,), [])
 
 
 async def test_many_settlements_fit_into_one_call(shard: Shard) -> None:
@@ -183,7 +183,7 @@ async def test_worker_that_leaves_is_forgotten_unless_it_holds_work(shard: Shard
     await shard.queue.join("w", b"info", {"a": b""})
     await shard.submit("r", "q")
     job, _ = (await shard.claim()).jobs
-    await shard.queue.poke("w")
+    await shard.queue.notify_worker("w")
     await shard.queue.release("w", [("r", job.token)], leave=True)
     assert list(shard.dump().workers) == ["w"]
     await shard.queue.cancel(["q"])
@@ -219,7 +219,7 @@ async def test_worker_comes_back_to_life(shard: Shard) -> None:
     await shard.queue.reap()
     renewed = await shard.queue.renew("w")
     assert (renewed.known, renewed.held, renewed.lapsed) == (False, 0, False)
-    assert await shard.queue.adopt("w", ["r"]) == ((), ["r"])
+    assert await shard.queue.reconcile("w", ["r"]) == ((), ["r"])
     await shard.queue.join("w", b"", {"a": b""})
     assert (await shard.queue.renew("w")).known
     new = await shard.job()
@@ -251,10 +251,10 @@ async def test_after_a_silence_of_all_everybody_can_be_heard_before_leases_are_j
         await shard.queue.renew(worker)
     # The server is away, or its clock jumps.
     shard.advance(10 * LEASE_MS)
-    assert await shard.queue.reap() == Reaped(0, 0, more=False, truce_s=LEASE_MS / 2000)
+    assert await shard.queue.reap() == Reaped(0, 0, more=False, expiry_grace_s=LEASE_MS / 2000)
     assert await shard.queue.renew("w1") == Renewed(1, False, (), True)
     shard.advance(LEASE_MS // 2 - 1)
-    assert await shard.queue.reap() == Reaped(0, 0, more=False, truce_s=0.001)
+    assert await shard.queue.reap() == Reaped(0, 0, more=False, expiry_grace_s=0.001)
     assert await shard.queue.renew("w2") == Renewed(1, False, (), True)
     shard.advance(1)
     assert await shard.queue.renew("w1") == Renewed(0, True, ("w1",), True)
@@ -263,15 +263,15 @@ async def test_after_a_silence_of_all_everybody_can_be_heard_before_leases_are_j
     assert set(shard.dump().workers) == {"w1", "w2"}
 
 
-async def test_overrun_is_taken_away_by_renew(shard: Shard) -> None:
+async def test_timed_out_is_taken_away_by_renew(shard: Shard) -> None:
     await shard.submit("r", longest_run_ms=5000)
     await shard.submit("q", longest_run_ms=5001)
     await shard.claim()
     shard.advance(4999)
-    assert (await shard.queue.renew("w")).overrun == ()
+    assert (await shard.queue.renew("w")).timed_out == ()
     shard.advance(1)
     renewed = await shard.queue.renew("w")
-    assert (renewed.overrun, renewed.held) == (("r",), 1)
+    assert (renewed.timed_out, renewed.held) == (("r",), 1)
     (job,) = (await shard.claim("other")).jobs
     assert (job.request_id, job.attempts) == ("r", 2)
 
@@ -295,7 +295,7 @@ async def test_cancel(shard: Shard) -> None:
     shard.advance(2000)
     answers = await shard.queue.cancel(["queued", "leased", "ended", "unknown", "queued"])
     assert answers == [True, True, False, False, False]
-    assert await shard.queue.wait_bell("w", [], 5.0) == "leased"
+    assert await shard.queue.wait_wakeup("w", [], 5.0) == "leased"
     for request_id, attempts in (("queued", 0), ("leased", 1)):
         assert await shard.end(request_id) == ("cancelled", attempts, 2)
     assert await shard.settle(jobs[1]) == (False,)
@@ -326,34 +326,36 @@ async def test_deadline_passes_in_the_queue(shard: Shard) -> None:
     assert await shard.queue.lookup("c", ["in time", "unknown"]) == [True, False]
 
 
-# Suspects
+# Quarantined requests
 
 
-async def test_first_attempt_is_never_a_suspects(shard: Shard) -> None:
+async def test_first_attempt_is_never_a_quarantined(shard: Shard) -> None:
     await shard.submit("r", "q")
     only = Queue(replace(shard.settings, max_attempts=1))
     job = await shard.job()
     await only.release("w", [("r", job.token)])
     await only.close()
-    assert [(job.request_id, job.alone) for job in (await shard.claim()).jobs] == [
+    assert [(job.request_id, job.isolated) for job in (await shard.claim()).jobs] == [
         ("r", False),
         ("q", False),
     ]
 
 
-async def test_suspect_runs_alone(shard: Shard) -> None:
+async def test_quarantined_runs_alone(shard: Shard) -> None:
     await shard.submit("first", environment="b")
-    await shard.suspect("r")
+    await shard.quarantined("r")
     await shard.submit("other")
     claimed = await shard.claim(environments=["b", "a"])
-    assert [(job.request_id, job.alone, job.attempts) for job in claimed.jobs] == [("r", True, 3)]
+    assert [(job.request_id, job.isolated, job.attempts) for job in claimed.jobs] == [
+        ("r", True, 3)
+    ]
     assert await shard.queue.release("w", [("r", claimed.jobs[0].token)]) == 1
     # Released without charge it is still at its last attempt.
-    assert (await shard.job()).alone
+    assert (await shard.job()).isolated
 
 
-async def test_busy_worker_empties_itself_for_a_suspect(shard: Shard) -> None:
-    await shard.suspect("r", environment="b")
+async def test_busy_worker_empties_itself_for_a_quarantined(shard: Shard) -> None:
+    await shard.quarantined("r", environment="b")
     await shard.submit("q1", "q2", "q3")
     # In whatever order it serves its environments, it takes nothing more.
     claimed = await shard.claim("holder", environments=["a", "b"], busy=1)
@@ -367,7 +369,7 @@ async def test_busy_worker_empties_itself_for_a_suspect(shard: Shard) -> None:
 
 
 async def test_hold_lasts_as_long_as_its_worker_asks(shard: Shard) -> None:
-    await shard.suspect("r")
+    await shard.quarantined("r")
     assert (await shard.claim("holder", busy=1)).hold
     isolating = f"{shard.tag}:isolating:a"
     shard.server.pexpire(isolating, LEASE_MS)
@@ -378,8 +380,8 @@ async def test_hold_lasts_as_long_as_its_worker_asks(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
-async def test_nobody_empties_itself_for_a_suspect_that_ended(shard: Shard, end: str) -> None:
-    await shard.suspect("r", deadline_ms=1000)
+async def test_nobody_empties_itself_for_a_quarantined_that_ended(shard: Shard, end: str) -> None:
+    await shard.quarantined("r", deadline_ms=1000)
     await shard.submit("q")
     if end == "cancelled":
         await shard.queue.cancel(["r"])

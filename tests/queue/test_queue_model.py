@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.fairness import Fairness
-from support.queue_check import check_bells, compare
+from support.queue_check import check_wakeups, compare
 from support.queue_model import Model
 from support.shards import dump, with_test_clock
 
@@ -105,7 +105,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.leases: dict[str, list[tuple[str, str]]] = defaultdict(list)
         self.sent: list[Submission] = []
         self.replies: dict[str, bytes] = {}
-        # Environments of which a worker took a bell's token and has not claimed since.
+        # Environments of which a worker took a wake-up's token and has not claimed since.
         self.woken: set[str] = set()
         self.fairness = Fairness(self.model)
         self.advance(0)
@@ -186,7 +186,7 @@ class QueueMachine(RuleBasedStateMachine):
                 item.sub.environment,
                 b"body",
             )
-            assert job.alone == alone == (job.attempts == MAX_ATTEMPTS)
+            assert job.isolated == alone == (job.attempts == MAX_ATTEMPTS)
             self.leases[worker].append((job.request_id, job.token))
         assert got.held == len(self.model.work[worker])
         if want and not hold:
@@ -220,12 +220,12 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(number=workers)
     def renew(self, number: int) -> None:
         worker = self.workers[number]
-        overrun = tuple(self.model.renew(worker))
+        timed_out = tuple(self.model.renew(worker))
         got = self.call(self.queue.renew(worker))
-        assert (got.overrun, got.held) == (overrun, len(self.model.work[worker]))
+        assert (got.timed_out, got.held) == (timed_out, len(self.model.work[worker]))
         assert got.known == (worker in self.model.fleet)
-        truce = self.model.now < self.model.truce
-        assert got.lapsed == (self.anyone_late() and not truce)
+        expiry_grace = self.model.now < self.model.expiry_grace
+        assert got.lapsed == (self.anyone_late() and not expiry_grace)
 
     @precondition(anyone_busy)
     @rule(number=workers, which=some, how=st.sampled_from(get_args(Returning)), leave=st.booleans())
@@ -272,23 +272,23 @@ class QueueMachine(RuleBasedStateMachine):
         ends = self.model.reap()
         got = self.call(self.queue.reap())
         if ends is None:
-            truce_s = (self.model.truce - self.model.now) / 1000
-            assert got == Reaped(0, 0, more=False, truce_s=truce_s)
+            expiry_grace_s = (self.model.expiry_grace - self.model.now) / 1000
+            assert got == Reaped(0, 0, more=False, expiry_grace_s=expiry_grace_s)
         else:
             assert got == Reaped(ends["queued"], ends["poisoned"], more=True)
 
     @precondition(anyone_busy)
     @rule(number=workers, which=some)
-    def adopt(self, number: int, which: list[int]) -> None:
+    def reconcile(self, number: int, which: list[int]) -> None:
         worker = self.workers[number]
         holds = {request_id for request_id, _ in pick(self.leases[worker], which)}
         work = set(self.model.work[worker])
-        jobs, lost = self.call(self.queue.adopt(worker, holds))
+        jobs, lost = self.call(self.queue.reconcile(worker, holds))
         assert (set(lost), {job.request_id for job in jobs}) == (holds - work, work - holds)
         for job in jobs:
             item = self.model.flying[job.request_id]
             assert (job.token, job.attempts) == (item.token, item.attempts)
-            assert job.alone == (job.attempts == MAX_ATTEMPTS)
+            assert job.isolated == (job.attempts == MAX_ATTEMPTS)
 
     @rule(
         number=workers,
@@ -318,12 +318,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(environment=st.sampled_from(ENVIRONMENTS))
     def listen(self, environment: str) -> None:
-        if self.server.lpop(f"{self.tag}:bell:{environment}"):
+        if self.server.lpop(f"{self.tag}:wake-up:{environment}"):
             self.woken.add(environment)
 
     @rule(ask=st.booleans(), environments=environments)
     def hold_on(self, ask: bool, environments: list[str]) -> None:
-        """Who empties itself for a suspect asks again, or is not heard of any more."""
+        """Who empties itself for a quarantined request asks again, or is not heard of any more."""
         for environment, worker in list(self.model.isolating.items()):
             if ask and worker in self.workers:
                 self.claim(self.workers.index(worker), environments, 5, [], "")
@@ -343,7 +343,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def server_is_as_the_model_says(self) -> None:
         compare(self.found, self.model)
-        check_bells(self.found, self.model, self.woken)
+        check_wakeups(self.found, self.model, self.woken)
 
     def teardown(self) -> None:
         try:

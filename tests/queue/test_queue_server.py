@@ -1,4 +1,4 @@
-"""The queue and its server: doorbells, inboxes, keys, scripts, and a server in trouble."""
+"""The queue and its server: wake-ups, inboxes, keys, scripts, and a server in trouble."""
 
 from __future__ import annotations
 
@@ -25,86 +25,86 @@ from leanq.queue.settings import Settings
 from leanq.states import Packed, RedisStates
 
 
-async def waiting_for_bell(shard: Shard) -> asyncio.Task[str | None]:
+async def waiting_for_wakeup(shard: Shard) -> asyncio.Task[str | None]:
     """Worker w, which waits already on the server."""
-    task = asyncio.create_task(shard.queue.wait_bell("w", ["a"], 30.0))
+    task = asyncio.create_task(shard.queue.wait_wakeup("w", ["a"], 30.0))
     await eventually(lambda: shard.server.info("clients")["blocked_clients"] > 0)
     return task
 
 
-# Doorbells
+# Wake-ups
 
 
 async def test_submit_wakes_a_worker(shard: Shard) -> None:
-    woken = await waiting_for_bell(shard)
+    woken = await waiting_for_wakeup(shard)
     await shard.submit("r")
     assert await woken == ""
-    assert shard.bell() == 0
-    assert await shard.queue.wait_bell("w", ["a"], 0.01) is None
+    assert shard.wakeup() == 0
+    assert await shard.queue.wait_wakeup("w", ["a"], 0.01) is None
 
 
-async def test_bell_holds_as_many_tokens_as_are_needed_but_few(shard: Shard) -> None:
+async def test_wakeup_holds_as_many_tokens_as_are_needed_but_few(shard: Shard) -> None:
     await shard.submit("r1", "r2", "r3")
-    assert shard.bell() == 3
+    assert shard.wakeup() == 3
     await shard.submit("r4")
-    assert shard.bell() == 3
+    assert shard.wakeup() == 3
     await shard.submit(*(f"q{number}" for number in range(100)))
-    assert shard.bell() == 16
-    await shard.queue.ring("a")
-    assert shard.bell() == 16
+    assert shard.wakeup() == 16
+    await shard.queue.notify("a")
+    assert shard.wakeup() == 16
 
 
 async def test_whoever_leaves_work_behind_wakes_the_next(shard: Shard) -> None:
     await shard.submit("r1", "r2", "r3")
-    shard.server.delete(shard.queue.keys.bell("a"))
+    shard.server.delete(shard.queue.keys.wakeup("a"))
     await shard.claim(want=2)
-    assert shard.bell() == 1
-    await shard.queue.wait_bell("w", ["a"], 1.0)
+    assert shard.wakeup() == 1
+    await shard.queue.wait_wakeup("w", ["a"], 1.0)
     await shard.claim(want=2)
-    assert shard.bell() == 0
-    # One that could not answer the bell passes it on.
-    await shard.queue.ring("a")
-    assert shard.bell() == 1
+    assert shard.wakeup() == 0
+    # One that could not answer the wake-up passes it on.
+    await shard.queue.notify("a")
+    assert shard.wakeup() == 1
 
 
 async def test_claim_that_met_only_withdrawn_requests_wakes_the_next(shard: Shard) -> None:
     withdrawn = [f"r{number}" for number in range(1000)]
     await shard.submit(*withdrawn, "live")
     await shard.queue.cancel(withdrawn)
-    shard.server.delete(shard.queue.keys.bell("a"))
+    shard.server.delete(shard.queue.keys.wakeup("a"))
     assert (await shard.claim(want=4)).jobs == ()
-    assert shard.bell() == 1
+    assert shard.wakeup() == 1
     assert [job.request_id for job in (await shard.claim(want=4)).jobs] == ["live"]
 
 
 async def test_work_that_comes_back_wakes_a_worker(shard: Shard) -> None:
     await shard.submit("r")
     await shard.claim("dead")
-    shard.server.delete(shard.queue.keys.bell("a"))
+    shard.server.delete(shard.queue.keys.wakeup("a"))
     shard.advance(LEASE_MS)
     await shard.queue.reap()
-    assert shard.bell() == 1
+    assert shard.wakeup() == 1
 
 
 async def test_stop_list_ends_the_wait_and_goes_first(shard: Shard) -> None:
     await shard.submit("r1", "r2")
     await shard.claim()
-    shard.server.delete(shard.queue.keys.bell("a"))
-    waiting = await waiting_for_bell(shard)
-    await shard.queue.poke("w")
+    shard.server.delete(shard.queue.keys.wakeup("a"))
+    waiting = await waiting_for_wakeup(shard)
+    await shard.queue.notify_worker("w")
     assert await waiting is None
-    await shard.queue.ring("a")
+    await shard.queue.notify("a")
     await shard.queue.cancel(["r2", "r1"])
-    assert [await shard.queue.wait_bell("w", ["a"], 1.0) for _ in range(3)] == ["r2", "r1", ""]
+    assert [await shard.queue.wait_wakeup("w", ["a"], 1.0) for _ in range(3)] == ["r2", "r1", ""]
 
 
 async def test_cancelled_wait_leaves_the_connection_usable(shard: Shard) -> None:
-    waiting = await waiting_for_bell(shard)
+    waiting = await waiting_for_wakeup(shard)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await eventually(lambda: shard.server.info("clients")["blocked_clients"] == 0)
     await shard.submit("r")
-    assert await shard.queue.wait_bell("w", ["a"], 5.0) == ""
+    assert await shard.queue.wait_wakeup("w", ["a"], 5.0) == ""
 
 
 # Inboxes
@@ -191,9 +191,9 @@ async def test_status_counts(shard: Shard) -> None:
     assert status.environments == {"a": b"about", "b": b""}
     assert status.workers == (WorkerRow("w", 9.5, 1, b"info"),)
     assert status.priorities == (PriorityRow("a", 1, tenants=2, waiting=3, oldest_s=2.0),)
-    assert (status.suspects, status.dead) == ({}, 0)
-    await shard.suspect("r6", environment="b")
-    assert (await shard.queue.status()).suspects == {"b": 1}
+    assert (status.quarantined, status.dead) == ({}, 0)
+    await shard.quarantined("r6", environment="b")
+    assert (await shard.queue.status()).quarantined == {"b": 1}
 
 
 async def live_a_full_life(shard: Shard) -> None:
@@ -201,7 +201,7 @@ async def live_a_full_life(shard: Shard) -> None:
     queue = shard.queue
     queue.settings = replace(queue.settings, remember_s=60.0)
     await queue.join("w", b"info", {"a": b"", "b": b"", "b2": b""}, {"a": "print"})
-    await shard.suspect("killer")
+    await shard.quarantined("killer")
     await queue.release("w", [("killer", (await shard.job()).token)], how="charge")
     await shard.submit("ended", "withdrawn", "leased", "waits")
     ended, *_ = (await shard.claim(want=3)).jobs
@@ -212,16 +212,16 @@ async def live_a_full_life(shard: Shard) -> None:
     await shard.claim(want=0, settle=[replace(told, fingerprint="print")])
     await shard.submit("leader", "follower", environment="b", digest="twice")
     await shard.claim(environments=["b"])
-    await shard.suspect("suspect", environment="b")
+    await shard.quarantined("quarantined", environment="b")
     assert (await shard.claim(environments=["b"], busy=2)).hold
     await shard.warm("w", "state", environment="b2")
-    await shard.submit("promised", environment="b2", affinity=("state",))
+    await shard.submit("reserved", environment="b2", affinity=("state",))
     assert await queue.lookup("c", ["leased", "waits", "gone"]) == [True, True, False]
-    await queue.adopt("w", [])
+    await queue.reconcile("w", [])
     await queue.renew("w")
     await queue.reap()
-    await queue.ring("a")
-    await queue.poke("w")
+    await queue.notify("a")
+    await queue.notify_worker("w")
     await queue.status()
     states = RedisStates([queue])
     await states.keep({"0" * 64: b"Rsource"})
@@ -282,7 +282,7 @@ def test_scripts_say_whether_a_full_memory_stops_them() -> None:
         "submit": "",
         "state_keep": "",
         "snapshot_keep": "",
-        "adopt": " flags=no-writes",
+        "reconcile": " flags=no-writes",
         "status": " flags=no-writes",
     }
     assert first == {name: "#!lua" + flags.get(name, " flags=allow-oom") for name in first}
@@ -310,7 +310,7 @@ async def test_full_memory_refuses_what_adds_and_lets_the_rest_drain(own: Shard)
     shard, queue = own, own.queue
     await shard.submit("settled", "cancelled", "released", "claimed", "waits")
     settled, _, released = (await shard.claim(want=3)).jobs
-    await shard.suspect("poisoned", environment="b")
+    await shard.quarantined("poisoned", environment="b")
     shard.server.config_set("maxmemory", "1mb")
     with pytest.raises(QueueFullError) as refused:
         await shard.submit("refused")
@@ -324,13 +324,13 @@ async def test_full_memory_refuses_what_adds_and_lets_the_rest_drain(own: Shard)
     assert await queue.lookup("d", ["waits", "claimed"]) == [True, True]
     assert (await queue.renew("w")).held == 1
     await queue.join("w", b"", {"a": b""})
-    await queue.poke("w")
-    await queue.ring("a")
+    await queue.notify_worker("w")
+    await queue.notify("a")
     await queue.reap()
-    assert (await queue.adopt("w", ["claimed"])) == ((), [])
+    assert (await queue.reconcile("w", ["claimed"])) == ((), [])
     assert (await queue.status()).dead == 1
     assert len((await queue.read_inbox("c", "0-0", 1))[1]) == 3
-    assert await queue.wait_bell("w", ["a"], 1.0) == "cancelled"
+    assert await queue.wait_wakeup("w", ["a"], 1.0) == "cancelled"
     with pytest.raises(QueueFullError):
         await shard.submit("refused")
     shard.server.config_set("maxmemory", "0")
@@ -354,7 +354,7 @@ async def test_server_out_of_reach_is_named_without_its_password(
             queue.ping,
             lambda: queue.submit("c", []),
             lambda: queue.renew("w"),
-            lambda: queue.wait_bell("w", ["a"], 0.01),
+            lambda: queue.wait_wakeup("w", ["a"], 0.01),
             lambda: queue.read_inbox("c", "0-0", 1),
         ]
         try:
@@ -372,12 +372,12 @@ async def test_server_out_of_reach_is_named_without_its_password(
 
 
 async def test_connection_is_made_again_after_a_loss(shard: Shard) -> None:
-    waiting = await waiting_for_bell(shard)
+    waiting = await waiting_for_wakeup(shard)
     shard.server.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(UnavailableError):
         await waiting
     await shard.submit("r")
-    assert await shard.queue.wait_bell("w", ["a"], 5.0) == ""
+    assert await shard.queue.wait_wakeup("w", ["a"], 5.0) == ""
 
 
 def test_unknown_option_in_the_url_is_a_wrong_url(settings: Settings) -> None:

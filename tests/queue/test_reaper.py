@@ -60,15 +60,15 @@ async def test_where_nothing_is_overdue_nothing_is_reaped(queue: Queue) -> None:
     await queue.release("alive", [], leave=True)
 
 
-async def test_whoever_is_left_alone_reaps_after_the_truce(queue: Queue) -> None:
-    """Nobody but the reaper is heard, so its own waiting must not make another truce."""
+async def test_whoever_is_left_alone_reaps_after_the_expiry_grace(queue: Queue) -> None:
+    """Only the reaper is heard, so its own waiting must not begin another grace period."""
     brief = Queue(short_lease(queue.settings))
     assert await reap(brief) == NOTHING
     (request_id,) = await submit(queue, 1)
     await vanish(queue, 1)
     # Silence for more than half of a lease.
-    assert (await reap(brief)).truce_s > 0
-    assert await reap_all([brief], through_truce=True) == Reaped(1, 0, more=False)
+    assert (await reap(brief)).expiry_grace_s > 0
+    assert await reap_all([brief], through_expiry_grace=True) == Reaped(1, 0, more=False)
     await brief.close()
     await queue.claim("alive", ["echo"], 1, busy=0, token=new_token())
     await queue.cancel([request_id])

@@ -60,10 +60,10 @@ async def test_one_slot_serves_all_shards_in_turn(three: Settings) -> None:
         assert Counter(driver.started[start : start + 3]) == {b"0": 1, b"1": 1, b"2": 1}
 
 
-async def test_a_suspect_of_one_shard_runs_alone_in_all(three: Settings) -> None:
-    driver = Gated(b"suspect", b"other")
+async def test_a_quarantined_of_one_shard_runs_alone_in_all(three: Settings) -> None:
+    driver = Gated(b"quarantined", b"other")
     async with every_shard(replace(three, max_attempts=2)) as queues:
-        await queues[0].submit("c", [submission("0-suspect", echo_body(b"suspect"))])
+        await queues[0].submit("c", [submission("0-quarantined", echo_body(b"quarantined"))])
         (job,) = (await queues[0].claim("dead", ["echo"], 1, busy=0, token="n:")).jobs
         await queues[0].release("dead", [(job.request_id, job.token)], how="charge", leave=True)
         await queues[1].submit("c", [submission("1-other", echo_body(b"other"))])
@@ -117,9 +117,9 @@ def test_pumps_take_turns() -> None:
     slot_pool.end_turn("b")
     assert slot_pool.share("a", ahead=False) == 10
     for _ in range(10):
-        slot_pool.take(alone=False)
+        slot_pool.take(isolated=False)
     assert slot_pool.share("a", ahead=False) == 0
-    slot_pool.give(alone=False)
+    slot_pool.give(isolated=False)
     assert slot_pool.share("a", ahead=False) == 1
     # Short ones are claimed ahead: one for each slot, and two where a call takes longer than a run.
     for run_s, call_s, ahead in ((0.5, 0.1, 0), (0.01, 0.001, 10), (0.001, 0.0015, 20)):

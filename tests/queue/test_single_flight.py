@@ -39,7 +39,7 @@ async def test_one_runs_and_its_reply_is_everybodys(shard: Shard) -> None:
     job = await lead(shard, "f1", "f2", client="d")
     assert await runs(shard) == []
     # Nobody is woken for who attaches.
-    assert shard.bell() == 1
+    assert shard.wakeup() == 1
     assert await shard.queue.lookup("d", ["f1", "f2"]) == [True, True]
     assert await shard.submit("f2", client="e", digest="same") == [Attached()]
     await shard.settle(job)
@@ -204,7 +204,7 @@ async def test_a_withdrawn_leader_runs_on_for_its_followers(shard: Shard) -> Non
     assert await shard.submit("leader", digest="same") == [data]
     await shard.submit("f2", client="d", digest="same")
     shard.dump().check()
-    assert await shard.queue.adopt("w", []) == ((job,), [])
+    assert await shard.queue.reconcile("w", []) == ((job,), [])
     assert await shard.settle(job) == (True,)
     found = shard.dump()
     found.check()
@@ -269,7 +269,7 @@ async def lapse(shard: Shard, job: Job) -> None:
     assert await shard.queue.reap() == Reaped(1, 0, more=True)
 
 
-async def overrun(shard: Shard, job: Job) -> None:
+async def timed_out(shard: Shard, job: Job) -> None:
     for _ in range(13):
         shard.advance(LEASE_MS // 2)
         renewed = await shard.queue.renew("w")
@@ -284,7 +284,9 @@ async def charge(shard: Shard, job: Job) -> None:
     await shard.queue.release("w", [("leader", job.token)], how="charge")
 
 
-@pytest.mark.parametrize(("end", "attempts"), [(lapse, 1), (overrun, 1), (charge, 1), (release, 0)])
+@pytest.mark.parametrize(
+    ("end", "attempts"), [(lapse, 1), (timed_out, 1), (charge, 1), (release, 0)]
+)
 async def test_followers_go_back_to_their_own_lines_as_their_leader_does(
     shard: Shard, end: Callable[[Shard, Job], Awaitable[None]], attempts: int
 ) -> None:
@@ -299,7 +301,7 @@ async def test_followers_go_back_to_their_own_lines_as_their_leader_does(
     assert {fields["n"] for request_id, fields in found.req.items() if request_id != "behind"} == {
         str(attempts)
     }
-    assert shard.bell() > 0
+    assert shard.wakeup() > 0
     jobs = {job.request_id: job for job in (await shard.claim("x")).jobs}
     assert set(jobs) == {"f2", "behind"}
     await shard.settle(*jobs.values(), worker="x")
@@ -316,14 +318,14 @@ async def test_a_withdrawn_leader_is_not_run_again(shard: Shard) -> None:
     assert [(job.request_id, job.attempts) for job in (await shard.claim()).jobs] == [("f", 2)]
 
 
-async def test_like_suspects_share_one_run_alone_and_its_end(shard: Shard) -> None:
+async def test_like_quarantined_share_one_run_alone_and_its_end(shard: Shard) -> None:
     await lead(shard, *(request_ids := ["f1", "f2"]))
     for _ in range(shard.settings.max_attempts - 1):
         (held,) = shard.dump().work["w"]
         token = shard.dump().req[held]["tok"]
         await shard.queue.release("w", [(held, token)], how="charge")
         (job,) = (await shard.claim()).jobs
-    assert job.alone
+    assert job.isolated
     found = shard.dump()
     found.check()
     assert len(found.followers[job.request_id]) == 2
@@ -335,17 +337,20 @@ async def test_like_suspects_share_one_run_alone_and_its_end(shard: Shard) -> No
     assert [letter and (letter.attempts, letter.worker) for letter in letters] == [(3, "w")] * 2
 
 
-async def test_a_suspect_neither_follows_a_run_beside_others_nor_waits_for_it(shard: Shard) -> None:
+async def test_a_quarantined_neither_follows_a_run_beside_others_nor_waits_for_it(
+    shard: Shard,
+) -> None:
     await shard.submit("old", digest="same")
     for _ in range(shard.settings.max_attempts - 1):
         job = await shard.job("killed")
         await shard.queue.release("killed", [("old", job.token)], how="charge")
     await shard.submit("young", digest="same")
-    # A worker that is busy leaves the suspect to others, once another empties itself for it.
+    # A worker that is busy leaves the quarantined request to others, once another empties itself
+    # for it.
     assert (await shard.claim("holder", 1, busy=1)).hold
     assert (await shard.job("busy", busy=1)).request_id == "young"
     job = await shard.job("idle")
-    assert (job.request_id, job.alone) == ("old", True)
+    assert (job.request_id, job.isolated) == ("old", True)
     await shard.submit("new", digest="same")
     assert shard.dump().followers == {"old": ["new"]}
     shard.dump().check()
@@ -365,7 +370,7 @@ async def test_one_call_sends_back_many_followers_of_few(shard: Shard, how: str)
         if how == "reap":
             assert await shard.queue.reap() == Reaped(1, 0, more=True)
         else:
-            assert (await shard.queue.renew("w")).overrun == (request_id,)
+            assert (await shard.queue.renew("w")).timed_out == (request_id,)
     (found := shard.dump()).check()
     assert (len(found.req), found.work) == (3003, {})
 

@@ -1,4 +1,4 @@
-"""Loose pinning on a real server: promises, steals, and preferences among what waits."""
+"""Loose pinning on a real server: reservations, reassignments, and preferences among what waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from support.shards import LEASE_MS, Shard
 
-from leanq.queue.results import Claimed, Promised
+from leanq.queue.results import Claimed, Reserved
 
 STATE = ("state", "header")
 
@@ -16,24 +16,24 @@ def request_ids(claimed: Claimed) -> list[str]:
     return [job.request_id for job in claimed.jobs]
 
 
-# Promises
+# Reservations
 
 
-async def test_an_idle_warm_worker_is_promised_what_it_is_warm_for(shard: Shard) -> None:
+async def test_an_idle_warm_worker_is_reserved_what_it_is_warm_for(shard: Shard) -> None:
     await shard.warm("w", *STATE, vacant=2)
     await shard.submit("r1", "r2", "r3", affinity=("state",))
     found = shard.dump()
-    assert found.lists["promise"] == {"w": ["r1", "r2"]}
+    assert found.lists["reservation"] == {"w": ["r1", "r2"]}
     assert found.lists["wait"] == {"a:1:t": ["r3"]}
     # One word to it is enough, and one token for whoever takes the third.
-    assert await shard.queue.wait_bell("w", [], 1.0) == Promised()
-    assert await shard.queue.wait_bell("w", [], 0.05) is None
-    assert shard.bell() == 1
+    assert await shard.queue.wait_wakeup("w", [], 1.0) == Reserved()
+    assert await shard.queue.wait_wakeup("w", [], 0.05) is None
+    assert shard.wakeup() == 1
     assert request_ids(await shard.claim("other")) == ["r3"]
     claimed = await shard.claim("w", 2)
     assert (request_ids(claimed), [job.attempts for job in claimed.jobs]) == (["r1", "r2"], [1, 1])
     found = shard.dump()
-    assert not found.lists["promise"]
+    assert not found.lists["reservation"]
     counters = (await shard.queue.status()).counters
     assert (counters["warm_hits"], counters["warm_misses"]) == (2, 1 + len(STATE))
     assert counters["waiting:a"] == 0
@@ -50,7 +50,7 @@ async def test_the_strongest_affinity_and_the_last_to_settle_come_first(shard: S
     await shard.warm("header2", "header")
     for expected in ("new", "old", "header2", "header"):
         await shard.submit(expected, affinity=STATE)
-        assert shard.dump().lists["promise"][expected] == [expected]
+        assert shard.dump().lists["reservation"][expected] == [expected]
     await shard.submit("nobody", affinity=STATE)
     assert shard.dump().lists["wait"] == {"a:1:t": ["nobody"]}
     for worker in ("header", "old", "new", "header2"):
@@ -60,7 +60,7 @@ async def test_the_strongest_affinity_and_the_last_to_settle_come_first(shard: S
 @pytest.mark.parametrize(
     "why", ["busy", "another environment", "lapsed", "left", "cold", "none asked"]
 )
-async def test_no_promise_without_a_warm_and_idle_worker(shard: Shard, why: str) -> None:
+async def test_no_reservation_without_a_warm_and_idle_worker(shard: Shard, why: str) -> None:
     await shard.queue.join("w", b"", {"a": b"", "b": b""})
     await shard.warm("w", "state", vacant=0 if why == "busy" else 3)
     if why == "lapsed":
@@ -72,14 +72,14 @@ async def test_no_promise_without_a_warm_and_idle_worker(shard: Shard, why: str)
         "r", environment="b" if why == "another environment" else "a", affinity=names
     )
     found = shard.dump()
-    assert not found.lists["promise"]
+    assert not found.lists["reservation"]
     assert "to" not in found.req["r"]
     # Anybody may take it, at once.
-    assert sum(len(bell) for bell in found.lists["bell"].values()) > 0
+    assert sum(len(wakeup) for wakeup in found.lists["wakeup"].values()) > 0
     assert request_ids(await shard.claim("other", environments=["a", "b"])) == ["r"]
 
 
-async def test_what_waits_already_goes_before_any_promise(shard: Shard) -> None:
+async def test_what_waits_already_goes_before_any_reservation(shard: Shard) -> None:
     await shard.warm("w", "state")
     await shard.submit("plain")
     await shard.submit("r", affinity=("state",))
@@ -100,61 +100,61 @@ async def test_one_that_is_not_warm_is_not_noted(shard: Shard) -> None:
     assert not shard.dump().warm
 
 
-async def test_others_behind_a_promise_are_not_held_up(shard: Shard) -> None:
+async def test_others_behind_a_reservation_are_not_held_up(shard: Shard) -> None:
     await shard.warm("w", "state")
-    await shard.submit("promised", affinity=("state",))
+    await shard.submit("reserved", affinity=("state",))
     await shard.submit("plain")
     claimed = await shard.claim("other", 2)
     assert request_ids(claimed) == ["plain"]
-    assert request_ids(await shard.claim("w", 2)) == ["promised"]
+    assert request_ids(await shard.claim("w", 2)) == ["reserved"]
 
 
-async def test_a_claim_without_room_gives_promises_up_at_once(shard: Shard) -> None:
+async def test_a_claim_without_room_gives_reservations_up_at_once(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=3)
     await shard.submit("r1", "r2", "r3", affinity=("state",))
     assert request_ids(await shard.claim("w", 1)) == ["r1"]
-    assert shard.bell() == 1
+    assert shard.wakeup() == 1
     assert shard.dump().lists["wait"] == {"a:1:t": ["r2", "r3"]}
     assert request_ids(await shard.claim("other")) == ["r2", "r3"]
-    assert "steals" not in (await shard.queue.status()).counters
+    assert "reassignments" not in (await shard.queue.status()).counters
 
 
-async def test_a_suspects_worker_keeps_no_promise(shard: Shard) -> None:
+async def test_a_quarantined_worker_keeps_no_reservation(shard: Shard) -> None:
     await shard.warm("w", "state")
     await shard.submit("r", affinity=("state",))
-    await shard.suspect("suspect", environment="b")
+    await shard.quarantined("quarantined", environment="b")
     assert (await shard.claim("w", environments=["a", "b"], busy=1)).hold
     assert request_ids(await shard.claim("other")) == ["r"]
     await shard.claim("w", environments=["b"])
 
 
-# Steals and guards
+# Reassignments and watchdogs
 
 
-async def test_a_promise_that_is_not_kept_is_stolen(shard: Shard) -> None:
+async def test_a_reservation_that_is_not_kept_is_stolen(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=2)
-    await shard.queue.join("guard", b"", {"a": b""})
+    await shard.queue.join("watchdog", b"", {"a": b""})
     await shard.submit("r1", "r2", affinity=("state",))
-    # For the guard alone, since neither of the two is for anybody else.
-    assert shard.bell() == 1
-    shard.server.delete(shard.queue.keys.bell("a"))
-    claimed = await shard.claim("guard", 1)
+    # For the watchdog alone, since neither of the two is for anybody else.
+    assert shard.wakeup() == 1
+    shard.server.delete(shard.queue.keys.wakeup("a"))
+    claimed = await shard.claim("watchdog", 1)
     assert (claimed.jobs, claimed.again_s) == ((), 0.1)
     # While one watches, others need not.
     shard.advance(60)
     claimed = await shard.claim("other", 1)
-    assert (claimed.jobs, claimed.again_s, shard.bell()) == ((), 0, 0)
+    assert (claimed.jobs, claimed.again_s, shard.wakeup()) == ((), 0, 0)
     shard.advance(40)
-    assert request_ids(await shard.claim("guard", 1)) == ["r1"]
-    assert shard.bell() == 1
+    assert request_ids(await shard.claim("watchdog", 1)) == ["r1"]
+    assert shard.wakeup() == 1
     assert request_ids(await shard.claim("other", 1)) == ["r2"]
-    assert (await shard.queue.status()).counters["steals"] == 2
-    # Who did not come is promised nothing more, until he does.
+    assert (await shard.queue.status()).counters["reassignments"] == 2
+    # Who did not come is reserved nothing more, until he does.
     await shard.submit("r3", affinity=("state",))
     assert shard.dump().lists["wait"] == {"a:1:t": ["r3"]}
     assert request_ids(await shard.claim("w", 3)) == ["r3"]
     await shard.submit("r4", affinity=("state",))
-    assert shard.dump().lists["promise"] == {"w": ["r4"]}
+    assert shard.dump().lists["reservation"] == {"w": ["r4"]}
 
 
 async def test_a_late_worker_still_takes_what_nobody_stole(shard: Shard) -> None:
@@ -163,7 +163,7 @@ async def test_a_late_worker_still_takes_what_nobody_stole(shard: Shard) -> None
     shard.advance(5000)
     assert request_ids(await shard.claim("w", 1)) == ["r"]
     counters = (await shard.queue.status()).counters
-    assert (counters["warm_hits"], counters.get("steals")) == (1, None)
+    assert (counters["warm_hits"], counters.get("reassignments")) == (1, None)
 
 
 async def test_what_is_stolen_goes_to_the_front_in_its_order(shard: Shard) -> None:
@@ -178,69 +178,69 @@ async def test_what_is_stolen_goes_to_the_front_in_its_order(shard: Shard) -> No
     assert request_ids(await shard.claim("other", 3)) == ["r1", "r2", "r3"]
 
 
-async def test_a_guard_stays_while_there_are_promises_and_no_longer(shard: Shard) -> None:
+async def test_a_watchdog_stays_while_there_are_reservations_and_no_longer(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=9)
-    await shard.queue.join("guard", b"", {"a": b""})
+    await shard.queue.join("watchdog", b"", {"a": b""})
     await shard.submit("r1", affinity=("state",))
     await shard.claim("w", 9)
     # Its own was taken; it watches on, since another may come.
-    assert (await shard.claim("guard", 1)).again_s == 0.1
-    shard.server.delete(shard.queue.keys.bell("a"))
+    assert (await shard.claim("watchdog", 1)).again_s == 0.1
+    shard.server.delete(shard.queue.keys.wakeup("a"))
     shard.advance(30)
     await shard.submit("r2", affinity=("state",))
-    assert shard.bell() == 0
+    assert shard.wakeup() == 0
     shard.advance(70)
-    assert (await shard.claim("guard", 1)).again_s == pytest.approx(0.03)
+    assert (await shard.claim("watchdog", 1)).again_s == pytest.approx(0.03)
     await shard.claim("w", 9)
     shard.advance(30)
-    assert (await shard.claim("guard", 1)).again_s == 0
+    assert (await shard.claim("watchdog", 1)).again_s == 0
     await shard.submit("r3", affinity=("state",))
-    assert shard.bell() == 1
+    assert shard.wakeup() == 1
 
 
-async def test_nobody_watches_over_promises_to_himself(shard: Shard) -> None:
+async def test_nobody_watches_over_reservations_to_himself(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=1)
     await shard.warm("v", "another", vacant=1)
     await shard.submit("r1", affinity=("another",))
     assert (await shard.claim("w", 1)).again_s == 0.1
-    shard.server.delete(shard.queue.keys.bell("a"))
+    shard.server.delete(shard.queue.keys.wakeup("a"))
     await shard.submit("r2", affinity=("state",))
-    assert shard.bell() == 1
-    # Whoever takes a promise of his own leaves the watch to others.
+    assert shard.wakeup() == 1
+    # Whoever takes a reservation of his own leaves the watch to others.
     assert (await shard.claim("w", 2)).again_s == 0
     assert (await shard.claim("third", 1)).again_s == 0.1
 
 
-async def test_a_guard_that_finds_work_hands_the_watch_on(shard: Shard) -> None:
+async def test_a_watchdog_that_finds_work_hands_the_watch_on(shard: Shard) -> None:
     await shard.warm("w", "state")
     await shard.submit("r", affinity=("state",))
     await shard.submit("plain")
-    shard.server.delete(shard.queue.keys.bell("a"))
-    assert request_ids(await shard.claim("guard", 1)) == ["plain"]
-    assert shard.bell() == 1
+    shard.server.delete(shard.queue.keys.wakeup("a"))
+    assert request_ids(await shard.claim("watchdog", 1)) == ["plain"]
+    assert shard.wakeup() == 1
 
 
-async def test_promises_alone_make_nobody_ring_on(shard: Shard) -> None:
+async def test_reservations_alone_make_nobody_ring_on(shard: Shard) -> None:
     await shard.warm("w", "state")
     await shard.submit("r", affinity=("state",))
-    assert (await shard.claim("guard", 1)).again_s == 0.1
+    assert (await shard.claim("watchdog", 1)).again_s == 0.1
     await shard.submit("plain")
-    shard.server.delete(shard.queue.keys.bell("a"))
+    shard.server.delete(shard.queue.keys.wakeup("a"))
     assert request_ids(await shard.claim("other", 1)) == ["plain"]
-    assert shard.bell() == 0
+    assert shard.wakeup() == 0
 
 
-async def test_a_worker_that_is_alone_needs_no_guard(shard: Shard) -> None:
+async def test_a_worker_that_is_alone_needs_no_watchdog(shard: Shard) -> None:
     await shard.warm("w", "state")
-    shard.server.delete(shard.queue.keys.bell("a"))
+    shard.server.delete(shard.queue.keys.wakeup("a"))
     await shard.submit("r", affinity=("state",))
-    assert shard.bell() == 0
+    assert shard.wakeup() == 0
 
 
-# Ends of promised requests
+# Ends of reserved requests
 
 
-async def test_a_promised_request_can_be_withdrawn(shard: Shard) -> None:
+async def test_a_reserved_request_can_be_withdrawn(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=2)
     await shard.submit("r", "q", affinity=("state",))
     assert await shard.queue.cancel(["r"]) == [True]
@@ -250,7 +250,7 @@ async def test_a_promised_request_can_be_withdrawn(shard: Shard) -> None:
     assert (await shard.queue.status()).counters["waiting:a"] == 0
 
 
-async def test_a_promised_request_expires(shard: Shard) -> None:
+async def test_a_reserved_request_expires(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=2)
     await shard.submit("r", "q", affinity=("state",), deadline_ms=50)
     shard.advance(51)
@@ -262,7 +262,9 @@ async def test_a_promised_request_expires(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("how", ["leaves", "is reaped"])
-async def test_promises_to_a_worker_that_is_gone_are_for_anybody(shard: Shard, how: str) -> None:
+async def test_reservations_to_a_worker_that_is_gone_are_for_anybody(
+    shard: Shard, how: str
+) -> None:
     await shard.warm("w", "state", vacant=2)
     await shard.submit("r", "q", affinity=("state",))
     if how == "leaves":
@@ -273,11 +275,11 @@ async def test_promises_to_a_worker_that_is_gone_are_for_anybody(shard: Shard, h
     found = shard.dump()
     found.check()
     assert found.lists["wait"] == {"a:1:t": ["r", "q"]}
-    assert (shard.bell(), found.hashes.get("vacant")) == (1, None)
+    assert (shard.wakeup(), found.hashes.get("vacant")) == (1, None)
     assert request_ids(await shard.claim("other")) == ["r", "q"]
 
 
-async def test_a_request_that_comes_back_is_promised_to_nobody(shard: Shard) -> None:
+async def test_a_request_that_comes_back_is_reserved_to_nobody(shard: Shard) -> None:
     await shard.warm("w", "state")
     await shard.submit("r", affinity=("state",))
     (job,) = (await shard.claim("w", 2)).jobs
@@ -289,7 +291,7 @@ async def test_a_request_that_comes_back_is_promised_to_nobody(shard: Shard) -> 
 
 
 async def test_a_dead_letter_keeps_its_affinities(shard: Shard) -> None:
-    await shard.suspect("r", affinity=STATE)
+    await shard.quarantined("r", affinity=STATE)
     job = await shard.job()
     await shard.queue.release("w", [("r", job.token)], how="charge")
     letter = await shard.queue.dead_letter("r")

@@ -37,7 +37,7 @@ batches = st.lists(st.tuples(submissions, affinities), min_size=1, max_size=6)
 class WarmMachine(QueueMachine):
     model: WarmModel
     model_type = WarmModel
-    # What is held back is promised to nobody: see test_pause.
+    # What is held back is reserved to nobody: see test_pause.
     hold_back = None  # type: ignore[assignment]
 
     @rule(client=clients, batch=batches, again=some)
@@ -55,10 +55,10 @@ class WarmMachine(QueueMachine):
         print_=st.sampled_from(("", "", "f")),
         ms=st.sampled_from((0, 99, 100)),
     )
-    def promise(
+    def reservation(
         self, number: int, names: list[str], count: int, digest: str, print_: str, ms: int
     ) -> None:
-        """Whoever has ended everything is idle and warm, and is promised more, perhaps in vain."""
+        """Whoever has ended everything is idle and warm, and is reserved more, perhaps in vain."""
         plain = Submission("new", "a", "s", 1, 0, 100_000, b"body", digest)
         for new in (1, count):
             self.submit_pinned("c", new * [(plain, names)], [])
@@ -85,28 +85,28 @@ class WarmMachine(QueueMachine):
     def told_to_look(self, worker: str, environments: list[str], again_s: float) -> None:
         assert again_s == self.model.again_ms / 1000
         # It has heard whatever it was told before. Real workers claim for all their environments.
-        if self.model.guards.keys() & set(environments):
+        if self.model.watchdogs.keys() & set(environments):
             self.server.delete(self.queue.keys.stop(worker))
 
     def server_is_as_the_model_says(self) -> None:
         super().server_is_as_the_model_says()
         found, model = self.found, self.model
-        assert found.lists["promise"] == {
-            w: request_ids for w, request_ids in model.promises.items() if request_ids
+        assert found.lists["reservation"] == {
+            w: request_ids for w, request_ids in model.reservations.items() if request_ids
         }
-        assert found.promises == model.tills
+        assert found.reservations == model.tills
         assert found.warm == {name: seen for name, seen in model.warm.items() if seen}
         vacant = {worker: str(count) for worker, count in model.vacant.items()}
         assert found.hashes.get("vacant", {}) == vacant
-        guards = {
+        watchdogs = {
             environment: f"{until} {worker}"
-            for environment, (until, worker) in model.guards.items()
+            for environment, (until, worker) in model.watchdogs.items()
         }
-        assert found.hashes.get("pinning", {}) == guards
+        assert found.hashes.get("pinning", {}) == watchdogs
         stats = found.hashes.get("stats", {})
-        for name in ("warm_hits", "warm_misses", "steals"):
+        for name in ("warm_hits", "warm_misses", "reassignments"):
             assert int(stats.get(name, 0)) == model.counts[name], name
-        for worker, request_ids in model.promises.items():
+        for worker, request_ids in model.reservations.items():
             assert not request_ids or "+" in found.lists["stop"][worker]
 
 

@@ -19,12 +19,12 @@ def request_ids(claimed: Claimed) -> list[str]:
 
 
 async def counters(shard: Shard) -> tuple[int, int, int]:
-    """Hits, misses and steals."""
+    """Hits, misses and reassignments."""
     found = (await shard.queue.status()).counters
-    return found.get("warm_hits", 0), found.get("warm_misses", 0), found.get("steals", 0)
+    return found.get("warm_hits", 0), found.get("warm_misses", 0), found.get("reassignments", 0)
 
 
-async def test_a_run_is_followed_rather_than_promised_anew(shard: Shard) -> None:
+async def test_a_run_is_followed_rather_than_reserved_anew(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=2)
     await shard.submit("leader", **TWIN)
     (job,) = (await shard.claim("w", 2)).jobs
@@ -32,42 +32,42 @@ async def test_a_run_is_followed_rather_than_promised_anew(shard: Shard) -> None
     found = shard.dump()
     found.check()
     assert found.followers == {"leader": ["f"]}
-    assert not found.lists["promise"]
+    assert not found.lists["reservation"]
     # It has taken nothing of what is vacant.
     assert found.hashes["vacant"] == {"w": "1"}
     await shard.submit("other", affinity=("state",))
-    assert shard.dump().lists["promise"] == {"w": ["other"]}
+    assert shard.dump().lists["reservation"] == {"w": ["other"]}
     assert request_ids(await shard.claim("w", 1, settle=[settlement(job)])) == ["other"]
     assert await shard.end("f") == ("accepted", 1, 0)
 
 
-async def part_twins(shard: Shard, *promised: str) -> None:
-    """``leader`` runs at the worker v, and others of its kind are promised to the worker w."""
+async def part_twins(shard: Shard, *reserved: str) -> None:
+    """``leader`` runs at the worker v, and others of its kind are reserved to the worker w."""
     await shard.warm("v", "header")
     await shard.warm("w", "state", vacant=3)
     await shard.submit("leader", digest="same", affinity=("header",))
-    await shard.submit(*promised, **TWIN)
-    assert shard.dump().lists["promise"] == {"v": ["leader"], "w": list(promised)}
+    await shard.submit(*reserved, **TWIN)
+    assert shard.dump().lists["reservation"] == {"v": ["leader"], "w": list(reserved)}
     assert request_ids(await shard.claim("v", 1)) == ["leader"]
 
 
-async def test_what_was_promised_attaches_when_its_worker_claims(shard: Shard) -> None:
-    await part_twins(shard, "promised")
+async def test_what_was_reserved_attaches_when_its_worker_claims(shard: Shard) -> None:
+    await part_twins(shard, "reserved")
     await shard.submit("other", affinity=("state",))
     before = await counters(shard)
     # It fills no slot, so that there is one for the other.
     assert request_ids(await shard.claim("w", 1)) == ["other"]
     found = shard.dump()
     found.check()
-    assert found.followers == {"leader": ["promised"]}
-    assert (found.req["promised"]["on"], found.req["promised"]["w"]) == ("leader", "v")
+    assert found.followers == {"leader": ["reserved"]}
+    assert (found.req["reserved"]["on"], found.req["reserved"]["w"]) == ("leader", "v")
     assert await counters(shard) == (before[0] + 1, before[1], before[2])
-    ((leader,), _) = await shard.queue.adopt("v", [])
+    ((leader,), _) = await shard.queue.reconcile("v", [])
     await shard.settle(leader, worker="v")
-    assert await shard.end("promised") == ("accepted", 1, 0)
+    assert await shard.end("reserved") == ("accepted", 1, 0)
 
 
-async def test_twins_that_are_promised_together_run_once(shard: Shard) -> None:
+async def test_twins_that_are_reserved_together_run_once(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=3)
     await shard.submit("r1", "r2", "r3", **TWIN)
     job = await shard.job("w")
@@ -88,34 +88,34 @@ async def test_who_only_attaches_is_as_vacant_as_before(shard: Shard) -> None:
     found = shard.dump()
     found.check()
     assert found.followers == {"leader": ["p1", "p2"]}
-    assert (found.hashes["vacant"], found.promises) == ({"w": "3"}, {})
+    assert (found.hashes["vacant"], found.reservations) == ({"w": "3"}, {})
     # It may watch, since nothing keeps it busy.
     assert claimed.again_s > 0
     await shard.submit("n1", "n2", "n3", "n4", affinity=("state",))
     found = shard.dump()
-    assert found.lists["promise"] == {"w": ["n1", "n2", "n3"]}
+    assert found.lists["reservation"] == {"w": ["n1", "n2", "n3"]}
     assert found.lists["wait"] == {"a:1:t": ["n4"]}
 
 
 @pytest.mark.parametrize(("how", "attempts"), [("keep", 1), ("charge", 2)])
-async def test_followers_that_go_back_keep_affinities_and_have_no_promise(
+async def test_followers_that_go_back_keep_affinities_and_have_no_reservation(
     shard: Shard, how: Returning, attempts: int
 ) -> None:
-    await part_twins(shard, "promised")
+    await part_twins(shard, "reserved")
     await shard.submit("f", **TWIN)
     assert (await shard.claim("w", 3)).jobs == ()
-    assert sorted(shard.dump().followers["leader"]) == ["f", "promised"]
-    ((leader,), _) = await shard.queue.adopt("v", [])
+    assert sorted(shard.dump().followers["leader"]) == ["f", "reserved"]
+    ((leader,), _) = await shard.queue.reconcile("v", [])
     await shard.queue.release("v", [(leader.request_id, leader.token)], how=how)
     found = shard.dump()
     found.check()
-    assert not found.lists["promise"]
-    for request_id in ("f", "promised"):
+    assert not found.lists["reservation"]
+    for request_id in ("f", "reserved"):
         assert (found.req[request_id]["st"], found.req[request_id]["a"]) == ("queued", "state")
-    assert sorted(found.lists["wait"]["a:1:t"]) == ["f", "leader", "promised"]
+    assert sorted(found.lists["wait"]["a:1:t"]) == ["f", "leader", "reserved"]
     # A warm worker prefers one of its own, which the others follow.
     job = await shard.job("w")
-    assert (job.request_id in ("f", "promised"), job.attempts) == (True, attempts)
+    assert (job.request_id in ("f", "reserved"), job.attempts) == (True, attempts)
     assert (await shard.claim("other")).jobs == ()
     shard.dump().check()
     await shard.settle(job)
@@ -131,20 +131,20 @@ async def test_a_follower_alone_makes_its_environment_look_for_warm_workers(shar
 
 
 async def test_what_was_stolen_attaches_as_well(shard: Shard) -> None:
-    await part_twins(shard, "promised")
+    await part_twins(shard, "reserved")
     await shard.submit("other", affinity=("state",))
     shard.advance(100)
-    hits, misses, steals = await counters(shard)
+    hits, misses, reassignments = await counters(shard)
     assert request_ids(await shard.claim("thief", 2)) == ["other"]
     found = shard.dump()
     found.check()
-    assert found.followers == {"leader": ["promised"]}
+    assert found.followers == {"leader": ["reserved"]}
     # Two were stolen, and one of them was taken.
-    assert await counters(shard) == (hits, misses + 1, steals + 2)
+    assert await counters(shard) == (hits, misses + 1, reassignments + 2)
     assert found.hashes["vacant"] == {"thief": "1"}
 
 
-async def test_a_remembered_verdict_comes_before_any_promise(shard: Shard) -> None:
+async def test_a_remembered_verdict_comes_before_any_reservation(shard: Shard) -> None:
     shard.queue.settings = replace(shard.settings, remember_s=60.0)
     await shard.queue.join("w", b"", {"a": b""}, {"a": "print"})
     await shard.submit("first", **TWIN)
@@ -155,11 +155,11 @@ async def test_a_remembered_verdict_comes_before_any_promise(shard: Shard) -> No
     assert shard.dump().hashes["vacant"] == {"w": "2"}
     assert await shard.submit("again", **TWIN) == [done.reply]
     found = shard.dump()
-    assert not found.lists["promise"]
-    assert not found.promises
+    assert not found.lists["reservation"]
+    assert not found.reservations
     assert found.hashes["vacant"] == {"w": "2"}
     await shard.submit("other", digest="another", affinity=("state",))
-    assert shard.dump().lists["promise"] == {"w": ["other"]}
+    assert shard.dump().lists["reservation"] == {"w": ["other"]}
 
 
 async def test_among_what_waits_who_attaches_takes_nobodys_place(shard: Shard) -> None:
@@ -182,10 +182,10 @@ async def test_a_run_without_its_client_still_makes_warm(shard: Shard) -> None:
     await shard.claim("w", 1, settle=[settlement(job, warm=True)])
     assert list(shard.dump().warm["a:state"]) == ["w"]
     await shard.submit("next", affinity=("state",))
-    assert shard.dump().lists["promise"] == {"w": ["next"]}
+    assert shard.dump().lists["reservation"] == {"w": ["next"]}
 
 
-async def test_a_promised_twin_can_be_withdrawn_before_and_after(shard: Shard) -> None:
+async def test_a_reserved_twin_can_be_withdrawn_before_and_after(shard: Shard) -> None:
     await part_twins(shard, "before", "after")
     assert await shard.queue.cancel(["before"]) == [True]
     assert (await shard.claim("w", 3)).jobs == ()

@@ -1,4 +1,4 @@
-"""The soak: what leanq promises, while everything goes wrong that can.
+"""The soak: what leanq reservations, while everything goes wrong that can.
 
 Clients ask for echoes whose right answers are known, workers are killed all the time, and one
 nemesis after another befalls the rest. Then the history is checked, and what was left behind.
@@ -203,7 +203,7 @@ class Storm:
         self.scene.fleet.replace_the_ended()
         status = look(self._settings)
         alive = self.scene.fleet.joined()
-        idle = not (status.levels or status.suspects or any(row.held for row in status.workers))
+        idle = not (status.levels or status.quarantined or any(row.held for row in status.workers))
         return (
             self._wrecks.look() and idle and len(status.workers) == self.plan.workers == len(alive)
         )
@@ -259,7 +259,15 @@ def _look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Co
             replies[name] = key
         elif kind in ("inbox", "isolating"):
             left[f"{kind} for ever"] += ttl_ms == -1
-        elif kind not in ("stats", "tally", "minutes", "environments", "prints", "bell", "collect"):
+        elif kind not in (
+            "stats",
+            "tally",
+            "minutes",
+            "environments",
+            "prints",
+            "wakeup",
+            "collect",
+        ):
             left[key.decode()] += 1
     if replies:
         values: Any = connection.mget(list(replies.values()))

@@ -79,7 +79,7 @@ def compare(found: Dump, model: Model) -> None:
     assert {(k[0], k[2:]) for k in found.hashes.get("paused", {})} == {
         (kind[0], name) for kind, name in model.paused
     }
-    assert found.lists["suspects"] == {k: v for k, v in model.suspects.items() if v}
+    assert found.lists["quarantined"] == {k: v for k, v in model.quarantined.items() if v}
     assert found.work == {worker: work for worker, work in model.work.items() if work}
     assert (found.workers, found.isolating) == (model.leases, model.isolating)
     assert set(found.hashes.get("info", ())) == model.fleet
@@ -102,7 +102,7 @@ def compare(found: Dump, model: Model) -> None:
     assert (stats["coalesced"], stats["remembered"]) == saved
 
 
-def check_bells(found: Dump, model: Model, woken: Collection[str]) -> None:
+def check_wakeups(found: Dump, model: Model, woken: Collection[str]) -> None:
     """Where work waits, somebody is or will be woken."""
     for environment in model.environments | {
         item.sub.environment for item in model.flying.values()
@@ -114,7 +114,7 @@ def check_bells(found: Dump, model: Model, woken: Collection[str]) -> None:
             and w.sub.environment == environment
             and not {("environment", environment), ("tenant", w.sub.tenant)} & model.paused
         ]
-        tokens = len(found.lists["bell"].get(environment, ()))
+        tokens = len(found.lists["wakeup"].get(environment, ()))
         assert tokens <= 16
         in_time = {w.sub.request_id for w in queued if w.deadline >= model.now} - model.to.keys()
-        assert tokens or in_time <= set(model.suspects[environment]) or environment in woken
+        assert tokens or in_time <= set(model.quarantined[environment]) or environment in woken

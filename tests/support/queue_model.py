@@ -54,18 +54,18 @@ class Model:
         self.passed: set[tuple[str, int, str]] = set()
         self.told: defaultdict[str, set[str]] = defaultdict(set)
         self.rings: defaultdict[tuple[str, int], dict[str, list[str]]] = defaultdict(dict)
-        self.suspects: defaultdict[str, list[str]] = defaultdict(list)
+        self.quarantined: defaultdict[str, list[str]] = defaultdict(list)
         self.work: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self.leases: dict[str, int] = {}
         self.fleet: set[str] = set()
         self.environments: set[str] = set()
         self.isolating: dict[str, str] = {}
         self.turns: Counter[str] = Counter()
-        self.heard = self.truce = 0
+        self.heard = self.expiry_grace = 0
         # Environments and tenants that are held back, and the lines of such tenants.
         self.paused: set[tuple[Literal["environment", "tenant"], str]] = set()
         self.parked: defaultdict[tuple[str, int], dict[str, list[str]]] = defaultdict(dict)
-        # Whom a request is promised to that stands in no line, and which such the last claim took.
+        # Whom a request is reserved to that stands in no line, and which such the last claim took.
         self.to: dict[str, str] = {}
         self.redeemed: set[str] = set()
 
@@ -137,15 +137,15 @@ class Model:
             if ("environment", environment) not in self.paused
         ]
         for environment in environments if want else ():
-            suspect = self._first_suspect(environment)
-            if suspect and busy == 0:
+            quarantined = self._first_quarantined(environment)
+            if quarantined and busy == 0:
                 if self.isolating.get(environment) == worker:
                     del self.isolating[environment]
-                self.suspects[environment].pop(0)
-                self._take(suspect, solo=True)
-                self._first_suspect(environment)
-                return [suspect], True, False
-            if suspect and self.isolating.setdefault(environment, worker) == worker:
+                self.quarantined[environment].pop(0)
+                self._take(quarantined, solo=True)
+                self._first_quarantined(environment)
+                return [quarantined], True, False
+            if quarantined and self.isolating.setdefault(environment, worker) == worker:
                 return [], False, True
         return self._fill(worker, environments, want), False, False
 
@@ -195,23 +195,23 @@ class Model:
     def renew(self, worker: str) -> list[str]:
         """The request ids that overran."""
         self.leases[worker] = self.now + self.lease_ms
-        overrun: list[str] = []
+        timed_out: list[str] = []
         if self.judges():
-            overrun = [
+            timed_out = [
                 request_id
                 for request_id in self._by_age(worker)
                 if self.work[worker][request_id] <= self.now
             ]
-        for request_id in overrun:
+        for request_id in timed_out:
             self._requeue(request_id, charge=True)
-        return overrun
+        return timed_out
 
     def judges(self) -> bool:
         """Whether leases are judged now. After a silence they are not, for half a lease."""
         if self.heard and self.now - self.heard > self.lease_ms / 2:
-            self.truce = self.now + self.lease_ms // 2
+            self.expiry_grace = self.now + self.lease_ms // 2
         self.heard = self.now
-        return self.now >= self.truce
+        return self.now >= self.expiry_grace
 
     def reap(self) -> Counter[str] | None:
         """What became of the requests of whoever is overdue the longest, by name."""
@@ -261,13 +261,13 @@ class Model:
                 request_ids += drawn
         return request_ids
 
-    def _draw_turn(self, worker: str, environment: str, want: int, alone: bool) -> list[str]:
+    def _draw_turn(self, worker: str, environment: str, want: int, isolated: bool) -> list[str]:
         """Seven picks of eight to the most urgent priority, the eighth goes round the priorities;
         all of
         them at once where but one priority has work."""
         turn, place = divmod(self.turns[environment], 8)
         first, most = (turn % 3, 1) if place == 7 else (0, min(want, 7 - place))
-        most = want if alone else most
+        most = want if isolated else most
         request_ids: list[str] = []
         for priority in sorted(range(3), key=lambda priority: (priority != first, priority)):
             request_ids += self._draw(worker, environment, priority, most - len(request_ids))
@@ -296,7 +296,7 @@ class Model:
 
     def _take(self, request_id: str, solo: bool = False) -> bool:
         """Whether a request that waits is to run; it is leased, and has no token yet."""
-        if not self._waits(request_id) or self._follows(request_id, suspect=solo):
+        if not self._waits(request_id) or self._follows(request_id, quarantined=solo):
             return False
         item = self.flying[request_id]
         item.token, item.solo = "", solo and bool(item.sub.digest)
@@ -304,19 +304,19 @@ class Model:
             self.runs[item.sub.environment, item.sub.digest] = request_id
         return True
 
-    def _first_suspect(self, environment: str) -> str | None:
-        suspects = self.suspects[environment]
-        while suspects and (
-            not self._waits(suspects[0]) or self._follows(suspects[0], suspect=True)
+    def _first_quarantined(self, environment: str) -> str | None:
+        quarantined = self.quarantined[environment]
+        while quarantined and (
+            not self._waits(quarantined[0]) or self._follows(quarantined[0], quarantined=True)
         ):
-            suspects.pop(0)
-        return suspects[0] if suspects else None
+            quarantined.pop(0)
+        return quarantined[0] if quarantined else None
 
-    def _follows(self, request_id: str, suspect: bool = False) -> bool:
-        """Attaches a request to one that runs; suspects only to one that runs alone."""
+    def _follows(self, request_id: str, quarantined: bool = False) -> bool:
+        """Attaches a request to one that runs; quarantined requests only to one that runs alone."""
         item = self.flying[request_id]
         leader = self.runs.get((item.sub.environment, item.sub.digest))
-        if leader is None or (suspect and not self.flying[leader].solo):
+        if leader is None or (quarantined and not self.flying[leader].solo):
             return False
         item.leader, item.attempts = leader, item.attempts + 1
         by_age = [
@@ -364,8 +364,8 @@ class Model:
             return "poisoned"
         item.token, item.leader, item.solo = None, "", False
         if 0 < item.attempts == self.max_attempts - 1:
-            suspects = self.suspects[item.sub.environment]
-            suspects.insert(len(suspects) if defer else 0, request_id)
+            quarantined = self.quarantined[item.sub.environment]
+            quarantined.insert(len(quarantined) if defer else 0, request_id)
         else:
             self._go_back(item.sub, defer)
         return "queued"

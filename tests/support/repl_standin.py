@@ -30,7 +30,6 @@ from typing import Any
 from zlib import crc32
 
 import repl_standin_script as script
-
 from repl_standin_script import Json, Note, RefusedError, UncaughtError, position
 
 # In Lean's order: the first that fits is taken. What ends with ? may be left out.

@@ -54,7 +54,7 @@ class Dump:
     hashes: dict[str, dict[str, str]] = field(default_factory=dict)
     work: dict[str, dict[str, int]] = field(default_factory=dict)
     warm: dict[str, dict[str, int]] = field(default_factory=dict)
-    promises: dict[str, int] = field(default_factory=dict)
+    reservations: dict[str, int] = field(default_factory=dict)
     parked: dict[str, set[str]] = field(default_factory=dict)
     workers: dict[str, int] = field(default_factory=dict)
     isolating: dict[str, str] = field(default_factory=dict)
@@ -68,9 +68,9 @@ class Dump:
     def check(self, remembered: Collection[str] = ()) -> None:
         """What holds between any two calls, whatever they were, until replies are collected.
         Those ``remembered`` were answered as they were submitted."""
-        waiting, suspects = self.lists["wait"], self.lists["suspects"]
-        promised = self.lists["promise"]
-        listed = Counter(chain(*waiting.values(), *suspects.values(), *promised.values()))
+        waiting, quarantined = self.lists["wait"], self.lists["quarantined"]
+        reserved = self.lists["reservation"]
+        listed = Counter(chain(*waiting.values(), *quarantined.values(), *reserved.values()))
         leased = Counter(chain(*self.work.values()))
         attached = Counter(chain(*self.followers.values()))
         for request_id, fields in self.req.items():
@@ -81,8 +81,8 @@ class Dump:
             ], request_id
             assert status != "leased" or request_id in self.work[fields["w"]]
             assert status != "attached" or request_id in self.followers[fields["on"]]
-            assert ("to" in fields) == (request_id in chain(*promised.values())), request_id
-            assert "to" not in fields or request_id in promised[fields["to"]], request_id
+            assert ("to" in fields) == (request_id in chain(*reserved.values())), request_id
+            assert "to" not in fields or request_id in reserved[fields["to"]], request_id
         assert set(leased) | set(attached) <= set(self.req)
         for leader in self.followers:
             assert self.req[leader]["st"] == "leased"
@@ -93,9 +93,10 @@ class Dump:
         assert set(self.req) & set(self.reply) == ghosts <= set(self.followers)
         assert set(listed) <= set(self.req) | set(self.reply)
         assert self.dead == self.deadreq
-        # Work whose worker is not in the fleet would never be reaped, nor its promises recalled.
+        # Work whose worker is not in the fleet would never be reaped, nor its reservations
+        # recalled.
         assert set(self.work) | set(self.hashes.get("vacant", ())) <= set(self.workers)
-        assert set(self.promises) == set(promised) <= set(self.workers)
+        assert set(self.reservations) == set(reserved) <= set(self.workers)
         rings = [f"{place}:{t}" for place, ring in self.lists["ring"].items() for t in ring]
         rings += [f"{place}:{t}" for place, tenants in self.parked.items() for t in tenants]
         assert sorted(rings) == sorted(waiting)
@@ -125,9 +126,9 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 pipe.hgetall(name)
             case "parked":
                 pipe.smembers(name)
-            case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
+            case "wait" | "ring" | "quarantined" | "reservation" | "wakeup" | "stop":
                 pipe.lrange(name, 0, -1)
-            case "work" | "workers" | "dead" | "with" | "warm" | "promises" | "minutes":
+            case "work" | "workers" | "dead" | "with" | "warm" | "reservations" | "minutes":
                 pipe.zrange(name, 0, -1, withscores=True)
             case "inbox":
                 pipe.xrange(name)
@@ -158,14 +159,14 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.hashes[kind] = _texts(value)
             case "parked":
                 found.parked[rest] = {tenant.decode() for tenant in value}
-            case "wait" | "ring" | "suspects" | "promise" | "bell" | "stop":
+            case "wait" | "ring" | "quarantined" | "reservation" | "wakeup" | "stop":
                 found.lists[kind][rest] = [item.decode() for item in value]
             case "work":
                 found.work[rest] = {request_id.decode(): int(score) for request_id, score in value}
             case "warm":
                 found.warm[rest] = {worker.decode(): int(score) for worker, score in value}
-            case "promises":
-                found.promises = {worker.decode(): int(score) for worker, score in value}
+            case "reservations":
+                found.reservations = {worker.decode(): int(score) for worker, score in value}
             case "workers":
                 found.workers = {worker.decode(): int(score) for worker, score in value}
             case "inbox":
@@ -292,7 +293,7 @@ class Shard:
         self, worker: str, *affinity: str, vacant: int = 1, environment: str = "a"
     ) -> None:
         """Makes the worker warm, and leaves it idle with so many slots."""
-        # Behind another, so that it is promised to nobody who is warm already.
+        # Behind another, so that it is reserved to nobody who is warm already.
         request_ids = [f"{name} {worker}" for name in ("first", *affinity)]
         await self.submit(request_ids[0], environment=environment)
         for request_id, name in zip(request_ids[1:], affinity, strict=True):
@@ -302,7 +303,7 @@ class Shard:
         ended = [settlement(job, warm=True) for job in jobs]
         await self.claim(worker, vacant, environments=[environment], settle=ended)
 
-    async def suspect(self, request_id: str, **fields: Any) -> None:
+    async def quarantined(self, request_id: str, **fields: Any) -> None:
         """Submits a request and fails it until its next attempt is the last."""
         await self.submit(request_id, **fields)
         environment = str(fields.get("environment", "a"))
@@ -329,8 +330,8 @@ class Shard:
     def dump(self) -> Dump:
         return dump(self.server, self.tag)
 
-    def bell(self, environment: str = "a") -> int:
-        return len(self.dump().lists["bell"].get(environment, ()))
+    def wakeup(self, environment: str = "a") -> int:
+        return len(self.dump().lists["wakeup"].get(environment, ()))
 
 
 @contextlib.asynccontextmanager

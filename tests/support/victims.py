@@ -45,11 +45,11 @@ _LARGE_BYTES = 70_000
 def process_group() -> Iterator[int]:
     """A group for processes that are to end with this one, however it ends."""
     watch = "read -r _; kill -KILL 0"
-    guard = subprocess.Popen(["/bin/sh", "-c", watch], stdin=subprocess.PIPE, process_group=0)
+    watchdog = subprocess.Popen(["/bin/sh", "-c", watch], stdin=subprocess.PIPE, process_group=0)
     try:
-        yield guard.pid
+        yield watchdog.pid
     finally:
-        guard.communicate()
+        watchdog.communicate()
 
 
 def python(code: str, *arguments: str, group: int, log: Path, **environ: str) -> Popen:

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from leanq.queue.results import Submission
 from support.queue_model import Flying, Model
 
-STEAL_MS, PASS_MS, WINDOW, MOST_WARM, COLD = 100, 2000, 16, 16, 3
+REASSIGN_MS, PASS_MS, WINDOW, MOST_WARM, COLD = 100, 2000, 16, 16, 3
 
 
 class WarmModel(Model):
-    """Promises are request ids by worker; a guard is an environment's time and worker, or ''."""
+    """Reservations are request ids by worker; a watchdog is a time and a worker, or ''."""
 
     def __init__(self, lease_ms: int, max_attempts: int, max_waiting: int) -> None:
         super().__init__(lease_ms, max_attempts, max_waiting)
         self.warm: defaultdict[str, dict[str, int]] = defaultdict(dict)
         self.vacant: dict[str, int] = {}
-        self.promises: dict[str, list[str]] = {}
+        self.reservations: dict[str, list[str]] = {}
         self.tills: dict[str, int] = {}
-        self.guards: dict[str, tuple[int, str]] = {}
+        self.watchdogs: dict[str, tuple[int, str]] = {}
         # By request id, when a warmer one first went before it.
         self.bypassed: dict[str, int] = {}
         self.counts = Counter[str]()
@@ -30,7 +30,7 @@ class WarmModel(Model):
     def submit(self, client: str, sub: Submission) -> str:
         answer = super().submit(client, sub)
         if answer == "queued" and sub.affinity:
-            self.guards.setdefault(sub.environment, (0, ""))
+            self.watchdogs.setdefault(sub.environment, (0, ""))
         return answer
 
     def _enter(self, sub: Submission) -> None:
@@ -40,12 +40,12 @@ class WarmModel(Model):
             return
         self.to[sub.request_id] = worker
         self.vacant[worker] -= 1
-        self.promises.setdefault(worker, []).append(sub.request_id)
-        self.tills.setdefault(worker, self.now + STEAL_MS)
+        self.reservations.setdefault(worker, []).append(sub.request_id)
+        self.tills.setdefault(worker, self.now + REASSIGN_MS)
         self._promisees[sub.environment].add(worker)
 
     def _warm_worker(self, sub: Submission) -> str | None:
-        if self.suspects[sub.environment] or any(
+        if self.quarantined[sub.environment] or any(
             self.rings[sub.environment, priority] for priority in range(3)
         ):
             return None
@@ -57,11 +57,11 @@ class WarmModel(Model):
         return None
 
     def submitted(self) -> None:
-        promisees = set().union(*self._promisees.values())
+        reserved_workers = set().union(*self._promisees.values())
         for environment in self._promisees:
-            until, guard = self.guards[environment]
-            if until <= self.now or guard in promisees:
-                self.guards[environment] = (self.now + STEAL_MS, "")
+            until, watchdog = self.watchdogs[environment]
+            if until <= self.now or watchdog in reserved_workers:
+                self.watchdogs[environment] = (self.now + REASSIGN_MS, "")
         self._promisees.clear()
 
     def settle(
@@ -81,12 +81,12 @@ class WarmModel(Model):
     ) -> tuple[list[str], bool, bool]:
         self.again_ms = 0
         self.redeemed.clear()
-        pinned = [environment for environment in environments if environment in self.guards]
+        pinned = [environment for environment in environments if environment in self.watchdogs]
         if pinned:
             late = sorted((till, name) for name, till in self.tills.items() if till <= self.now)
             for _, other in reversed(late):
                 if other != worker:
-                    self.counts["steals"] += self._recall(other)
+                    self.counts["reassignments"] += self._recall(other)
         request_ids, alone, hold = super().claim(worker, environments, want, busy)
         for request_id in request_ids:
             sub = self.flying[request_id].sub
@@ -112,8 +112,8 @@ class WarmModel(Model):
 
     def _fill(self, worker: str, environments: Sequence[str], want: int) -> list[str]:
         request_ids: list[str] = []
-        if any(environment in self.guards for environment in environments):
-            line = self.promises.get(worker, [])
+        if any(environment in self.watchdogs for environment in environments):
+            line = self.reservations.get(worker, [])
             while line and len(request_ids) < want:
                 request_id = line.pop(0)
                 if self.to.pop(request_id, None) == worker and self._take(request_id):
@@ -122,7 +122,7 @@ class WarmModel(Model):
         return request_ids + super()._fill(worker, environments, want - len(request_ids))
 
     def _serve(self, worker: str, environment: str, line: list[str], most: int) -> list[str]:
-        if environment not in self.guards:
+        if environment not in self.watchdogs:
             return super()._serve(worker, environment, line, most)
         request_ids: list[str] = []
         while len(request_ids) < most and (request_id := self._choose(worker, environment, line)):
@@ -158,7 +158,7 @@ class WarmModel(Model):
     def _recall(self, worker: str) -> int:
         request_ids = [
             request_id
-            for request_id in self.promises.pop(worker, [])
+            for request_id in self.reservations.pop(worker, [])
             if self.to.get(request_id) == worker
         ]
         for request_id in reversed(request_ids):
@@ -170,16 +170,16 @@ class WarmModel(Model):
 
     def _watch(self, worker: str, environment: str, free: bool, redeemed: bool) -> int:
         soonest = min(self.tills.values(), default=0)
-        until, guard = self.guards[environment]
+        until, watchdog = self.watchdogs[environment]
         guarded = until > self.now
-        if (guarded and guard not in {worker, ""}) or not (soonest or guarded):
+        if (guarded and watchdog not in {worker, ""}) or not (soonest or guarded):
             return 0
         if free and not redeemed:
             till = max(soonest or until, self.now + 1)
-            self.guards[environment] = (till, worker)
+            self.watchdogs[environment] = (till, worker)
             return till - self.now
-        if guard == worker:
-            self.guards[environment] = (0, "")
+        if watchdog == worker:
+            self.watchdogs[environment] = (0, "")
         return 0
 
     def _end(self, request_id: str, verdict: str) -> None:

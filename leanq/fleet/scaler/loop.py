@@ -158,7 +158,7 @@ def _stats(name: str, seen: FleetStats, ordered: Ordered, now: float) -> Stats:
     return Stats(
         time_s=now,
         # For what is held back nobody is needed.
-        queued=environment.waiting - environment.held + environment.suspects,
+        queued=environment.waiting - environment.held + environment.quarantined,
         leased=round(environment.running),
         oldest_s=environment.oldest_s,
         submitted=environment.submitted,

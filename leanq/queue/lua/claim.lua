@@ -2,19 +2,19 @@
 -- settle(batch) and claim(n) in one call; either part may be empty.
 -- settle: accepted only with the current token, or again with the token that already won.
 -- claim: up to n requests into the worker's processing list, with a lease token that is new for this call;
---   tenants in round-robin within a priority, priorities without starvation, suspects alone; first what
---   the worker was promised, and of a tenant's next ones those that it is warm for.
+--   tenants in round-robin within a priority, priorities without starvation, quarantined requests alone; first what
+--   the worker was reserved, and of a tenant's next ones those that it is warm for.
 -- ARGV: worker, lease (ms), time-to-live of replies (ms), token of the new leases, n wanted,
---   n in flight besides those settled here (other than 0 keeps suspects away),
+--   n in flight besides those settled here (other than 0 keeps quarantined requests away),
 --   most attempts, how long verdicts are remembered (ms), count of results,
 --   (request id, token, reply, about) per result, then the environments. About, which most results share:
 --   outcome, 1 where the worker is warm for it now, the way in which Lean came by its prefix or '',
 --   fingerprint or '', environment, and its times, with a space between: of w(aited), r(an) and t(otal) each
 --   the letter, ms, a slash, and the number of the histogram's bucket. An older release leaves the last two out.
 -- Returns {per result 1 or 0 (fenced), per request four values: request id, about, submitted (ms), body,
---   size of the processing list, 1 where this worker should empty itself for a suspect,
---   after how many ms it should claim again, to watch over others' promises (0: it need not), now (ms),
---   1 where requests of these environments may be promised to workers}.
+--   size of the processing list, 1 where this worker should empty itself for a quarantined request,
+--   after how many ms it should claim again, to watch over others' reservations (0: it need not), now (ms),
+--   1 where requests of these environments may be reserved to workers}.
 --   About: attempts, 1 where it runs alone, environment.
 -- Warm requests among so many at the front of a tenant's line go first. Nothing is passed over
 -- later than so long after it first was, however many warm ones come up.
@@ -47,7 +47,7 @@ if #environments == 0 then return {acks, {}, conclude(), 0, 0, now, 0} end
 local MOST_POPS = 1000
 local pops, jobs, leases, places, taken = 0, {}, {}, {}, {}
 
--- Per environment in which some requests name affinities, who watches over promises there and until when.
+-- Per environment in which some requests name affinities, who watches over reservations there and until when.
 local pinning = {}
 for i, note in ipairs(call('HMGET', P .. ':pinning', unpack(environments))) do
   pinning[environments[i]] = note or nil
@@ -88,10 +88,10 @@ local function waiting(environment, request_ids)
 end
 
 -- Whether a request that waits needs no run of its own, since an identical one runs.
-local function follow(r, suspect)
+local function follow(r, quarantined)
   if r[DIGEST] == '' then return false end
   local leader = call('HGET', RUNS, run_of(r[ENVIRONMENT], r[DIGEST]))
-  if not attach(r.request_id, leader, r[DIGEST], r[AT], suspect) then return false end
+  if not attach(r.request_id, leader, r[DIGEST], r[AT], quarantined) then return false end
   taken[r.request_id] = true
   count('waiting:' .. r[ENVIRONMENT], -1)
   return true
@@ -274,33 +274,33 @@ local function claim(environment, n)
   return n
 end
 
--- The first suspect of an environment that still waits for a run of its own.
-local function suspect(environment)
-  local suspects = P .. ':suspects:' .. environment
-  local request_id = call('LINDEX', suspects, 0)
+-- The first quarantined request of an environment that still waits for a run of its own.
+local function quarantined(environment)
+  local quarantined = P .. ':quarantined:' .. environment
+  local request_id = call('LINDEX', quarantined, 0)
   while request_id do
     local r = waiting(environment, {request_id})[1]
     if r and not follow(r, true) then return r end
-    call('LPOP', suspects)
-    request_id = call('LINDEX', suspects, 0)
+    call('LPOP', quarantined)
+    request_id = call('LINDEX', quarantined, 0)
   end
   return nil
 end
 
--- What other workers were promised and did not come for, each to its line's front.
+-- What other workers were reserved and did not come for, each to its line's front.
 local function recall_overdue()
-  local late = call('ZRANGEBYSCORE', P .. ':promises', '-inf', now, 'LIMIT', 0, 16)
+  local late = call('ZRANGEBYSCORE', P .. ':reservations', '-inf', now, 'LIMIT', 0, 16)
   -- The oldest last, so that it comes to stand first.
   for i = #late, 1, -1 do
-    if late[i] ~= worker then count('steals', recall(late[i])) end
+    if late[i] ~= worker then count('reassignments', recall(late[i])) end
   end
 end
 
--- Takes what the worker was promised; how much that was.
+-- Takes what the worker was reserved; how much that was.
 local function redeem()
   local got = 0
   while want > 0 do
-    local request_id = call('LPOP', P .. ':promise:' .. worker)
+    local request_id = call('LPOP', P .. ':reservation:' .. worker)
     if not request_id then break end
     if call('HGET', WHERE, request_id) == 'p' .. worker then
       call('HDEL', WHERE, request_id)
@@ -312,38 +312,38 @@ local function redeem()
   return got
 end
 
--- Somebody with nothing better to do watches over others' promises, and takes what they do not
--- come for: one guard in each environment, who looks again at times.
+-- Somebody with nothing better to do watches over others' reservations, and takes what they do not
+-- come for: one watchdog in each environment, who looks again at times.
 -- Returns after how long (ms) this worker should look, if it is the one.
 local function watch(environment, redeemed)
-  local soonest = tonumber(call('ZRANGE', P .. ':promises', 0, 0, 'WITHSCORES')[2])
-  local ends, guard = string.match(pinning[environment], '^(%d+) (.*)$')
+  local soonest = tonumber(call('ZRANGE', P .. ':reservations', 0, 0, 'WITHSCORES')[2])
+  local ends, watchdog = string.match(pinning[environment], '^(%d+) (.*)$')
   ends = tonumber(ends) > now and tonumber(ends)
-  if ends and guard ~= worker and guard ~= '' then return 0 end
+  if ends and watchdog ~= worker and watchdog ~= '' then return 0 end
   if not soonest and not ends then return 0 end
   if want > 0 and redeemed == 0 then
     local till = math.max(soonest or ends, now + 1)
     call('HSET', P .. ':pinning', environment, till .. ' ' .. worker)
     return till - now
   end
-  -- With the promises themselves came one token of the doorbell, and another comes for it.
-  if soonest and redeemed == 0 then ring_bell(environment, 1) end
-  if guard == worker then call('HSET', P .. ':pinning', environment, '0 ') end
+  -- With the reservations themselves came one token of the wake-up, and another comes for it.
+  if soonest and redeemed == 0 then notify(environment, 1) end
+  if watchdog == worker then call('HSET', P .. ':pinning', environment, '0 ') end
   return 0
 end
 
 local hold = 0
--- All environments' suspects come before any environment's other work, which would never let them be alone.
+-- All environments' quarantined requests come before any environment's other work, which would never let them be alone.
 for _, environment in ipairs(environments) do
-  local r = want > 0 and suspect(environment)
+  local r = want > 0 and quarantined(environment)
   if r then
     local isolating = P .. ':isolating:' .. environment
     local holder = call('GET', isolating)
     if busy == 0 then
-      call('LPOP', P .. ':suspects:' .. environment)
+      call('LPOP', P .. ':quarantined:' .. environment)
       take(r, true)
       -- Its like follow it at once, or each of them would empty a worker.
-      suspect(environment)
+      quarantined(environment)
       if holder == worker then call('DEL', isolating) end
       want = 0
     elseif not holder or holder == worker then
@@ -382,7 +382,7 @@ if #leases > 0 or pops >= MOST_POPS or hold == 1 then
   for _, environment in ipairs(environments) do
     local name = 'waiting:' .. environment
     if tonumber(call('HGET', STATS, name) or 0) + (counts[name] or 0) > 0 and has_line(environment) then
-      ring_bell(environment, 1)
+      notify(environment, 1)
     end
   end
 end

@@ -9,13 +9,13 @@ local PRIORITIES = 3
 -- Replies up to this many bytes travel in the inbox itself; of larger ones it has the size alone, and
 -- they are fetched by request id, which costs less than a second copy.
 local INLINE_BYTES = 16384
--- A doorbell never holds more tokens than this; whoever claims and leaves work rings on.
-local BELL_TOKENS = 16
+-- A wake-up never holds more tokens than this; whoever claims and leaves work rings on.
+local WAKEUP_TOKENS = 16
 -- The newest dead letters that are kept for people to look at.
 local DEAD_LETTERS = 10000
--- A warm worker that waits comes for its promise within milliseconds, over any network. Who has not
--- come by then is dead or stuck, and others take what it was promised.
-local STEAL_MS = 100
+-- A warm worker that waits comes for its reservation within milliseconds, over any network. Who has not
+-- come by then is dead or stuck, and others take what it was reserved.
+local REASSIGN_MS = 100
 -- What operators hold back: environments (e:ENVIRONMENT), of which nothing is claimed, and tenants (t:TENANT), who
 -- stand in :parked instead of their rings.
 local PAUSED = P .. ':paused'
@@ -72,7 +72,7 @@ end
 
 -- :where says of each request in flight that does not simply wait in its line where it is:
 -- l leased: token, worker, client, environment, '1' where it runs alone, digest
--- a attached: leader, the leader's worker;  p waits, promised: worker
+-- a attached: leader, the leader's worker;  p waits, reserved: worker
 -- q waits, and a warmer one first went before it: when (ms)
 -- Texts end with a zero byte.
 local function lease(token, worker, client, environment, solo, digest)
@@ -99,10 +99,10 @@ local function read_attachment(place)
   return struct.unpack('ss', place, 2)
 end
 
-local function ring_bell(environment, count)
-  local bell = P .. ':bell:' .. environment
-  local missing = math.min(count, BELL_TOKENS) - call('LLEN', bell)
-  for _ = 1, missing do call('RPUSH', bell, '1') end
+local function notify(environment, count)
+  local wakeup = P .. ':wakeup:' .. environment
+  local missing = math.min(count, WAKEUP_TOKENS) - call('LLEN', wakeup)
+  for _ = 1, missing do call('RPUSH', wakeup, '1') end
 end
 
 -- Tells clients that requests ended: one stream entry per client and call.
@@ -161,7 +161,7 @@ local function note_minute(now)
 end
 
 -- The last attempt runs alone, so that the neighbours of a killer are not condemned with it.
-local function is_suspect(attempts, max_attempts)
+local function is_quarantined(attempts, max_attempts)
   return attempts > 0 and attempts == max_attempts - 1
 end
 
@@ -208,12 +208,12 @@ local function put_back(request_id, charge, max_attempts, now, ttl_ms, told, def
   if n ~= r[ATTEMPTS] then call('SETRANGE', REQ .. request_id, 1, string.char(n)) end
   call('HINCRBY', STATS, 'waiting:' .. r[ENVIRONMENT], 1)
   local push, line = defer and 'RPUSH' or 'LPUSH', r[ENVIRONMENT] .. ':' .. r[PRIORITY]
-  if is_suspect(n, max_attempts) then
-    call(push, P .. ':suspects:' .. r[ENVIRONMENT], request_id)
+  if is_quarantined(n, max_attempts) then
+    call(push, P .. ':quarantined:' .. r[ENVIRONMENT], request_id)
   elseif call(push, P .. ':wait:' .. line .. ':' .. r[TENANT], request_id) == 1 then
     give_turn(push, line, r[TENANT])
   end
-  ring_bell(r[ENVIRONMENT], 1)
+  notify(r[ENVIRONMENT], 1)
   return 'queued'
 end
 
@@ -240,12 +240,12 @@ end
 -- When leases may be judged again. While nobody is heard for half a lease (the server was away, or
 -- its clock has jumped) leases lapse through no fault of their workers', so all get another half to
 -- be heard first. Whoever looks at leases is heard.
-local function truce(now, lease_ms)
-  local r = call('HMGET', STATS, 'heard', 'truce')
+local function expiry_grace(now, lease_ms)
+  local r = call('HMGET', STATS, 'heard', 'expiry_grace')
   local ends = tonumber(r[2] or 0)
   if now - tonumber(r[1] or now) > lease_ms / 2 then
     ends = now + lease_ms / 2
-    call('HSET', STATS, 'truce', ends)
+    call('HSET', STATS, 'expiry_grace', ends)
   end
   call('HSET', STATS, 'heard', now)
   return ends
@@ -254,14 +254,14 @@ end
 -- Whether anything stands in an environment's lines; it may have been withdrawn.
 local function has_line(environment)
   local ring = P .. ':ring:' .. environment .. ':'
-  return call('EXISTS', ring .. 0, ring .. 1, ring .. 2, P .. ':suspects:' .. environment) > 0
+  return call('EXISTS', ring .. 0, ring .. 1, ring .. 2, P .. ':quarantined:' .. environment) > 0
 end
 
--- Ends all promises to a worker: what it was promised goes to the front, for anybody, and it is
--- promised nothing more until its next claim. Returns how many requests it was.
+-- Ends all reservations to a worker: what it was reserved goes to the front, for anybody, and it is
+-- reserved nothing more until its next claim. Returns how many requests it was.
 local function recall(worker)
-  local promise, recalled = P .. ':promise:' .. worker, 0
-  local request_ids = call('LRANGE', promise, 0, -1)
+  local reservation, recalled = P .. ':reservation:' .. worker, 0
+  local request_ids = call('LRANGE', reservation, 0, -1)
   -- From the last to the first, so that the front of the line keeps their order.
   for i = #request_ids, 1, -1 do
     local r = call('HGET', WHERE, request_ids[i]) == 'p' .. worker and record(request_ids[i])
@@ -271,12 +271,12 @@ local function recall(worker)
       if call('LPUSH', P .. ':wait:' .. line .. ':' .. r[TENANT], request_ids[i]) == 1 then
         give_turn('LPUSH', line, r[TENANT])
       end
-      ring_bell(r[ENVIRONMENT], 1)
+      notify(r[ENVIRONMENT], 1)
       recalled = recalled + 1
     end
   end
-  call('UNLINK', promise)
-  call('ZREM', P .. ':promises', worker)
+  call('UNLINK', reservation)
+  call('ZREM', P .. ':reservations', worker)
   call('HDEL', P .. ':vacant', worker)
   return recalled
 end

@@ -16,7 +16,7 @@ local function move(environment, priority)
   elseif call('SREM', parked, name) == 1
     and call('EXISTS', P .. ':wait:' .. line .. ':' .. name) == 1 then
     call('RPUSH', ring, name)
-    ring_bell(environment, 1)
+    notify(environment, 1)
   end
 end
 
@@ -26,6 +26,6 @@ if kind == 't' then
     for priority = 0, environment and PRIORITIES - 1 or -1 do move(environment, priority) end
   end
 elseif not hold and has_line(name) then
-  ring_bell(name, BELL_TOKENS)
+  notify(name, WAKEUP_TOKENS)
 end
 return 1

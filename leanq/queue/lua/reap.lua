@@ -6,7 +6,7 @@
 --   time until leases are judged again (ms)}.
 local most, ttl = tonumber(ARGV[1]), ARGV[2]
 local now, told = now_ms(), {}
-local judged_at = truce(now, tonumber(ARGV[3]))
+local judged_at = expiry_grace(now, tonumber(ARGV[3]))
 if now < judged_at then return {0, 0, 0, judged_at - now} end
 local worker = call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1)[1]
 if not worker then return {0, 0, 0, 0} end

@@ -12,15 +12,15 @@ local work = P .. ':work:' .. worker
 local told = {}
 -- Whoever renews is not overdue, however late it comes.
 call('ZADD', P .. ':workers', now + ARGV[2], worker)
-local judged = now >= truce(now, tonumber(ARGV[2]))
-local overrun = judged and call('ZRANGEBYSCORE', work, '-inf', now, 'LIMIT', 0, 100) or {}
-for i, request_id in ipairs(overrun) do
+local judged = now >= expiry_grace(now, tonumber(ARGV[2]))
+local timed_out = judged and call('ZRANGEBYSCORE', work, '-inf', now, 'LIMIT', 0, 100) or {}
+for i, request_id in ipairs(timed_out) do
   -- The rest is taken with the next renewal.
-  if disbanded >= FOLLOWERS then overrun = {unpack(overrun, 1, i - 1)} break end
+  if disbanded >= FOLLOWERS then timed_out = {unpack(timed_out, 1, i - 1)} break end
   call('ZREM', work, request_id)
   requeue(request_id, true, tonumber(ARGV[3]), now, ttl, told)
 end
-if #overrun > 0 then call('HINCRBY', STATS, 'reaped', #overrun) end
+if #timed_out > 0 then call('HINCRBY', STATS, 'reaped', #timed_out) end
 tell(told, ttl)
 local lapsed = judged and call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1) or {}
 local held = call('ZCARD', work)
@@ -29,5 +29,5 @@ local waiting = 0
 for i = 6, #ARGV do
   waiting = waiting + tonumber(call('HGET', STATS, 'waiting:' .. ARGV[i]) or 0)
 end
-return {held, #lapsed, overrun, call('HEXISTS', P .. ':info', worker),
+return {held, #lapsed, timed_out, call('HEXISTS', P .. ':info', worker),
   call('ZCARD', P .. ':workers'), waiting}

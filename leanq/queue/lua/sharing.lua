@@ -27,12 +27,12 @@ local function one_like(request_id, run)
   return run.client ~= '' and request_id or call('ZRANGE', P .. ':with:' .. request_id, 0, 0)[1] or request_id
 end
 
--- Whether the request follows the leader from now on. suspect: it may take down its worker, and so
+-- Whether the request follows the leader from now on. quarantined request: it may take down its worker, and so
 -- follows only what runs alone: what others run beside proves nothing against it.
-local function attach(request_id, leader, digest, submitted, suspect)
+local function attach(request_id, leader, digest, submitted, quarantined)
   local run = leader and read_lease(place_of(leader))
   -- What is no such run was left behind by a server that lost keys, or by an older release.
-  if not run or run.digest ~= digest or suspect and run.solo == '' then return false end
+  if not run or run.digest ~= digest or quarantined and run.solo == '' then return false end
   local with = P .. ':with:' .. leader
   if call('ZCARD', with) >= FOLLOWERS then return false end
   call('ZADD', with, submitted, request_id)

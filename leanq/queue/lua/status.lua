@@ -3,10 +3,10 @@
 -- Returns {now (ms), counters, environments, {worker, lease (ms left), requests held, what it says}*,
 --   {environment, priority, tenants, waiting of the first 1,000 tenants, age of the oldest (ms),
 --    how many of these their operators hold back}*,
---   {environment, suspects}*, dead letters, tallies by environment, what is held back and since when (ms),
+--   {environment, quarantined}*, dead letters, tallies by environment, what is held back and since when (ms),
 --   the scaler's decisions by environment}
 local now = now_ms()
-local workers, priorities, suspects = {}, {}, {}
+local workers, priorities, quarantined = {}, {}, {}
 local leases = call('ZRANGE', P .. ':workers', 0, -1, 'WITHSCORES')
 for i = 1, #leases, 2 do
   local worker = leases[i]
@@ -35,10 +35,10 @@ for i = 1, #stats, 2 do
         priorities[#priorities + 1] = {environment, priority, call('LLEN', ring) + #parked, waiting, now - oldest, held}
       end
     end
-    local n = call('LLEN', P .. ':suspects:' .. environment)
-    if n > 0 then suspects[#suspects + 1] = {environment, n} end
+    local n = call('LLEN', P .. ':quarantined:' .. environment)
+    if n > 0 then quarantined[#quarantined + 1] = {environment, n} end
   end
 end
-return {now, stats, call('HGETALL', P .. ':environments'), workers, priorities, suspects,
+return {now, stats, call('HGETALL', P .. ':environments'), workers, priorities, quarantined,
   call('ZCARD', P .. ':dead'), call('HGETALL', TALLY), call('HGETALL', PAUSED),
   call('HGETALL', P .. ':scaler')}

@@ -29,7 +29,7 @@ end
 local function environment_of(name)
   local environment = environments[name]
   if not environment then
-    environment = {added = 0, promised = 0, attached = 0, pinned = false, open = nil,
+    environment = {added = 0, reserved = 0, attached = 0, pinned = false, open = nil,
       known = call('HEXISTS', P .. ':environments', name) == 1 or call('HLEN', P .. ':environments') == 0,
       print = remember > 0 and call('HGET', P .. ':prints', name),
       paused = any_paused and is_paused('e', name)}
@@ -63,8 +63,8 @@ local function remembered_reply(environment, digest)
   return environment.print and call('GET', P .. ':verdict:' .. environment.print .. ':' .. digest)
 end
 
--- Loose pinning: what a warm and idle worker is promised enters no line.
-local promisees = {}
+-- Loose pinning: what a warm and idle worker is reserved enters no line.
+local reserved_workers = {}
 
 -- From now on claims of this environment look for what they are warm for, also among what comes back.
 local function pin(name, environment)
@@ -72,7 +72,7 @@ local function pin(name, environment)
   environment.pinned = true
 end
 
--- The worker to be promised a request: idle, and warm for the strongest affinity possible. None
+-- The worker to be reserved a request: idle, and warm for the strongest affinity possible. None
 -- where something else waits in the environment, which has the first claim to any idle worker.
 local function warm_worker(name, environment, affinities)
   if environment.open == nil then environment.open = not environment.paused and not has_line(name) end
@@ -90,25 +90,25 @@ local function warm_worker(name, environment, affinities)
   return nil
 end
 
-local function promise(request_id, environment, worker)
+local function reservation(request_id, environment, worker)
   call('HSET', WHERE, request_id, 'p' .. worker)
   call('HINCRBY', P .. ':vacant', worker, -1)
-  call('ZADD', P .. ':promises', 'NX', now + STEAL_MS, worker)
+  call('ZADD', P .. ':reservations', 'NX', now + REASSIGN_MS, worker)
   -- The claim that takes the first takes all.
-  if call('RPUSH', P .. ':promise:' .. worker, request_id) == 1 then
+  if call('RPUSH', P .. ':reservation:' .. worker, request_id) == 1 then
     call('RPUSH', P .. ':stop:' .. worker, '+')
   end
-  environment.promised = environment.promised + 1
-  promisees[worker] = true
+  environment.reserved = environment.reserved + 1
+  reserved_workers[worker] = true
 end
 
--- Wakes another worker to watch over promises, unless one does so already. Nobody watches over
--- promises to himself: they would be forgotten if he died.
-local function post_guard(name)
-  local ends, guard = string.match(call('HGET', P .. ':pinning', name), '^(%d+) (.*)$')
-  if tonumber(ends) > now and not promisees[guard] then return end
-  call('HSET', P .. ':pinning', name, now + STEAL_MS .. ' ')
-  if call('ZCARD', P .. ':workers') > 1 then ring_bell(name, 1) end
+-- Wakes another worker to watch over reservations, unless one does so already. Nobody watches over
+-- reservations to himself: they would be forgotten if he died.
+local function post_watchdog(name)
+  local ends, watchdog = string.match(call('HGET', P .. ':pinning', name), '^(%d+) (.*)$')
+  if tonumber(ends) > now and not reserved_workers[watchdog] then return end
+  call('HSET', P .. ':pinning', name, now + REASSIGN_MS .. ' ')
+  if call('ZCARD', P .. ':workers') > 1 then notify(name, 1) end
 end
 
 -- One that is there already: in flight, or ended.
@@ -155,7 +155,7 @@ local function take_in(k, kind, leader, held)
     warm = not attached and not held and warm_worker(kind.name, environment, kind.affinities)
   end
   if not attached and not warm then return line_up(k, kind) end
-  if warm then promise(request_id, environment, warm) else environment.attached = environment.attached + 1 end
+  if warm then reservation(request_id, environment, warm) else environment.attached = environment.attached + 1 end
   keep(k, kind)
   return 1
 end
@@ -233,13 +233,13 @@ for k, other in pairs(twice) do out[k] = out[other] == 1 and 2 or out[other] end
 bulk('MSET', nil, records)
 if remembered > 0 then call('HINCRBY', STATS, 'remembered', remembered) end
 for name, environment in pairs(environments) do
-  local waiting = environment.added + environment.promised
+  local waiting = environment.added + environment.reserved
   local taken = waiting + environment.attached
   count = count + taken
   if waiting > 0 then call('HINCRBY', STATS, 'waiting:' .. name, waiting) end
   if taken > 0 then call('HINCRBY', TALLY, 's:' .. name, taken) end
-  if environment.added > 0 and not environment.paused then ring_bell(name, environment.added) end
-  if environment.promised > 0 then post_guard(name) end
+  if environment.added > 0 and not environment.paused then notify(name, environment.added) end
+  if environment.reserved > 0 then post_watchdog(name) end
 end
 if count > 0 then call('HINCRBY', STATS, 'submitted', count) end
 return out

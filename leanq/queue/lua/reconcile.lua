@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- adopt: compares what a worker holds with its processing list, after an answer got lost on the
+-- reconcile: compares what a worker holds with its processing list, after an answer got lost on the
 -- wire. What it does not know is handed to it again, with the token it already has.
 -- ARGV: worker, most attempts, the request ids that it holds
 -- Returns {per unknown request five values: request id, about and submitted (ms) as claim gives them, body,
@@ -16,7 +16,7 @@ for _, request_id in ipairs(call('ZRANGE', work, 0, -1)) do
     local text = call('GET', REQ .. one_like(request_id, run))
     local r = read_record(text)
     if r then
-      local alone = is_suspect(r[ATTEMPTS], most) and ' 1 ' or ' 0 '
+      local alone = is_quarantined(r[ATTEMPTS], most) and ' 1 ' or ' 0 '
       for _, value in ipairs({request_id, r[ATTEMPTS] + 1 .. alone .. r[ENVIRONMENT], r[AT], string.sub(text, r[BODY]),
         run.token}) do
         jobs[#jobs + 1] = value
