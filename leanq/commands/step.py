@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,7 +12,7 @@ from leanq.commands.common import exit_code
 from leanq.commands.state import ask
 from leanq.commands.submit import read_source
 from leanq.producer.request_builder import Check
-from leanq.queue.wire import Reply
+from leanq.queue.requests import Reply, step_reply_to_json
 
 
 @click.command()
@@ -37,18 +36,10 @@ def step(
     asked: Check = options.in_environment(env, how)
     reply = ask(url, lambda client: client.step(state, text, **asked))
     if as_json:
-        click.echo(json.dumps(_record(reply)))
+        click.echo(json.dumps(step_reply_to_json(reply)))
     else:
         click.echo("\n".join(_lines(reply)))
     return exit_code(reply.verdict)
-
-
-def _record(reply: Reply) -> dict[str, Any]:
-    record = asdict(reply)
-    # What belongs to other operations, or to the worker alone, is no part of a step's line.
-    for name in ("payload", "error", "warm", "way"):
-        del record[name]
-    return record
 
 
 def _lines(reply: Reply) -> list[str]:
