@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from leanq.errors import LeanQError, RequestError, UsageError
 from leanq.local import UpFile
+from leanq.queue.requests import LEAN_VERDICTS
 from leanq.queue.settings import Settings
-from leanq.queue.wire import LEAN_VERDICTS
 
 _T = TypeVar("_T")
 

@@ -23,9 +23,9 @@ from leanq.errors import InvalidRequestError, LeanQError, TooLargeError, UsageEr
 from leanq.local import EmbeddedServer, UpFile, embedded_settings, running
 from leanq.producer.request_builder import Check
 from leanq.queue.queue import look
-from leanq.queue.requests import check_reply_to_json
+from leanq.queue.requests import Reply, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
-from leanq.queue.wire import Reply, unpack_info
+from leanq.queue.wire import unpack_info
 
 # Files that are read and outstanding at a time, so that memory stays flat for any number.
 _WINDOW = 512
