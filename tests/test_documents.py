@@ -12,7 +12,7 @@ import click
 import pytest
 from support.paths import ROOT
 
-from leanq.cli import main
+from leanq.cli import cli
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md"]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
@@ -40,8 +40,8 @@ def spoken(document: Path) -> Iterator[str]:
 def fault(line: str) -> str | None:
     """What of a command line does not exist."""
     words = shlex.split(line.replace("'", ""), posix=True)[1:]
-    command: click.Command = main
-    context = click.Context(command)
+    command: click.Command = cli
+    context = click.Context(command, info_name="leanq")
     while isinstance(command, click.Group):
         if not words or words[0].startswith("-") or words[0].isupper():
             return None
