@@ -20,6 +20,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.toolchain import ask
 from leanq.queue import wire
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply
 from leanq.queue.results import Settlement
 from leanq.queue.settings import Settings
 
@@ -210,7 +211,7 @@ async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue
     await queue.submit("client", batch[:4])
     (job,) = (await queue.claim("w", ["echo"], 4, busy=0, token="n:")).jobs
     done = Settlement(
-        job.request_id, job.token, "echo", wire.pack_reply(job.token, wire.Reply()), "print"
+        job.request_id, job.token, "echo", wire.pack_reply(job.token, Reply()), "print"
     )
     await queue.claim("w", [], 0, busy=0, token="m:", settlements=[done])
     await queue.submit("client", batch[4:])

@@ -24,9 +24,10 @@ from leanq.local import find_server
 from leanq.producer.shard_router import StateLocator
 from leanq.queue.queue import Queue, look
 from leanq.queue.reaper import reap
+from leanq.queue.requests import Reply
 from leanq.queue.results import Full, Queued, Settlement, merged
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, pack_reply
+from leanq.queue.wire import pack_reply
 from leanq.states import Packed, RedisStates
 from tests.fleet.test_scaler import Loop
 

@@ -12,9 +12,10 @@ from support.terminals import Terminal
 import leanq.queue.queue
 from leanq.client import LeanQClient
 from leanq.queue.keys import retry_request_id
+from leanq.queue.requests import Request
 from leanq.queue.results import DeadLetter, Reaped
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Request, pack_request
+from leanq.queue.wire import pack_request
 
 
 async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:
