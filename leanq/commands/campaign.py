@@ -25,8 +25,8 @@ from leanq.commands.progress import Shown, summary
 from leanq.commands.submit import hint, interruptible, queue_at
 from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.logging import log_to_stderr
+from leanq.queue.requests import LEAN_VERDICTS
 from leanq.queue.settings import Settings, check_name, check_url, each_host
-from leanq.queue.wire import LEAN_VERDICTS
 
 _NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
 

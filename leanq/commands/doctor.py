@@ -27,8 +27,8 @@ from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.lean.syntax import split_header
 from leanq.local import EmbeddedServer, UpFile, embedded_settings, find_server
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Request
 from leanq.queue.settings import Settings, without_password
-from leanq.queue.wire import Request
 from leanq.states import MemoryStates
 
 

@@ -22,9 +22,9 @@ from leanq.errors import InvalidRequestError, LeanQError, RequestError, TooLarge
 from leanq.local import EmbeddedServer, UpFile, embedded_settings, running
 from leanq.producer.request_builder import Check
 from leanq.queue.queue import look
-from leanq.queue.requests import check_reply_to_json
+from leanq.queue.requests import LEAN_VERDICTS, Reply, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
-from leanq.queue.wire import LEAN_VERDICTS, Reply, unpack_info
+from leanq.queue.wire import unpack_info
 
 _T = TypeVar("_T")
 

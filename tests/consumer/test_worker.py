@@ -26,9 +26,9 @@ from leanq.consumer import consumer as consumer_module
 from leanq.consumer import slots as slots_module
 from leanq.errors import RequestError, ToolchainError, WorkerError
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Queued
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request
 from leanq.states import States
 from leanq.worker import Worker
 

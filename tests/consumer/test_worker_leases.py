@@ -28,8 +28,8 @@ from leanq.consumer import consumer as consumer_module
 from leanq.consumer import slots as slots_module
 from leanq.queue.queue import Queue
 from leanq.queue.reaper import reap
+from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request
 from leanq.worker import Worker
 
 # Answers lost on the wire

@@ -25,7 +25,7 @@ from leanq.errors import (
 from leanq.producer import cluster_router as clusters
 from leanq.producer import shard_client
 from leanq.producer import shard_client as dispatch
-from leanq.queue.wire import Reply
+from leanq.queue.requests import Reply
 
 
 @pytest.fixture

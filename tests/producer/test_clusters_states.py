@@ -16,7 +16,7 @@ from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import ClosedError, LostError, UnavailableError, UnknownStateError
 from leanq.lean.recipes import Hole, Recipe, Source
 from leanq.producer.cluster_router import SeveralClusters
-from leanq.queue.wire import Reply, Request, Sorry
+from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import States
 
 FINGERPRINT = "f" * 64

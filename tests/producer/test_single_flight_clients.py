@@ -17,9 +17,9 @@ from leanq.errors import RequestError, WorkerError
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.keys import new_request_id, shard_of
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request, Verdict
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request, Verdict
 
 
 class StandIn(Recorder):

@@ -31,8 +31,8 @@ from leanq.errors import (
     UsageError,
 )
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
-from leanq.queue.wire import Reply, Request
 
 pytestmark = pytest.mark.usefixtures("swept")
 

@@ -12,8 +12,8 @@ from conftest import eventually
 
 from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.producer.stream import Maps
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply
 
 
 class Answers(Maps):

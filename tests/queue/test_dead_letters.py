@@ -12,9 +12,10 @@ from support.terminals import Terminal
 import leanq.queue.queue
 from leanq.client import LeanQClient
 from leanq.queue.keys import retry_request_id
+from leanq.queue.requests import Request
 from leanq.queue.results import DeadLetter, Reaped
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Request, pack_request
+from leanq.queue.wire import pack_request
 
 
 async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:
@@ -76,7 +77,7 @@ async def buried(settings: Settings, terminal: Terminal) -> Terminal:
     await queue.submit(
         "c", [submission("0-check", environment="gone", body=check), submission("0-bad", body=b"?")]
     )
-    await queue.join("w", b"", {"echo": b""})
+    await queue.register("w", b"", {"echo": b""})
     await queue.submit("c", [submission("0-echo", environment="echo", body=echo_body(b"again"))])
     claimed = await queue.claim("w", ["gone", "a", "echo"], 9, busy=0, token="n:")
     for job in claimed.jobs:

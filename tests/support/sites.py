@@ -15,7 +15,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.repl.driver import ReplDriver
 from leanq.lean.repl.session import Recycling
-from leanq.queue.wire import Reply, Request
+from leanq.queue.requests import Reply, Request
 from leanq.states import MemoryStates
 from support.sandboxes import children, marked, new_marker
 from support.terminals import SAMPLES

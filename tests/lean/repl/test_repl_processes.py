@@ -26,7 +26,7 @@ from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.session import Recycling
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.syntax import split_header
-from leanq.queue.wire import Request
+from leanq.queue.requests import Request
 
 HEAD = "import Library\n"
 GOOD = "theorem one\n"

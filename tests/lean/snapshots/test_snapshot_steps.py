@@ -26,7 +26,7 @@ from leanq import LeanQClient, Settings
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.recipes import snapshot_key, text_hash
-from leanq.queue.wire import Reply, Request
+from leanq.queue.requests import Reply, Request
 from leanq.states import MemoryStates, Packed
 
 PREFIX = "prelude\nimport Core\n" + "".join(
