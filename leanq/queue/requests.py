@@ -1,7 +1,7 @@
 """Requests and replies, and the words that stand in them.
 
-None is changed once it is made. They are not declared frozen, for that makes them eight times as
-expensive to build, and each request passes as several of them.
+None is changed once it is made, so they have hashes. They are not declared frozen, for that makes
+them eight times as expensive to build, and each request passes as several of them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _STATE = re.compile(r"[0-9a-f]{64}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Request:
     """What a client asks of a worker.
 
@@ -170,7 +170,7 @@ def wall_for(timeout_s: float) -> float:
     return 5 * timeout_s + 60
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Message:
     """One message of Lean's: lines from 1, columns from 0 in code points, as Lean counts."""
 
@@ -182,7 +182,7 @@ class Message:
     end_column: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Sorry:
     """An open goal: where it stands, the goal as Lean prints it, and its state's id.
 
@@ -197,7 +197,7 @@ class Sorry:
     end_column: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Theorem:
     """A theorem that a text adds: its full name, and its statement as Lean prints it."""
 
@@ -205,7 +205,7 @@ class Theorem:
     statement: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Failure:
     """Why a candidate does not prove one theorem of its target.
 
@@ -220,7 +220,7 @@ class Failure:
     text: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Reply:
     """How a request ended.
 

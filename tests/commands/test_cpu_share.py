@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import missing
 from support.fleets import look, until
+from support.required import missing
 from support.sandboxes import marked
 from support.terminals import Terminal, samples, wait_for_line
 

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.fleets import Recorder, counter, counts, new_token, worker_processes, working
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer import consumer as consumer_module

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.fleets import (
     Failing,
     Recorder,
@@ -20,6 +19,7 @@ from support.fleets import (
     submission,
     working,
 )
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer import consumer as consumer_module

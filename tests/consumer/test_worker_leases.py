@@ -7,7 +7,6 @@ import signal
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.fleets import (
     HOUR_S,
     Gated,
@@ -22,6 +21,7 @@ from support.fleets import (
     working,
 )
 from support.servers import own_server
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer import consumer as consumer_module

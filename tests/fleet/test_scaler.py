@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.fleets import until
 from support.sandboxes import running
 from support.terminals import Terminal, ended, wait_for_line
+from support.waiting import eventually
 
 from leanq.client import LeanQClient
 from leanq.errors import TargetError

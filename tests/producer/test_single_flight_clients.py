@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.fleets import Recorder, counter, counts, short_lease, working
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import RequestError, WorkerError
