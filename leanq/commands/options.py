@@ -21,7 +21,7 @@ class _Duration(click.ParamType[float]):
     ) -> float:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value))
         if not match:
-            self.fail(f"{value!r} is no time; write 30m, 24h or 1d", param, ctx)
+            self.fail(f"{value!r} is not a duration; expected 30m, 24h or 1d", param, ctx)
         return float(match[1]) * _UNITS_S[match[2]]
 
 
