@@ -13,9 +13,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from conftest import eventually
 from support.fleets import Recorder, working
 from support.servers import own_server
+from support.waiting import eventually
 
 from leanq.campaigns import coordinator as module
 from leanq.campaigns.campaign import Campaign

@@ -47,8 +47,12 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 
     def walk(words: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
         yield words, command
-        for name, inner in getattr(command, "commands", {}).items():
-            yield from walk(f"{words} {name}".strip(), inner)
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                inner = command.get_command(context, name)
+                assert inner
+                yield from walk(f"{words} {name}".strip(), inner)
 
     yield from walk("", cli)
 
@@ -257,8 +261,8 @@ def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Sett
 def test_worker_logs_json_and_drains(place: Terminal, settings: Settings) -> None:
     worker = place.start("worker", "--driver", "echo", "--slots", "3", "--json")
     first = json.loads(wait_for_line(worker.stderr, "serves"))
-    assert set(first) == {"time", "priority", "message"}
-    assert first["priority"] == "INFO"
+    assert set(first) == {"time", "level", "message"}
+    assert first["level"] == "INFO"
     assert "serves echo with 3 slots" in first["message"]
     (row,) = look(settings).workers
     assert wire.unpack_info(row.info)["slots"] == 3

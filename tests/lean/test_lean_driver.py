@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.sandboxes import busy, marked, needs
 from support.sites import Site, check, sample
+from support.waiting import eventually
 
 from leanq.errors import SandboxError, ToolchainError
 from leanq.lean import check as check_module

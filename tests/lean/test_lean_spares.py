@@ -7,9 +7,9 @@ import signal
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.sandboxes import marked, running
 from support.sites import Site, check, sample
+from support.waiting import eventually
 
 from leanq.lean import lean_driver as lean_module
 from leanq.lean import process as program_module

@@ -9,10 +9,10 @@ from concurrent.futures import wait
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.fleets import Recorder, look, serving, until, working
 from support.regions import DEADLINE_S, counted, in_its_thread, payloads, results, route, urls
 from support.servers import Server
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import (

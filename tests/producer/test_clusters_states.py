@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.fleets import HOUR_S, Recorder, serving, until
 from support.regions import DEADLINE_S, counted, results, urls
 from support.servers import Server
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import ClosedError, LostError, UnavailableError, UnknownStateError

@@ -18,8 +18,8 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.fleets import Recorder, look, serving, until, working
+from support.waiting import eventually
 
 from leanq import AsyncLeanQClient, LeanQClient, Result
 from leanq.errors import (

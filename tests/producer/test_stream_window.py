@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Unpack
 
 import pytest
-from conftest import eventually
+from support.waiting import eventually
 
 from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.producer.stream import Maps

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import eventually, missing
 from support.campaigns import desk_at, dismiss
 from support.fleets import Recorder, echo_body, serving, submission, working
 from support.paths import ROOT
+from support.required import missing
 from support.servers import own_server
 from support.terminals import Terminal
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.sandboxes import busy, marked
 from support.sites import SELDOM, Site, check
+from support.waiting import eventually
 
 from leanq.errors import SandboxError, ToolchainError, UsageError
 from leanq.lean import lean_driver as lean_module

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.sites import SELDOM, Site, check
+from support.waiting import eventually
 
 from leanq.lean.repl import pickles as pickles_module
 from leanq.lean.repl.driver import ReplDriver

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import eventually
 from support.eager import eager_driver
 from support.fleets import look, until
 from support.machines import Shelf
 from support.paths import ROOT, SUPPORT, TESTS
+from support.waiting import eventually
 
 from leanq import LeanQClient, Settings
 from leanq.lean.environment import Environment
