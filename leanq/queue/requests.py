@@ -326,5 +326,5 @@ def verify_reply_to_json(reply: Reply) -> dict[str, Any]:
 def _within(what: str, value: float, least: float, most: float, unit: str) -> None:
     if not least <= value <= most:
         raise InvalidRequestError(
-            f"{what} must lie between {least:g} and {most:g} {unit}, got {value:g}"
+            f"{what} must lie between {least:.10g} and {most:.10g} {unit}, got {value:.10g}"
         )

@@ -139,11 +139,11 @@ def _variable(declared: Field[Any]) -> str:
 
 
 def _parse(name: str, text: str, declared: Field[Any]) -> Any:
-    kind = type(declared.default)
+    is_integer = isinstance(declared.default, int)
     try:
-        return kind(text)
+        return text if isinstance(declared.default, str) else (int if is_integer else float)(text)
     except ValueError:
-        expected = "an integer" if kind is int else "a number"
+        expected = "an integer" if is_integer else "a number"
         raise UsageError(f"{name} must be {expected}, got {text!r}") from None
 
 

@@ -251,10 +251,10 @@ def test_bad_files_say_what_is_wrong_and_keep_no_good_one_from_being_checked(
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
-        ("--timeout", "-1", "timeout is -1 CPU seconds"),
-        ("--timeout", "nan", "timeout is nan"),
+        ("--timeout", "-1", "timeout must lie between 0.01 and 86400 CPU seconds, got -1"),
+        ("--timeout", "nan", "CPU seconds, got nan"),
         ("--timeout", "soon", "not a valid"),
-        ("--memory", "0", "memory is 0 MB"),
+        ("--memory", "0", "memory must lie between 16 and 16777216 MB, got 0"),
         ("--priority", "7", "0<=x<=2"),
         (
             "--env",
