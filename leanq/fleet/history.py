@@ -1,6 +1,6 @@
 """What became of requests in the last hours, from totals that outlive the fleet.
 
-Once a minute whoever comes first notes a shard's totals so far (``note_minute``, ``library.lua``).
+Once a minute the call that comes first notes a shard's totals so far (``lua/parts/history.lua``).
 What happened between two such notes is their difference, and counts for the period of the first.
 """
 
@@ -18,7 +18,7 @@ from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings
 
 MINUTE_S = 60
-# What library.lua keeps.
+# What lua/parts/history.lua keeps.
 _MOST_S = 1500 * MINUTE_S
 # Of at most so many rows.
 _MOST_ROWS = 48

@@ -193,5 +193,6 @@ def _tally(environments: Mapping[str, EnvironmentStats], name: str, count: int) 
         environment.finished[last] = count
     elif times and kind.endswith("_ms"):
         times.sum_s = count / 1000
+        environment.took.sum_s = environment.waited.sum_s + environment.ran.sum_s
     elif times and last.isdecimal() and int(last) < len(times.counts):
         times.counts[int(last)] = count

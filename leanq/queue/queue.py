@@ -112,7 +112,7 @@ class Queue:
             client=client,
             max_waiting=self.settings.max_waiting,
             remember_ms=remember,
-            kinds=[kind.packed() for kind in kinds],
+            kinds=[kind._asdict() for kind in kinds],
             requests=requests,
         )
         return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
@@ -147,13 +147,13 @@ class Queue:
             busy=busy,
             max_attempts=self.settings.max_attempts,
             remember_ms=int(self.settings.remember_s * 1000),
-            ends=[end.packed() for end in ends],
+            ends=[end._asdict() for end in ends],
             settlements=rows,
             environments=environments,
         )
         return Claimed(
             accepted=tuple(a == 1 for a in answer["accepted"]),
-            jobs=tuple(read_job(answer["now_ms"], *row, token) for row in answer["jobs"]),
+            jobs=tuple(read_job(answer["now_ms"], token, *row) for row in answer["jobs"]),
             held=answer["held"],
             hold=answer["hold"] == 1,
             again_s=answer["again_ms"] / 1000,
@@ -170,7 +170,7 @@ class Queue:
             max_attempts=self.settings.max_attempts,
             request_ids=list(holds),
         )
-        found = (read_job(answer["now_ms"], *row[:-1], _text(row[-1])) for row in answer["jobs"])
+        found = (read_job(answer["now_ms"], _text(row[-1]), *row[:-1]) for row in answer["jobs"])
         return tuple(found), [_text(request_id) for request_id in answer["lost"]]
 
     async def renew(
@@ -422,7 +422,7 @@ class Queue:
         """The answers to commands between which nothing else happens."""
         return (await self._commands.ask(("MULTI",), *commands, ("EXEC",)))[-1]
 
-    async def run(self, name: str, **arguments: Any) -> Any:
+    async def run(self, name: str, /, **arguments: Any) -> Any:
         """What the script ``name`` answers for this shard, by name where its answer has names."""
         script = SCRIPTS[name]
         args = script.values(arguments)

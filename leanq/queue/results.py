@@ -7,14 +7,13 @@ import struct
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgpack
 
 from leanq.queue.metrics import BUCKETS_S
-from leanq.queue.requests import value
 
 # Version, attempts, priority; submitted, deadline, longest run (ms); then six texts and the body.
 _RECORD = struct.Struct(">BBBddd")
@@ -23,28 +22,17 @@ _IN_FLIGHT = b"\x01"
 _TALLY = re.compile(r"[sfwrt]:|[wr]_ms:|snapshot|minute$")
 
 
-@value
-class Kind:
+class Kind(NamedTuple):
     """What requests of one batch have in common, as the script ``submit`` takes it."""
 
     environment: str
     priority: int
     deadline_ms: int
-    longest_run_ms: int
+    run_ms: int
     affinity: tuple[str, ...]
 
-    def packed(self) -> dict[str, Any]:
-        """Its fields by the script's names."""
-        return {
-            "environment": self.environment,
-            "priority": self.priority,
-            "deadline_ms": self.deadline_ms,
-            "run_ms": self.longest_run_ms,
-            "affinity": self.affinity,
-        }
 
-
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Submission:
     """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
 
@@ -70,24 +58,24 @@ class Submission:
         return Kind(self.environment, self.priority, *times, self.affinity)
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Queued:
     """The request waits in its line, or for an identical one that runs."""
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Attached:
     """The request id was in flight already; its reply will come to this client."""
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Full:
     """Too many requests of this tenant wait in this environment."""
 
     retry_after_s: float
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class UnknownEnvironment:
     """Workers have offered environments, and never this one."""
 
@@ -96,7 +84,7 @@ Submitted = Queued | Attached | Full | UnknownEnvironment | bytes
 """What became of a submission; bytes are the reply that is there already."""
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Job:
     """A claimed request. ``isolated``: nothing may run beside it on this worker."""
 
@@ -118,8 +106,7 @@ class Time(NamedTuple):
     bucket: int
 
 
-@value
-class End:
+class End(NamedTuple):
     """What settlements of one call have in common, as the script ``claim`` takes it; see
     :class:`Settlement`."""
 
@@ -129,18 +116,8 @@ class End:
     fingerprint: str
     times: tuple[Time, ...]
 
-    def packed(self) -> dict[str, Any]:
-        """Its fields by the script's names."""
-        return {
-            "outcome": self.outcome,
-            "warm": self.warm,
-            "way": self.way,
-            "fingerprint": self.fingerprint,
-            "times": self.times,
-        }
 
-
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Settlement:
     """The end of a request, as the holder of ``token`` tells it.
 
@@ -191,7 +168,7 @@ def _times(waited_ms: int, ran_ms: int) -> tuple[Time, ...]:
     return tuple(Time(what, ms, bisect_left(BUCKETS_S, ms / 1000)) for what, ms in times.items())
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Reserved:
     """Something waits for this worker alone, until its next claim and not for long."""
 
@@ -201,7 +178,7 @@ Returning = Literal["keep", "charge", "defer"]
 or at no charge to the end of its line, where another worker finds it."""
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Claimed:
     """What a call of :meth:`Queue.claim` brought.
 
@@ -222,7 +199,7 @@ class Claimed:
     pinned: bool = False
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Renewed:
     """``lapsed``: some worker is due to be reaped. ``timed_out``: request ids taken from this one.
     ``known``: False after the server forgot this worker, which should join again. ``workers``: how
@@ -236,7 +213,7 @@ class Renewed:
     waiting: int = field(default=0, compare=False)
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Reaped:
     """``more``: call again. ``expiry_grace_s``: no lease is judged for so long, since nobody could
     have
@@ -248,7 +225,7 @@ class Reaped:
     expiry_grace_s: float = 0.0
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class DeadLetter:
     """A request that took down too many workers: ``worker`` was the last, ``died_s`` is when,
     in seconds since 1970 by the server's clock. ``submission`` is what would be sent again."""
@@ -262,13 +239,13 @@ class DeadLetter:
 
 def read_job(
     now_ms: int,
+    token: str,
     request_id: bytes,
     attempts: int,
     isolated: int,
     environment: bytes,
     submitted_ms: int,
     body: bytes,
-    token: str,
 ) -> Job:
     """A request as the scripts ``claim`` and ``reconcile`` give it out."""
     return Job(
@@ -316,8 +293,8 @@ def read_minute(data: bytes) -> dict[str, int]:
 def read_stats(stats: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, int], dict[str, int]]:
     """The counters and the tallies of a :class:`Status` in what the scripts count."""
     counters, tallies = dict[str, int](), dict[str, int]()
-    for field, number in stats:
-        name = field.decode(errors="replace")
+    for raw, number in stats:
+        name = raw.decode(errors="replace")
         if name and not name.startswith("affinity:"):
             (tallies if _TALLY.match(name) else counters)[name] = int(float(number))
     for name, n in tallies.items():
@@ -327,7 +304,7 @@ def read_stats(stats: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, int], di
     return counters, tallies
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class WorkerRow:
     worker: str
     lease_s: float
@@ -335,11 +312,10 @@ class WorkerRow:
     info: bytes
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class PriorityRow:
-    """What waits in an environment with one priority; ``held`` of it is of tenants that are paused,
-    whose
-    age does not count."""
+    """What waits in an environment with one priority, of ``tenants``. ``held`` of it is of tenants
+    that are held back, whose age does not count for ``oldest_s``."""
 
     environment: str
     priority: int
@@ -349,17 +325,17 @@ class PriorityRow:
     held: int = 0
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Status:
     """One look at a shard or a whole queue: counters by name, environments by name, and what waits.
 
     ``tallies`` are counters of environments: ``s:ENVIRONMENT`` requests taken in,
     ``f:ENVIRONMENT:VERDICT`` ended, and of the times that they waited (w), ran (r) and took in all
-    (t) ``w_ms:ENVIRONMENT`` the sum (of w and r alone) and ``w:ENVIRONMENT:N`` how many fell into the N-th bucket of
-    :data:`leanq.queue.metrics.BUCKETS_S`. Beside these ``snapshot_bytes`` and
-    ``snapshots_evicted``. ``paused``: environments (``e:ENVIRONMENT``) and tenants (``t:TENANT``)
-    that are held back, and since when, in seconds since 1970. ``decisions``: what the scaler last
-    told of each environment, as JSON.
+    (t) ``w:ENVIRONMENT:N`` how many fell into the N-th bucket of
+    :data:`leanq.queue.metrics.BUCKETS_S`, and of the first two ``w_ms:ENVIRONMENT`` the sum. Beside
+    these ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: environments
+    (``e:ENVIRONMENT``) and tenants (``t:TENANT``) that are held back, and since when, in seconds
+    since 1970. ``decisions``: the scaler's last decision on each environment, as JSON.
     """
 
     counters: Mapping[str, int]

@@ -1,9 +1,9 @@
 """The queue's scripts: what each is called with and answers, and how its text is put together.
 
-A script's arguments are declared here, once and by name. From the declaration come both the list of
-values that a call sends and the lines of Lua that bind them to locals of the same names, so that
-neither side counts positions. ``lua/NAME.lua`` is the script; it names in its second line the parts in
-``lua/parts/`` that it needs, and is sent these, what they need themselves, and no others.
+A script's arguments are declared here, once and by name. From the declaration come both the list
+of values that a call sends and the lines of Lua that bind them to locals of the same names, so that
+neither side counts positions. ``lua/NAME.lua`` is the script; it names in its second line the parts
+in ``lua/parts/`` that it needs, and is sent these, what they need themselves, and no others.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ SCRIPTS: Mapping[str, Script] = {
     ),
     "state_keep": Script(rows={"records": "bucket field record"}),
     "state_recall": Script("id shards:int max_records:int"),
-    "state_collect": Script("unused_hours:int buckets:int max_records"),
+    "state_collect": Script("unused_hours:int buckets:int max_records", answer="removed ended"),
     "snapshot_find": Script("key ttl_ms"),
     "snapshot_keep": Script("key manifest ttl_ms", {"chunks": ""}),
     "snapshot_room": Script(

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import eventually, missing
 from support.campaigns import desk_at, dismiss
 from support.fleets import Recorder, echo_body, serving, submission, working
 from support.paths import ROOT
+from support.required import missing
 from support.servers import own_server
 from support.terminals import Terminal
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError
@@ -24,9 +25,10 @@ from leanq.local import find_server
 from leanq.producer.shard_router import StateLocator
 from leanq.queue.queue import Queue, look
 from leanq.queue.reaper import reap
+from leanq.queue.requests import Reply
 from leanq.queue.results import Full, Queued, Settlement, merged
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, pack_reply
+from leanq.queue.wire import pack_reply
 from leanq.states import Packed, RedisStates
 from tests.fleet.test_scaler import Loop
 
@@ -161,7 +163,7 @@ async def test_identical_requests_are_shared_and_remembered(socket: Path) -> Non
     (job,) = (await worker.claim("w", ["echo"], 1, busy=0, token="n:")).jobs
     await client.submit("c", batch[1:])
     with redis.Redis.from_url(as_role(socket, "worker").url) as connection:
-        connection.zrem(f"{worker.keys.tag}:with:0-leader", "0-lost")
+        connection.zrem(f"{worker.keys.tag}:joined:0-leader", "0-lost")
     assert await client.lookup("c", ["0-follower", "0-lost"]) == [True, True]
     assert await client.cancel(["0-leader", "0-lost", "0-last"]) == [True] * 3
     reply = pack_reply(job.token, Reply("accepted"))

@@ -47,7 +47,8 @@ for i, environment in ipairs(want > 0 and open or {}) do
   if became then want = 0 end
   if became == 'hold' then hold = 1 end
 end
-if has_affinity then want = want - reservations.claim(want) end
+local reserved = has_affinity and reservations.claim(want) or 0
+want = want - reserved
 for i, environment in ipairs(open) do
   if want > 0 then
     local turn, chooses = stats['turn:' .. environment], stats['affinity:' .. environment] > 0
@@ -57,7 +58,7 @@ end
 if has_affinity then
   recall(worker)
   if want > 0 then redis.call('HSET', tag .. ':vacant', worker, want) end
-  if looks then again_ms = reservations.watch() end
+  if looks then again_ms = reservations.watch(reserved) end
 end
 lease.write()
 

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- parts: clock record
+-- parts: clock record lines
 -- status: one look at the shard; changes nothing.
 -- Answers stats: all counters; environments; workers: rows of id, lease (ms left), requests held, what it
 -- says of itself; priorities: rows of environment, priority, tenants, waiting (of the first 1,000
@@ -14,11 +14,23 @@ for i = 1, #leases, 2 do
     redis.call('HGET', tag .. ':info', worker) or ''}
 end
 
--- Withdrawn requests that lists still name; their first one always waits.
+-- Withdrawn requests that lists still name.
 local withdrawn, all = {}, redis.call('HGETALL', tag .. ':withdrawn')
 for i = 1, #all, 2 do withdrawn[all[i]] = tonumber(all[i + 1]) end
 local function length(name)
   return math.max(0, redis.call('LLEN', tag .. ':' .. name) - (withdrawn[name] or 0))
+end
+
+-- When the first request that waits in a list was submitted; nil where there is none among the first
+-- hundred.
+local function first_submitted(name)
+  local last = withdrawn[name] and 99 or 0
+  for _, request_id in ipairs(redis.call('LRANGE', tag .. ':' .. name, 0, last)) do
+    local r = record.load(request_id)
+    if r and lines.home(r, redis.call('HGET', tag .. ':where', request_id)) == name then
+      return r.submitted
+    end
+  end
 end
 
 local function look(environment, priority)
@@ -29,8 +41,7 @@ local function look(environment, priority)
   for _, tenant in ipairs(tenants) do
     local name = 'wait:' .. line .. ':' .. tenant
     waiting = waiting + length(name)
-    local r = record.load(redis.call('LINDEX', tag .. ':' .. name, 0))
-    if r then oldest = math.min(oldest, r.submitted) end
+    oldest = math.min(oldest, first_submitted(name) or now)
   end
   for _, tenant in ipairs(parked) do held = held + length('wait:' .. line .. ':' .. tenant) end
   if #tenants + #parked > 0 then

@@ -41,5 +41,5 @@ function place.passed(ms) return 'p' .. string.format('%.0f', ms) .. '\0' end
 
 -- When a warmer request first went before this one (ms); nil where none did.
 function place.read_passed(text)
-  return text and string.byte(text) == 112 and tonumber(struct.unpack('s', text, 2)) or nil
+  return text and string.byte(text) == 112 and tonumber((struct.unpack('s', text, 2))) or nil
 end

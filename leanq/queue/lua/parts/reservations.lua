@@ -29,15 +29,17 @@ function reservations.claim(n)
 end
 
 -- One worker watches over all reservations: it claims again when the first of them expires. Its note
--- expires then as well; '' is a note that any worker may take. Returns after how long (ms) this worker
--- should claim, or 0 where it does not watch.
-function reservations.watch()
-  local soonest = tonumber(redis.call('ZRANGE', tag .. ':reservations', 0, 0, 'WITHSCORES')[2])
-  if not soonest then return 0 end
+-- expires then as well; '' is a note that any worker may take. A worker that came for reservations of its
+-- own leaves the note to others. Returns after how long (ms) this worker should claim, or 0 where it does
+-- not watch.
+function reservations.watch(claimed)
   local watchdog = tag .. ':watchdog'
   local holder = redis.call('GET', watchdog)
-  if holder and holder ~= '' and holder ~= worker then return 0 end
-  local wait_ms = math.max(soonest - now, 1)
+  if claimed > 0 or holder and holder ~= '' and holder ~= worker then return 0 end
+  local soonest = tonumber(redis.call('ZRANGE', tag .. ':reservations', 0, 0, 'WITHSCORES')[2])
+  if not soonest and not holder then return 0 end
+  -- What it was woken for may be over, and more to come.
+  local wait_ms = soonest and math.max(soonest - now, 1) or 100
   redis.call('SET', watchdog, worker, 'PX', wait_ms)
   return wait_ms
 end
