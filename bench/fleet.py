@@ -101,7 +101,7 @@ class Fleet:
         )
         about = {self._environment: wire.pack_info({"driver": "echo"})}
         for worker, _ in self._turns:
-            await self._queue.join(worker, info, about, {self._environment: _FINGERPRINT})
+            await self._queue.register(worker, info, about, {self._environment: _FINGERPRINT})
             self._renewals.append((time.monotonic() + self._renew_every_s, worker))
             for fleet in (self, *beside):
                 await fleet.renew()

@@ -7,9 +7,8 @@ import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
@@ -19,7 +18,7 @@ from leanq.commands.submit import Ended, read_source
 from leanq.errors import InvalidRequestError, RequestError
 from leanq.lean.recipes import Recipe, unpack_export
 from leanq.producer.request_builder import Check, InEnvironment
-from leanq.queue.wire import Reply
+from leanq.queue.requests import Reply, step_reply_to_json
 
 _UNAVAILABLE_TIMEOUT_S = 30.0
 _T = TypeVar("_T")
@@ -32,7 +31,7 @@ def step(state: str, tactic: str, url: str | None, as_json: bool, options: Check
         raise text
     reply = _ask(url, lambda client: client.step(state, text, **options))
     if as_json:
-        click.echo(json.dumps(_record(reply)))
+        click.echo(json.dumps(step_reply_to_json(reply)))
     else:
         click.echo("\n".join(_lines(reply)))
     return Ended(state, reply).exit_code
@@ -95,14 +94,6 @@ def _ask(url: str | None, call: Callable[[LeanQClient], Future[_T]]) -> _T:
 def _place(recipe: Recipe) -> tuple[int, int]:
     code, offset = recipe.source.code, recipe.source.holes[recipe.opened].offset
     return code.count("\n", 0, offset) + 1, offset - (code.rfind("\n", 0, offset) + 1)
-
-
-def _record(reply: Reply) -> dict[str, Any]:
-    record = asdict(reply)
-    # What belongs to other operations, or to the worker alone, is no part of a step's line.
-    for name in ("payload", "error", "warm", "way"):
-        del record[name]
-    return record
 
 
 def _lines(reply: Reply) -> list[str]:

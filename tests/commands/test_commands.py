@@ -156,12 +156,12 @@ def test_status_of_an_empty_queue(place: Terminal) -> None:
 
 
 async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue: Queue) -> None:
-    await queue.join(
+    await queue.register(
         "w1", wire.pack_info({"slots": 4, "started": 1.0, "environments": ["echo"]}), {}
     )
-    await queue.join("w2", b"\xc1 is no msgpack", {"echo": wire.pack_info({"driver": "echo"})})
+    await queue.register("w2", b"\xc1 is no msgpack", {"echo": wire.pack_info({"driver": "echo"})})
     odd = {"slots": b"x", "started": "x", "environments": [1, b"y"], "more": 2}
-    await queue.join("w3", wire.pack_info(odd), {"other": wire.pack_info({"lean": b"4"})})
+    await queue.register("w3", wire.pack_info(odd), {"other": wire.pack_info({"lean": b"4"})})
     batch = [submission(f"0-{n}", echo_body(b"x")) for n in range(5)]
     await queue.submit("client", [replace(batch[0], affinity=("state",)), *batch[1:]])
     claimed = await queue.claim("w1", ["echo"], 2, busy=0, token="n:")
@@ -205,7 +205,7 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
 
 async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue: Queue) -> None:
     queue.settings = replace(queue.settings, remember_s=60.0)
-    await queue.join("w", wire.pack_info({}), {"echo": wire.pack_info({})}, {"echo": "print"})
+    await queue.register("w", wire.pack_info({}), {"echo": wire.pack_info({})}, {"echo": "print"})
     batch = [replace(submission(f"0-{n}", echo_body(b"x")), digest="same") for n in range(6)]
     await queue.submit("client", batch[:4])
     (job,) = (await queue.claim("w", ["echo"], 4, busy=0, token="n:")).jobs
@@ -227,7 +227,7 @@ def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Sett
 
     async def die_with_two() -> None:
         queue = Queue(quick)
-        await queue.join("doomed", wire.pack_info({}), {"echo": b""})
+        await queue.register("doomed", wire.pack_info({}), {"echo": b""})
         await queue.submit("client", [submission(f"0-{n}", echo_body(b"x")) for n in range(2)])
         await queue.claim("doomed", ["echo"], 2, busy=0, token="n:")
         await queue.close()

@@ -256,5 +256,5 @@ async def test_decisions_that_are_old_or_no_decisions_are_not_shown(queue: Queue
     values = {"good": good, "old": {**good, "at": time.time() - 700}, "part": {"at": time.time()}}
     values |= {"list": [], "odd": {**good, "target": float("inf")}, "none": {**good, "at": None}}
     data = {name: json.dumps(value).encode() for name, value in values.items()}
-    await queue.tell_decisions({**data, "bytes": b"\xff"})
+    await queue.publish_decisions({**data, "bytes": b"\xff"})
     assert set(decisions_of(await queue.status())) == {"good"}

@@ -137,7 +137,7 @@ async def test_other_ends_are_counted_as_well(queue: Queue, lean: AsyncLeanQClie
 
 async def test_all_samples_are_of_known_metrics(settings: Settings, queue: Queue) -> None:
     known = {metric.name: metric for metric in FLEET}
-    await queue.join("w", b"", {"core": b""})
+    await queue.register("w", b"", {"core": b""})
     found = list(fleet_samples(await fleet_stats(settings)))
     await queue.release("w", [], leave=True)
     for name, labels, value in found:

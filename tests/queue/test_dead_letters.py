@@ -76,7 +76,7 @@ async def buried(settings: Settings, terminal: Terminal) -> Terminal:
     await queue.submit(
         "c", [submission("0-check", environment="gone", body=check), submission("0-bad", body=b"?")]
     )
-    await queue.join("w", b"", {"echo": b""})
+    await queue.register("w", b"", {"echo": b""})
     await queue.submit("c", [submission("0-echo", environment="echo", body=echo_body(b"again"))])
     claimed = await queue.claim("w", ["gone", "a", "echo"], 9, busy=0, token="n:")
     for job in claimed.jobs:

@@ -299,7 +299,7 @@ class QueueMachine(RuleBasedStateMachine):
         worker = self.workers[number]
         self.model.join(worker, environments, print_)
         about, prints = dict.fromkeys(environments, b"about"), dict.fromkeys(environments, print_)
-        self.call(self.queue.join(worker, b"info", about, prints))
+        self.call(self.queue.register(worker, b"info", about, prints))
 
     @rule(number=workers)
     def kill(self, number: int) -> None:

@@ -290,7 +290,7 @@ async def charge(shard: Shard, job: Job) -> None:
 async def test_followers_go_back_to_their_own_lines_as_their_leader_does(
     shard: Shard, end: Callable[[Shard, Job], Awaitable[None]], attempts: int
 ) -> None:
-    await shard.queue.join("w", b"", {})
+    await shard.queue.register("w", b"", {})
     job = await lead(shard, "f1")
     await shard.submit("f2", tenant="u", priority=0, digest="same")
     await shard.submit("behind", tenant="u", priority=0)
@@ -361,7 +361,7 @@ async def test_one_call_sends_back_many_followers_of_few(shard: Shard, how: str)
     leaders = {f"leader{number}": f"d{number}" for number in range(3)}
     for request_id, digest in leaders.items():
         await shard.submit(request_id, digest=digest, longest_run_ms=1000)
-    await shard.queue.join("w", b"", {})
+    await shard.queue.register("w", b"", {})
     await shard.claim()
     for digest in leaders.values():
         await shard.submit(*(f"{digest}-{each}" for each in range(1000)), digest=digest)

@@ -146,7 +146,7 @@ async def test_what_was_stolen_attaches_as_well(shard: Shard) -> None:
 
 async def test_a_remembered_verdict_comes_before_any_reservation(shard: Shard) -> None:
     shard.queue.settings = replace(shard.settings, remember_s=60.0)
-    await shard.queue.join("w", b"", {"a": b""}, {"a": "print"})
+    await shard.queue.register("w", b"", {"a": b""}, {"a": "print"})
     await shard.submit("first", **TWIN)
     job = await shard.job("w")
     told = Reply("accepted", fingerprint="print")
