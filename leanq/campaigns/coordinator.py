@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from base64 import urlsafe_b64encode
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -27,7 +28,12 @@ from leanq.errors import (
     UnknownEnvironmentError,
     UsageError,
 )
-from leanq.producer.request_builder import ECHO_ENVIRONMENT, Check, RequestBuilder
+from leanq.producer.request_builder import (
+    DEFAULT_ENVIRONMENT,
+    ECHO_ENVIRONMENT,
+    Check,
+    RequestBuilder,
+)
 from leanq.queue.settings import Settings
 from leanq.queue.wire import Reply
 
@@ -40,6 +46,10 @@ _COMMIT_S = 0.5
 _MAX_IN_FLIGHT_BYTES = 64 << 20
 # So many coordinators in a row that died without a record: the campaign itself kills them.
 _MAX_FRUITLESS_STARTS = 20
+# Reasons for which an environment is to blame rather than a text, if most texts end with them.
+_ENVIRONMENT_REASONS = frozenset({"unknown_import", "judge_unavailable"})
+_FIRST_REPLIES = 50
+_MESSAGE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,9 @@ class Observer(Protocol):
     def bad_row(self, line: int, error: str) -> None:
         """A row that could not be checked, and why."""
 
+    def warn(self, text: str) -> None:
+        """The campaign runs, but probably not as the user meant it."""
+
 
 @dataclass(slots=True)
 class _OpenRow:
@@ -102,6 +115,44 @@ class _OpenRow:
 
     cursor: Cursor
     outstanding: int
+
+
+class _WrongEnvironment:
+    """Finds out whether most of the first replies fail for one reason of the environment's."""
+
+    def __init__(self, env: str) -> None:
+        self._env = env
+        self._count = 0
+        self._reasons: Counter[str] = Counter()
+        self._messages: dict[str, str] = {}
+
+    def add(self, reply: Reply) -> str | None:
+        """Counts a reply; the warning, if it is the last of the first replies and they fail so."""
+        if self._count == _FIRST_REPLIES:
+            return None
+        self._count += 1
+        if reply.reason in _ENVIRONMENT_REASONS:
+            self._reasons[reply.reason] += 1
+            first = reply.messages[0].text if reply.messages else ""
+            self._messages.setdefault(reply.reason, " ".join(first.split()))
+        return self._warning() if self._count == _FIRST_REPLIES else None
+
+    def end(self) -> str | None:
+        """The warning, if the campaign had fewer replies than that and they fail so."""
+        return self._warning() if self._count < _FIRST_REPLIES else None
+
+    def _warning(self) -> str | None:
+        for reason, count in self._reasons.most_common(1):
+            if 2 * count > self._count:
+                message = self._messages[reason]
+                if len(message) > _MESSAGE_CHARS:
+                    message = message[:_MESSAGE_CHARS] + "…"
+                return (
+                    f"{count:,} of the first {self._count:,} results have the reason {reason} in "
+                    f"the environment {self._env!r}{': ' if message else ''}{message}; "
+                    "is it the environment that the data is written for?"
+                )
+        return None
 
 
 class Coordinator:
@@ -131,6 +182,7 @@ class Coordinator:
         self._in_flight_bytes = 0
         # Of problems with attempts in flight, where one success is enough.
         self._siblings: dict[str | int, set[asyncio.Task[None]]] = {}
+        self._wrong_environment = _WrongEnvironment(plan.options.get("env", DEFAULT_ENVIRONMENT))
         self._wake = asyncio.Event()
         self._fault: BaseException | None = None
 
@@ -178,6 +230,7 @@ class Coordinator:
             finally:
                 await self._stop(reading, watching)
         self._commit()
+        self._warn(self._wrong_environment.end())
         await self._observer.update(self._progress())
         return end
 
@@ -224,7 +277,9 @@ class Coordinator:
             # Not before the task runs: cancelled earlier, it could leave no record.
             self._siblings.setdefault(problem(row), set()).add(_this_task())
         try:
-            record = of_reply(row, sample, await self._ask(code, self._request_id(row, sample)))
+            reply = await self._ask(code, self._request_id(row, sample))
+            record = of_reply(row, sample, reply)
+            self._warn(self._wrong_environment.add(reply))
         except (QueueError, LostError, ClosedError, UnknownEnvironmentError):
             # The row is not at fault.
             raise
@@ -238,6 +293,10 @@ class Coordinator:
         self._journal.add(record)
         if self._plan.first_success and record["verdict"] == "accepted":
             self._solve(row)
+
+    def _warn(self, text: str | None) -> None:
+        if text:
+            self._observer.warn(text)
 
     async def _ask(self, code: str, request_id: str) -> Reply:
         options: Check = {**self._plan.options, "request_id": request_id}

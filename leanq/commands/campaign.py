@@ -16,8 +16,8 @@ import click
 import redis
 
 from leanq.campaigns.campaign import Campaign
-from leanq.campaigns.coordinator import Command
-from leanq.campaigns.rq_queue import Campaigns, Sent
+from leanq.campaigns.coordinator import End
+from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
 from leanq.campaigns.rq_worker import work as work_for_rq
 from leanq.client import AsyncLeanQClient
 from leanq.commands.fleet import queue_url
@@ -36,7 +36,7 @@ def run(campaign: Campaign, url: str | None, as_json: bool) -> int:
     try:
         counts = interruptible(_run(campaign, url, as_json))
     except KeyboardInterrupt:
-        click.echo("leanq: stopped; the same command goes on from here", err=True)
+        click.echo("leanq: stopped; the same command resumes it", err=True)
         raise
     # As of submit. What was stopped since a sibling had succeeded is no failure.
     kinds = {name for name, count in counts.items() if count} - {"echoed"}
@@ -52,7 +52,7 @@ async def _run(campaign: Campaign, url: str | None, as_json: bool) -> dict[str, 
     async with queue_at(url) as (place, worker), AsyncLeanQClient(place) as client:
         idle = asyncio.create_task(hint(client.clusters, campaign.plan.options))
         with Shown(campaign.data, as_json) as shown:
-            running: asyncio.Task[Command] = asyncio.create_task(campaign.run(client, shown))
+            running: asyncio.Task[End] = asyncio.create_task(campaign.run(client, shown))
             try:
                 ends: set[asyncio.Future[Any]] = {running, *worker}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -64,7 +64,7 @@ async def _run(campaign: Campaign, url: str | None, as_json: bool) -> dict[str, 
                 idle.cancel()
                 running.cancel()
                 await asyncio.gather(idle, running, return_exceptions=True)
-    counts, wall_s = shown.counts, time.monotonic() - started
+    counts, wall_s = dict(shown.last.counts), time.monotonic() - started
     if as_json:
         click.echo(json.dumps({"out": campaign.out, "counts": counts, "wall_s": round(wall_s, 3)}))
     else:
@@ -96,7 +96,7 @@ def show_all(url: str | None, as_json: bool) -> None:
     with _campaigns(url) as campaigns:
         found = sorted(
             campaigns.list(),
-            key=lambda each: each.sent.timestamp() if each.sent else 0,
+            key=lambda each: each.submitted_at.timestamp(),
             reverse=True,
         )
     for each in found:
@@ -108,36 +108,37 @@ def show_all(url: str | None, as_json: bool) -> None:
 def show(id_: str, url: str | None, as_json: bool) -> None:
     """One campaign in full."""
     with _campaigns(url) as campaigns:
-        sent = campaigns.show(id_)
+        status = campaigns.show(id_)
     if as_json:
-        click.echo(json.dumps(_record(sent)))
+        click.echo(json.dumps(_record(status)))
         return
-    click.echo(_line(sent))
-    plan = sent.campaign.plan
+    click.echo(_line(status))
+    plan = status.campaign.plan
     options = ", ".join(f"{name} {value}" for name, value in sorted(plan.options.items()))
     rows = {
-        "data": sent.campaign.data,
-        "results": sent.campaign.out,
-        "sent": sent.sent.isoformat(" ", "seconds"),
-        "begins": sent.begins.isoformat(" ", "seconds") if sent.begins else "",
-        "after": ", ".join(sent.after),
+        "data": status.campaign.data,
+        "results": status.campaign.out,
+        "submitted": status.submitted_at.isoformat(" ", "seconds"),
+        "starts": status.starts_at.isoformat(" ", "seconds") if status.starts_at else "",
+        "after": ", ".join(status.after),
         "checks": options,
         "window": plan.window,
-        "bad rows": "\n".join(sent.bad),
-        "error": sent.error or "",
+        "bad rows": "\n".join(status.bad_rows),
+        "warnings": "\n".join(status.warnings),
+        "error": status.error or "",
     }
     for name, value in rows.items():
         if value:
             head, *more = str(value).splitlines()
-            click.echo("\n".join([f"  {name:9} {head}", *(f"{'':12}{line}" for line in more)]))
+            click.echo("\n".join([f"  {name:10} {head}", *(f"{'':13}{line}" for line in more)]))
 
 
 def change(id_: str, url: str | None, as_json: bool, how: Callable[[Campaigns, str], None]) -> None:
     """Holds, ends or takes up a campaign, and prints what state it is in then."""
     with _campaigns(url) as campaigns:
         how(campaigns, id_)
-        sent = campaigns.show(id_)
-    click.echo(json.dumps(_record(sent)) if as_json else _line(sent))
+        status = campaigns.show(id_)
+    click.echo(json.dumps(_record(status)) if as_json else _line(status))
 
 
 def work(url: str | None, as_json: bool, burst: bool) -> None:
@@ -181,17 +182,17 @@ def _prefix() -> str:
     return check_name("LEANQ_PREFIX", os.environ.get("LEANQ_PREFIX", Settings.prefix))
 
 
-def _line(sent: Sent) -> str:
-    of = "" if sent.total is None else f" of {sent.total:,}"
-    told = f"; {summary(sent.counts)}" if sent.counts else ""
-    why = f" ({sent.error})" if sent.error and sent.error != sent.state else ""
-    name = Path(sent.campaign.data).name
-    return f"{sent.id}  {sent.state}{why}  {name}: {sent.rows:,}{of} rows{told}"
+def _line(status: CampaignStatus) -> str:
+    of = "" if status.total is None else f" of {status.total:,}"
+    told = f"; {summary(status.counts)}" if status.counts else ""
+    why = f" ({status.error})" if status.error and status.error != status.state else ""
+    name = Path(status.campaign.data).name
+    return f"{status.id}  {status.state}{why}  {name}: {status.rows:,}{of} rows{told}"
 
 
-def _record(sent: Sent) -> dict[str, Any]:
+def _record(status: CampaignStatus) -> dict[str, Any]:
     return {
-        **asdict(sent),
-        "sent": sent.sent.isoformat(),
-        "begins": sent.begins.isoformat() if sent.begins else None,
+        **asdict(status),
+        "submitted_at": status.submitted_at.isoformat(),
+        "starts_at": status.starts_at.isoformat() if status.starts_at else None,
     }

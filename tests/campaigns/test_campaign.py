@@ -146,7 +146,7 @@ def test_an_interrupt_withdraws_and_the_same_command_goes_on(
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert (done.code, done.out) == (130, "")
-    assert done.err.strip() == "leanq: stopped; the same command goes on from here"
+    assert done.err.strip() == "leanq: stopped; the same command resumes it"
     kept = lines(client.folder / "out.jsonl.part")
     status = look(fleet)
     assert sum(level.waiting for level in status.levels) == 0
@@ -177,7 +177,7 @@ def test_what_cannot_be_run(client: Terminal) -> None:
     client.file("there.jsonl", "")
     client.file("data.csv", "id,code\n")
     for arguments, said in {
-        ("data.jsonl", "--out", "there.jsonl"): "there.jsonl is there already; name another file",
+        ("data.jsonl", "--out", "there.jsonl"): "there.jsonl exists; name another file",
         ("none.jsonl", "--out", "out.jsonl"): "none.jsonl",
         ("data.csv", "--out", "out.jsonl"): "data.csv",
         (

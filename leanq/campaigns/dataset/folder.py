@@ -28,7 +28,9 @@ class FolderDataset:
 
     def __init__(self, path: str, fields: Fields) -> None:
         if fields != Fields():
-            raise UsageError(f"{path} is a folder; the --…-field options are for rows with fields")
+            raise UsageError(
+                f"{path} is a folder, whose files have no fields; leave the --*-field options out"
+            )
         self.path = path
         digest, self._total = blake2b(digest_size=8), 0
         for name in self._names():

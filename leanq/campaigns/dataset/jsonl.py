@@ -97,7 +97,9 @@ class JsonlDataset:
                         beyond_bytes = _skip_line(stream)
                         size_bytes = MAX_LINE_BYTES + 1 + beyond_bytes
                         position += beyond_bytes
-                        error = f"the line has {size_bytes} bytes; at most {MAX_LINE_BYTES} are read"
+                        error = (
+                            f"the line has {size_bytes} bytes; at most {MAX_LINE_BYTES} are read"
+                        )
                         yield line, position, UnfitError(error)
                     elif _is_row(text):
                         yield line, position, _parse(text)
