@@ -20,8 +20,8 @@ from typing import NamedTuple
 from leanq.queue import wire
 from leanq.queue.keys import new_request_id
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Job, Queued, Settlement, Submission
-from leanq.queue.wire import Reply, Request
 
 PAYLOAD_BYTES, CODE_BYTES = 100, 1024
 

@@ -25,7 +25,7 @@ from places import LEANQ, Place, new_place, print_table, server_info, statement,
 from processes import Run, cpu_s, run
 
 from leanq.client import AsyncLeanQClient, LeanQClient
-from leanq.commands.common import cpus
+from leanq.commands.worker import cpus
 from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
 

@@ -34,8 +34,8 @@ from leanq.producer.request_builder import (
     Check,
     RequestBuilder,
 )
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply
 
 Command = Literal["run", "pause", "cancel"]
 End = Literal["finished", "paused", "cancelled"]

@@ -1,4 +1,7 @@
-"""``leanq campaign``: whole data sets, here and now or as jobs of RQ."""
+"""``leanq campaign``: checks whole data sets, at once or as jobs of RQ.
+
+RQ is imported only by the commands that need it, since it is not part of a plain installation.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +10,282 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
-import redis
 
-from leanq.campaigns.campaign import Campaign
-from leanq.campaigns.coordinator import End
-from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
-from leanq.campaigns.rq_worker import work as work_for_rq
 from leanq.client import AsyncLeanQClient
-from leanq.commands.fleet import queue_url
-from leanq.commands.progress import Shown, summary
-from leanq.commands.submit import hint, interruptible, queue_at
+from leanq.commands import options
+from leanq.commands.common import EXIT_USAGE, exit_code, interruptible, queue_url, worst
 from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.queue.settings import Settings, check_name, check_url, each_host
-from leanq.queue.wire import LEAN_VERDICTS
+
+if TYPE_CHECKING:
+    import redis
+
+    from leanq.campaigns.campaign import Campaign
+    from leanq.campaigns.coordinator import End, Progress
+    from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
 
 _NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
 
 
-def run(campaign: Campaign, url: str | None, as_json: bool) -> int:
-    """Runs a campaign to its end, or on from where it was left; the exit code."""
+@click.group()
+def campaign() -> None:
+    """Check whole data sets, at once or as jobs of RQ.
+
+    RQ uses the Redis of LEANQ_RQ_URL, or else the queue's own.
+    """
+
+
+_described = options.combined(
+    click.argument("data"),
+    click.option(
+        "--out",
+        required=True,
+        metavar="RESULTS",
+        help="The file for the results; Parquet if its name ends so, else JSONL.",
+    ),
+    options.queue,
+    options.env,
+    options.lean,
+    click.option(
+        "--id-field",
+        metavar="NAME",
+        default="id",
+        show_default=True,
+        help="The field with a row's id.",
+    ),
+    click.option(
+        "--code-field",
+        metavar="NAME",
+        default="code",
+        show_default=True,
+        help="The field with the row's code, or with a list of attempts.",
+    ),
+    click.option(
+        "--problem-field",
+        metavar="NAME",
+        help="The field that names the problem that a row is an attempt at.",
+    ),
+    click.option(
+        "--header-field", metavar="NAME", help="A field with lines that precede the code."
+    ),
+    click.option(
+        "--prompt-field", metavar="NAME", help="A field with text that the code continues."
+    ),
+    click.option(
+        "--first-success",
+        is_flag=True,
+        help="Cancel a problem's other attempts at its first success.",
+    ),
+    click.option(
+        "--order",
+        type=click.Choice(["input", "finished"]),
+        default="input",
+        show_default=True,
+        help="The order of the results.",
+    ),
+    click.option(
+        "--window",
+        type=click.IntRange(1, 100_000),
+        default=1000,
+        show_default=True,
+        help="Requests in flight at a time.",
+    ),
+)
+"""What a campaign is to do."""
+
+
+@campaign.command()
+@_described
+def run(url: str | None, as_json: bool, **how: Any) -> int:
+    """Check a data set: JSONL, a folder of .lean files, or Parquet.
+
+    RESULTS has a record for each row, or for each attempt of a row. After an interruption, the same
+    command resumes the campaign. Where nothing names a queue, a server and a worker are started for
+    the length of the call.
+
+    Exit code: 0 if all are accepted (with --first-success: if every problem is solved), 1 for
+    another verdict of Lean's, 2 for bad rows, 3 for an outcome of leanq's.
+    """
+    made = _campaign(**how)
     try:
-        counts = interruptible(_run(campaign, url, as_json))
+        last = interruptible(_run(made, url, as_json))
     except KeyboardInterrupt:
         click.echo("leanq: stopped; the same command resumes it", err=True)
         raise
-    # As of submit. What was stopped since a sibling had succeeded is no failure.
-    kinds = {name for name, count in counts.items() if count} - {"echoed"}
-    if campaign.plan.first_success:
-        kinds -= {"cancelled"}
-    if "error" in kinds:
-        return 2
-    return 3 if kinds - LEAN_VERDICTS else 1 if kinds - {"accepted"} else 0
+    kinds = {name for name, count in last.counts.items() if count} - {"echoed"}
+    if made.plan.first_success:
+        # Failed attempts at a problem that is solved are no failures, and cancelled ones never are.
+        kinds = kinds & {"error"} if last.unsolved == 0 else kinds - {"cancelled"}
+    return worst({EXIT_USAGE if name == "error" else exit_code(name) for name in kinds})
 
 
-async def _run(campaign: Campaign, url: str | None, as_json: bool) -> dict[str, int]:
+@campaign.command()
+@_described
+@click.option(
+    "--in", "delay_s", type=options.DURATION, metavar="DURATION", help="Start after 30m, 12h or 1d."
+)
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="ID",
+    help="Start once this campaign has finished; may be repeated.",
+)
+def submit(
+    url: str | None, as_json: bool, delay_s: float | None, after: tuple[str, ...], **how: Any
+) -> None:
+    """Submit a campaign to RQ, and print its id.
+
+    DATA and RESULTS are paths on the machines where 'leanq campaign worker' runs.
+    """
+    made = _campaign(**how)
+    # The worker's working directory is another.
+    data, out = os.path.abspath(made.data), os.path.abspath(made.out)
+    if not os.path.exists(data):
+        click.echo(
+            f"leanq: {data} is not on this machine; it has to be on those of the campaign workers",
+            err=True,
+        )
+    with _campaigns(url) as campaigns:
+        id_ = campaigns.submit(
+            replace(made, data=data, out=out), delay_s=delay_s or 0.0, after=after
+        )
+    click.echo(json.dumps({"id": id_}) if as_json else id_)
+
+
+@campaign.command("list")
+@options.queue
+def list_(url: str | None, as_json: bool) -> None:
+    """List the submitted campaigns, the newest first."""
+    with _campaigns(url) as campaigns:
+        found = sorted(
+            campaigns.list(),
+            key=lambda each: each.submitted_at.timestamp(),
+            reverse=True,
+        )
+    for each in found:
+        click.echo(json.dumps(_record(each)) if as_json else _line(each))
+    if not found and not as_json:
+        click.echo("no campaigns")
+
+
+@campaign.command()
+@click.argument("id_", metavar="ID")
+@options.queue
+def show(id_: str, url: str | None, as_json: bool) -> None:
+    """Show one campaign: what it checks, its progress, and what went wrong."""
+    with _campaigns(url) as campaigns:
+        status = campaigns.show(id_)
+    if as_json:
+        click.echo(json.dumps(_record(status)))
+        return
+    click.echo(_line(status))
+    plan = status.campaign.plan
+    options = ", ".join(f"{name} {value}" for name, value in sorted(plan.options.items()))
+    rows = {
+        "data": status.campaign.data,
+        "results": status.campaign.out,
+        "submitted": status.submitted_at.isoformat(" ", "seconds"),
+        "starts": status.starts_at.isoformat(" ", "seconds") if status.starts_at else "",
+        "after": ", ".join(status.after),
+        "options": options,
+        "window": plan.window,
+        "bad rows": "\n".join(status.bad_rows),
+        "warnings": "\n".join(status.warnings),
+        "error": status.error or "",
+    }
+    for name, value in rows.items():
+        if value:
+            head, *more = str(value).splitlines()
+            click.echo("\n".join([f"  {name:9} {head}", *(f"{'':12}{line}" for line in more)]))
+
+
+@campaign.command()
+@click.argument("id_", metavar="ID")
+@options.queue
+def pause(id_: str, url: str | None, as_json: bool) -> None:
+    """Pause a campaign: requests in flight are withdrawn, results so far are kept."""
+    _change(id_, url, as_json, "pause")
+
+
+@campaign.command()
+@click.argument("id_", metavar="ID")
+@options.queue
+def resume(id_: str, url: str | None, as_json: bool) -> None:
+    """Resume a paused campaign."""
+    _change(id_, url, as_json, "resume")
+
+
+@campaign.command()
+@click.argument("id_", metavar="ID")
+@options.queue
+def cancel(id_: str, url: str | None, as_json: bool) -> None:
+    """Cancel a campaign; its results so far are kept for a retry."""
+    _change(id_, url, as_json, "cancel")
+
+
+@campaign.command()
+@click.argument("id_", metavar="ID")
+@options.queue
+def retry(id_: str, url: str | None, as_json: bool) -> None:
+    """Run a campaign again that failed, was cancelled or has finished.
+
+    One that failed or was cancelled resumes. One that has finished checks those rows again that
+    have no verdict of Lean's.
+    """
+    _change(id_, url, as_json, "retry")
+
+
+@campaign.command()
+@options.queue
+@click.option("--burst", is_flag=True, help="End when no campaign is left to start.")
+def worker(url: str | None, as_json: bool, burst: bool) -> None:
+    """Run campaigns from RQ, one at a time, until SIGTERM.
+
+    A campaign that is running then is requeued, and the next worker resumes it. --json logs as
+    JSON.
+    """
+    _require_rq()
+    from leanq.campaigns.rq_worker import work
+
+    log_to_stderr(as_json)
+    # Coordinators are processes of their own, which find the queue by this.
+    os.environ["LEANQ_URL"] = named = queue_url(url)
+    # Refuses a wrong URL now, and not in each campaign.
+    AsyncLeanQClient(named)
+    with _connected(url) as connection:
+        work(connection, _prefix(), burst=burst)
+
+
+@campaign.command()
+@click.argument("results")
+@click.option("--against", metavar="OLDER", help="Results to compare with.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    help="Where the report goes, as Markdown, and a plot beside it [default: beside RESULTS].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def report(results: str, against: str | None, output: str | None, as_json: bool) -> int:
+    """Report on a campaign's results: verdicts, pass@k, times, what is slow or flaky.
+
+    Prints the report, and writes it as Markdown with a plot.
+    """
+    from leanq.commands.report import report as run_it
+
+    return run_it(results, against, output, as_json)
+
+
+async def _run(campaign: Campaign, url: str | None, as_json: bool) -> Progress:
+    from leanq.commands.progress import Shown, summary
+    from leanq.commands.submit import hint, queue_at
+
     started = time.monotonic()
     async with queue_at(url) as (place, worker), AsyncLeanQClient(place) as client:
         idle = asyncio.create_task(hint(client.clusters, campaign.plan.options))
@@ -64,103 +302,59 @@ async def _run(campaign: Campaign, url: str | None, as_json: bool) -> dict[str, 
                 idle.cancel()
                 running.cancel()
                 await asyncio.gather(idle, running, return_exceptions=True)
-    counts, wall_s = dict(shown.last.counts), time.monotonic() - started
+    counts, wall_s = shown.last.counts, time.monotonic() - started
     if as_json:
         click.echo(json.dumps({"out": campaign.out, "counts": counts, "wall_s": round(wall_s, 3)}))
     else:
         click.echo(f"{campaign.out}: {summary(counts)} in {wall_s:.1f} s")
-    return counts
+    return shown.last
 
 
-def submit(
-    campaign: Campaign,
-    url: str | None,
-    as_json: bool,
-    delay_s: float | None,
-    after: Sequence[str],
+def _campaign(data: str, out: str, **how: Any) -> Any:
+    from leanq.campaigns.campaign import Campaign
+    from leanq.campaigns.coordinator import Plan
+    from leanq.campaigns.dataset import Fields
+
+    names = ("id", "code", "problem", "header", "prompt")
+    fields = Fields(**{name: how.pop(f"{name}_field") for name in names})
+    plan = {name: how.pop(name) for name in ("window", "first_success", "order")}
+    options: Any = {**how, "allow_axioms": list(how["allow_axioms"])}
+    return Campaign(data, out, fields, Plan(options, **plan))
+
+
+def _change(
+    id_: str, url: str | None, as_json: bool, how: Literal["pause", "resume", "cancel", "retry"]
 ) -> None:
-    """Sends a campaign to whichever ``leanq campaign worker`` is free."""
-    # The worker has another working directory.
-    data, out = os.path.abspath(campaign.data), os.path.abspath(campaign.out)
-    if not os.path.exists(data):
-        click.echo(f"leanq: {data} is not on this machine; it must be on the workers'", err=True)
+    """Changes a campaign, and prints its state after that."""
     with _campaigns(url) as campaigns:
-        id_ = campaigns.submit(
-            replace(campaign, data=data, out=out), delay_s=delay_s or 0.0, after=after
-        )
-    click.echo(json.dumps({"id": id_}) if as_json else id_)
-
-
-def show_all(url: str | None, as_json: bool) -> None:
-    """The campaigns that RQ knows, the newest first."""
-    with _campaigns(url) as campaigns:
-        found = sorted(
-            campaigns.list(),
-            key=lambda each: each.submitted_at.timestamp(),
-            reverse=True,
-        )
-    for each in found:
-        click.echo(json.dumps(_record(each)) if as_json else _line(each))
-    if not found and not as_json:
-        click.echo("no campaigns")
-
-
-def show(id_: str, url: str | None, as_json: bool) -> None:
-    """One campaign in full."""
-    with _campaigns(url) as campaigns:
-        status = campaigns.show(id_)
-    if as_json:
-        click.echo(json.dumps(_record(status)))
-        return
-    click.echo(_line(status))
-    plan = status.campaign.plan
-    options = ", ".join(f"{name} {value}" for name, value in sorted(plan.options.items()))
-    rows = {
-        "data": status.campaign.data,
-        "results": status.campaign.out,
-        "submitted": status.submitted_at.isoformat(" ", "seconds"),
-        "starts": status.starts_at.isoformat(" ", "seconds") if status.starts_at else "",
-        "after": ", ".join(status.after),
-        "checks": options,
-        "window": plan.window,
-        "bad rows": "\n".join(status.bad_rows),
-        "warnings": "\n".join(status.warnings),
-        "error": status.error or "",
-    }
-    for name, value in rows.items():
-        if value:
-            head, *more = str(value).splitlines()
-            click.echo("\n".join([f"  {name:10} {head}", *(f"{'':13}{line}" for line in more)]))
-
-
-def change(id_: str, url: str | None, as_json: bool, how: Callable[[Campaigns, str], None]) -> None:
-    """Holds, ends or takes up a campaign, and prints what state it is in then."""
-    with _campaigns(url) as campaigns:
-        how(campaigns, id_)
+        getattr(campaigns, how)(id_)
         status = campaigns.show(id_)
     click.echo(json.dumps(_record(status)) if as_json else _line(status))
 
 
-def work(url: str | None, as_json: bool, burst: bool) -> None:
-    """Runs campaigns until told to stop."""
-    log_to_stderr(as_json)
-    # Campaigns are coordinated in processes of their own, which find the queue by this.
-    os.environ["LEANQ_URL"] = named = queue_url(url)
-    # Better now than in each campaign.
-    AsyncLeanQClient(named)
-    with _connected(url) as connection:
-        work_for_rq(connection, _prefix(), burst=burst)
-
-
 @contextlib.contextmanager
 def _campaigns(url: str | None) -> Iterator[Campaigns]:
+    _require_rq()
+    from leanq.campaigns.rq_queue import Campaigns
+
     with _connected(url) as connection:
         yield Campaigns(connection, _prefix())
+
+
+def _require_rq() -> None:
+    try:
+        import rq  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "campaigns as jobs need RQ, which is not installed: pip install 'leanq[campaigns]'"
+        ) from None
 
 
 @contextlib.contextmanager
 def _connected(url: str | None) -> Iterator[redis.Redis]:
     """RQ's Redis: LEANQ_RQ_URL, or the queue's own where RQ can use that."""
+    import redis
+
     named = os.environ.get("LEANQ_RQ_URL") or queue_url(url)
     try:
         check_url(named)
@@ -183,11 +377,13 @@ def _prefix() -> str:
 
 
 def _line(status: CampaignStatus) -> str:
+    from leanq.commands.progress import summary
+
     of = "" if status.total is None else f" of {status.total:,}"
-    told = f"; {summary(status.counts)}" if status.counts else ""
+    counts = f"; {summary(status.counts)}" if status.counts else ""
     why = f" ({status.error})" if status.error and status.error != status.state else ""
     name = Path(status.campaign.data).name
-    return f"{status.id}  {status.state}{why}  {name}: {status.rows:,}{of} rows{told}"
+    return f"{status.id}  {status.state}{why}  {name}: {status.rows:,}{of} rows{counts}"
 
 
 def _record(status: CampaignStatus) -> dict[str, Any]:

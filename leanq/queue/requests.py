@@ -1,24 +1,19 @@
-"""Requests and replies as values, and the words that stand in them."""
+"""Requests and replies, and the words that stand in them.
+
+None is changed once it is made, so they have hashes. They are not declared frozen, for that makes
+them eight times as expensive to build, and each request passes as several of them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeVar, dataclass_transform
+from typing import Any, Literal
 
 from leanq.errors import InvalidRequestError, NoRewardError
 
 MAX_TIMEOUT_S = 86_400.0
-
-_T = TypeVar("_T")
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def value(kind: type[_T]) -> type[_T]:
-    """A dataclass that nobody changes, as type checkers make sure. They alone do: what a frozen one
-    does at run time makes it cost eight times as much, and a request passes as seven values."""
-    return dataclass(slots=True, unsafe_hash=True)(kind)
 
 
 Operation = Literal["check", "verify", "step", "export", "import", "echo"]
@@ -88,7 +83,7 @@ _STATE = re.compile(r"[0-9a-f]{64}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Request:
     """What a client asks of a worker.
 
@@ -175,7 +170,7 @@ def wall_for(timeout_s: float) -> float:
     return 5 * timeout_s + 60
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Message:
     """One message of Lean's: lines from 1, columns from 0 in code points, as Lean counts."""
 
@@ -187,7 +182,7 @@ class Message:
     end_column: int | None = None
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Sorry:
     """An open goal: where it stands, the goal as Lean prints it, and its state's id.
 
@@ -202,7 +197,7 @@ class Sorry:
     end_column: int | None = None
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Theorem:
     """A theorem that a text adds: its full name, and its statement as Lean prints it."""
 
@@ -210,7 +205,7 @@ class Theorem:
     statement: str
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Failure:
     """Why a candidate does not prove one theorem of its target.
 
@@ -225,7 +220,7 @@ class Failure:
     text: str
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Reply:
     """How a request ended.
 

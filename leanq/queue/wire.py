@@ -18,8 +18,6 @@ import msgpack
 
 from leanq.errors import InvalidRequestError, NewerMessageError, TooLargeError, WireError
 from leanq.queue.requests import (
-    LEAN_VERDICTS,
-    PRIORITIES,
     Failure,
     Message,
     Operation,
@@ -30,32 +28,8 @@ from leanq.queue.requests import (
     Sorry,
     Theorem,
     Verdict,
-    Way,
-    wall_for,
 )
 from leanq.queue.settings import MAX_REQUEST_BYTES
-
-__all__ = [
-    "LEAN_VERDICTS",
-    "MAX_REPLY_BYTES",
-    "PRIORITIES",
-    "VERSION",
-    "Message",
-    "Operation",
-    "Reply",
-    "Request",
-    "Severity",
-    "Sorry",
-    "Verdict",
-    "Way",
-    "pack_info",
-    "pack_reply",
-    "pack_request",
-    "unpack_info",
-    "unpack_reply",
-    "unpack_request",
-    "wall_for",
-]
 
 VERSION = 1
 MAX_REPLY_BYTES = 32 << 20

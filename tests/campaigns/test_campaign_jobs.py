@@ -95,8 +95,8 @@ def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, boss: Popen
     ]
     lines = desk.run("show", first).splitlines()
     assert lines[0] == shown[1]
-    assert f"  data       {desk.folder}/c0.jsonl" in lines
-    assert f"  results    {desk.folder}/c0.out" in lines
+    assert f"  data      {desk.folder}/c0.jsonl" in lines
+    assert f"  results   {desk.folder}/c0.out" in lines
     # As RQ's own tools show it.
     info, dashboard = rq_info(desk), Dashboard(desk)
     assert f"{desk.campaigns.queue.name}" in info
@@ -153,7 +153,7 @@ def test_held_before_it_begins(desk: Desk, driver: Recorder, boss: Popen) -> Non
     later = desk.send("b", options=("--in", "1h"))
     soon = desk.send("c", options=("--in", "1s"))
     assert [desk.look(each).state for each in (queued, later)] == ["queued", "scheduled"]
-    assert "starts     20" in desk.run("show", later)
+    assert "starts    20" in desk.run("show", later)
     starts_at = desk.look(later).starts_at
     assert starts_at
     assert 3000 < (starts_at - desk.look(later).submitted_at).total_seconds() < 4200
@@ -213,7 +213,7 @@ def test_one_after_another(desk: Desk, driver: Recorder, boss: Popen) -> None:
     desk.campaigns.pause(first)
     desk.reaches(first, "paused")
     assert [desk.look(each).state for each in (second, third)] == ["waiting", "waiting"]
-    assert f"after      {first}\n" in desk.run("show", second)
+    assert f"after     {first}\n" in desk.run("show", second)
     assert desk.run("pause", third).split()[1] == "paused"
     assert desk.run("resume", third).split()[1] == "waiting"
     # Ended is not finished.

@@ -20,6 +20,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.toolchain import ask
 from leanq.queue import wire
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply
 from leanq.queue.results import Settlement
 from leanq.queue.settings import Settings
 
@@ -46,8 +47,12 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 
     def walk(words: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
         yield words, command
-        for name, inner in getattr(command, "commands", {}).items():
-            yield from walk(f"{words} {name}".strip(), inner)
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                inner = command.get_command(context, name)
+                assert inner
+                yield from walk(f"{words} {name}".strip(), inner)
 
     yield from walk("", cli)
 
@@ -210,7 +215,7 @@ async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue
     await queue.submit("client", batch[:4])
     (job,) = (await queue.claim("w", ["echo"], 4, busy=0, token="n:")).jobs
     done = Settlement(
-        job.request_id, job.token, "echo", wire.pack_reply(job.token, wire.Reply()), "print"
+        job.request_id, job.token, "echo", wire.pack_reply(job.token, Reply()), "print"
     )
     await queue.claim("w", [], 0, busy=0, token="m:", settlements=[done])
     await queue.submit("client", batch[4:])
@@ -256,8 +261,8 @@ def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Sett
 def test_worker_logs_json_and_drains(place: Terminal, settings: Settings) -> None:
     worker = place.start("worker", "--driver", "echo", "--slots", "3", "--json")
     first = json.loads(wait_for_line(worker.stderr, "serves"))
-    assert set(first) == {"time", "priority", "message"}
-    assert first["priority"] == "INFO"
+    assert set(first) == {"time", "level", "message"}
+    assert first["level"] == "INFO"
     assert "serves echo with 3 slots" in first["message"]
     (row,) = look(settings).workers
     assert wire.unpack_info(row.info)["slots"] == 3

@@ -21,8 +21,8 @@ from support.terminals import (
 
 from leanq.commands.submit import Ended
 from leanq.errors import QueueFullError, RequestError, UnavailableError, UsageError
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply
 
 FIELDS = [
     *("file", "request_id", "verdict", "reason", "messages", "sorries", "theorems", "axioms"),

@@ -22,7 +22,7 @@ from support.servers import own_server
 from support.terminals import Terminal, ended, read_terminal, screen, wait_for_line
 
 from leanq.client import LeanQClient
-from leanq.commands.watch import _Rates, _record, _Seen, _view
+from leanq.commands.status import _Rates, _Seen, _view, _watched
 from leanq.fleet.stats import EnvironmentStats, FleetStats, decisions_of
 from leanq.queue.queue import Queue
 from leanq.queue.results import Status, WorkerRow
@@ -208,7 +208,7 @@ def shown(
     """The lines that a terminal of this height shows."""
     console = Console(width=100, height=height, force_terminal=False)
     seen = FleetStats(time.time(), status, environments)
-    record = _record(Settings(url="redis://:secret@host"), seen, _Rates())
+    record = _watched(Settings(url="redis://:secret@host"), seen, _Rates())
     with console.capture() as captured:
         console.print(_view(_Seen(record, trouble), console))
     return [line.rstrip() for line in captured.get().splitlines()]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.fleets import working
 from support.shards import LEASE_MS, Shard
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import Consumer

@@ -12,13 +12,13 @@ from bisect import bisect_left
 from typing import Any
 
 import pytest
-from conftest import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.fleets import counts
 from support.sandboxes import PYTHON, python
 from support.terminals import Terminal, ended, samples, wait_for_line
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.fleet.prometheus import Page, fleet_samples

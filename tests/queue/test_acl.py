@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import eventually, missing
 from support.campaigns import desk_at, dismiss
 from support.fleets import Recorder, echo_body, serving, submission, working
 from support.paths import ROOT
+from support.required import missing
 from support.servers import own_server
 from support.terminals import Terminal
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError
@@ -24,9 +25,10 @@ from leanq.local import find_server
 from leanq.producer.shard_router import StateLocator
 from leanq.queue.queue import Queue, look
 from leanq.queue.reaper import reap
+from leanq.queue.requests import Reply
 from leanq.queue.results import Full, Queued, Settlement, merged
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, pack_reply
+from leanq.queue.wire import pack_reply
 from leanq.states import Packed, RedisStates
 from tests.fleet.test_scaler import Loop
 

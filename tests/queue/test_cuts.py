@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import eventually
 from support.fleets import Gated, echo_body, new_token, submission, working
 from support.proxy import How, Proxy, proxy
+from support.waiting import eventually
 
 import leanq.consumer.consumer
 import leanq.producer.shard_client

@@ -12,9 +12,10 @@ from support.terminals import Terminal
 import leanq.queue.queue
 from leanq.client import LeanQClient
 from leanq.queue.keys import retry_request_id
+from leanq.queue.requests import Request
 from leanq.queue.results import DeadLetter, Reaped
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Request, pack_request
+from leanq.queue.wire import pack_request
 
 
 async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:
@@ -93,7 +94,7 @@ def test_list_and_show(buried: Terminal) -> None:
     assert (row["environment"], row["tenant"], row["attempts"]) == ("gone", "t", 1)
     assert row["worker"] == "w"
     assert len(buried.run("dead", "list").out.splitlines()) == 3
-    assert len(buried.run("dead", "list", "--most", "2").out.splitlines()) == 2
+    assert len(buried.run("dead", "list", "--limit", "2").out.splitlines()) == 2
     assert "3 dead letters (leanq dead list)" in buried.run("status").out
     shown = buried.run("dead", "show", "0-check").out
     assert shown.endswith("\n\ntheorem killer : True := trivial\n")

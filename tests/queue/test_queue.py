@@ -9,6 +9,7 @@ import pytest
 from support.shards import LEASE_MS, Shard, open_shard, settlement
 
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply
 from leanq.queue.results import (
     Attached,
     Full,
@@ -20,7 +21,7 @@ from leanq.queue.results import (
     UnknownEnvironment,
 )
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, pack_reply
+from leanq.queue.wire import pack_reply
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from itertools import islice, pairwise
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import eventually
 from redis.client import Monitor
 from support.shards import LEASE_MS, Shard, open_shard, settlement
+from support.waiting import eventually
 
 import leanq.queue.keys
 from leanq.errors import QueueFullError, UnavailableError, UsageError

@@ -9,8 +9,9 @@ from itertools import pairwise
 import pytest
 from support.shards import LEASE_MS, Shard, open_shard, settlement
 
+from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Full, Job, Queued, Reaped
-from leanq.queue.wire import Reply, pack_reply, unpack_reply
+from leanq.queue.wire import pack_reply, unpack_reply
 
 
 async def lead(shard: Shard, *followers: str, client: str = "c") -> Job:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import eventually
 from support.cluster import free_ports
 from support.fleets import echo_body, submission, until, working
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError

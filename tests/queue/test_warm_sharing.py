@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from support.shards import Shard, settlement
 
+from leanq.queue.requests import Reply
 from leanq.queue.results import Claimed, Queued, Returning
-from leanq.queue.wire import Reply, pack_reply
+from leanq.queue.wire import pack_reply
 
 TWIN: dict[str, Any] = {"digest": "same", "affinity": ("state",)}
 

@@ -23,9 +23,10 @@ from leanq.errors import UnavailableError, WorkerError
 from leanq.lean.echo import EchoDriver
 from leanq.producer.request_builder import PreparedRequest
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Status, Submission, WorkerRow
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request, pack_request
+from leanq.queue.wire import pack_request
 from leanq.states import RedisStates, States
 from leanq.worker import Worker
 from support.paths import ROOT
