@@ -23,7 +23,6 @@ from leanq.client import AsyncLeanQClient
 from leanq.errors import (
     ClosedError,
     LeanQError,
-    LostError,
     QueueError,
     UnknownEnvironmentError,
     UsageError,
@@ -280,7 +279,7 @@ class Coordinator:
             reply = await self._ask(code, self._request_id(row, sample))
             record = of_reply(row, sample, reply)
             self._warn(self._wrong_environment.add(reply))
-        except (QueueError, LostError, ClosedError, UnknownEnvironmentError):
+        except (QueueError, ClosedError, UnknownEnvironmentError):
             # The row is not at fault.
             raise
         except LeanQError as error:
