@@ -22,7 +22,6 @@ from leanq.client import AsyncLeanQClient
 from leanq.errors import (
     ClosedError,
     LeanQError,
-    LostError,
     QueueError,
     UnknownEnvironmentError,
     UsageError,
@@ -207,7 +206,7 @@ class Coordinator:
             self._siblings.setdefault(problem(row), set()).add(_this_task())
         try:
             record = of_reply(row, sample, await self._ask(code, self._request_id(row, sample)))
-        except (QueueError, LostError, ClosedError, UnknownEnvironmentError):
+        except (QueueError, ClosedError, UnknownEnvironmentError):
             # Nothing is wrong with this row.
             raise
         except LeanQError as error:
