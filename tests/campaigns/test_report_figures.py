@@ -22,6 +22,7 @@ from leanq.campaigns.report.estimates import (
 )
 from leanq.campaigns.report.figures import CPU_EDGES_S, Quantiles, Report, passes, summarise
 from leanq.campaigns.report.outcomes import ENDS, normalised, outcomes
+from leanq.errors import UsageError
 
 
 def of(records: Iterable[Record]) -> Report:
