@@ -169,7 +169,9 @@ def test_an_empty_file_is_a_report_of_nothing(
         capsys.readouterr().out
     )
     assert report(old, path, None, as_json=False) == 0
-    assert "4 only in the newer file, 0 only in the older" in capsys.readouterr().out
+    assert (
+        "4 in the newer (a1 [0], a1 [1], a2 [0], …) and 0 in the older" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
