@@ -112,7 +112,9 @@ def test_folders_and_parquet(terminal: Terminal) -> None:
     assert [r["verdict"] for r in records(terminal, "out.jsonl")] == ["accepted", "rejected"]
 
 
-def test_a_killed_run_goes_on_and_checks_nothing_twice(client: Terminal, fleet: Settings) -> None:
+def test_a_killed_run_is_resumed_and_checks_nothing_twice(
+    client: Terminal, fleet: Settings
+) -> None:
     rows = 3000
     client.file("data.jsonl", echoes(rows))
     run = ("campaign", "run", "data.jsonl", "--env", "echo", "--window", "50")
@@ -143,7 +145,7 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_an_interrupt_withdraws_and_the_same_command_goes_on(
+def test_an_interrupt_withdraws_and_the_same_command_resumes(
     client: Terminal, fleet: Settings
 ) -> None:
     client.file("data.jsonl", echoes(5000))
@@ -207,7 +209,7 @@ def test_what_cannot_be_run(client: Terminal) -> None:
         assert not (client.folder / "out.jsonl").exists()
 
 
-def test_a_run_with_other_options_does_not_go_on(client: Terminal, fleet: Settings) -> None:
+def test_a_run_with_other_options_is_not_resumed(client: Terminal, fleet: Settings) -> None:
     client.file("data.jsonl", echoes(20_000))
     run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo")
     process = client.start(*run)

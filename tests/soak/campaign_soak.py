@@ -103,7 +103,7 @@ class Storm:
         self._desk, self._server, self._outcome = desk, server, outcome
         self._rng = random.Random(f"kills {outcome.plan.seed}")
         self._workers = [self._hire_worker() for _ in range(2)]
-        self._bosses = [desk.hire() for _ in range(2)]
+        self._bosses = [desk.start_worker() for _ in range(2)]
         self._deadline_s = time.monotonic() + outcome.plan.seconds
 
     def run(self, data: Path, out: Path) -> None:
@@ -138,14 +138,14 @@ class Storm:
             self._workers.append(self._hire_worker())
         else:
             self._wait(lambda: self._busy() or not self._part.exists())
-            boss = self._busy()
-            assert boss, "the campaign ended before it could be killed"
+            worker = self._busy()
+            assert worker, "the campaign ended before it could be killed"
             if kind == "coordinator":
-                os.kill(children(boss.pid)[0], signal.SIGKILL)
+                os.kill(children(worker.pid)[0], signal.SIGKILL)
             else:
-                self._bosses.remove(boss)
-                self._end(boss)
-                self._bosses.append(self._desk.hire())
+                self._bosses.remove(worker)
+                self._end(worker)
+                self._bosses.append(self._desk.start_worker())
             # What it has written before it died is no sign of life.
             size_bytes = self._size_bytes()
         killed_s = time.monotonic()

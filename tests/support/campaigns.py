@@ -79,38 +79,38 @@ class Desk:
     def results(self, id_: str) -> list[dict[str, Any]]:
         return list(read_results(self.look(id_).campaign.out))
 
-    def hire(self) -> Popen:
+    def start_worker(self) -> Popen:
         """Starts a ``leanq campaign worker`` and waits until RQ knows it."""
         before = self._workers()
-        boss = self.terminal.start("campaign", "worker", stdout=subprocess.DEVNULL)
-        until(lambda: self._workers() > before or boss.poll() is not None)
-        assert boss.poll() is None, ended(boss)
-        return boss
+        worker = self.terminal.start("campaign", "worker", stdout=subprocess.DEVNULL)
+        until(lambda: self._workers() > before or worker.poll() is not None)
+        assert worker.poll() is None, ended(worker)
+        return worker
 
     def _workers(self) -> int:
         return int(self.connection.scard(f"rq:workers:{self.campaigns.queue.name}"))  # type: ignore[arg-type]
 
 
-def horse_of(boss: Popen, *, after: int = 0) -> int:
+def coordinator_of(worker: Popen, *, after: int = 0) -> int:
     """The process that coordinates for a worker, once there is one, which is not ``after``."""
     found: list[int] = []
 
     def begun() -> bool:
-        found[:] = [pid for pid in children(boss.pid) if pid != after]
+        found[:] = [pid for pid in children(worker.pid) if pid != after]
         return bool(found)
 
     until(begun, RESUMED_S)
     return found[0]
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     return not running(pid)
 
 
-def dismiss(boss: Popen) -> str:
+def stop_worker(worker: Popen) -> str:
     """Tells a worker to stop; what it said."""
-    boss.send_signal(signal.SIGTERM)
-    done = ended(boss)
+    worker.send_signal(signal.SIGTERM)
+    done = ended(worker)
     assert done.code == 0, done
     return done.err
 
@@ -137,6 +137,6 @@ def desk_at(terminal: Terminal, settings: Settings, rq_url: str | None = None) -
         yield desk
         for process in terminal.processes:
             if process.poll() is None:
-                dismiss(process)
+                stop_worker(process)
         for sent in desk.campaigns.list():
             desk.connection.delete(f"{desk.campaigns.queue.name}:{sent.id}")
