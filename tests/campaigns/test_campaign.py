@@ -16,7 +16,7 @@ from support.campaigns import Judge
 from support.fleets import look, serving, sweep, until, worker_processes
 from support.servers import own_server
 from support.sites import sample
-from support.terminals import LEANQ, Terminal, ended, read_terminal, screen
+from support.terminals import COMMAND_TIMEOUT_S, LEANQ, Terminal, ended, read_terminal, screen
 
 from leanq.campaigns.results import read_results
 from leanq.queue.settings import Settings
@@ -124,7 +124,7 @@ def test_a_killed_run_is_resumed_and_checks_nothing_twice(
         part = client.folder / "killed.jsonl.part"
         until(lambda share=share, part=part: lines(part) > share * rows)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.wait(COMMAND_TIMEOUT_S)
         assert state.exists()
     done = client.run(*run, "--out", "killed.jsonl")
     assert done.code == 0
@@ -216,7 +216,7 @@ def test_a_run_with_other_options_is_not_resumed(client: Terminal, fleet: Settin
     until(lambda: lines(client.folder / "out.jsonl.part") > 10)
     busy = client.run(*run)
     process.kill()
-    process.wait()
+    process.wait(COMMAND_TIMEOUT_S)
     other = client.run(*run, "--memory", "99")
     assert (busy.code, busy.err) == (2, "leanq: out.jsonl is being written by another campaign\n")
     assert other.code == 2
@@ -266,7 +266,7 @@ def test_progress_on_a_terminal(client: Terminal, fleet: Settings) -> None:
         )
         os.close(theirs)
         shown = read_terminal(ours)
-        assert process.wait() == 2
+        assert process.wait(COMMAND_TIMEOUT_S) == 2
     assert "of 4,001 rows;" in shown
     assert "/s;" in shown
     # Above the bar, and not behind it.

@@ -1,4 +1,4 @@
-"""What the tests of campaigns as jobs share: a desk where they are sent, and drivers that judge."""
+"""Campaigns as jobs in tests: a desk to submit them at, and a driver that gives verdicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.terminals import Terminal, ended
 
 Popen = subprocess.Popen[bytes]
 
-# As long as a campaign may stand still after whoever coordinated it has vanished.
+# Within which a campaign has to be resumed after its coordinator has died.
 RESUMED_S = 30.0
 
 
@@ -40,7 +40,7 @@ class Judge(Recorder):
 
 
 class Desk:
-    """A user who sends campaigns to RQ, and sees what becomes of them."""
+    """A user who submits campaigns to RQ and follows them."""
 
     def __init__(self, terminal: Terminal, settings: Settings, rq_url: str | None = None) -> None:
         self.terminal, self.folder = terminal, terminal.folder
@@ -52,13 +52,13 @@ class Desk:
         self._names = iter(f"c{number}" for number in range(100))
 
     def run(self, *arguments: str) -> str:
-        """What a command prints that has to succeed."""
+        """The output of a command, which has to succeed."""
         done = self.terminal.run("campaign", *arguments)
         assert done.code == 0, done
         return done.out
 
     def send(self, *codes: str, options: tuple[str, ...] = (), environment: str = "echo") -> str:
-        """Sends a campaign over these texts; its id."""
+        """Submits a campaign over these texts; its id."""
         name = next(self._names)
         rows = (json.dumps({"id": n, "code": code}) for n, code in enumerate(codes))
         data = self.terminal.file(f"{name}.jsonl", "\n".join(rows))
@@ -92,7 +92,7 @@ class Desk:
 
 
 def coordinator_of(worker: Popen, *, after: int = 0) -> int:
-    """The process that coordinates for a worker, once there is one, which is not ``after``."""
+    """The pid of a worker's coordinator, once there is one that is not ``after``."""
     found: list[int] = []
 
     def begun() -> bool:
@@ -108,7 +108,7 @@ def has_ended(pid: int) -> bool:
 
 
 def stop_worker(worker: Popen) -> str:
-    """Tells a worker to stop; what it said."""
+    """Stops a worker with SIGTERM; returns what it printed to standard error."""
     worker.send_signal(signal.SIGTERM)
     done = ended(worker)
     assert done.code == 0, done
@@ -116,17 +116,17 @@ def stop_worker(worker: Popen) -> str:
 
 
 def start_again(server: Server) -> None:
-    """Starts a server that has kept what it knew, and waits until it knows that again."""
+    """Starts a persistent server again, and waits until it has loaded its data."""
     server.start()
 
-    def knows() -> bool:
+    def loaded() -> bool:
         with redis.Redis.from_url(server.settings.url) as connection:
             try:
                 return bool(connection.ping())
             except redis.exceptions.BusyLoadingError:
                 return False
 
-    until(knows)
+    until(loaded)
 
 
 @contextlib.contextmanager
