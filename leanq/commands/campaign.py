@@ -20,7 +20,7 @@ import click
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
 from leanq.commands.common import EXIT_USAGE, exit_code, interruptible, queue_url, worst
-from leanq.errors import UnavailableError, UsageError
+from leanq.errors import UnavailableError, UsageError, missing_extra
 from leanq.fleet.logging import log_to_stderr
 from leanq.queue.settings import Settings, check_name, check_url, each_host
 
@@ -236,7 +236,10 @@ def worker(url: str | None, as_json: bool, burst: bool) -> None:
 
     One that runs then goes back, and on with the next worker. --json logs as JSON.
     """
-    from leanq.campaigns.rq_worker import work
+    try:
+        from leanq.campaigns.rq_worker import work
+    except ImportError as error:
+        raise missing_extra("a campaign's worker", "campaigns", error) from None
 
     log_to_stderr(as_json)
     # Campaigns are coordinated in processes of their own, which find the queue by this.
@@ -318,7 +321,10 @@ def _change(
 
 @contextlib.contextmanager
 def _campaigns(url: str | None) -> Iterator[Campaigns]:
-    from leanq.campaigns.rq_queue import Campaigns
+    try:
+        from leanq.campaigns.rq_queue import Campaigns
+    except ImportError as error:
+        raise missing_extra("a campaign as a job of RQ", "campaigns", error) from None
 
     with _connected(url) as connection:
         yield Campaigns(connection, _prefix())

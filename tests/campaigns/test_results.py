@@ -343,7 +343,7 @@ def test_without_pyarrow_a_campaign_does_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow, .* \(pip install pyarrow\)"):
+    with pytest.raises(UsageError, match=r"Parquet needs pyarrow: .*'leanq\[campaigns\]'"):
         Journal(str(tmp_path / "results.parquet"), {})
     assert left_in(tmp_path) == []
 
@@ -354,7 +354,7 @@ def test_without_pyarrow_nothing_is_touched(
     path = tmp_path / "results.parquet"
     path.write_text("old")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow, .* \(pip install pyarrow\)"):
+    with pytest.raises(UsageError, match=r"Parquet needs pyarrow: .*'leanq\[campaigns\]'"):
         write_results(str(path), some(1))
     with pytest.raises(UsageError, match="needs pyarrow"):
         list(read_results(str(path)))

@@ -1,4 +1,4 @@
-"""Parquet files: data sets, and results as a table. They need pyarrow, which leanq does not."""
+"""Parquet files: data sets, and results as a table. They need the extra ``campaigns``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from leanq.campaigns.dataset.jsonl import ends_hash
 from leanq.campaigns.dataset.row import BadRow, Fields, Row, read_row
-from leanq.errors import UsageError
+from leanq.errors import UsageError, missing_extra
 
 # Rows that are decoded at a time: fewer where they are large on average.
 _BATCH_ROWS = 256
@@ -122,10 +122,8 @@ def pyarrow(path: str) -> tuple[Any, Any]:
     """The modules ``pyarrow`` and ``pyarrow.parquet``. Raises UsageError where there are none."""
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError:
-        raise UsageError(
-            f"{path}: Parquet needs pyarrow, which is not installed (pip install pyarrow)"
-        ) from None
+    except ImportError as error:
+        raise missing_extra(f"{path}: Parquet", "campaigns", error) from None
 
 
 def _batch_rows(group: Any, columns: Sequence[str]) -> int:
