@@ -141,8 +141,3 @@ class ToolchainError(WorkerError):
 
 class SandboxError(WorkerError):
     """A Lean process could not be started or watched."""
-
-
-def missing_extra(what: str, extra: str, error: ImportError) -> UsageError:
-    """The error for ``what``, which needs a package that only an extra of leanq's brings."""
-    return UsageError(f"{what} needs {error.name or error}: pip install 'leanq[{extra}]'")

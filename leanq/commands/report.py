@@ -15,7 +15,7 @@ from leanq.campaigns.report.figures import Report, summarise
 from leanq.campaigns.report.outcomes import Outcome, one_line, outcomes
 from leanq.campaigns.report.sections import markdown, sections, text
 from leanq.campaigns.results import read_results
-from leanq.errors import UsageError, missing_extra
+from leanq.errors import UsageError
 
 _PRINTED = 30
 """Rows in a list on a terminal: what changed counts most, the rest stands on the page."""
@@ -84,8 +84,8 @@ def _draw(path: Path, found: Report, before: Report | None, comparison: Comparis
         return False
     try:
         from leanq.campaigns.report.plot import draw
-    except ImportError as error:
-        click.echo(f"leanq: no plot: {missing_extra('it', 'campaigns', error)}", err=True)
+    except ImportError:
+        click.echo("leanq: no plot: it needs matplotlib (pip install 'leanq[campaigns]')", err=True)
         return False
     draw(path, found, before, comparison)
     return True

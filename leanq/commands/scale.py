@@ -16,7 +16,7 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings, until_signal
-from leanq.errors import missing_extra
+from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Page
 from leanq.fleet.scaler.loop import Scaler
@@ -195,5 +195,5 @@ def _target(
     try:
         from leanq.fleet.scaler.kubernetes import KubernetesTarget
     except ImportError as error:
-        raise missing_extra("--target k8s", "k8s", error) from None
+        raise UsageError(f"--target k8s needs: pip install 'leanq[k8s]' ({error})") from None
     return KubernetesTarget(identity=who, **kubernetes)
