@@ -19,7 +19,7 @@ import click
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import EXIT_USAGE, exit_code, interruptible, queue_url, worst
+from leanq.commands.common import EXIT_USAGE, Stopped, exit_code, interruptible, queue_url, worst
 from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.queue.settings import Settings, check_name, check_url, each_host
@@ -107,8 +107,8 @@ def run(url: str | None, as_json: bool, **how: Any) -> int:
     made = _campaign(**how)
     try:
         counts = interruptible(_run(made, url, as_json))
-    except KeyboardInterrupt:
-        click.echo("leanq: stopped; the same command goes on from here", err=True)
+    except Stopped as stopped:
+        click.echo(f"leanq: {stopped}; the same command goes on from here", err=True)
         raise
     # What was stopped since a sibling had succeeded is no failure.
     kinds = {name for name, count in counts.items() if count} - {"echoed"}

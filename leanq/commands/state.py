@@ -5,16 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
-from leanq.client import LeanQClient
+from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import queue_url
+from leanq.commands.common import interruptible, queue_url
 from leanq.errors import InvalidRequestError, RequestError
 from leanq.lean.recipes import Recipe, unpack_export
 from leanq.producer.request_builder import InEnvironment
@@ -100,14 +99,23 @@ def import_(file: str, url: str | None, as_json: bool, env: str) -> None:
     click.echo(json.dumps({"state": state}) if as_json else state)
 
 
-def ask(url: str | None, call: Callable[[LeanQClient], Future[_T]]) -> _T:
-    """The result of one call of a client; raises InvalidRequestError where no worker can do it."""
-    with LeanQClient(queue_url(url), unavailable_timeout_s=_UNAVAILABLE_TIMEOUT_S) as client:
-        try:
-            return call(client).result()
-        except RequestError as error:
-            # No worker can carry it out as it is, as with bad input that is seen here.
-            raise InvalidRequestError(str(error)) from None
+def ask(url: str | None, call: Callable[[AsyncLeanQClient], Awaitable[_T]]) -> _T:
+    """The result of one call of a client, which Ctrl-C and SIGTERM withdraw.
+
+    Raises:
+        InvalidRequestError: no worker can carry it out as it is.
+        Stopped: a signal came.
+    """
+
+    async def run() -> _T:
+        wait_s = _UNAVAILABLE_TIMEOUT_S
+        async with AsyncLeanQClient(queue_url(url), unavailable_timeout_s=wait_s) as client:
+            return await call(client)
+
+    try:
+        return interruptible(run())
+    except RequestError as error:
+        raise InvalidRequestError(str(error)) from None
 
 
 def _place(recipe: Recipe) -> tuple[int, int]:

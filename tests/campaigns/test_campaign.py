@@ -146,10 +146,10 @@ def test_an_interrupt_withdraws_and_the_same_command_goes_on(
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert (done.code, done.out) == (130, "")
-    assert done.err.strip() == "leanq: stopped; the same command goes on from here"
+    assert done.err.strip() == "leanq: interrupted; the same command goes on from here"
     kept = lines(client.folder / "out.jsonl.part")
     status = look(fleet)
-    assert sum(level.waiting for level in status.levels) == 0
+    assert sum(row.waiting for row in status.priorities) == 0
     assert 100 < kept < 20_000
     done = client.run(*run)
     assert (done.code, done.err) == (0, "")

@@ -120,7 +120,7 @@ def test_held_while_it_runs(desk: Desk, driver: Recorder, settings: Settings, bo
     desk.reaches(id_, "paused")
     # What was in flight is withdrawn.
     until(lambda: driver.stopped == [b"held"])
-    assert not look(settings).levels
+    assert not look(settings).priorities
     assert desk.terminal.run("campaign", "pause", id_).code == 2
     assert f"{id_}  paused" in desk.run("list")
     assert desk.run("resume", id_).split()[1] in ("queued", "running")
@@ -181,7 +181,7 @@ def test_cancelled_and_taken_up_again(
     assert desk.run("cancel", running).split()[1] in ("cancelling", "cancelled")
     desk.reaches(running, "cancelled")
     until(lambda: driver.stopped == [b"held"])
-    assert not look(settings).levels
+    assert not look(settings).priorities
     # What had come is kept.
     assert os.path.exists(f"{desk.folder}/c0.out.part")
     assert not os.path.exists(f"{desk.folder}/c0.out")

@@ -120,4 +120,6 @@ def test_a_check_shows_goals(client: Terminal) -> None:
     done = client.run("submit", *samples("incomplete"))
     assert done.code == 1
     assert "    ⊢ And q p\n" in done.out
-    assert re.search(r"incomplete\.lean:\d+:\d+: state [0-9a-f]{64}\n", done.out)
+    assert re.search(
+        r"incomplete\.lean:\d+:\d+: sorry\n(    .*\n)+    state [0-9a-f]{64}\n", done.out
+    )
