@@ -232,7 +232,7 @@ def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Setti
         if max(targets) > 0 and targets[-1] == 0:
             break
     until(lambda: terminal.run("status", "--json").lines[0]["scaler"]["echo"]["target"] == 0)
-    assert "scaler    echo: 0 workers, before " in terminal.run("status").out
+    assert "scaler      echo: 0 workers wanted, " in terminal.run("status").out
     assert 1 < max(targets) <= 3
     scaler.send_signal(signal.SIGINT)
     assert ended(scaler).code == 0
