@@ -11,7 +11,6 @@ import click
 
 from leanq.commands.common import exit_code
 from leanq.errors import LeanQError
-from leanq.producer.request_builder import Check
 from leanq.queue.requests import Reply, Verdict
 
 _COLOURS = {
@@ -48,16 +47,13 @@ def coloured(verdict: str | None) -> str:
     return click.style(verdict or "no verdict", fg=colour, bold=True)
 
 
-def lines_of(file: str, reply: Reply, asked: Check) -> Iterator[str]:
-    """The lines of a reply to a check or a verification; ``asked`` has its limits."""
+def lines_of(file: str, reply: Reply) -> Iterator[str]:
+    """The lines of a reply to a check or a verification."""
     notes: list[str] = [reply.reason] if reply.reason else []
     notes.append(f"{reply.wall_s:.2f} s")
     if reply.axioms is not None:
         notes.append(f"axioms: {', '.join(reply.axioms) or 'none'}")
     yield f"{file}: {coloured(reply.verdict)} ({'; '.join(notes)})"
-    limit = limit_of(reply, asked)
-    if limit:
-        yield f"  {limit}"
     for failure in reply.failed:
         yield from _hanging(f"  {failure.name}: {failure.rule}: ", failure.text)
     for m in reply.messages:
@@ -67,22 +63,6 @@ def lines_of(file: str, reply: Reply, asked: Check) -> Iterator[str]:
         yield from (f"    {line}" for line in (s.goal or "").splitlines())
         # On a line of its own it fits into 80 columns.
         yield f"    state {s.state or 'unknown'}"
-
-
-def limit_of(reply: Reply, asked: Check) -> str | None:
-    """Which limit a reply ran into, how much was used where that is known, and what raises it."""
-    if reply.verdict == "timeout":
-        timeout_s = asked.get("timeout_s", 60.0)
-        if reply.reason == "wall_time":
-            used = f"used {reply.wall_s:.1f} s and {reply.cpu_s:.1f} s of CPU time"
-            return f"the limit on wall time that --timeout {timeout_s:g} brings: {used}"
-        used = f"used {reply.cpu_s:.2f} s"
-        return f"limit of {timeout_s:g} s of CPU time, {used}; --timeout raises it"
-    if reply.verdict == "memory":
-        if reply.reason == "scratch":
-            return "limit on scratch disk; --scratch raises it"
-        return f"limit of {asked.get('memory_mb', 4096)} MB of memory; --memory raises it"
-    return None
 
 
 def _hanging(head: str, text: str) -> Iterator[str]:

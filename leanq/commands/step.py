@@ -9,7 +9,7 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import exit_code
-from leanq.commands.replies import coloured, limit_of
+from leanq.commands.replies import coloured
 from leanq.commands.state import ask_about
 from leanq.commands.submit import read_source
 from leanq.producer.request_builder import Check
@@ -40,16 +40,13 @@ def step(
     if as_json:
         click.echo(json.dumps(step_reply_to_json(reply)))
     else:
-        click.echo("\n".join(_lines(reply, asked)))
+        click.echo("\n".join(_lines(reply)))
     return exit_code(reply.verdict)
 
 
-def _lines(reply: Reply, asked: Check) -> list[str]:
+def _lines(reply: Reply) -> list[str]:
     reason = f"{reply.reason}; " if reply.reason else ""
     lines = [f"{coloured(reply.verdict)} ({reason}{reply.wall_s:.2f} s)"]
-    limit = limit_of(reply, asked)
-    if limit:
-        lines.append(limit)
     if reply.state:
         lines.append(f"state {reply.state}")
     lines += ("\n" + goal for goal in reply.goals)

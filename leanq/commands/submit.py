@@ -22,7 +22,7 @@ from leanq.commands.replies import Ended, Summary, lines_of
 from leanq.commands.worker import make_worker
 from leanq.errors import InvalidRequestError, LeanQError, TooLargeError, UsageError
 from leanq.local import EmbeddedServer, UpFile, embedded_settings, running
-from leanq.producer.request_builder import Check
+from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.queue.queue import look
 from leanq.queue.requests import Reply, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
@@ -161,9 +161,11 @@ class _Batch:
             queue_at(url, embedded=embedded) as (place, worker),
             AsyncLeanQClient(place, unavailable_timeout_s=30.0) as client,
         ):
+            # What is wrong with an option is said once, and before anything is sent.
+            RequestBuilder(client.settings, self._how["tenant"]).shared(self._how)
             idle = asyncio.create_task(hint(client.clusters, self._how))
             try:
-                async with _shown(len(self._files), as_json, self._how, to_json) as show:
+                async with _shown(len(self._files), as_json, to_json) as show:
                     checks = (self._check(client, file) for file in self._files)
                     async for ended in _ends(checks, worker):
                         self.summary.add(ended)
@@ -251,13 +253,13 @@ def read_source(file: str) -> _Source:
 
 
 @contextlib.asynccontextmanager
-async def _shown(total: int, as_json: bool, how: Check, to_json: ToJson) -> AsyncIterator[Show]:
+async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Show]:
     """Yields what shows one end: JSON lines, or plain lines, above a progress bar on a terminal."""
     if as_json:
         yield lambda ended: print(json.dumps(_record(ended, to_json)), flush=True)
         return
     if not (sys.stdout.isatty() or sys.stderr.isatty()):
-        yield lambda ended: _print(ended, how)
+        yield _print
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -279,7 +281,7 @@ async def _shown(total: int, as_json: bool, how: Check, to_json: ToJson) -> Asyn
         bar.start()
 
     def show(ended: Ended) -> None:
-        _print(ended, how)
+        _print(ended)
         bar.advance(task)
 
     beginning = asyncio.create_task(begin())
@@ -290,12 +292,12 @@ async def _shown(total: int, as_json: bool, how: Check, to_json: ToJson) -> Asyn
         bar.stop()
 
 
-def _print(ended: Ended, how: Check) -> None:
+def _print(ended: Ended) -> None:
     # The streams are named, as click would write past what keeps lines above a progress bar.
     if ended.reply is None:
         click.echo(f"leanq: {ended.file}: {ended.error}", file=sys.stderr)
     else:
-        click.echo("\n".join(lines_of(ended.file, ended.reply, how)), file=sys.stdout)
+        click.echo("\n".join(lines_of(ended.file, ended.reply)), file=sys.stdout)
 
 
 def _record(ended: Ended, to_json: ToJson) -> dict[str, Any]:
