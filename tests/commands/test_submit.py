@@ -172,13 +172,11 @@ def test_no_progress_and_no_colour_where_they_are_not_wanted(client: Terminal) -
 def test_a_verdict_by_a_limit_names_the_limit(client: Terminal) -> None:
     (slow,) = samples("stack_overflow")
     done = client.run("submit", "--timeout", "0.5", slow)
-    assert re.search(
-        r"timeout \(cpu_time; .*after .* s of CPU time; .* allows 0\.5 s", done.out, re.DOTALL
-    )
+    assert ": timeout (cpu_time; " in done.out
+    assert re.search(r"stopped after \d.* s of CPU time; the request allows 0\.5 s\n", done.out)
     done = client.run("submit", "--memory", "48", slow)
-    assert re.search(
-        r"memory \(memory; .* held \d+ MB.*; the request allows 48 MB", done.out, re.DOTALL
-    )
+    assert ": memory (memory; " in done.out
+    assert re.search(r" held \d+ MB of memory; the request allows 48 MB\n", done.out)
 
 
 def test_a_folder_is_all_its_lean_files(client: Terminal) -> None:
