@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -87,7 +88,18 @@ def test_every_command_and_option_is_explained(words: str) -> None:
             assert parameter.help.endswith((".", "]"))
 
 
-@pytest.mark.parametrize("words", ["submit", "worker", "status", "reap", "doctor"])
+# Those that start a server of their own, or read files.
+WITHOUT_A_QUEUE = {"up", "campaign report"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        w
+        for w, each in COMMANDS.items()
+        if not isinstance(each, click.Group) and w not in WITHOUT_A_QUEUE
+    ],
+)
 def test_commands_that_talk_to_the_queue_take_its_url_and_speak_json(words: str) -> None:
     options = {name for parameter in COMMANDS[words].params for name in parameter.opts}
     assert {"--url", "--json"} <= options
@@ -95,7 +107,8 @@ def test_commands_that_talk_to_the_queue_take_its_url_and_speak_json(words: str)
 
 def test_the_options_of_the_contract() -> None:
     contract = {
-        "submit": "--env --tenant --priority --timeout --memory --allow-axiom --no-audit --replay",
+        "submit": "--env --tenant --priority --timeout --memory --allow-axiom --no-audit "
+        "--embedded",
         "worker": "--slots --driver --env --lean --grace --nice --cpu-share",
         "reap": "--watch",
     }
@@ -103,6 +116,26 @@ def test_the_options_of_the_contract() -> None:
         parameters = COMMANDS[words].params
         options = {name for p in parameters for name in (*p.opts, *p.secondary_opts)}
         assert set(names.split()) <= options
+
+
+def test_as_a_module(terminal: Terminal) -> None:
+    done = ended(terminal.start(program=(sys.executable, "-m", "leanq", "--version")))
+    assert (done.code, done.out) == (0, f"leanq, version {__version__}\n")
+
+
+def test_each_command_is_imported_when_it_is_called(terminal: Terminal) -> None:
+    """So none waits for, or fails for, what another one needs."""
+    code = (
+        "import sys; from leanq.cli import main; sys.argv = ['leanq', 'pause', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print([m for m in sys.modules if m.startswith('leanq.commands.')], file=sys.stderr)"
+    )
+    done = ended(terminal.start(program=(sys.executable, "-c", code)))
+    assert "leanq.commands.pause" in done.err
+    assert not any(
+        f"leanq.commands.{name}" in done.err for name in ("campaign", "status", "submit")
+    )
 
 
 def test_version_and_wrong_usage(terminal: Terminal) -> None:
