@@ -19,9 +19,8 @@ from leanq.client import AsyncLeanQClient
 from leanq.commands import options
 from leanq.commands.common import Stopped, interruptible, worst
 from leanq.commands.replies import Ended, Summary, lines_of
-from leanq.commands.worker import make_worker
 from leanq.errors import InvalidRequestError, LeanQError, TooLargeError, UsageError
-from leanq.local import EmbeddedServer, UpFile, embedded_settings, running
+from leanq.local import UpFile
 from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.queue.queue import look
 from leanq.queue.requests import Reply, check_reply_to_json
@@ -200,6 +199,10 @@ async def queue_at(
     if named:
         yield named, set()
         return
+    # Their import takes as long as a small check, and most calls name a queue.
+    from leanq.commands.worker import make_worker
+    from leanq.local import EmbeddedServer, embedded_settings, running
+
     with contextlib.closing(EmbeddedServer()) as server:
         settings = embedded_settings(server, os.environ)
         # Before the first request, so that a missing Lean is an error, not a wait; and while the
