@@ -12,6 +12,7 @@ import pytest
 from support.paths import ROOT
 from support.servers import Server
 
+import leanq
 from leanq.cli import cli
 from leanq.queue.settings import Settings, markdown_table, variables
 
@@ -137,3 +138,8 @@ def test_the_page_of_settings_is_made_from_their_declarations() -> None:
 def test_every_variable_that_a_document_names_is_read(document: Path) -> None:
     known = {name for name, _, _ in variables()} | {"LEANQ_TRANSCRIPTS"}
     assert set(re.findall(r"LEANQ_[A-Z_]+[A-Z]", document.read_text())) <= known
+
+
+def test_the_api_page_has_everything_that_leanq_exports() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    assert set(re.findall(r"::: leanq\.(\w+)", page)) == set(leanq.__all__)
