@@ -155,7 +155,7 @@ def test_an_interrupt_withdraws_and_the_same_command_resumes(
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert (done.code, done.out) == (130, "")
-    assert done.err.strip() == "leanq: stopped; the same command resumes it"
+    assert done.err.strip() == "leanq: interrupted; the same command resumes it"
     kept = lines(client.folder / "out.jsonl.part")
     status = look(fleet)
     assert sum(row.waiting for row in status.priorities) == 0
