@@ -14,7 +14,7 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:parked:ENV:PRIORITY`` | set | such tenants that are held back | submit, pause | resume |
 | ``:paused`` | hash | ``e:ENV`` or ``t:TENANT`` held back → since when, ms | pause | resume |
 | ``:quarantined:ENV`` | list | ids that wait for an isolated attempt | requeue | when empty |
-| ``:withdrawn`` | hash | ``wait:…``, ``quarantined:…`` → entries that wait no more | cancel | at 0 |
+| ``:withdrawn`` | hash | ``wait:…``, ``quarantined:…`` → entries not waiting | cancel | at 0 |
 | ``:work:WORKER`` | sorted set | its processing list: id → run timeout, ms | claim | when empty |
 | ``:workers`` | sorted set | worker → end of its lease, ms | register, claim, renew | leave, reap |
 | ``:info`` | hash | worker → what it says of itself | register | leave, reap |

@@ -19,7 +19,7 @@ from leanq.queue.metrics import BUCKETS_S
 _RECORD = struct.Struct(">BBBddd")
 _IN_FLIGHT = b"\x01"
 # Counters of environments, and of snapshots.
-_TALLY = re.compile(r"[sfwrt]:|[wr]_ms:|snapshot|minute$")
+_TALLY = re.compile(r"[sfwrt]:|[wrt]_ms:|snapshot|minute$")
 
 
 class Kind(NamedTuple):
@@ -331,9 +331,8 @@ class Status:
 
     ``tallies`` are counters of environments: ``s:ENVIRONMENT`` requests taken in,
     ``f:ENVIRONMENT:VERDICT`` ended, and of the times that they waited (w), ran (r) and took in all
-    (t) ``w:ENVIRONMENT:N`` how many fell into the N-th bucket of
-    :data:`leanq.queue.metrics.BUCKETS_S`, and of the first two ``w_ms:ENVIRONMENT`` the sum. Beside
-    these ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: environments
+    (t) ``w_ms:ENVIRONMENT`` the sum and ``w:ENVIRONMENT:N`` how many fell into the N-th bucket of
+    :data:`leanq.queue.metrics.BUCKETS_S`. Beside these ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: environments
     (``e:ENVIRONMENT``) and tenants (``t:TENANT``) that are held back, and since when, in seconds
     since 1970. ``decisions``: the scaler's last decision on each environment, as JSON.
     """

@@ -61,7 +61,7 @@ function settle.count(how)
     if how.way ~= '' then counters.add('way:' .. how.way, sums.settled) end
     for _, time in ipairs(how.times) do
       local what, ms, bucket = time[1], time[2], time[3]
-      if what ~= 't' then counters.add(what .. '_ms:' .. environment, ms * sums.settled) end
+      counters.add(what .. '_ms:' .. environment, ms * sums.settled)
       counters.add(what .. ':' .. environment .. ':' .. bucket, sums.settled)
     end
   end
