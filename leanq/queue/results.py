@@ -332,9 +332,10 @@ class Status:
     ``tallies`` are counters of environments: ``s:ENVIRONMENT`` requests taken in,
     ``f:ENVIRONMENT:VERDICT`` ended, and of the times that they waited (w), ran (r) and took in all
     (t) ``w_ms:ENVIRONMENT`` the sum and ``w:ENVIRONMENT:N`` how many fell into the N-th bucket of
-    :data:`leanq.queue.metrics.BUCKETS_S`. Beside these ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: environments
-    (``e:ENVIRONMENT``) and tenants (``t:TENANT``) that are held back, and since when, in seconds
-    since 1970. ``decisions``: the scaler's last decision on each environment, as JSON.
+    :data:`leanq.queue.metrics.BUCKETS_S`. Beside these ``snapshot_bytes`` and
+    ``snapshots_evicted``. ``paused``: environments (``e:ENVIRONMENT``) and tenants (``t:TENANT``)
+    that are held back, and since when, in seconds since 1970. ``decisions``: the scaler's last
+    decision on each environment, as JSON.
     """
 
     counters: Mapping[str, int]
