@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+import signal
 import sys
 
 import pytest
+from support.fleets import look, until
 from support.paths import ROOT
 from support.terminals import Done, Terminal, ended, samples
 
@@ -66,6 +68,29 @@ def test_show(client: Terminal, state: str) -> None:
     assert (shown["state"], shown["source"]) == (step["state"], THEOREM)
     assert (shown["line"], shown["column"]) == (4, 2)
     assert shown["tactics"] == ["constructor\nexact hp"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_withdraws_a_step(
+    client: Terminal, fleet: Settings, state: str, number: signal.Signals, code: int
+) -> None:
+    def cancelled() -> int:
+        return look(fleet).counters.get("verdict:cancelled", 0)
+
+    def waiting() -> int:
+        return sum(row.waiting for row in look(fleet).priorities)
+
+    before = cancelled()
+    assert client.run("pause", "--env", "default").code == 0
+    try:
+        process = client.start("step", state, "constructor")
+        until(waiting)
+        process.send_signal(number)
+        done = ended(process)
+        assert (done.code, done.out, done.err) == (code, "", "")
+        assert cancelled() == before + 1
+    finally:
+        assert client.run("resume", "--env", "default").code == 0
 
 
 def test_an_id_may_be_shortened(client: Terminal, state: str) -> None:
