@@ -11,6 +11,7 @@
     │   └── UnknownEnvironmentError   no worker has ever offered the environment
     ├── QueueError                the queue could not take or answer the request
     │   ├── UnavailableError          no Redis at the URL, or it refuses to serve
+    │   ├── NoWorkerError             no worker is alive for the environment
     │   └── QueueFullError            back-pressure; carries ``retry_after_s``
     ├── TargetError               a fleet's platform could not be asked, or refused an order
     ├── NoRewardError             a verdict that says nothing about the proof has no reward
@@ -66,6 +67,10 @@ class QueueError(LeanQError):
 
 class UnavailableError(QueueError):
     """No Redis answers at the URL, or it refuses to serve."""
+
+
+class NoWorkerError(QueueError):
+    """No worker is alive for the environment, and the client was told not to wait for one."""
 
 
 class QueueFullError(QueueError):

@@ -20,11 +20,12 @@ from leanq.commands import options
 from leanq.commands.common import exit_code, interruptible, worst
 from leanq.commands.worker import make_worker
 from leanq.errors import InvalidRequestError, LeanQError, TooLargeError, UsageError
-from leanq.local import EmbeddedServer, UpFile, embedded_settings, running
+from leanq.local import EmbeddedServer, embedded_settings, running
 from leanq.producer.request_builder import Check
 from leanq.queue.queue import look
 from leanq.queue.requests import Reply, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
+from leanq.queue.up_file import UpFile
 from leanq.queue.wire import unpack_info
 
 # Files that are read and outstanding at a time, so that memory stays flat for any number.
