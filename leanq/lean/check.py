@@ -16,12 +16,12 @@ from dataclasses import replace
 from leanq.errors import AuditError
 from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
 from leanq.lean.audit.olean import Module, read_module
-from leanq.lean.diagnostics import Printed
+from leanq.lean.diagnostics import judge_end
 from leanq.lean.process import MODULE, Lean, Run, limits_of, olean
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
 from leanq.lean.syntax import Header, name_examples, split_header
-from leanq.queue.requests import LEAN_VERDICTS, Message, Reply, Request
+from leanq.queue.requests import LEAN_VERDICTS, Message, Reason, Reply, Request
 
 # An example that is compiled under a name is no less right for being a definition.
 _NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")
@@ -92,14 +92,10 @@ class Compilation:
     async def judge(self, sandbox: Sandbox, run: Run) -> Reply:
         """Lean's verdict by a run that compiled the code in this sandbox."""
         request = self._request
-        verdict, messages = run.judged()
-        reply = Reply(
-            verdict=verdict,
-            messages=messages,
-            fingerprint=self._lean.environment.fingerprint,
-            cpu_s=run.done.exit.cpu_s,
+        reply = run.judged.reply(
+            fingerprint=self._lean.environment.fingerprint, cpu_s=run.done.exit.cpu_s
         )
-        if verdict != "accepted" or not (request.audit or request.replay):
+        if reply.verdict != "accepted" or not (request.audit or request.replay):
             return reply
         started = time.monotonic()
         if request.replay:
@@ -135,10 +131,15 @@ class Compilation:
                 load=self._load,
             )
             if not run.compiled:
-                verdict, messages = run.judged()
-                if verdict not in LEAN_VERDICTS:
-                    return replace(reply, verdict=verdict, messages=messages)
-                why = next(m.text for m in messages if m.severity == "error")
+                judged = run.judged
+                if judged.verdict not in LEAN_VERDICTS:
+                    return replace(
+                        reply,
+                        verdict=judged.verdict,
+                        reason=judged.reason,
+                        messages=judged.messages,
+                    )
+                why = next(m.text for m in judged.messages if m.severity == "error")
                 return _unaudited(reply, AuditError(f"its examples, given names: {why}"))
         try:
             self._module = await asyncio.to_thread(read_module, olean(sandbox))
@@ -152,37 +153,43 @@ class Compilation:
         assert command is not None
         variables = self._lean.variables(sandbox)
         variables["LEAN_PATH"] = f"{sandbox.scratch}:{variables['LEAN_PATH']}"
+        limits = limits_of(self._request)
         done = await sandbox.run(
-            [*command, MODULE],
-            env=variables,
-            cwd=sandbox.scratch,
-            limits=limits_of(self._request),
+            [*command, MODULE], env=variables, cwd=sandbox.scratch, limits=limits
         )
         if done.exit.stopped:
-            verdict, messages = Run(done, Printed(b""), compiled=True).judged()
-            return replace(reply, verdict=verdict, messages=(*reply.messages, *messages))
+            judged = judge_end(reply.messages, done.exit, limits, done.stderr)
+            return replace(
+                reply, verdict=judged.verdict, reason=judged.reason, messages=judged.messages
+            )
         if done.exit.code == 0:
             return reply
         said = (done.stderr or done.stdout).decode(errors="replace").strip()[-2000:]
-        return _rejected(reply, f"leanq: the kernel does not accept it when replayed\n{said}")
+        text = f"leanq: the kernel does not accept it when replayed\n{said}"
+        return _rejected(reply, text, "kernel_refused")
 
 
 def _after_audit(reply: Reply, findings: Findings) -> Reply:
     reply = replace(reply, axioms=findings.axioms)
     if findings.forbidden:
         names = ", ".join(findings.forbidden)
-        return _rejected(reply, f"leanq: it declares or rests on axioms not allowed: {names}")
+        text = f"leanq: it declares or rests on axioms not allowed: {names}"
+        return _rejected(reply, text, "forbidden_axiom")
     if findings.incomplete:
         note = Message("warning", 1, 0, "leanq: it rests on sorryAx")
-        return replace(reply, verdict="incomplete", messages=(*reply.messages, note))
+        return replace(
+            reply, verdict="incomplete", reason="sorry", messages=(*reply.messages, note)
+        )
     return reply
 
 
 def _unaudited(reply: Reply, error: AuditError) -> Reply:
     """What cannot be audited is never accepted."""
-    return _rejected(reply, f"leanq: the compiled result cannot be audited: {error}")
+    text = f"leanq: the compiled result cannot be audited: {error}"
+    return _rejected(reply, text, "kernel_refused")
 
 
-def _rejected(reply: Reply, text: str) -> Reply:
+def _rejected(reply: Reply, text: str, reason: Reason) -> Reply:
     note = Message("error", 1, 0, text)
-    return replace(reply, verdict="rejected", messages=(*reply.messages, note))
+    messages = (*reply.messages, note)
+    return replace(reply, verdict="rejected", reason=reason, messages=messages)

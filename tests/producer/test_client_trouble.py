@@ -291,11 +291,11 @@ def test_a_bug_ends_all_futures_rather_than_hang(
 def test_a_silent_server_keeps_nobody_from_closing(
     own: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hurry(monkeypatch, close_s=0.1)
     lean = LeanQClient(own.settings)
     future = lean.echo(b"")
     until(lambda: look(own.settings).counters.get("submitted") == 1)
     own.send(signal.SIGSTOP)
-    hurry(monkeypatch, close_s=0.1)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lean.close).result(10)
     assert isinstance(future.exception(0), ClosedError)

@@ -97,5 +97,5 @@ async def _settled(settings: Settings, count: int) -> bool:
 def test_a_request_id_of_another_shard_is_refused(three: Settings) -> None:
     with LeanQClient(three) as lean, pytest.raises(UsageError, match="it has 3"):
         lean.attach(["3-elsewhere"])
-    with pytest.raises(UsageError, match="LEANQ_SHARDS is 0"):
+    with pytest.raises(UsageError, match="LEANQ_SHARDS must lie between 1 and 1000, got 0"):
         replace(three, shards=0)
