@@ -113,7 +113,7 @@ def test_echo_and_the_order_in_which_it_works(core: Environment, cache: Path) ->
 def test_cancelling_stops_lean(core: Environment, cache: Path) -> None:
     with new_pool(cache, slots=1) as pool:
         slow = pool.check((SAMPLES / "stack_overflow.lean").read_text())
-        until(lambda: pool._gate._free == 0)
+        until(slow.running)
         assert slow.cancel()
         code = (SAMPLES / "and_swap.lean").read_text()
         assert pool.check(code).result(DEADLINE_S).verdict == "accepted"

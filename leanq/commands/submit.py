@@ -20,11 +20,11 @@ from leanq.commands import options
 from leanq.commands.common import Stopped, interruptible, worst
 from leanq.commands.replies import Ended, Summary, lines_of
 from leanq.errors import InvalidRequestError, LeanQError, TooLargeError, UsageError
-from leanq.local import UpFile
 from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.queue.queue import look
 from leanq.queue.requests import Reply, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
+from leanq.queue.up_file import UpFile
 from leanq.queue.wire import unpack_info
 
 # Files that are read and outstanding at a time, so that memory stays flat for any number.

@@ -10,7 +10,18 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed
 
 import pytest
 import redis
-from support.fleets import HOUR_S, Recorder, ask, connections, look, serving, until, working
+from support.fleets import (
+    HOUR_S,
+    Recorder,
+    ask,
+    connections,
+    first_shard,
+    hurry,
+    look,
+    serving,
+    until,
+    working,
+)
 from support.paths import ROOT
 from support.servers import own_server
 from support.waiting import eventually
@@ -24,7 +35,6 @@ from leanq.errors import (
     TooLargeError,
     UsageError,
 )
-from leanq.producer import shard_client as dispatch
 from leanq.queue.settings import Settings
 
 DEADLINE_S = 20.0
@@ -161,15 +171,14 @@ def test_attaching_to_an_unknown_request_says_so(settings: Settings) -> None:
                 lean.attach([request_id])
             with pytest.raises(UsageError):
                 lean.echo(b"", request_id=request_id)
-        assert lean._loop_thread
-        assert not lean._loop_thread.shard_router._each[0]._outstanding
+        assert not first_shard(lean)._outstanding
 
 
 def test_the_same_request_id_from_two_clients_ends_for_both(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The server tells the client that asked last; the other asks.
-    monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", 0.1)
+    hurry(monkeypatch, silence_s=0.1)
     driver = Recorder()
     with LeanQClient(settings) as one, LeanQClient(settings) as two, serving(settings, driver):
         first = one.echo(b"held", request_id="0-shared")
@@ -224,16 +233,14 @@ def test_a_request_that_races_with_close_ends_too(settings: Settings) -> None:
     with ThreadPoolExecutor(4) as pool:
         users = [pool.submit(user) for _ in range(4)]
         until(lambda: len(futures) > 50)
-        loop_thread = lean._loop_thread
+        thread, _ = lean._running()
         lean.close()
         for ended in users:
             with pytest.raises(ClosedError):
                 ended.result(DEADLINE_S)
     assert len(wait(futures, DEADLINE_S).done) == len(futures)
-    # One that got hold of the loop_thread just before it ended.
-    assert loop_thread
-    with pytest.raises(ClosedError):
-        loop_thread.start(LeanQFuture("0-late"), "0-late", None, lambda reply: reply)
+    # A user that got hold of the thread just before it ended.
+    assert not thread.call(lambda: None)
 
 
 def test_a_callback_may_submit_but_not_close(settings: Settings) -> None:
@@ -350,7 +357,7 @@ def test_megabytes_travel_both_ways(settings: Settings) -> None:
 def test_a_deadline_passes_without_any_worker(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", HOUR_S)
+    hurry(monkeypatch, silence_s=HOUR_S)
     with LeanQClient(settings) as lean:
         assert lean.check("x", deadline_s=0.2).result(DEADLINE_S).verdict == "expired"
         with pytest.raises(RequestError, match="expired"):
