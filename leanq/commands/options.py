@@ -114,6 +114,15 @@ lean = combined(
         help="Limit in MB of resident memory.",
     ),
     click.option(
+        "--scratch",
+        "scratch_mb",
+        type=int,
+        metavar="MB",
+        default=1024,
+        show_default=True,
+        help="Limit in MB of the disk that Lean's processes may fill.",
+    ),
+    click.option(
         "--allow-axiom",
         "allow_axioms",
         multiple=True,
@@ -122,6 +131,12 @@ lean = combined(
     ),
     click.option(
         "--audit/--no-audit", default=True, help="Audit what Lean accepts [default: yes]."
+    ),
+    click.option(
+        "--trust-programs",
+        is_flag=True,
+        help="Vouch for a text that runs programs of its own while Lean reads it: it can then be "
+        "accepted, and its reason stays runs_programs.",
     ),
     click.option("--replay", is_flag=True, help="Replay what Lean accepts in the kernel."),
 )

@@ -39,6 +39,7 @@ SIMPLE = [
     "step",
     "submit",
     "up",
+    "verify",
     "worker",
 ]
 
@@ -108,7 +109,8 @@ def test_commands_that_talk_to_the_queue_take_its_url_and_speak_json(words: str)
 def test_the_options_of_the_contract() -> None:
     contract = {
         "submit": "--env --tenant --priority --timeout --memory --allow-axiom --no-audit "
-        "--embedded",
+        "--trust-programs --scratch --embedded",
+        "verify": "--target --theorem --hole --env --timeout --scratch --trust-programs --embedded",
         "worker": "--slots --driver --env --lean --grace --nice --cpu-share",
         "reap": "--watch",
     }
