@@ -132,7 +132,8 @@ def environments_of(status: Status) -> dict[str, EnvironmentStats]:
         environments[name].quarantined += count
     for worker in status.workers:
         info = info_of(worker.info)
-        names = [str(name) for name in info.get("environments", [])]
+        offered = info.get("environments")
+        names = [str(name) for name in offered] if isinstance(offered, list) else []
         slots = info.get("slots", 0)
         for name in names:
             environment, part = environments[name], 1 / len(names)
