@@ -52,9 +52,9 @@ def verify(
     embedded: bool,
     **how: Unpack[Check],
 ) -> int:
-    """Check that Lean files prove the theorems of a target, exactly as they stand there.
+    """Check that Lean files prove the theorems of a target.
 
-    Prints each candidate's verdict as it comes, and which theorem failed by which rule. A
+    The statements have to be exactly the target's. Prints each candidate's verdict as it comes, and which theorem failed by which rule. A
     CANDIDATE is a file, a folder (all .lean files below it), or - for standard input.
 
     Exit code: as of submit.
