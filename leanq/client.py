@@ -128,8 +128,9 @@ class AsyncLeanQClient(_Client):
         unavailable_timeout_s: how long the server may be out of reach, in seconds, before
             outstanding requests end with UnavailableError.
         no_worker: what happens when requests wait and no worker is alive for their environment:
-            ``"warn"`` in the log ``leanq.client`` and wait for one, or ``"raise"`` NoWorkerError
-            as the end of their futures, after some seconds. A paused environment is only logged.
+            ``"warn"`` in the log ``leanq.client`` and wait for one, ``"wait"`` in silence, or
+            ``"raise"`` NoWorkerError as the end of their futures, after some seconds. A paused
+            environment is never an error.
 
     Raises:
         UsageError: a malformed argument, or no URL and neither ``LEANQ_URL`` nor ``leanq up``.
@@ -287,8 +288,9 @@ class LeanQClient(_Client, FutureClient):
         unavailable_timeout_s: how long the server may be out of reach, in seconds, before
             outstanding requests end with UnavailableError.
         no_worker: what happens when requests wait and no worker is alive for their environment:
-            ``"warn"`` in the log ``leanq.client`` and wait for one, or ``"raise"`` NoWorkerError
-            as the end of their futures, after some seconds. A paused environment is only logged.
+            ``"warn"`` in the log ``leanq.client`` and wait for one, ``"wait"`` in silence, or
+            ``"raise"`` NoWorkerError as the end of their futures, after some seconds. A paused
+            environment is never an error.
 
     Raises:
         UsageError: a malformed argument, or no URL and neither ``LEANQ_URL`` nor ``leanq up``.

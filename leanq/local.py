@@ -55,6 +55,12 @@ class Pool(FutureClient):
     ``tenant`` means nothing here; a ``request_id`` is only a name. A future is ``running()`` while
     its request has a slot.
 
+    >>> code = "prelude\\nimport Core\\ntheorem t (p : Prop) (h : p) : p := by\\n  sorry"
+    >>> with Pool(slots=1) as pool:
+    ...     [goal] = pool.check(code).result().sorries
+    ...     pool.step(goal.state, "exact h").result().verdict
+    'accepted'
+
     Args:
         environments: a Lake project, or a folder of compiled modules, for each environment's name;
             unless given, ``default`` is the toolchain's own library.

@@ -158,7 +158,7 @@ class _Batch:
     async def run(self, url: str | None, embedded: bool, as_json: bool, to_json: ToJson) -> None:
         async with (
             queue_at(url, embedded=embedded) as (place, worker),
-            AsyncLeanQClient(place, unavailable_timeout_s=30.0) as client,
+            AsyncLeanQClient(place, unavailable_timeout_s=30.0, no_worker="wait") as client,
         ):
             # What is wrong with an option is said once, and before anything is sent.
             RequestBuilder(client.settings, self._how["tenant"]).shared(self._how)

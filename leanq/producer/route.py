@@ -12,9 +12,9 @@ from leanq.queue.requests import Reply
 WhenFull = Literal["wait", "raise"]
 """What a submit does that meets a full queue: try again later, or end with QueueFullError."""
 
-NoWorker = Literal["warn", "raise"]
+NoWorker = Literal["warn", "wait", "raise"]
 """What a client does when requests wait and no worker is alive for their environment: log a
-warning and go on waiting, or end them with NoWorkerError."""
+warning and wait for one, wait in silence, or end them with NoWorkerError."""
 
 
 @dataclass(frozen=True)

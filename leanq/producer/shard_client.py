@@ -128,7 +128,7 @@ class _Outstanding:
 
 
 class ShardClient:
-    """Sends requests to one shard, and tells each one's waiter its end, once.
+    """Sends requests to one shard, and notifies each one's waiter of its end, once.
 
     Args:
         queue: the shard; closed in the end.
@@ -198,7 +198,7 @@ class ShardClient:
             self._ask.set()
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
-        """Withdraws a request, whose waiter is not told its end; False where it was already."""
+        """Withdraws a request, whose waiter is not notified any more; False where it has ended."""
         entry = self._outstanding.get(request_id)
         if entry is None or entry.waiter is not waiter:
             return False

@@ -83,7 +83,7 @@ class ShardRouter:
         self._state_locator = state_locator
         self._worker_watch = worker_watch
         self._watching: asyncio.Task[None] | None = None
-        # Requests whose state is being found; waiters are told apart by identity.
+        # Requests whose state is being found; waiters differ by identity.
         self._finding: dict[tuple[str, int], tuple[Waiter, asyncio.Task[None]]] = {}
 
     @classmethod

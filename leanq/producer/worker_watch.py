@@ -85,8 +85,8 @@ class WorkerWatch:
         self._silence = Silence(every_s)
 
     async def run(self) -> None:
-        """Watches until it is cancelled."""
-        while True:
+        """Watches until it is cancelled; not at all where the client waits in silence."""
+        while self._no_worker != "wait":
             await asyncio.sleep(self._every_s / 2)
             waiting = self._waiting()
             answered = {name for shard in self._shards for name in shard.take_answered()}
