@@ -54,8 +54,9 @@ def verify(
 ) -> int:
     """Check that Lean files prove the theorems of a target.
 
-    The statements have to be exactly the target's. Prints each candidate's verdict as it comes, and which theorem failed by which rule. A
-    CANDIDATE is a file, a folder (all .lean files below it), or - for standard input.
+    Their statements have to be exactly those of the target. Prints each candidate's verdict as it
+    comes, and which theorem failed by which rule. A CANDIDATE is a file, a folder (all .lean files
+    below it), or - for standard input.
 
     Exit code: as of submit.
     """
