@@ -173,7 +173,7 @@ async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
 
 def info_of(data: bytes) -> dict[str, Any]:
     """What a worker or an environment says of itself; empty where it cannot be read."""
-    # Whatever stands in Redis was written by somebody; a look must survive it.
+    # Any client may have written this; a look must survive it.
     try:
         return wire.unpack_info(data)
     except WireError:
