@@ -101,7 +101,7 @@ def test_an_id_may_be_shortened(client: Terminal, state: str) -> None:
     assert line["verdict"] == "incomplete"
     for text in (state[:7], f"{state[:8]}X"):
         done = client.run("step", text, "constructor")
-        assert (done.code, f"'{text}' is no state" in done.err) == (2, True)
+        assert (done.code, f"'{text}' is not a state" in done.err) == (2, True)
     other = f"{int(state[:8], 16) ^ 1:08x}"
     done = client.run("step", other, "constructor")
     assert (done.code, done.err) == (2, f"leanq: no state is known whose id begins with {other}\n")
