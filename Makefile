@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format types bench bench-quick bench-submit bench-lean bench-states bench-scale soak soak-repl soak-campaign sim sim-quick dist clean help
+.PHONY: demo test test-all docs lint format types bench bench-quick bench-submit bench-lean bench-states bench-scale soak soak-repl soak-campaign sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -11,7 +11,10 @@ help:            ## show the targets
 demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 	$(BIN)/leanq submit examples/*.lean || test $$? -eq 1
 
-test: $(VENV)/dev     ## run the tests
+test: $(VENV)/dev     ## the tests but the slow ones; two minutes
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-all: $(VENV)/dev ## all tests; ten minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/dev     ## ruff
@@ -22,6 +25,9 @@ format: $(VENV)/dev   ## let ruff rewrite
 
 types: $(VENV)/dev    ## mypy, strict
 	$(BIN)/mypy
+
+docs: $(VENV)/dev     ## the site of docs/ and the API pages, in build/site; warnings are errors
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 bench: $(VENV)/dev    ## leanq beside seven other queues, in a quarter of an hour at most
 	$(BIN)/python bench/compare.py --environments $(VENV)/peers

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from leanq.queue import wire
 from leanq.queue.keys import new_request_id
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Job, Queued, Settlement, Submission
-from leanq.queue.wire import Reply, Request
 
 PAYLOAD_BYTES, CODE_BYTES = 100, 1024
 
@@ -101,7 +101,7 @@ class Fleet:
         )
         about = {self._environment: wire.pack_info({"driver": "echo"})}
         for worker, _ in self._turns:
-            await self._queue.join(worker, info, about, {self._environment: _FINGERPRINT})
+            await self._queue.register(worker, info, about, {self._environment: _FINGERPRINT})
             self._renewals.append((time.monotonic() + self._renew_every_s, worker))
             for fleet in (self, *beside):
                 await fleet.renew()

@@ -27,8 +27,8 @@ from processes import Run, cpu_s
 
 from leanq.client import AsyncLeanQClient
 from leanq.local import EmbeddedServer
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply
 
 _SLOTS = 2
 _THINK_S = 0.25  # between two checks of a client that sends one at a time

@@ -18,8 +18,9 @@ from leanq.client import LeanQClient
 from leanq.lean.echo import EchoDriver
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Request
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Request, pack_request
+from leanq.queue.wire import pack_request
 from leanq.worker import Worker
 
 _QUEUED, _FUTURES = 40_000, 20_000

@@ -23,8 +23,8 @@ from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.snapshots.cost_model import Costs
 from leanq.local import EmbeddedServer, embedded_settings
 from leanq.queue.queue import every_shard
+from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request
 from leanq.states import RedisStates
 
 _Times = defaultdict[tuple[str, str], list[float]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import platform
 import signal
 import statistics
@@ -25,8 +24,8 @@ from pathlib import Path
 from places import LEANQ, Place, new_place, print_table, server_info, statement, worker, xargs
 from processes import Run, cpu_s, run
 
-from leanq.client import AsyncLeanQClient
-from leanq.commands.common import cpus
+from leanq.client import AsyncLeanQClient, LeanQClient
+from leanq.commands.worker import cpus
 from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
 
@@ -111,7 +110,6 @@ def measure_round(
         "cold": lambda: submit(place, work.theorems, alone, "--no-audit"),
         "audited": lambda: submit(place, work.theorems, alone),
         "warm": lambda: submit(place, work.theorems, fleet, "--no-audit"),
-        "examples": lambda: submit(place, work.examples, fleet),
     }
     runs = {name: calls[name]() for name in (reversed(calls) if backwards else calls)}
     base = runs["xargs"]
@@ -121,15 +119,17 @@ def measure_round(
     figures["cold_cpu"].append(runs["cold"].cpu_s / base.cpu_s)
     figures["warm"].append(runs["warm"].wall_s / base.wall_s)
     figures["audit"].append(runs["audited"].wall_s / runs["cold"].wall_s - 1)
-    figures["audit_s"].append(audit_share(runs["audited"]))
-    figures["example_s"].append(audit_share(runs["examples"]))
+    for figure, names in (("audit_s", work.theorems), ("example_s", work.examples)):
+        figures[figure].append(audit_share(place, names, fleet["LEANQ_URL"]))
 
 
-def audit_share(run: Run) -> float:
-    """What the audit adds to all checks of a call, by what the replies say."""
-    replies = [json.loads(line) for line in run.said.splitlines()]
-    audit_s = sum(reply["audit_s"] for reply in replies)
-    return float(audit_s / (sum(reply["wall_s"] for reply in replies) - audit_s))
+def audit_share(place: Place, names: Sequence[str], url: str) -> float:
+    """What the audit adds to the checks of these files, by what the replies say."""
+    codes = [(place.files / f"{name}.lean").read_text() for name in names]
+    with LeanQClient(Settings(url)) as lean:
+        replies = [result.reply for result in lean.map(codes) if result.reply]
+    audit_s = sum(reply.audit_s for reply in replies)
+    return audit_s / (sum(reply.wall_s for reply in replies) - audit_s)
 
 
 def submit(place: Place, names: Sequence[str], variables: Mapping[str, str], *options: str) -> Run:

@@ -100,7 +100,7 @@ PROOFS = ["And.intro h.right h.left", "And.intro h.left h.right", "sorry", "by s
 
 async def main() -> None:
     # A trainer has no use for these.
-    from leanq.commands.common import make_worker
+    from leanq.commands.worker import make_worker
     from leanq.local import EmbeddedServer, embedded_settings, running
 
     with EmbeddedServer() as server:

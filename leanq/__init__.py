@@ -2,8 +2,8 @@
 
 from leanq.client import AsyncLeanQClient, LeanQClient, LeanQFuture
 from leanq.producer.stream import Result
+from leanq.queue.requests import Message, Reply, Sorry
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Message, Reply, Sorry
 
 __all__ = [
     "AsyncLeanQClient",

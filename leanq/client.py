@@ -36,8 +36,8 @@ from leanq.producer.shard_client import Done, ShardClient, WhenFull
 from leanq.producer.shard_router import Route, ShardRouter, StateLocator
 from leanq.producer.stream import WINDOW, End, Maps, Result, astream
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply
 
 _T = TypeVar("_T")
 

@@ -13,6 +13,7 @@
     │   ├── UnavailableError          no Redis at the URL, or it refuses to serve
     │   └── QueueFullError            back-pressure; carries ``retry_after_s``
     ├── TargetError               a fleet's platform could not be asked, or refused an order
+    ├── NoRewardError             a verdict that says nothing about the proof has no reward
     ├── RequestError              a worker answered that it cannot carry the request out
     ├── LostError                 the server forgot the request and it was not sent again
     ├── ClosedError               the client was closed while the request was outstanding
@@ -77,6 +78,10 @@ class QueueFullError(QueueError):
 
 class TargetError(LeanQError):
     """The platform that a fleet runs on could not be asked, or refused an order."""
+
+
+class NoRewardError(LeanQError):
+    """The verdict says nothing about the proof, so it has no reward."""
 
 
 class RequestError(LeanQError):

@@ -47,8 +47,9 @@ from leanq.producer.request_builder import (
     RequestBuilder,
 )
 from leanq.producer.stream import Maps
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, unpack_request
+from leanq.queue.wire import unpack_request
 from leanq.states import MemoryStates
 from leanq.worker import Worker
 

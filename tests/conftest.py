@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
-import os
 import tempfile
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as profile
 from support.campaigns import Desk, desk_at
 from support.fleets import Recorder, look, serving, sweep
+from support.required import missing
 from support.servers import Server, own_server
 from support.shards import LEASE_MS, Shard, open_shard
 from support.sites import Site, new_site
@@ -37,30 +35,6 @@ profile.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 profile.load_profile("leanq")
-
-CI = os.environ.get("CI") == "true"
-
-
-def missing(what: str) -> None:
-    """Skips at a user's and fails in CI, where everything has to be there."""
-    if CI:
-        pytest.fail(f"{what} is missing, and CI must test with it")
-    pytest.skip(f"{what} is missing")
-
-
-async def eventually(
-    condition: Callable[[], bool | Awaitable[bool]], deadline_s: float = 20.0
-) -> None:
-    """Waits until ``condition`` holds; fails after the deadline."""
-    end = time.monotonic() + deadline_s
-    while True:
-        held = condition()
-        if isinstance(held, Awaitable):
-            held = await held
-        if held:
-            return
-        assert time.monotonic() < end, f"not within {deadline_s} s: {condition}"
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

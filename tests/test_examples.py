@@ -15,8 +15,8 @@ from support.terminals import SAMPLES, Done, Terminal, ended
 
 from leanq import Result
 from leanq.errors import TooLargeError, UnavailableError, UnknownEnvironmentError
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply
 
 EXAMPLES = ROOT / "examples"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import missing
 from support.paths import ROOT
+from support.required import missing
 from support.terminals import ended, new_terminal
 
 from leanq import __version__

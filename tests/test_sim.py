@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from sim.policies import policies
 
 from sim.fleet import Fleet
 from sim.measure import difference, figures, interval, quantile
 from sim.parts import Outcome
+from sim.policies import policies
 from sim.report import verdict
 from sim.scenarios import STEADY, TEN, Scenario, bursts, poisson
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from conftest import eventually
 from support.shards import with_test_clock
 from support.stores import (
     HOUR_MS,
@@ -24,6 +23,7 @@ from support.stores import (
     open_store,
     packed,
 )
+from support.waiting import eventually
 
 import leanq.queue.queue
 import leanq.states

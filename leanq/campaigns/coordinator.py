@@ -28,8 +28,8 @@ from leanq.errors import (
     UsageError,
 )
 from leanq.producer.request_builder import ECHO_ENVIRONMENT, Check, RequestBuilder
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply
 
 Command = Literal["go on", "pause", "cancel"]
 

@@ -7,8 +7,8 @@ A record is a JSON object. Its fields, in this order:
 - ``sample``: only where the row's code is a list of texts: the place in it, from 0.
 - ``problem``: only where the data names one.
 - ``verdict``: as a reply has it; null for an echo, and beside an ``error``.
-- ``messages``, ``sorries``, ``axioms``, ``attempts``, ``worker``, ``queued_s``, ``cpu_s``,
-  ``wall_s``, ``audit_s``, ``fingerprint``, ``request_id``: of the reply.
+- ``reason``, ``messages``, ``sorries``, ``axioms``, ``attempts``, ``worker``, ``queued_s``,
+  ``cpu_s``, ``wall_s``, ``audit_s``, ``fingerprint``, ``request_id``: of the reply.
 - ``code_hash``: 16 hexadecimal digits that tell the whole text that was checked.
 - ``error``: why nothing was checked, as one line. Such a record has only the fields ``id``,
   ``line``, ``sample`` and ``problem`` where they are known, ``verdict`` and this one.
@@ -34,7 +34,7 @@ from leanq.errors import UsageError
 from leanq.queue.requests import Reply, check_reply_to_json
 
 _OF_REPLY = (
-    *("verdict", "messages", "sorries", "axioms", "attempts", "worker"),
+    *("verdict", "reason", "messages", "sorries", "axioms", "attempts", "worker"),
     *("queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "request_id"),
 )
 _ALWAYS = frozenset({"id", "line", "verdict"})
@@ -49,9 +49,10 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
     """What came of the row's text number ``sample`` (from 0)."""
-    told = check_reply_to_json(reply)
+    fields = check_reply_to_json(reply)
+    fields |= {"audit_s": reply.audit_s, "fingerprint": reply.fingerprint}
     record = _head(row, sample)
-    record.update((name, told[name]) for name in _OF_REPLY)
+    record.update((name, fields[name]) for name in _OF_REPLY)
     record["code_hash"] = blake2b(row.codes[sample].encode(), digest_size=8).hexdigest()
     return record
 
@@ -211,13 +212,14 @@ def _schema(arrow: Any) -> Any:
     place = {"line": number, "column": number}
     end = {"end_line": number, "end_column": number}
     message = arrow.struct({"severity": text, **place, "text": text, **end})
-    sorry = arrow.struct({**place, "goal": text, "state": text})
+    sorry = arrow.struct({**place, "goal": text, "state": text, **end})
     columns = {
         "id": text,
         "line": number,
         "sample": number,
         "problem": text,
         "verdict": text,
+        "reason": text,
         "messages": arrow.list_(message),
         "sorries": arrow.list_(sorry),
         "axioms": arrow.list_(text),

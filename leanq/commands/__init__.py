@@ -1,1 +1,1 @@
-"""What the commands of ``leanq`` do; :mod:`leanq.cli` says how they are called."""
+"""The commands of ``leanq``: one file for each, named as it; shared parts in options and common."""

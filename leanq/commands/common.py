@@ -1,122 +1,104 @@
-"""A worker made of what the command line and the machine offer."""
+"""What several commands share: where the queue is, how a command ends, and its exit code."""
 
 from __future__ import annotations
 
-import math
+import asyncio
+import contextlib
 import os
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+import signal
+from collections.abc import Collection, Coroutine
+from typing import Any, TypeVar
 
-from leanq.errors import UsageError
-from leanq.lean.driver import Driver
-from leanq.lean.echo import EchoDriver
-from leanq.lean.environment import open_environment
-from leanq.lean.lean_driver import LeanDriver, machine_cache
-from leanq.lean.repl.driver import ReplDriver
-from leanq.lean.repl.session import Recycling
-from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
-from leanq.queue.settings import Settings, check_name
-from leanq.worker import Worker
+from leanq.errors import LeanQError, RequestError, UsageError
+from leanq.local import UpFile
+from leanq.queue.requests import LEAN_VERDICTS
+from leanq.queue.settings import Settings
 
+_T = TypeVar("_T")
 
-def cpus() -> int:
-    """How many CPUs this process may use."""
-    return len(os.sched_getaffinity(0))
+EXIT_OK = 0
+EXIT_NOT_ACCEPTED = 1
+EXIT_USAGE = 2
+EXIT_INFRASTRUCTURE = 3
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+EXIT_READER_GONE = 141
+"""What a shell says of a program that SIGPIPE has ended."""
 
 
-def keep_to(share: float) -> None:
-    """Keeps this process and all that it starts from now on to a share of the CPUs it may use.
+def exit_code(end: str | LeanQError | None) -> int:
+    """The exit code of one end: a verdict, or the error that came in its place.
 
-    That is an affinity: it takes no cgroup, and keeps nobody else away. They are the CPUs with the
-    highest numbers, since most of what is bound to CPUs by hand begins at 0.
+    0 accepted; 1 another verdict of Lean's; 2 bad input; 3 an outcome of leanq's.
     """
-    usable = sorted(os.sched_getaffinity(0))
-    # A little less, lest 0.7 of ten be eight.
-    count = max(1, math.ceil(share * len(usable) - 1e-9))
-    os.sched_setaffinity(0, usable[-count:])
+    if isinstance(end, UsageError | RequestError):
+        return EXIT_USAGE
+    if isinstance(end, LeanQError) or end not in LEAN_VERDICTS:
+        return EXIT_INFRASTRUCTURE
+    return EXIT_OK if end == "accepted" else EXIT_NOT_ACCEPTED
 
 
-def make_worker(
-    settings: Settings,
-    *,
-    driver: str = "lean",
-    environments: Sequence[str] = (),
-    lean: str | None = None,
-    repl: str | None = None,
-    trust_steps: bool = False,
-    slots: int | None = None,
-    grace_s: float = 10.0,
-    nice: int = 0,
-    cpu_share: float = 1.0,
-) -> Worker:
-    """A worker for the environments given as ``NAME=PATH``; without any, for ``default``.
+def worst(codes: Collection[int]) -> int:
+    """The exit code of several ends: bad input is to be mended first, then what is wrong with the
+    fleet, then the proofs."""
+    order = (EXIT_USAGE, EXIT_INFRASTRUCTURE, EXIT_NOT_ACCEPTED)
+    return next((code for code in order if code in codes), EXIT_OK)
 
-    With a ``cpu_share`` below 1 the whole process is kept to that share of its CPUs.
+
+def queue_url(url: str | None) -> str:
+    """Where a command's queue is: ``--url``, LEANQ_URL, or the ``leanq up`` of this machine.
 
     Raises:
-        UsageError: an environment that is not ``NAME=PATH``, or named twice; a REPL without its
-            driver, or the other way round.
-        ToolchainError: no usable Lean, or an environment that cannot be read.
+        UsageError: none of them names one.
     """
-    if driver == "repl" and not repl:
-        raise UsageError("--driver repl needs --repl, such as --repl 'lake env path/to/repl'")
-    if driver != "repl" and (repl or trust_steps):
-        raise UsageError("--repl and --trust-steps are for --driver repl")
-    if cpu_share < 1:
-        keep_to(cpu_share)
-    slots = slots or cpus()
-    if driver == "echo":
-        return Worker(settings, [EchoDriver()], slots=slots, grace_s=grace_s)
-    made_of: Any = {
-        "slots": slots,
-        "cache": machine_cache(settings),
-        "hidden": _server_folder(settings),
-        "nice": nice,
-    }
-    drivers: list[Driver] = []
-    for name, path in (_named(environments) or {DEFAULT_ENVIRONMENT: project_here()}).items():
-        opener = partial(open_environment, name, path, lean=lean)
-        if repl:
-            rules = recycling(settings)
-            made = ReplDriver(opener, repl, rules=rules, trust_steps=trust_steps, **made_of)
-            drivers.append(made)
-        else:
-            drivers.append(LeanDriver(opener, **made_of))
-    return Worker(settings, drivers, slots=slots, grace_s=grace_s)
+    url = url or UpFile(os.environ).read()
+    if url is None:
+        raise UsageError(
+            "no queue: name a Redis with --url or LEANQ_URL, or start one here with 'leanq up'"
+        )
+    return url
 
 
-def recycling(settings: Settings) -> Recycling:
-    """When a process of the REPL is replaced."""
-    memory_bytes = settings.repl_memory_mb << 20
-    return Recycling(memory_bytes, settings.repl_requests, settings.repl_age_s)
+def queue_settings(url: str | None) -> Settings:
+    """The queue that a command means, which is one; raises UsageError as :func:`queue_url`."""
+    return Settings.load(queue_url(url), os.environ)
 
 
-def _named(environments: Sequence[str]) -> dict[str, Path | None]:
-    named: dict[str, Path | None] = {}
-    for text in environments:
-        name, equals, path = text.partition("=")
-        if not (equals and path):
-            raise UsageError(f"--env {text!r} is not NAME=PATH")
-        if check_name("environment", name) in named:
-            raise UsageError(f"--env names {name!r} twice")
-        named[name] = Path(path)
-    return named
+async def until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Runs ``work`` until it ends, or SIGTERM or SIGINT cancels it."""
+    task = asyncio.create_task(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
-def _server_folder(settings: Settings) -> list[Path]:
-    """The folder of the server's socket, which nothing else keeps a candidate from."""
-    if not settings.url.startswith("unix:"):
-        return []
-    return [Path(urlsplit(settings.url).path).parent]
+def interruptible(main: Coroutine[Any, Any, _T]) -> _T:
+    """What ``main`` returns. Ctrl-C cancels it, and a second one ends the process at once.
 
+    Raises:
+        KeyboardInterrupt: after the first.
+    """
 
-def project_here() -> Path | None:
-    """The Lake project that the current folder lies in, if it does."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "lakefile.toml").exists() or (folder / "lakefile.lean").exists():
-            return folder
-    return None
+    async def run() -> _T:
+        loop, task = asyncio.get_running_loop(), asyncio.create_task(main)
+
+        def interrupt(*_: object) -> None:
+            # As an exception it would come amid the cleaning up; and nothing outlives the process.
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            loop.call_soon_threadsafe(task.cancel)
+
+        before = signal.getsignal(signal.SIGINT)
+        if before != signal.SIG_IGN:
+            signal.signal(signal.SIGINT, interrupt)
+        try:
+            return await task
+        finally:
+            if not task.cancelled():
+                signal.signal(signal.SIGINT, before)
+
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None

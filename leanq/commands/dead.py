@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
-from leanq.commands.fleet import queue_settings
+from leanq.commands import options
+from leanq.commands.common import queue_settings
 from leanq.errors import InvalidRequestError, QueueFullError, UnknownEnvironmentError, WireError
 from leanq.queue import wire
 from leanq.queue.keys import retry_request_id, shard_of
@@ -21,20 +22,34 @@ from leanq.queue.results import DeadLetter, Full, UnknownEnvironment
 _T = TypeVar("_T")
 
 
-def show_all(url: str | None, as_json: bool, most: int) -> None:
-    """One line for each of the newest ``most``."""
+@click.group()
+def dead() -> None:
+    """Show, retry or drop requests that took down too many workers."""
+
+
+@dead.command("list")
+@options.queue
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=100,
+    show_default=True,
+    help="How many to show.",
+)
+def list_(url: str | None, as_json: bool, limit: int) -> None:
+    """Show the dead letters, the newest first."""
 
     async def look(queues: Sequence[Queue]) -> list[DeadLetter]:
         found = [
             (queue, request_id)
             for queue in queues
-            for request_id in await queue.dead_request_ids(most)
+            for request_id in await queue.dead_request_ids(limit)
         ]
         # One may be retried or dropped in the meantime.
         letters = [
             letter for queue, request_id in found if (letter := await queue.dead_letter(request_id))
         ]
-        return sorted(letters, key=lambda letter: -letter.died_s)[:most]
+        return sorted(letters, key=lambda letter: -letter.died_s)[:limit]
 
     for letter in _run(url, look):
         record = _record(letter)
@@ -46,8 +61,11 @@ def show_all(url: str | None, as_json: bool, most: int) -> None:
             )
 
 
+@dead.command()
+@click.argument("request_id")
+@options.queue
 def show(request_id: str, url: str | None, as_json: bool) -> None:
-    """One letter, with what was asked."""
+    """Show one dead letter with its Lean code."""
     letter = _run(url, lambda queues: _find(queues, request_id))
     record = _record(letter)
     try:
@@ -64,8 +82,15 @@ def show(request_id: str, url: str | None, as_json: bool) -> None:
     click.echo(f"\n{code}")
 
 
-def retry(request_ids: Sequence[str], url: str | None, as_json: bool) -> None:
-    """Sends each again as a new request."""
+@dead.command()
+@click.argument("request_ids", nargs=-1, required=True, metavar="REQUEST_ID...")
+@options.queue
+def retry(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
+    """Send dead letters once more, each as a new request.
+
+    Prints each new request's id, which 'attach' of Python's clients waits for. The old id keeps
+    its reply.
+    """
 
     async def send(queues: Sequence[Queue]) -> list[tuple[str, str]]:
         letters = [await _find(queues, request_id) for request_id in request_ids]
@@ -80,8 +105,11 @@ def retry(request_ids: Sequence[str], url: str | None, as_json: bool) -> None:
         )
 
 
-def drop(request_ids: Sequence[str], url: str | None, as_json: bool) -> None:
-    """Removes each."""
+@dead.command()
+@click.argument("request_ids", nargs=-1, required=True, metavar="REQUEST_ID...")
+@options.queue
+def drop(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
+    """Remove dead letters for good."""
 
     async def remove(queues: Sequence[Queue]) -> list[str]:
         for request_id in request_ids:

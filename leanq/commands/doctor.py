@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 import click
 
 from leanq import __version__
-from leanq.commands.common import project_here
+from leanq.commands import options
+from leanq.commands.worker import project_here
 from leanq.errors import LeanQError, ReplError
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.lean_driver import LeanDriver
@@ -27,8 +28,8 @@ from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.lean.syntax import split_header
 from leanq.local import EmbeddedServer, UpFile, embedded_settings, find_server
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Request
 from leanq.queue.settings import Settings, without_password
-from leanq.queue.wire import Request
 from leanq.states import MemoryStates
 
 
@@ -41,8 +42,15 @@ class Finding:
     text: str
 
 
+@click.command()
+@options.queue
+@click.option("--lean", metavar="PATH", help="The lean program to examine.")
+@options.repl
 def doctor(url: str | None, as_json: bool, lean: str | None, repl: str | None) -> int:
-    """Looks at everything a check needs, and does one; 0 if it works, else 3."""
+    """Show what is installed, what works, and how to mend the rest.
+
+    Exit code: 0 if a check works, else 3.
+    """
     findings = asyncio.run(_examine(url, lean, repl))
     for finding in findings:
         if as_json:

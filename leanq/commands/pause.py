@@ -1,4 +1,4 @@
-"""``leanq pause`` and ``leanq resume``: holds an environment or a tenant back, or lets it go on."""
+"""``leanq pause`` and ``leanq resume``: hold an environment's or a tenant's requests back."""
 
 from __future__ import annotations
 
@@ -8,16 +8,40 @@ from typing import Literal
 
 import click
 
-from leanq.commands.fleet import queue_settings
+from leanq.commands import options
+from leanq.commands.common import queue_settings
 from leanq.errors import UsageError
 from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings, check_name
 
+_which = options.combined(
+    click.option("--env", metavar="NAME", help="An environment."),
+    click.option("--tenant", metavar="NAME", help="A tenant, in all environments."),
+)
 
-def hold_back(
+
+@click.command()
+@options.queue
+@_which
+def pause(url: str | None, as_json: bool, env: str | None, tenant: str | None) -> None:
+    """Hold an environment's or a tenant's requests back.
+
+    None of them starts until 'leanq resume'; what runs already goes on to its end.
+    """
+    _change(url, as_json, env, tenant, hold=True)
+
+
+@click.command()
+@options.queue
+@_which
+def resume(url: str | None, as_json: bool, env: str | None, tenant: str | None) -> None:
+    """Let an environment or a tenant go on that was paused."""
+    _change(url, as_json, env, tenant, hold=False)
+
+
+def _change(
     url: str | None, as_json: bool, env: str | None, tenant: str | None, *, hold: bool
 ) -> None:
-    """Does so, and says whether it was otherwise before."""
     if (env is None) == (tenant is None):
         raise UsageError("name either an environment with --env or a tenant with --tenant")
     kind: Literal["environment", "tenant"] = "environment" if env is not None else "tenant"

@@ -1,4 +1,4 @@
-"""``leanq scale``: sizes a fleet, and shows why."""
+"""``leanq scale``: starts and stops workers as the load needs them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from leanq.commands.fleet import queue_settings, until_signal
+from leanq.commands import options
+from leanq.commands.common import queue_settings, until_signal
 from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Page
@@ -26,19 +27,133 @@ from leanq.scale import Decision, ScaleSettings, Stats
 log = logging.getLogger("leanq.scaler")
 
 
+_options = options.combined(
+    click.option(
+        "--target",
+        type=click.Choice(["k8s", "local", "print"]),
+        required=True,
+        help="Where workers are started: in a Kubernetes cluster, on this machine, or "
+        "nowhere (decisions are printed).",
+    ),
+    click.option(
+        "--policy",
+        type=click.Choice(["deadline", "reference"]),
+        default="deadline",
+        show_default=True,
+        help="The policy that decides.",
+    ),
+    click.option(
+        "--env",
+        "environments",
+        multiple=True,
+        default=["default"],
+        metavar="NAME",
+        help="An environment to size; may be given several times.",
+    ),
+    click.option(
+        "--min-workers",
+        "least",
+        type=click.IntRange(0),
+        default=0,
+        show_default=True,
+        help="The fewest workers to run.",
+    ),
+    click.option(
+        "--max-workers",
+        "most",
+        type=click.IntRange(1),
+        default=100,
+        show_default=True,
+        help="The most workers to run.",
+    ),
+    click.option(
+        "--slots",
+        type=click.IntRange(1),
+        default=1,
+        show_default=True,
+        help="Slots per worker, as long as no worker is alive to say so.",
+    ),
+    click.option(
+        "--deadline",
+        "deadline_s",
+        type=options.DURATION,
+        default="10m",
+        show_default=True,
+        metavar="DURATION",
+        help="How soon a backlog has to be cleared.",
+    ),
+    click.option(
+        "--scale-down-delay",
+        "excess_s",
+        type=options.DURATION,
+        default="4m",
+        show_default=True,
+        metavar="DURATION",
+        help="Delay before scaling down.",
+    ),
+    click.option(
+        "--every",
+        "every_s",
+        type=options.DURATION,
+        default="15s",
+        show_default=True,
+        metavar="DURATION",
+        help="Interval between decisions.",
+    ),
+    click.option(
+        "--port",
+        type=click.IntRange(0, 65535),
+        metavar="PORT",
+        help="Serve the fleet's metrics and the scaler's on this port.",
+    ),
+    click.option(
+        "--worker",
+        default="",
+        metavar="OPTIONS",
+        help="With --target local: the options of each 'leanq worker'.",
+    ),
+    click.option(
+        "--namespace",
+        default="default",
+        show_default=True,
+        metavar="NAME",
+        help="With --target k8s: the namespace of the Deployments.",
+    ),
+    click.option(
+        "--deployment",
+        default="leanq-worker",
+        show_default=True,
+        metavar="NAME",
+        help="With --target k8s: the Deployment to size; {env} in it is the environment's name.",
+    ),
+    click.option(
+        "--hpa",
+        metavar="NAME",
+        help="With --target k8s: set the minReplicas of this HorizontalPodAutoscaler instead.",
+    ),
+)
+
+
+@click.command()
+@options.queue
+@_options
 def scale(
     url: str | None,
     as_json: bool,
-    *,
     target: str,
     environments: Sequence[str],
     every_s: float,
     port: int | None,
     worker: str,
-    kubernetes: dict[str, Any],
-    how: dict[str, Any],
+    namespace: str,
+    deployment: str,
+    hpa: str | None,
+    **how: Any,
 ) -> None:
-    """Decides until interrupted."""
+    """Size a fleet of workers by the backlog and the rate of requests.
+
+    Decides until interrupted.
+    """
     settings = queue_settings(url)
     log_to_stderr(as_json)
     sizes = {check_name("environment", name): ScaleSettings(**how) for name in environments}
@@ -53,6 +168,7 @@ def scale(
 
     # A decision that orders nothing is nobody else's concern.
     who = "" if target == "print" else f"{socket.gethostname()}-{secrets.token_hex(4)}"
+    kubernetes = {"namespace": namespace, "deployment": deployment, "hpa": hpa}
     made = Scaler(
         settings,
         _target(target, settings, who, worker, kubernetes),

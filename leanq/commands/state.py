@@ -1,4 +1,4 @@
-"""``leanq step`` and ``leanq state``: proofs that go on from where they were left."""
+"""``leanq state``: states looked at, and carried from queue to queue."""
 
 from __future__ import annotations
 
@@ -7,40 +7,35 @@ import json
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import click
 
 from leanq.client import LeanQClient
-from leanq.commands.fleet import queue_url
-from leanq.commands.submit import Ended, read_source
+from leanq.commands import options
+from leanq.commands.common import queue_url
 from leanq.errors import InvalidRequestError, RequestError
 from leanq.lean.recipes import Recipe, unpack_export
-from leanq.producer.request_builder import Check, InEnvironment
-from leanq.queue.wire import Reply
+from leanq.producer.request_builder import InEnvironment
 
 _UNAVAILABLE_TIMEOUT_S = 30.0
 _T = TypeVar("_T")
 
 
-def step(state: str, tactic: str, url: str | None, as_json: bool, options: Check) -> int:
-    """Tries ``tactic`` (``-``: standard input) on ``state`` and prints the outcome; exit code."""
-    text = read_source("-") if tactic == "-" else tactic
-    if not isinstance(text, str):
-        raise text
-    reply = _ask(url, lambda client: client.step(state, text, **options))
-    if as_json:
-        click.echo(json.dumps(_record(reply)))
-    else:
-        click.echo("\n".join(_lines(reply)))
-    return Ended(state, reply).exit_code
+@click.group()
+def state() -> None:
+    """Look at states, and carry them from queue to queue."""
 
 
-def show(state: str, url: str | None, as_json: bool, options: InEnvironment) -> None:
-    """Prints the recipe of ``state``."""
-    recipe = unpack_export(_ask(url, lambda client: client.export(state, **options)))
+@state.command()
+@click.argument("state")
+@options.queue
+@options.env_of_state
+def show(state: str, url: str | None, as_json: bool, env: str | None) -> None:
+    """Show the recipe of a state: its source up to the hole, and the tactics so far."""
+    where: InEnvironment = options.in_environment(env, {})
+    recipe = unpack_export(ask(url, lambda client: client.export(state, **where)))
     line, column = _place(recipe)
     tactics = [tactic.text for tactic in recipe.tactics]
     if as_json:
@@ -58,9 +53,24 @@ def show(state: str, url: str | None, as_json: bool, options: InEnvironment) -> 
         click.echo("\n".join((f"tactic       {first}", *(f"             {each}" for each in more))))
 
 
-def export(state: str, url: str | None, as_json: bool, options: InEnvironment, output: str) -> None:
-    """Writes the export of ``state`` to a file, or to the output (``-``)."""
-    data = _ask(url, lambda client: client.export(state, **options))
+@state.command()
+@click.argument("state")
+@options.queue
+@options.env_of_state
+@click.option(
+    "--output",
+    metavar="FILE",
+    default="-",
+    show_default=True,
+    help="Where to write; - is standard output.",
+)
+def export(state: str, url: str | None, as_json: bool, env: str | None, output: str) -> None:
+    """Write bytes that mean the same state wherever there is the same environment.
+
+    With --json an object with these bytes in base 64.
+    """
+    where: InEnvironment = options.in_environment(env, {})
+    data = ask(url, lambda client: client.export(state, **where))
     if as_json:
         data = json.dumps({"state": state, "exported": base64.b64encode(data).decode()}).encode()
         data += b"\n"
@@ -73,17 +83,25 @@ def export(state: str, url: str | None, as_json: bool, options: InEnvironment, o
         raise InvalidRequestError(f"cannot write {output}: {error.strerror}") from None
 
 
-def import_(file: str, url: str | None, as_json: bool, options: InEnvironment) -> None:
-    """Takes in the state in ``file`` (``-``: standard input) and prints its id."""
+@state.command("import")
+@click.argument("file")
+@options.queue
+@options.env
+def import_(file: str, url: str | None, as_json: bool, env: str) -> None:
+    """Take in a state that was exported, and print its id.
+
+    A FILE of - is standard input.
+    """
     try:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise InvalidRequestError(f"cannot read {file}: {error.strerror}") from None
-    state = _ask(url, lambda client: client.import_(data, **options))
+    state = ask(url, lambda client: client.import_(data, env=env))
     click.echo(json.dumps({"state": state}) if as_json else state)
 
 
-def _ask(url: str | None, call: Callable[[LeanQClient], Future[_T]]) -> _T:
+def ask(url: str | None, call: Callable[[LeanQClient], Future[_T]]) -> _T:
+    """The result of one call of a client; raises InvalidRequestError where no worker can do it."""
     with LeanQClient(queue_url(url), unavailable_timeout_s=_UNAVAILABLE_TIMEOUT_S) as client:
         try:
             return call(client).result()
@@ -95,21 +113,3 @@ def _ask(url: str | None, call: Callable[[LeanQClient], Future[_T]]) -> _T:
 def _place(recipe: Recipe) -> tuple[int, int]:
     code, offset = recipe.source.code, recipe.source.holes[recipe.opened].offset
     return code.count("\n", 0, offset) + 1, offset - (code.rfind("\n", 0, offset) + 1)
-
-
-def _record(reply: Reply) -> dict[str, Any]:
-    record = asdict(reply)
-    # What belongs to other operations, or to the worker alone, is no part of a step's line.
-    for name in ("payload", "error", "warm", "way"):
-        del record[name]
-    return record
-
-
-def _lines(reply: Reply) -> list[str]:
-    lines = [f"{reply.verdict} ({reply.wall_s:.2f} s)"]
-    if reply.state:
-        lines.append(f"state {reply.state}")
-    lines += ("\n" + goal for goal in reply.goals)
-    for message in reply.messages:
-        lines.append(f"{message.line}:{message.column}: {message.severity}: {message.text}")
-    return lines

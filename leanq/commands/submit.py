@@ -6,27 +6,26 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from os.path import isfile
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO, Unpack
 
 import click
 
 from leanq.client import AsyncLeanQClient
-from leanq.commands.common import make_worker
-from leanq.errors import InvalidRequestError, LeanQError, RequestError, TooLargeError, UsageError
+from leanq.commands import options
+from leanq.commands.common import exit_code, interruptible, worst
+from leanq.commands.worker import make_worker
+from leanq.errors import InvalidRequestError, LeanQError, TooLargeError, UsageError
 from leanq.local import EmbeddedServer, UpFile, embedded_settings, running
 from leanq.producer.request_builder import Check
 from leanq.queue.queue import look
-from leanq.queue.requests import check_reply_to_json
+from leanq.queue.requests import Reply, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
-from leanq.queue.wire import LEAN_VERDICTS, Reply, unpack_info
-
-_T = TypeVar("_T")
+from leanq.queue.wire import unpack_info
 
 # Files that are read and outstanding at a time, so that memory stays flat for any number.
 _WINDOW = 512
@@ -45,54 +44,33 @@ class Ended:
 
     @property
     def exit_code(self) -> int:
-        """0 accepted, 1 Lean says no, 2 bad input, 3 no verdict of Lean's."""
-        if isinstance(self.error, UsageError | RequestError):
-            return 2
-        if self.reply is None or self.reply.verdict not in LEAN_VERDICTS:
-            return 3
-        return 0 if self.reply.verdict == "accepted" else 1
+        """As :func:`leanq.commands.common.exit_code`."""
+        return exit_code(self.error or (self.reply.verdict if self.reply else None))
 
 
 _Source = str | UsageError
 """The Lean text of a file, or what is wrong with it."""
 
 
-def submit(files: Sequence[str], url: str | None, options: Check, as_json: bool) -> int:
-    """Checks ``files`` (``-``: standard input) and prints each one's end; the exit code."""
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@options.queue
+@options.env
+@options.lean
+def submit(files: tuple[str, ...], url: str | None, as_json: bool, **how: Unpack[Check]) -> int:
+    """Check Lean files and print each one's verdict as it comes.
+
+    A FILE of - is standard input. Without a queue (--url, LEANQ_URL or leanq up) a server and
+    a worker are started for the length of the call.
+
+    Exit code: 0 if all are accepted; 1 if one is rejected, incomplete, exhausted or unverified;
+    2 for wrong usage or input that cannot be read; 3 where leanq could not give Lean's verdict,
+    or no Redis answers.
+    """
     # A pipe or a terminal can keep its reader waiting, so what may be one is read while no
     # worker depends on this process and Ctrl-C ends it at once.
     early = {file: read_source(file) for file in files if file == "-" or not isfile(file)}
-    return interruptible(_submit(files, early, url, options, as_json))
-
-
-def interruptible(main: Coroutine[Any, Any, _T]) -> _T:
-    """What ``main`` returns. Ctrl-C cancels it, and a second one ends the process at once.
-
-    Raises:
-        KeyboardInterrupt: after the first.
-    """
-
-    async def run() -> _T:
-        loop, task = asyncio.get_running_loop(), asyncio.create_task(main)
-
-        def interrupt(*_: object) -> None:
-            # As an exception it would come amid the cleaning up; and nothing outlives the process.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            loop.call_soon_threadsafe(task.cancel)
-
-        before = signal.getsignal(signal.SIGINT)
-        if before != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, interrupt)
-        try:
-            return await task
-        finally:
-            if not task.cancelled():
-                signal.signal(signal.SIGINT, before)
-
-    try:
-        return asyncio.run(run())
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+    return interruptible(_submit(files, early, url, how, as_json))
 
 
 async def _submit(
@@ -117,8 +95,7 @@ async def _submit(
         finally:
             idle.cancel()
             await asyncio.gather(idle, return_exceptions=True)
-    # Wrong usage is what to mend first; then what is wrong with the fleet; then the proofs.
-    return next((code for code in (2, 3, 1) if code in codes), 0)
+    return worst(codes)
 
 
 @contextlib.asynccontextmanager

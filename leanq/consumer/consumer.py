@@ -85,7 +85,7 @@ class Consumer:
         prints = {
             environment: str(said.get("fingerprint", "")) for environment, said in about.items()
         }
-        await self._queue.join(self._worker, wire.pack_info(self._info), environments, prints)
+        await self._queue.register(self._worker, wire.pack_info(self._info), environments, prints)
         self._told = about
 
     def wake(self) -> None:

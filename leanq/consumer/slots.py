@@ -20,8 +20,8 @@ from leanq.fleet import logging as logs
 from leanq.lean.driver import Driver
 from leanq.queue import wire
 from leanq.queue.metrics import count
+from leanq.queue.requests import LEAN_VERDICTS, Reply
 from leanq.queue.results import Job, Returning, Settlement, times_of
-from leanq.queue.wire import Reply
 
 log = logging.getLogger("leanq.worker")
 
@@ -346,7 +346,7 @@ class Slots:
         outcome = reply.verdict or ("error" if reply.error else "echo")
         count("leanq_worker_requests_total", outcome)
         # What the infrastructure says of a request may be otherwise the next time.
-        lasts = reply.verdict in wire.LEAN_VERDICTS and reply.error is None
+        lasts = reply.verdict in LEAN_VERDICTS and reply.error is None
         fingerprint = (reply.fingerprint or "") if lasts else ""
         ran_s = time.monotonic() - started_s
         if outcome != "echo" and logs.requests.isEnabledFor(logging.INFO):

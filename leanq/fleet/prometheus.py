@@ -18,11 +18,9 @@ from prometheus_client.core import (
     Metric as Family,
 )
 from prometheus_client.exposition import choose_encoder, generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
 from leanq.errors import UsageError
-from leanq.fleet.backfill import TimedSample
 from leanq.fleet.stats import FleetStats, Times
 from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, SCALER, WORKER, Kind, Metric
 
@@ -87,21 +85,6 @@ def exposition(samples: Iterable[Sample]) -> str:
     registry = CollectorRegistry()
     registry.register(_Collector(lambda: _families(samples)))
     return generate_latest(registry).decode()
-
-
-def openmetrics(samples: Iterable[TimedSample]) -> str:
-    """Samples with their times, as ``promtool tsdb create-blocks-from openmetrics`` reads them."""
-    families: dict[str, Family] = {}
-    for name, labels, value, at_s in samples:
-        if name not in families:
-            families[name] = _family(_KNOWN[name])
-        family = families[name]
-        assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
-        family.add_metric(labels, value, timestamp=at_s)
-    registry = CollectorRegistry()
-    registry.register(_Collector(families.values))
-    data: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]
-    return data.decode()
 
 
 class Page:

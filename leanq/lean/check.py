@@ -21,7 +21,7 @@ from leanq.lean.process import MODULE, Lean, Run, limits_of, olean
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
 from leanq.lean.syntax import Header, name_examples, split_header
-from leanq.queue.wire import LEAN_VERDICTS, Message, Reply, Request
+from leanq.queue.requests import LEAN_VERDICTS, Message, Reply, Request
 
 # An example that is compiled under a name is no less right for being a definition.
 _NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")

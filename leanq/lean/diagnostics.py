@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, TypeGuard, get_args
 
 from leanq.lean.sandbox.sandbox import Exit
-from leanq.queue.wire import Message, Severity, Verdict
+from leanq.queue.requests import Message, Severity, Verdict
 
 Position = tuple[int, int]
 """A line from 1, and a column from 0 in code points."""

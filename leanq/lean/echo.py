@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 
-from leanq.queue.wire import Reply, Request
+from leanq.queue.requests import Reply, Request
 from leanq.states import States
 
 

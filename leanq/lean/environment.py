@@ -4,7 +4,7 @@ The fingerprint travels with every verdict and stands in the key of every state,
 equal on two machines exactly when Lean would answer alike there. It is the BLAKE2b-256 hash of
 
 - the version and commit of Lean, which stand for its own library and are the same on every
-  platform; the options; the axioms that are allowed,
+  platform; the options; the axioms that are allowed; the header of texts that have none,
 - for each folder of the search path, in order: the relative path and content of every compiled
   module in it; never an absolute path or a time,
 - for a Lake project also its ``lean-toolchain``, lakefile, manifest and ``.lean`` sources,
@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leanq.errors import ToolchainError
+from leanq.lean.syntax import split_header
 from leanq.lean.toolchain import (
     LAUNCHER,
     Toolchain,
@@ -47,6 +48,7 @@ STANDARD_AXIOMS = frozenset({"propext", "Classical.choice", "Quot.sound"})
 CORE_AXIOMS = frozenset({"eq_of_heq"})
 
 _CORE_SOURCE = Path(__file__).resolve().parent / "data" / "Core.lean"
+_CORE_HEADER = "prelude\nimport Core\n"
 _MODULE_PARTS = (".olean", ".olean.private", ".olean.server", ".ir")
 _PROJECT_FILES = (".lean", "lakefile.toml", "lake-manifest.json", "lean-toolchain")
 # A file that was changed this recently may change again within the same tick of its clock.
@@ -58,8 +60,12 @@ _NAME_PART = re.compile(r"«([^»]+)»|([^.«»]+)")
 class Environment:
     """What Lean processes of one environment are started with.
 
-    ``options`` are flags of Lean (``-Dname=value``). ``project`` is the Lake project's folder,
-    None for a plain folder or the toolchain's own library. ``fingerprint`` is 64 hex digits.
+    Attributes:
+        project: the Lake project's folder; None for a plain folder or the toolchain's own library.
+        options: flags of Lean (``-Dname=value``).
+        fingerprint: 64 hexadecimal digits.
+        header: the lines that a text without ``prelude`` or imports is read behind; empty where
+            Lean's own ``import Init`` leads somewhere.
     """
 
     name: str
@@ -69,6 +75,7 @@ class Environment:
     options: tuple[str, ...]
     allowed_axioms: frozenset[str]
     fingerprint: str
+    header: str = ""
     _stamp: str = field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -88,6 +95,10 @@ class Environment:
             # Without it leanchecker and the REPL would look for a `lean` on PATH and ask it.
             variables["LEAN_SYSROOT"] = str(prefix)
         return variables
+
+    def header_for(self, code: str) -> str:
+        """The lines to put in front of a text: none where it brings a header of its own."""
+        return "" if split_header(code).end_offset else self.header
 
     def readable(self) -> tuple[Path, ...]:
         """The folders and files, beside the system's own, that a Lean process has to read."""
@@ -158,6 +169,7 @@ def open_environment(
     cache = cache_folder(cache, environ)
     if toolchain.source == "wheel":
         search_path = (*search_path, _core(toolchain, cache, environ))
+    header = "" if _has_init(toolchain, search_path) else _CORE_HEADER
     axioms = STANDARD_AXIOMS | (CORE_AXIOMS if toolchain.source == "wheel" else frozenset())
     memory = cache / "hashes" / f"{_hash(os.fsencode(folder or toolchain.program))[:32]}.json"
     try:
@@ -180,9 +192,16 @@ def open_environment(
         search_path=search_path,
         options=tuple(options),
         allowed_axioms=axioms,
-        fingerprint=_fingerprint(toolchain, options, axioms, scan, hashes),
+        fingerprint=_fingerprint(toolchain, options, axioms, header, scan, hashes),
+        header=header,
         _stamp=scan.stamp(),
     )
+
+
+def _has_init(toolchain: Toolchain, search_path: Sequence[Path]) -> bool:
+    """Whether what Lean imports unasked is there: every toolchain but the wheel brings it."""
+    folders = any((folder / "Init.olean").is_file() for folder in search_path)
+    return toolchain.source != "wheel" or folders
 
 
 class _File(NamedTuple):
@@ -258,6 +277,7 @@ def _fingerprint(
     toolchain: Toolchain,
     options: Sequence[str],
     axioms: frozenset[str],
+    header: str,
     scan: _Scan,
     hashes: Mapping[str, str],
 ) -> str:
@@ -273,6 +293,7 @@ def _fingerprint(
     add("lean", toolchain.version, toolchain.commit)
     add("options", *options)
     add("axioms", *sorted(axioms))
+    add("header", header)
     for folder in scan.folders:
         add("folder", str(len(folder)))
         for file in folder:

@@ -25,8 +25,8 @@ from leanq.lean.steps.holes import is_genuine
 from leanq.lean.steps.moves import other_environment
 from leanq.lean.steps.trials import Trials
 from leanq.queue.queue import backoff_s
+from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Message, Reply, Request
 from leanq.states import MemoryStates, States
 
 log = logging.getLogger("leanq.worker")
@@ -120,10 +120,12 @@ class LeanDriver:
         if request.replay and toolchain.replay_command is None:
             return Reply(error=f"Lean {toolchain.version} here has no leanchecker to replay with")
         started = time.monotonic()
+        header = self._opened.lean.environment.header_for(request.code) if request.code else ""
         try:
-            reply = await answer(request)
+            reply = await answer(replace(request, code=header + request.code))
         except (UsageError, QueueFullError) as error:
             return Reply(error=str(error))
+        reply = moved_up(reply, header.count("\n"))
         return replace(reply, wall_s=time.monotonic() - started)
 
     async def _check(self, request: Request) -> Reply:
@@ -200,6 +202,23 @@ class LeanDriver:
                 self._opened = self._open(environment)
                 await before.close()
             self._looked_at_s = time.monotonic()
+
+
+def moved_up(reply: Reply, lines: int) -> Reply:
+    """A reply about a text that so many lines were put in front of, as one about the text alone."""
+    if not lines:
+        return reply
+    messages = tuple(_message_moved_up(message, lines) for message in reply.messages)
+    sorries = tuple(replace(sorry, line=sorry.line - lines) for sorry in reply.sorries)
+    return replace(reply, messages=messages, sorries=sorries)
+
+
+def _message_moved_up(message: Message, lines: int) -> Message:
+    # What is said of those lines, or of the whole text, stands at the text's beginning.
+    if message.line <= lines:
+        return replace(message, line=1, column=0, end_line=None, end_column=None)
+    end_line = None if message.end_line is None else message.end_line - lines
+    return replace(message, line=message.line - lines, end_line=end_line)
 
 
 def without_states(reply: Reply, error: QueueFullError) -> Reply:

@@ -14,7 +14,7 @@ from leanq.lean.diagnostics import Printed, judge, last_words
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
-from leanq.queue.wire import Message, Request, Verdict, Way
+from leanq.queue.requests import Message, Request, Verdict, Way
 
 # The module as which every candidate's result is kept; no library calls its own so.
 MODULE = "LeanqSubmission"

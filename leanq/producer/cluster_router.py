@@ -33,10 +33,10 @@ from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.shard_client import Done, ShardClient, WhenFull
 from leanq.producer.shard_router import ShardRouter, StateLocator
 from leanq.queue.queue import Queue, backoff_s, every_shard
+from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Queued, Submission, Submitted
 from leanq.queue.scripts import script_text
 from leanq.queue.settings import Settings, each_cluster, without_password
-from leanq.queue.wire import Reply
 
 _MOST = 1e9
 

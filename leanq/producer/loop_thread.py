@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from leanq.errors import ClosedError, LeanQError
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.shard_router import Route
-from leanq.queue.wire import Reply
+from leanq.queue.requests import Reply
 
 _T = TypeVar("_T")
 

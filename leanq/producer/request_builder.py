@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import urlsafe_b64encode
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Generic, TypedDict, TypeVar
 
@@ -14,10 +14,9 @@ from leanq.lean.recipes import Recipe, snapshot_key, text_hash, unpack_export
 from leanq.lean.syntax import split_header
 from leanq.queue import wire
 from leanq.queue.keys import new_request_id, shard_of
-from leanq.queue.requests import value
+from leanq.queue.requests import PRIORITIES, Reply, Request, wall_for
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings, check_name
-from leanq.queue.wire import Reply, Request
 
 DEFAULT_ENVIRONMENT = "default"
 ECHO_ENVIRONMENT = "echo"
@@ -75,7 +74,7 @@ class Check(InEnvironment, total=False):
     replay: bool
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Whereabouts:
     """Where a state can be stepped: its environment, and who is warm for it."""
 
@@ -83,7 +82,7 @@ class Whereabouts:
     warmth: tuple[str, ...] = ()
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class PreparedRequest(Generic[_T]):
     """One request to be sent, and what its reply means to the caller.
 
@@ -224,7 +223,7 @@ class RequestBuilder:
         warmth: tuple[str, ...] = (),
     ) -> Submission:
         priority = placing.get("priority", 1)
-        if priority not in range(wire.PRIORITIES):
+        if priority not in range(PRIORITIES):
             raise InvalidRequestError(f"priority is {priority}; 0 is most urgent, 2 least")
         deadline_s = placing.get("deadline_s")
         if deadline_s is not None and not 0 < deadline_s <= 1e9:
@@ -263,7 +262,7 @@ def _budgeted(request: Request, options: Check) -> Request:
     return replace(
         request,
         timeout_s=timeout_s,
-        wall_s=wire.wall_for(timeout_s),
+        wall_s=wall_for(timeout_s),
         memory_mb=options.get("memory_mb", 4096),
         allow_axioms=tuple(sorted(set(_axioms(options)))),
         audit=options.get("audit", True),

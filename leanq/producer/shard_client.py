@@ -38,9 +38,9 @@ from leanq.errors import (
 )
 from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s
+from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, UnknownEnvironment
 from leanq.queue.scripts import script_text
-from leanq.queue.wire import Reply
 
 _BLOCK_MS = 5000
 # Large replies are fetched so many bytes at a time, since a call that moves megabytes holds

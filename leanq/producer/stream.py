@@ -25,7 +25,7 @@ from typing import Unpack
 
 from leanq.errors import InvalidRequestError, LeanQError, UsageError
 from leanq.producer.request_builder import Check, RequestBuilder
-from leanq.queue.wire import Reply, Verdict
+from leanq.queue.requests import Reply, Verdict
 
 WINDOW = 512
 

@@ -68,7 +68,7 @@ class Queue:
 
     Every method raises UnavailableError when the server cannot be reached or refuses to
     serve, and retries nothing: after such an error the call may or may not have happened.
-    ``submit``, ``lookup``, ``settle``, ``release``, ``cancel``, ``renew`` and ``join`` may
+    ``submit``, ``lookup``, ``settle``, ``release``, ``cancel``, ``renew`` and ``register`` may
     simply be called again; after ``claim`` the worker asks ``reconcile`` what it was given.
     """
 
@@ -201,7 +201,7 @@ class Queue:
         )
         return [a > 0 if isinstance(a, int) else a for a in answers]
 
-    async def join(
+    async def register(
         self,
         worker: str,
         info: bytes,
@@ -216,7 +216,7 @@ class Queue:
         args: list[Any] = [worker, self._lease_ms, info]
         for environment, about in environments.items():
             args += (environment, about, (fingerprints or {}).get(environment, ""))
-        await self.run("join", args)
+        await self.run("register", args)
 
     async def pause(self, kind: Literal["environment", "tenant"], name: str, *, hold: bool) -> bool:
         """Pauses or resumes an environment or a tenant; whether that changed anything."""
@@ -251,7 +251,7 @@ class Queue:
             decisions={_text(k): v for k, v in _pairs(decisions)},
         )
 
-    async def tell_decisions(self, decisions: Mapping[str, bytes]) -> None:
+    async def publish_decisions(self, decisions: Mapping[str, bytes]) -> None:
         """Keeps what the scaler decided for environments, for ten minutes after the last call."""
         key, told = self.keys.scaler, [part for pair in decisions.items() for part in pair]
         await self._at_once(("HSET", key, *told), ("PEXPIRE", key, _DECISIONS_MS))

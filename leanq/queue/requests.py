@@ -1,32 +1,29 @@
-"""Requests and replies as values, and the words that stand in them."""
+"""Requests and replies, and the words that stand in them.
+
+None is changed once it is made, so they have hashes. They are not declared frozen, for that makes
+them eight times as expensive to build, and each request passes as several of them.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, dataclass_transform
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-from leanq.errors import InvalidRequestError
+from leanq.errors import InvalidRequestError, NoRewardError
 
 MAX_TIMEOUT_S = 86_400.0
 
-_T = TypeVar("_T")
 
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def value(kind: type[_T]) -> type[_T]:
-    """A dataclass that nobody changes, as type checkers make sure. They alone do: what a frozen one
-    does at run time makes it cost eight times as much, and a request passes as seven values."""
-    return dataclass(slots=True, unsafe_hash=True)(kind)
-
-
-Operation = Literal["check", "step", "export", "import", "echo"]
+Operation = Literal["check", "verify", "step", "export", "import", "echo"]
 Verdict = Literal[
     "accepted",
+    "unverified",
     "incomplete",
     "rejected",
     "exhausted",
+    "unjudged",
     "timeout",
     "memory",
     "crashed",
@@ -34,32 +31,68 @@ Verdict = Literal[
     "poisoned",
     "expired",
 ]
+Reason = Literal[
+    "unknown_import",
+    "lean_error",
+    "not_read_to_end",
+    "sorry",
+    "goals_remain",
+    "forbidden_axiom",
+    "kernel_refused",
+    "reserved_name",
+    "statement_differs",
+    "runs_programs",
+    "heartbeats",
+    "recursion_depth",
+    "cpu_time",
+    "wall_time",
+    "memory",
+    "scratch",
+    "process_died",
+    "judge_limit",
+    "judge_unavailable",
+    "not_audited",
+    "trusted_step",
+    "withdrawn",
+    "deadline",
+    "too_many_deaths",
+]
+"""Why a verdict is not ``accepted``."""
+
 Severity = Literal["information", "warning", "error"]
 
 Way = Literal["warm", "cold", "replayed", "failed"]
 """How Lean came by what a text with holes begins with: by a snapshot from the disk, by one
 from the server, by elaborating it, or by this because the snapshot could not be used."""
 
-LEAN_VERDICTS = frozenset({"accepted", "incomplete", "rejected", "exhausted"})
-"""Verdicts that Lean gives: the same on any machine, and the only ones that may be remembered."""
+LEAN_NO = frozenset({"unverified", "incomplete", "rejected", "exhausted"})
+"""Verdicts of Lean and the judge that a candidate has earned no reward by."""
+
+LEAN_VERDICTS = LEAN_NO | {"accepted"}
+"""Verdicts of Lean and the judge: the same on any machine, and the only ones that may be
+remembered. All others are leanq's and say nothing about the proof."""
 
 PRIORITIES = 3
 """Priorities run from 0, the most urgent, to ``PRIORITIES - 1``."""
 
 # A check compiles, perhaps once more under names of ours, asks for axioms, and looks at the holes;
 # a step tries, perhaps once more without a snapshot, and looks at holes or ends as a check.
-_LEAN_RUNS: Mapping[Operation, int] = {"check": 7, "step": 9}
+# A verification checks the candidate, compiles the target, and compares the two.
+_LEAN_RUNS: Mapping[Operation, int] = {"check": 7, "verify": 12, "step": 9}
 _STATE = re.compile(r"[0-9a-f]{64}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Request:
     """What a client asks of a worker.
 
     Attributes:
         op: the operation.
-        code: Lean source (check).
+        code: Lean source (check), or the candidate (verify).
+        target: Lean source whose proofs are ``sorry``, which the candidate has to prove (verify).
+        theorems: instead of a target, names in the environment to be proved (verify).
+        holes: names in the target whose values the candidate may choose (verify).
         state: the state's id (step, export).
         tactic: what is tried on its goals (step).
         payload: bytes that come back (echo), or an exported state (import).
@@ -67,9 +100,11 @@ class Request:
         timeout_s: budget of CPU time, in seconds, of Lean with all its descendants.
         wall_s: budget of wall time, in seconds; the backstop for a Lean that waits.
         memory_mb: resident memory, in MiB.
+        scratch_mb: disk that the candidate's processes may fill, in MiB.
         allow_axioms: names of axioms allowed beside the environment's own.
         audit: whether what Lean accepts is audited.
         replay: whether the kernel also replays what Lean accepts.
+        trust_programs: whether the caller vouches for a text that runs programs of its own.
         traceparent: the caller's trace context as W3C writes it, for the worker's log.
     """
 
@@ -86,6 +121,11 @@ class Request:
     audit: bool = True
     replay: bool = False
     traceparent: str = ""
+    target: str = ""
+    theorems: tuple[str, ...] = ()
+    holes: tuple[str, ...] = ()
+    trust_programs: bool = False
+    scratch_mb: int = 1024
 
     def __post_init__(self) -> None:
         if self.traceparent and not _TRACEPARENT.fullmatch(self.traceparent):
@@ -96,6 +136,7 @@ class Request:
         _within("timeout", self.timeout_s, 0.01, MAX_TIMEOUT_S, "CPU seconds")
         _within("wall time", self.wall_s, 0.01, 10 * MAX_TIMEOUT_S, "seconds")
         _within("memory", self.memory_mb, 16, 1 << 24, "MB")
+        _within("scratch disk", self.scratch_mb, 1, 1 << 24, "MB")
         _within("delay", self.delay_s, 0, MAX_TIMEOUT_S, "seconds")
         if self.op == "check" and not self.code.strip():
             raise InvalidRequestError("there is no Lean code to check: the text is empty")
@@ -103,8 +144,19 @@ class Request:
             raise InvalidRequestError("there is no tactic to run: the text is empty")
         if self.op in ("step", "export") and not _STATE.fullmatch(self.state):
             raise InvalidRequestError(f"{self.state!r:.80} is no state: 64 hexadecimal digits")
-        if "\0" in self.code or "\0" in self.tactic:
+        if self.op == "verify":
+            self._check_verify()
+        if any("\0" in text for text in (self.code, self.tactic, self.target)):
             raise InvalidRequestError("the text contains a NUL character, so it is no Lean code")
+
+    def _check_verify(self) -> None:
+        if not self.code.strip():
+            raise InvalidRequestError("there is no candidate to verify: the text is empty")
+        if bool(self.target.strip()) == bool(self.theorems):
+            raise InvalidRequestError(
+                "verify needs a target text or names of theorems, and not both; "
+                f"got {len(self.target)} characters of text and {len(self.theorems)} names"
+            )
 
     @property
     def longest_run_s(self) -> float:
@@ -118,7 +170,7 @@ def wall_for(timeout_s: float) -> float:
     return 5 * timeout_s + 60
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Message:
     """One message of Lean's: lines from 1, columns from 0 in code points, as Lean counts."""
 
@@ -130,22 +182,54 @@ class Message:
     end_column: int | None = None
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Sorry:
-    """An open goal: where it stands, the goal as Lean prints it, and its state's id."""
+    """An open goal: where it stands, the goal as Lean prints it, and its state's id.
+
+    Lines count from 1, columns from 0 in code points; the end may be unknown.
+    """
 
     line: int
     column: int
     goal: str | None = None
     state: str | None = None
+    end_line: int | None = None
+    end_column: int | None = None
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
+class Theorem:
+    """A theorem that a text adds: its full name, and its statement as Lean prints it."""
+
+    name: str
+    statement: str
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Failure:
+    """Why a candidate does not prove one theorem of its target.
+
+    Attributes:
+        name: the theorem's full name, or another name of the target.
+        rule: the rule that it fails, one of the words of :data:`Reason`.
+        text: what was expected and what came, for people.
+    """
+
+    name: str
+    rule: str
+    text: str
+
+
+@dataclass(slots=True, unsafe_hash=True)
 class Reply:
     """How a request ended.
 
     Attributes:
         verdict: Lean's answer or the infrastructure's; ``None`` for an echo.
+        reason: why the verdict is what it is; ``None`` for ``accepted``, unless the caller vouched
+            for a text that runs programs.
+        theorems: the theorems that a checked text adds, in their order.
+        failed: which theorems of the target a candidate does not prove, and why (verify).
         axioms: all axioms that the new constants rest on; ``None`` where not audited.
         fingerprint: the environment in which Lean answered; ``None`` if Lean did not.
         state: the next state of a step, ``None`` once nothing is left to prove; or the state that
@@ -179,42 +263,62 @@ class Reply:
     audit_s: float = field(default=0.0, compare=False)
     warm: bool = field(default=False, compare=False)
     way: Way | None = field(default=None, compare=False)
+    reason: Reason | None = None
+    theorems: tuple[Theorem, ...] = ()
+    failed: tuple[Failure, ...] = ()
+
+
+def reward(verdict: Verdict | None) -> float:
+    """What a candidate has earned: 1 for ``accepted``, 0 for what Lean or the judge refused.
+
+    Raises:
+        NoRewardError: for every other verdict, which says nothing about the proof.
+    """
+    if verdict == "accepted":
+        return 1.0
+    if verdict in LEAN_NO:
+        return 0.0
+    raise NoRewardError(
+        f"{verdict or 'no verdict'} says nothing about the proof, so it earns neither 1 nor 0; "
+        "submit the candidate again or leave it out"
+    )
 
 
 def check_reply_to_json(reply: Reply) -> dict[str, Any]:
-    """What is told of a check's reply, in values that JSON has.
+    """The reply to a check, in values that JSON has.
 
-    What belongs to other operations, or to the worker alone, is no part of it.
+    Fields of other operations, or for the worker alone, are left out.
     """
     return {
-        "verdict": reply.verdict,
-        "messages": [_message_to_json(message) for message in reply.messages],
-        "sorries": [_sorry_to_json(sorry) for sorry in reply.sorries],
-        "axioms": None if reply.axioms is None else list(reply.axioms),
-        "fingerprint": reply.fingerprint,
         "request_id": reply.request_id,
-        "worker": reply.worker,
+        "verdict": reply.verdict,
+        "reason": reply.reason,
+        "messages": [asdict(message) for message in reply.messages],
+        "sorries": [asdict(sorry) for sorry in reply.sorries],
+        "theorems": [asdict(theorem) for theorem in reply.theorems],
+        "axioms": None if reply.axioms is None else list(reply.axioms),
         "attempts": reply.attempts,
+        "worker": reply.worker,
         "queued_s": reply.queued_s,
         "cpu_s": reply.cpu_s,
         "wall_s": reply.wall_s,
-        "audit_s": reply.audit_s,
     }
 
 
-def _message_to_json(message: Message) -> dict[str, Any]:
+def step_reply_to_json(reply: Reply) -> dict[str, Any]:
+    """The reply to a step, in values that JSON has."""
     return {
-        "severity": message.severity,
-        "line": message.line,
-        "column": message.column,
-        "text": message.text,
-        "end_line": message.end_line,
-        "end_column": message.end_column,
+        "verdict": reply.verdict,
+        "reason": reply.reason,
+        "state": reply.state,
+        "goals": list(reply.goals),
+        "messages": [asdict(message) for message in reply.messages],
     }
 
 
-def _sorry_to_json(sorry: Sorry) -> dict[str, Any]:
-    return {"line": sorry.line, "column": sorry.column, "goal": sorry.goal, "state": sorry.state}
+def verify_reply_to_json(reply: Reply) -> dict[str, Any]:
+    """The reply to a verification: as a check's, and which theorems failed by which rule."""
+    return {**check_reply_to_json(reply), "failed": [asdict(failure) for failure in reply.failed]}
 
 
 def _within(what: str, value: float, least: float, most: float, unit: str) -> None:

@@ -6,21 +6,20 @@ import struct
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
 import msgpack
 
 from leanq.queue.metrics import BUCKETS_S
-from leanq.queue.requests import value
 
 # Version, attempts, priority; submitted, deadline, longest run (ms); then five texts and the body.
 _RECORD = struct.Struct(">BBBddd")
 _IN_FLIGHT = b"\x01"
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Submission:
     """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
 
@@ -46,24 +45,24 @@ class Submission:
         return f"{self.environment}\n{self.priority}\n{times}\n{' '.join(self.affinity)}"
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Queued:
     """The request waits in its line, or for an identical one that runs."""
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Attached:
     """The request id was in flight already; its reply will come to this client."""
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Full:
     """Too many requests of this tenant wait in this environment."""
 
     retry_after_s: float
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class UnknownEnvironment:
     """Workers have offered environments, and never this one."""
 
@@ -72,7 +71,7 @@ Submitted = Queued | Attached | Full | UnknownEnvironment | bytes
 """What became of a submission; bytes are the reply that is there already."""
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Job:
     """A claimed request. ``isolated``: nothing may run beside it on this worker."""
 
@@ -85,7 +84,7 @@ class Job:
     isolated: bool
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Settlement:
     """The end of a request, as the holder of ``token`` tells it. ``fingerprint`` is that of the
     environment where the reply holds on any machine, and so may be remembered; else ``""``.
@@ -135,7 +134,7 @@ def _times(waited_ms: int, ran_ms: int) -> str:
     return ",".join(f"{what}{ms}/{bucket}" for what, ms, bucket in cells)
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Reserved:
     """Something waits for this worker alone, until its next claim and not for long."""
 
@@ -145,7 +144,7 @@ Returning = Literal["keep", "charge", "defer"]
 or at no charge to the end of its line, where another worker finds it."""
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Claimed:
     """What a call of :meth:`Queue.claim` brought.
 
@@ -166,7 +165,7 @@ class Claimed:
     pinned: bool = False
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Renewed:
     """``lapsed``: some worker is due to be reaped. ``timed_out``: request ids taken from this one.
     ``known``: False after the server forgot this worker, which should join again. ``workers``: how
@@ -180,7 +179,7 @@ class Renewed:
     waiting: int = field(default=0, compare=False)
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Reaped:
     """``more``: call again. ``expiry_grace_s``: no lease is judged for so long, since nobody could
     have
@@ -192,7 +191,7 @@ class Reaped:
     expiry_grace_s: float = 0.0
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class DeadLetter:
     """A request that took down too many workers: ``worker`` was the last, ``died_s`` is when,
     in seconds since 1970 by the server's clock. ``submission`` is what would be sent again."""
@@ -252,7 +251,7 @@ def read_minute(data: bytes) -> dict[str, int]:
         return {}
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class WorkerRow:
     worker: str
     lease_s: float
@@ -260,7 +259,7 @@ class WorkerRow:
     info: bytes
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class PriorityRow:
     """What waits in an environment with one priority; ``held`` of it is of tenants that are paused,
     whose
@@ -274,7 +273,7 @@ class PriorityRow:
     held: int = 0
 
 
-@value
+@dataclass(slots=True, unsafe_hash=True)
 class Status:
     """One look at a shard or a whole queue: counters by name, environments by name, and what waits.
 

@@ -18,46 +18,23 @@ import msgpack
 
 from leanq.errors import InvalidRequestError, NewerMessageError, TooLargeError, WireError
 from leanq.queue.requests import (
-    LEAN_VERDICTS,
-    PRIORITIES,
+    Failure,
     Message,
     Operation,
+    Reason,
     Reply,
     Request,
     Severity,
     Sorry,
+    Theorem,
     Verdict,
-    Way,
-    wall_for,
 )
 from leanq.queue.settings import MAX_REQUEST_BYTES
-
-__all__ = [
-    "LEAN_VERDICTS",
-    "MAX_REPLY_BYTES",
-    "PRIORITIES",
-    "VERSION",
-    "Message",
-    "Operation",
-    "Reply",
-    "Request",
-    "Severity",
-    "Sorry",
-    "Verdict",
-    "Way",
-    "pack_info",
-    "pack_reply",
-    "pack_request",
-    "unpack_info",
-    "unpack_reply",
-    "unpack_request",
-    "wall_for",
-]
 
 VERSION = 1
 MAX_REPLY_BYTES = 32 << 20
 
-_OPERATIONS, _VERDICTS = get_args(Operation), get_args(Verdict)
+_OPERATIONS, _VERDICTS, _REASONS = get_args(Operation), get_args(Verdict), get_args(Reason)
 
 _T = TypeVar("_T")
 
@@ -137,10 +114,9 @@ def unpack_info(data: bytes) -> dict[str, Any]:
 
 def _packed_reply(token: str, reply: Reply, said: Mapping[str, str | float]) -> bytes:
     body = {**_REPLY.changed(reply), **said}
-    if reply.messages:
-        body["messages"] = [dataclasses.astuple(m) for m in reply.messages]
-    if reply.sorries:
-        body["sorries"] = [dataclasses.astuple(s) for s in reply.sorries]
+    for name, items in _PARTS.items():
+        if name in body:
+            body[name] = [items(item) for item in body[name]]
     # A candidate can make Lean print what is no Unicode, and must not lose its reply by it.
     data: bytes = msgpack.packb([token, VERSION, body], unicode_errors="replace")
     return data
@@ -154,6 +130,8 @@ def _cut_short(reply: Reply, size_bytes: int) -> Reply:
         reply,
         messages=(note, *messages),
         sorries=tuple(sorries),
+        theorems=tuple(Theorem(t.name[:2000], t.statement[:2000]) for t in reply.theorems[:1000]),
+        failed=tuple(Failure(f.name[:2000], f.rule, f.text[:2000]) for f in reply.failed[:1000]),
         goals=tuple(goal[:2000] for goal in reply.goals[:1000]),
         axioms=reply.axioms and tuple(name[:2000] for name in reply.axioms[:1000]),
         error=reply.error and reply.error[:2000],
@@ -230,10 +208,24 @@ def _message(value: object) -> Message:
 def _sorry(value: object) -> Sorry:
     if not (isinstance(value, list) and len(value) >= 4):
         raise WireError("a sorry that is no array of four")
-    line, column, goal, state = value[:4]
+    line, column, goal, state, end_line, end_column = (*value[:6], None, None)[:6]
     if not all(item is None or isinstance(item, str) for item in (goal, state)):
         raise WireError("a sorry whose goal or state is no text")
-    return Sorry(_at(line), _at(column), goal, state)
+    return Sorry(_at(line), _at(column), goal, state, _end(end_line), _end(end_column))
+
+
+def _theorem(value: object) -> Theorem:
+    return Theorem(*_texts(value, 2))
+
+
+def _failure(value: object) -> Failure:
+    return Failure(*_texts(value, 3))
+
+
+def _texts(value: object, count: int) -> list[str]:
+    if not (isinstance(value, list) and len(value) >= count):
+        raise WireError(f"a theorem or failure that is no array of {count}")
+    return [_text(item) for item in value[:count]]
 
 
 def _at(value: object) -> int:
@@ -271,29 +263,42 @@ class _Shape:
         return {name: readers[name](name, body[name]) for name in body if name in readers}
 
 
+def _array_of(kind: type[Message | Sorry | Theorem | Failure]) -> Callable[[Any], tuple[Any, ...]]:
+    return attrgetter(*(field.name for field in dataclasses.fields(kind)))
+
+
 def _verdict(_: str, value: object) -> object:
     if value is not None and value not in _VERDICTS:
         raise WireError(f"a reply with the unknown verdict {value!r:.40}")
     return value
 
 
+def _reason(_: str, value: object) -> object:
+    if value is not None and value not in _REASONS:
+        raise WireError(f"a reply with the unknown reason {value!r:.40}")
+    return value
+
+
 _REQUEST = _Shape(
     Request,
     {
-        **dict.fromkeys(("code", "state", "tactic", "traceparent"), _is(str)),
+        **dict.fromkeys(("code", "target", "state", "tactic", "traceparent"), _is(str)),
         "payload": _is(bytes),
         **dict.fromkeys(("delay_s", "timeout_s", "wall_s"), _number),
-        "memory_mb": _is(int),
-        "allow_axioms": _each(_text),
-        **dict.fromkeys(("audit", "replay"), _is(bool)),
+        **dict.fromkeys(("memory_mb", "scratch_mb"), _is(int)),
+        **dict.fromkeys(("allow_axioms", "theorems", "holes"), _each(_text)),
+        **dict.fromkeys(("audit", "replay", "trust_programs"), _is(bool)),
     },
 )
 _REPLY = _Shape(
     Reply,
     {
         "verdict": _verdict,
+        "reason": _reason,
         "messages": _each(_message),
         "sorries": _each(_sorry),
+        "theorems": _each(_theorem),
+        "failed": _each(_failure),
         "axioms": _optional(_each(_text)),
         **dict.fromkeys(("fingerprint", "state", "error"), _optional(_is(str))),
         "goals": _each(_text),
@@ -303,3 +308,10 @@ _REPLY = _Shape(
         **dict.fromkeys(("queued_s", "cpu_s", "wall_s", "audit_s"), _number),
     },
 )
+# The records in a reply travel as arrays of their fields in the order of their declarations.
+_PARTS = {
+    "messages": _array_of(Message),
+    "sorries": _array_of(Sorry),
+    "theorems": _array_of(Theorem),
+    "failed": _array_of(Failure),
+}

@@ -13,9 +13,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from conftest import eventually
 from support.fleets import Recorder, working
 from support.servers import own_server
+from support.waiting import eventually
 
 from leanq.campaigns import coordinator as module
 from leanq.campaigns.campaign import Campaign
@@ -25,8 +25,8 @@ from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import read_results
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError, UnknownEnvironmentError, UsageError
+from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request
 from leanq.states import States
 
 pytestmark = pytest.mark.usefixtures("swept")

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from support.data_sets import ALL, TEXTS, read, resumes_everywhere
 
 from leanq.campaigns.dataset import MAX_CODE_BYTES, BadRow, Fields, Row, jsonl, open_data
+from leanq.queue.requests import Request
 from leanq.queue.settings import MAX_REQUEST_BYTES
-from leanq.queue.wire import Request, pack_request
+from leanq.queue.wire import pack_request
 
 IDS = st.one_of(TEXTS, st.integers())
 CODES = st.one_of(TEXTS, st.lists(TEXTS, min_size=1, max_size=3))

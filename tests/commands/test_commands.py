@@ -20,6 +20,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.toolchain import ask
 from leanq.queue import wire
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply
 from leanq.queue.results import Settlement
 from leanq.queue.settings import Settings
 
@@ -46,8 +47,12 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 
     def walk(words: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
         yield words, command
-        for name, inner in getattr(command, "commands", {}).items():
-            yield from walk(f"{words} {name}".strip(), inner)
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                inner = command.get_command(context, name)
+                assert inner
+                yield from walk(f"{words} {name}".strip(), inner)
 
     yield from walk("", cli)
 
@@ -156,12 +161,12 @@ def test_status_of_an_empty_queue(place: Terminal) -> None:
 
 
 async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue: Queue) -> None:
-    await queue.join(
+    await queue.register(
         "w1", wire.pack_info({"slots": 4, "started": 1.0, "environments": ["echo"]}), {}
     )
-    await queue.join("w2", b"\xc1 is no msgpack", {"echo": wire.pack_info({"driver": "echo"})})
+    await queue.register("w2", b"\xc1 is no msgpack", {"echo": wire.pack_info({"driver": "echo"})})
     odd = {"slots": b"x", "started": "x", "environments": [1, b"y"], "more": 2}
-    await queue.join("w3", wire.pack_info(odd), {"other": wire.pack_info({"lean": b"4"})})
+    await queue.register("w3", wire.pack_info(odd), {"other": wire.pack_info({"lean": b"4"})})
     batch = [submission(f"0-{n}", echo_body(b"x")) for n in range(5)]
     await queue.submit("client", [replace(batch[0], affinity=("state",)), *batch[1:]])
     claimed = await queue.claim("w1", ["echo"], 2, busy=0, token="n:")
@@ -205,12 +210,12 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
 
 async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue: Queue) -> None:
     queue.settings = replace(queue.settings, remember_s=60.0)
-    await queue.join("w", wire.pack_info({}), {"echo": wire.pack_info({})}, {"echo": "print"})
+    await queue.register("w", wire.pack_info({}), {"echo": wire.pack_info({})}, {"echo": "print"})
     batch = [replace(submission(f"0-{n}", echo_body(b"x")), digest="same") for n in range(6)]
     await queue.submit("client", batch[:4])
     (job,) = (await queue.claim("w", ["echo"], 4, busy=0, token="n:")).jobs
     done = Settlement(
-        job.request_id, job.token, "echo", wire.pack_reply(job.token, wire.Reply()), "print"
+        job.request_id, job.token, "echo", wire.pack_reply(job.token, Reply()), "print"
     )
     await queue.claim("w", [], 0, busy=0, token="m:", settlements=[done])
     await queue.submit("client", batch[4:])
@@ -227,7 +232,7 @@ def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Sett
 
     async def die_with_two() -> None:
         queue = Queue(quick)
-        await queue.join("doomed", wire.pack_info({}), {"echo": b""})
+        await queue.register("doomed", wire.pack_info({}), {"echo": b""})
         await queue.submit("client", [submission(f"0-{n}", echo_body(b"x")) for n in range(2)])
         await queue.claim("doomed", ["echo"], 2, busy=0, token="n:")
         await queue.close()
@@ -256,8 +261,8 @@ def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Sett
 def test_worker_logs_json_and_drains(place: Terminal, settings: Settings) -> None:
     worker = place.start("worker", "--driver", "echo", "--slots", "3", "--json")
     first = json.loads(wait_for_line(worker.stderr, "serves"))
-    assert set(first) == {"time", "priority", "message"}
-    assert first["priority"] == "INFO"
+    assert set(first) == {"time", "level", "message"}
+    assert first["level"] == "INFO"
     assert "serves echo with 3 slots" in first["message"]
     (row,) = look(settings).workers
     assert wire.unpack_info(row.info)["slots"] == 3

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import missing
 from support.fleets import look, until
+from support.required import missing
 from support.sandboxes import marked
 from support.terminals import Terminal, samples, wait_for_line
 
@@ -21,7 +21,7 @@ CPUS = sorted(os.sched_getaffinity(0))
 def kept(share: float) -> list[int]:
     """The CPUs of a process that keeps to a share of them, as a child of its own has them."""
     code = (
-        "import subprocess, sys; from leanq.commands.common import cpus, keep_to; "
+        "import subprocess, sys; from leanq.commands.worker import cpus, keep_to; "
         f"keep_to({share}); print(cpus(), flush=True); "
         "subprocess.run([sys.executable, '-c', 'import os; print(*os.sched_getaffinity(0))'])"
     )

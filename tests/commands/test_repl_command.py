@@ -6,10 +6,10 @@ import signal
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.sandboxes import marked
 from support.sites import LEAN_REPL, repl_command
 from support.terminals import Terminal, ended, samples, wait_for_line
+from support.waiting import eventually
 
 from leanq.lean.environment import Environment
 from leanq.queue.settings import Settings

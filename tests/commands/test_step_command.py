@@ -12,10 +12,7 @@ from support.terminals import Done, Terminal, ended, samples
 
 from leanq.queue.settings import Settings
 
-FIELDS = [
-    *("verdict", "messages", "sorries", "axioms", "fingerprint", "state", "goals"),
-    *("request_id", "worker", "attempts", "queued_s", "cpu_s", "wall_s", "audit_s"),
-]
+FIELDS = ["verdict", "reason", "state", "goals", "messages"]
 THEOREM = "prelude\nimport Core\ntheorem t (p q : Prop) (hp : p) (hq : q) : And p q :=\n  sorry\n"
 
 

@@ -28,8 +28,8 @@ from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
 
 FIELDS = [
-    *("file", "verdict", "messages", "sorries", "axioms", "fingerprint", "request_id", "worker"),
-    *("attempts", "queued_s", "cpu_s", "wall_s", "audit_s"),
+    *("file", "request_id", "verdict", "reason", "messages", "sorries", "theorems", "axioms"),
+    *("attempts", "worker", "queued_s", "cpu_s", "wall_s"),
 ]
 SHELL_PIPE = ("/bin/bash", "-c", '"${@:2}" | eval "$1"; exit "${PIPESTATUS[0]}"', "bash")
 

@@ -22,7 +22,7 @@ from support.servers import own_server
 from support.terminals import Terminal, ended, read_terminal, screen, wait_for_line
 
 from leanq.client import LeanQClient
-from leanq.commands.watch import _Rates, _record, _Seen, _view
+from leanq.commands.status import _Rates, _Seen, _view, _watched
 from leanq.fleet.stats import EnvironmentStats, FleetStats, decisions_of
 from leanq.queue.queue import Queue
 from leanq.queue.results import Status, WorkerRow
@@ -208,7 +208,7 @@ def shown(
     """The lines that a terminal of this height shows."""
     console = Console(width=100, height=height, force_terminal=False)
     seen = FleetStats(time.time(), status, environments)
-    record = _record(Settings(url="redis://:secret@host"), seen, _Rates())
+    record = _watched(Settings(url="redis://:secret@host"), seen, _Rates())
     with console.capture() as captured:
         console.print(_view(_Seen(record, trouble), console))
     return [line.rstrip() for line in captured.get().splitlines()]
@@ -256,5 +256,5 @@ async def test_decisions_that_are_old_or_no_decisions_are_not_shown(queue: Queue
     values = {"good": good, "old": {**good, "at": time.time() - 700}, "part": {"at": time.time()}}
     values |= {"list": [], "odd": {**good, "target": float("inf")}, "none": {**good, "at": None}}
     data = {name: json.dumps(value).encode() for name, value in values.items()}
-    await queue.tell_decisions({**data, "bytes": b"\xff"})
+    await queue.publish_decisions({**data, "bytes": b"\xff"})
     assert set(decisions_of(await queue.status())) == {"good"}

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from conftest import eventually
 from support.fleets import Recorder, working
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.queue.queue import look

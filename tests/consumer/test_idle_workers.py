@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.fleets import working
 from support.shards import LEASE_MS, Shard
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import Consumer
@@ -18,7 +18,7 @@ from leanq.queue.settings import Settings
 async def test_the_lease_of_who_holds_nothing_is_longer(shard: Shard) -> None:
     await shard.submit("r", "waits")
     await shard.job("busy")
-    await shard.queue.join("idle", b"", {})
+    await shard.queue.register("idle", b"", {})
     for worker in ("busy", "idle"):
         renewed = await shard.queue.renew(worker, ["a", "b"], stretch=6.0)
         assert (renewed.workers, renewed.waiting) == (2, 1)
@@ -33,7 +33,7 @@ async def test_the_lease_of_who_holds_nothing_is_longer(shard: Shard) -> None:
 async def test_idle_workers_of_a_large_fleet_renew_seldom(settings: Settings) -> None:
     brief, queue = replace(settings, lease_s=1.5), Queue(settings)
     for number in range(149):
-        await queue.join(f"other{number}", b"", {})
+        await queue.register(f"other{number}", b"", {})
     async with working(brief) as worker, AsyncLeanQClient(settings) as lean:
         (consumer,) = worker._consumers
 

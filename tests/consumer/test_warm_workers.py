@@ -10,16 +10,17 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.fleets import Recorder, counter, counts, new_token, worker_processes, working
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer import consumer as consumer_module
 from leanq.producer.request_builder import PreparedRequest
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Settlement
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request, pack_reply
+from leanq.queue.wire import pack_reply
 from leanq.worker import Worker
 
 # What makes the echo driver of a worker process warm for whatever it ran.

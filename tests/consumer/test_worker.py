@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.fleets import (
     Failing,
     Recorder,
@@ -20,15 +19,16 @@ from support.fleets import (
     submission,
     working,
 )
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer import consumer as consumer_module
 from leanq.consumer import slots as slots_module
 from leanq.errors import RequestError, ToolchainError, WorkerError
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Queued
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request
 from leanq.states import States
 from leanq.worker import Worker
 

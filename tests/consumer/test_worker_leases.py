@@ -7,7 +7,6 @@ import signal
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.fleets import (
     HOUR_S,
     Gated,
@@ -22,14 +21,15 @@ from support.fleets import (
     working,
 )
 from support.servers import own_server
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer import consumer as consumer_module
 from leanq.consumer import slots as slots_module
 from leanq.queue.queue import Queue
 from leanq.queue.reaper import reap
+from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request
 from leanq.worker import Worker
 
 # Answers lost on the wire

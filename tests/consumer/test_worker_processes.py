@@ -7,7 +7,6 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from conftest import eventually
 from support.fleets import (
     HOUR_S,
     Recorder,
@@ -19,6 +18,7 @@ from support.fleets import (
     worker_processes,
     working,
 )
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.queue.queue import Queue

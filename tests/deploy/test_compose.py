@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import missing
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from support.manifests import (
@@ -24,6 +23,7 @@ from support.manifests import (
     settings,
     strings,
 )
+from support.required import missing
 from support.servers import own_server
 
 from leanq import __version__

@@ -94,14 +94,14 @@ def test_whoever_sizes_the_workers_is_alone(objects: tuple[Object, ...]) -> None
     for scaler in scalers:
         options = scaler.command[1]
         assert options["--deployment"] == "leanq-worker"
-        assert int(options["--floor"]) <= int(options["--ceiling"])
+        assert int(options["--min-workers"]) <= int(options["--max-workers"])
         hpa = [each["metadata"]["name"] for each in hpas]
         assert [options[word] for word in ("--hpa",) if word in options] == hpa
         for each in hpas:
             # The least size is the scaler's word, and has to be one that is allowed.
             assert "minReplicas" not in each["spec"]
-            assert int(options["--floor"]) >= 1
-            assert int(options["--ceiling"]) <= each["spec"]["maxReplicas"]
+            assert int(options["--min-workers"]) >= 1
+            assert int(options["--max-workers"]) <= each["spec"]["maxReplicas"]
     assert len(scalers) + len(scaled) == 1
 
 

@@ -82,7 +82,7 @@ def test_no_notes() -> None:
 def test_a_time_that_is_none(terminal: Terminal, text: str) -> None:
     done = terminal.run("status", "--since", text)
     assert done.code == 2
-    assert "write 30m, 24h or 1d" in done.err
+    assert "expected 30m, 24h or 1d" in done.err
 
 
 def test_what_a_fleet_did_that_is_gone(

@@ -12,13 +12,13 @@ from bisect import bisect_left
 from typing import Any
 
 import pytest
-from conftest import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.fleets import counts
 from support.sandboxes import PYTHON, python
 from support.terminals import Terminal, ended, samples, wait_for_line
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.fleet.prometheus import Page, fleet_samples
@@ -137,7 +137,7 @@ async def test_other_ends_are_counted_as_well(queue: Queue, lean: AsyncLeanQClie
 
 async def test_all_samples_are_of_known_metrics(settings: Settings, queue: Queue) -> None:
     known = {metric.name: metric for metric in FLEET}
-    await queue.join("w", b"", {"core": b""})
+    await queue.register("w", b"", {"core": b""})
     found = list(fleet_samples(await fleet_stats(settings)))
     await queue.release("w", [], leave=True)
     for name, labels, value in found:

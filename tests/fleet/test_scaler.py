@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.fleets import until
 from support.sandboxes import running
 from support.terminals import Terminal, ended, wait_for_line
+from support.waiting import eventually
 
 from leanq.client import LeanQClient
 from leanq.errors import TargetError
@@ -213,8 +213,8 @@ async def workers_are(settings: Settings, count: int) -> bool:
 def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Settings) -> None:
     terminal.use(settings)
     options = ["--target", "local", "--worker", "--driver echo --slots 4", "--slots", "4"]
-    pace = ["--env", "echo", "--every", "0.3s", "--deadline", "9s", "--ceiling", "3"]
-    pace += ["--settle", "2s"]
+    pace = ["--env", "echo", "--every", "0.3s", "--deadline", "9s", "--max-workers", "3"]
+    pace += ["--scale-down-delay", "2s"]
     scaler = terminal.start("scale", *options, *pace, "--port", "0", "--json")
     port = port_in(wait_for_line(scaler.stderr, "metrics at"))
     with LeanQClient(settings) as lean:
@@ -243,7 +243,7 @@ def test_no_cluster_and_options_that_make_no_sense(terminal: Terminal, settings:
     done = terminal.run("scale", "--target", "k8s")
     assert done.code == 2
     assert "no Kubernetes cluster" in done.err
-    done = terminal.run("scale", "--target", "print", "--floor", "5", "--ceiling", "2")
+    done = terminal.run("scale", "--target", "print", "--min-workers", "5", "--max-workers", "2")
     assert (done.code, "makes no sense" in done.err) == (2, True)
     done = terminal.run("scale", "--target", "local", "--worker", "'x")
     assert (done.code, "cannot be read" in done.err) == (2, True)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from leanq.lean.diagnostics import Printed, judge, last_words
 from leanq.lean.sandbox.process import Exit
-from leanq.queue.wire import Message, Reply, pack_reply, unpack_reply
+from leanq.queue.requests import Message, Reply
+from leanq.queue.wire import pack_reply, unpack_reply
 
 ENDED = Exit(code=0, signal=None, stopped=None, cpu_s=0.1, wall_s=0.1, peak_bytes=1 << 20)
 FAILED = replace(ENDED, code=1)

@@ -15,9 +15,10 @@ from leanq.client import AsyncLeanQClient
 from leanq.errors import RequestError
 from leanq.queue.keys import Keys, new_request_id
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Message, Reply, Request, pack_reply, pack_request
+from leanq.queue.wire import pack_reply, pack_request
 
 COUNT = 300
 

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.sandboxes import busy, marked, needs
 from support.sites import Site, check, sample
+from support.waiting import eventually
 
 from leanq.errors import SandboxError, ToolchainError
 from leanq.lean import check as check_module
@@ -22,7 +22,8 @@ from leanq.lean import lean_driver as lean_module
 from leanq.lean import process as program_module
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.toolchain import ask
-from leanq.queue.wire import Message, Reply, Request, pack_reply
+from leanq.queue.requests import Message, Reply, Request
+from leanq.queue.wire import pack_reply
 
 # Verdicts
 

@@ -7,14 +7,14 @@ import signal
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.sandboxes import marked, running
 from support.sites import Site, check, sample
+from support.waiting import eventually
 
 from leanq.lean import lean_driver as lean_module
 from leanq.lean import process as program_module
 from leanq.lean.environment import Environment
-from leanq.queue.wire import Reply, Request
+from leanq.queue.requests import Reply, Request
 
 
 async def spare(site: Site) -> int:

@@ -10,10 +10,10 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed
 
 import pytest
 import redis
-from conftest import eventually
 from support.fleets import HOUR_S, Recorder, ask, connections, look, serving, until, working
 from support.paths import ROOT
 from support.servers import own_server
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient, LeanQFuture
 from leanq.errors import (

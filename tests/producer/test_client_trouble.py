@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.fleets import HOUR_S, Recorder, kill_connections, look, serving, until
 from support.servers import Server, own_server
+from support.waiting import eventually
 
 from leanq.client import LeanQClient, LeanQFuture
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownEnvironmentError

@@ -9,10 +9,10 @@ from concurrent.futures import wait
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.fleets import Recorder, look, serving, until, working
 from support.regions import DEADLINE_S, counted, in_its_thread, payloads, results, route, urls
 from support.servers import Server
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import (
@@ -25,7 +25,7 @@ from leanq.errors import (
 from leanq.producer import cluster_router as clusters
 from leanq.producer import shard_client
 from leanq.producer import shard_client as dispatch
-from leanq.queue.wire import Reply
+from leanq.queue.requests import Reply
 
 
 @pytest.fixture

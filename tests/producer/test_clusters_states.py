@@ -7,16 +7,16 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from support.fleets import HOUR_S, Recorder, serving, until
 from support.regions import DEADLINE_S, counted, results, urls
 from support.servers import Server
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import ClosedError, LostError, UnavailableError, UnknownStateError
 from leanq.lean.recipes import Hole, Recipe, Source
 from leanq.producer.cluster_router import SeveralClusters
-from leanq.queue.wire import Reply, Request, Sorry
+from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import States
 
 FINGERPRINT = "f" * 64

@@ -9,17 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.fleets import Recorder, counter, counts, short_lease, working
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import RequestError, WorkerError
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.keys import new_request_id, shard_of
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request, Verdict
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request, Verdict
 
 
 class StandIn(Recorder):

@@ -18,8 +18,8 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.fleets import Recorder, look, serving, until, working
+from support.waiting import eventually
 
 from leanq import AsyncLeanQClient, LeanQClient, Result
 from leanq.errors import (
@@ -31,8 +31,8 @@ from leanq.errors import (
     UsageError,
 )
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
-from leanq.queue.wire import Reply, Request
 
 pytestmark = pytest.mark.usefixtures("swept")
 

@@ -8,12 +8,12 @@ from concurrent.futures import Future
 from typing import Unpack
 
 import pytest
-from conftest import eventually
+from support.waiting import eventually
 
 from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.producer.stream import Maps
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply
 
 
 class Answers(Maps):

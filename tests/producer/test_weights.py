@@ -14,8 +14,8 @@ from support.servers import own_server
 from leanq.cli import cli
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UsageError
+from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request
 
 
 class Accepting(Recorder):

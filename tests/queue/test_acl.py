@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import eventually, missing
 from support.campaigns import desk_at, dismiss
 from support.fleets import Recorder, echo_body, serving, submission, working
 from support.paths import ROOT
+from support.required import missing
 from support.servers import own_server
 from support.terminals import Terminal
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError
@@ -24,9 +25,10 @@ from leanq.local import find_server
 from leanq.producer.shard_router import StateLocator
 from leanq.queue.queue import Queue, look
 from leanq.queue.reaper import reap
+from leanq.queue.requests import Reply
 from leanq.queue.results import Full, Queued, Settlement, merged
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, pack_reply
+from leanq.queue.wire import pack_reply
 from leanq.states import Packed, RedisStates
 from tests.fleet.test_scaler import Loop
 
@@ -70,7 +72,7 @@ async def test_each_role_can_do_its_part(socket: Path) -> None:
 
 async def test_a_full_line_stays_within_the_roles(socket: Path) -> None:
     worker = Queue(as_role(socket, "worker"))
-    await worker.join("w", b"", {"echo": b""})
+    await worker.register("w", b"", {"echo": b""})
     for role in ("client", "operator"):
         queue = Queue(replace(as_role(socket, role), max_waiting=1))
         batch = [submission(f"0-{role}{number}", echo_body(b"")) for number in range(2)]
@@ -85,7 +87,7 @@ async def test_a_full_line_stays_within_the_roles(socket: Path) -> None:
 async def test_operators_pause_and_clients_do_not(socket: Path) -> None:
     client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
     operator = Queue(as_role(socket, "operator"))
-    await worker.join("w", b"", {"echo": b""})
+    await worker.register("w", b"", {"echo": b""})
     await client.submit("c", [submission("0-p1", echo_body(b""))])
     tenant = submission("0-p1", b"").tenant
     for kind, name in (("environment", "echo"), ("tenant", tenant)):
@@ -106,8 +108,8 @@ async def test_reservations_stay_within_the_roles(socket: Path) -> None:
     client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
     operator = Queue(as_role(socket, "operator"))
     for who, submitter in (("c", client), ("o", operator)):
-        await worker.join("warm", b"", {"echo": b""})
-        await worker.join("other", b"", {"echo": b""})
+        await worker.register("warm", b"", {"echo": b""})
+        await worker.register("other", b"", {"echo": b""})
         first, reserved, recalled = (
             replace(submission(f"0-{who}{number}", echo_body(b"")), affinity=("state",))
             for number in range(3)
@@ -135,7 +137,7 @@ async def test_states_and_snapshots(socket: Path) -> None:
     states = RedisStates([worker])
     recipe = Recipe(Source("f", "x := sorry", (Hole(5, "term"),)), 0)
     await states.keep(dict(recipe.records()))
-    await worker.join("w", b"", {"core": b""}, {"core": "f"})
+    await worker.register("w", b"", {"core": b""}, {"core": "f"})
     found = await StateLocator([client], unavailable_timeout_s=5.0).find(recipe.id)
     assert found.environment == "core"
     assert await states.keep_snapshot("key", Packed(b"manifest", (b"chunk",)))
@@ -156,7 +158,7 @@ async def test_identical_requests_are_shared_and_remembered(socket: Path) -> Non
     batch = [
         replace(submission(request_id, body), digest="same") for request_id, body in bodies.items()
     ]
-    await worker.join("w", b"", {"echo": b""}, {"echo": "print"})
+    await worker.register("w", b"", {"echo": b""}, {"echo": "print"})
     await client.submit("c", batch[:1])
     (job,) = (await worker.claim("w", ["echo"], 1, busy=0, token="n:")).jobs
     await client.submit("c", batch[1:])
@@ -207,10 +209,10 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
 async def test_a_scaler_tells_what_it_decided(socket: Path) -> None:
     scaler, observer = Queue(as_role(socket, "scaler")), Queue(as_role(socket, "observer"))
     assert (await fleet_stats_of([scaler])).status == merged([await observer.status()])
-    await scaler.tell_decisions({"echo": b"{}"})
+    await scaler.publish_decisions({"echo": b"{}"})
     assert (await observer.status()).decisions == {"echo": b"{}"}
     with pytest.raises(UnavailableError, match=r"(?i)permission"):
-        await observer.tell_decisions({"echo": b"{}"})
+        await observer.publish_decisions({"echo": b"{}"})
     for queue in (scaler, observer):
         await queue.close()
 

@@ -9,10 +9,11 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from conftest import eventually, missing
 from support.cluster import Cluster, Node, new_cluster, slot_of
 from support.fleets import working
+from support.required import missing
 from support.streams import stream
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.local import find_server

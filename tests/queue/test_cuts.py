@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import eventually
 from support.fleets import Gated, echo_body, new_token, submission, working
 from support.proxy import How, Proxy, proxy
+from support.waiting import eventually
 
 import leanq.consumer.consumer
 import leanq.producer.shard_client
@@ -84,7 +84,7 @@ async def test_a_worker_that_was_forgotten_joins_again(
 ) -> None:
     near = replace(settings, lease_s=0.6)
     async with proxy(near, folder) as (settings, through), working(settings) as worker:
-        cut = through.cut("join", how)
+        cut = through.cut("register", how)
         queue = Queue(near)
         await queue.release(worker.id, [], leave=True)
 

@@ -12,9 +12,10 @@ from support.terminals import Terminal
 import leanq.queue.queue
 from leanq.client import LeanQClient
 from leanq.queue.keys import retry_request_id
+from leanq.queue.requests import Request
 from leanq.queue.results import DeadLetter, Reaped
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Request, pack_request
+from leanq.queue.wire import pack_request
 
 
 async def test_dead_letter_tells_what_and_who(shard: Shard) -> None:
@@ -76,7 +77,7 @@ async def buried(settings: Settings, terminal: Terminal) -> Terminal:
     await queue.submit(
         "c", [submission("0-check", environment="gone", body=check), submission("0-bad", body=b"?")]
     )
-    await queue.join("w", b"", {"echo": b""})
+    await queue.register("w", b"", {"echo": b""})
     await queue.submit("c", [submission("0-echo", environment="echo", body=echo_body(b"again"))])
     claimed = await queue.claim("w", ["gone", "a", "echo"], 9, busy=0, token="n:")
     for job in claimed.jobs:
@@ -93,7 +94,7 @@ def test_list_and_show(buried: Terminal) -> None:
     assert (row["environment"], row["tenant"], row["attempts"]) == ("gone", "t", 1)
     assert row["worker"] == "w"
     assert len(buried.run("dead", "list").out.splitlines()) == 3
-    assert len(buried.run("dead", "list", "--most", "2").out.splitlines()) == 2
+    assert len(buried.run("dead", "list", "--limit", "2").out.splitlines()) == 2
     assert "3 dead letters (leanq dead list)" in buried.run("status").out
     shown = buried.run("dead", "show", "0-check").out
     assert shown.endswith("\n\ntheorem killer : True := trivial\n")

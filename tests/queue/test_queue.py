@@ -9,6 +9,7 @@ import pytest
 from support.shards import LEASE_MS, Shard, open_shard, settlement
 
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply
 from leanq.queue.results import (
     Attached,
     Full,
@@ -20,7 +21,7 @@ from leanq.queue.results import (
     UnknownEnvironment,
 )
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, pack_reply
+from leanq.queue.wire import pack_reply
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ async def test_environment_is_full_for_each_tenant_alone(shard: Shard) -> None:
 
 async def test_environment_is_unknown_once_workers_offer_others(shard: Shard) -> None:
     assert await shard.submit("early", environment="x") == [Queued()]
-    await shard.queue.join("w", b"", {"a": b"", "b": b""})
+    await shard.queue.register("w", b"", {"a": b"", "b": b""})
     assert await shard.submit("r", environment="y") == [UnknownEnvironment()]
     assert await shard.submit("early", environment="x") == [Attached()]
     assert await shard.submit("r", environment="b") == [Queued()]
@@ -180,7 +181,7 @@ async def test_release_puts_back_to_the_front_and_costs_no_attempt(shard: Shard)
 
 
 async def test_worker_that_leaves_is_forgotten_unless_it_holds_work(shard: Shard) -> None:
-    await shard.queue.join("w", b"info", {"a": b""})
+    await shard.queue.register("w", b"info", {"a": b""})
     await shard.submit("r", "q")
     job, _ = (await shard.claim()).jobs
     await shard.queue.notify_worker("w")
@@ -193,7 +194,7 @@ async def test_worker_that_leaves_is_forgotten_unless_it_holds_work(shard: Shard
 
 
 async def test_reap_takes_a_hundred_at_a_time_and_only_what_lapsed(shard: Shard) -> None:
-    await shard.queue.join("dead", b"", {"a": b""})
+    await shard.queue.register("dead", b"", {"a": b""})
     await shard.submit(*(f"r{number}" for number in range(152)))
     await shard.claim("dead", 150)
     shard.advance(1)
@@ -212,7 +213,7 @@ async def test_reap_takes_a_hundred_at_a_time_and_only_what_lapsed(shard: Shard)
 
 
 async def test_worker_comes_back_to_life(shard: Shard) -> None:
-    await shard.queue.join("w", b"", {"a": b""})
+    await shard.queue.register("w", b"", {"a": b""})
     await shard.submit("r")
     old = await shard.job()
     shard.advance(LEASE_MS)
@@ -220,7 +221,7 @@ async def test_worker_comes_back_to_life(shard: Shard) -> None:
     renewed = await shard.queue.renew("w")
     assert (renewed.known, renewed.held, renewed.lapsed) == (False, 0, False)
     assert await shard.queue.reconcile("w", ["r"]) == ((), ["r"])
-    await shard.queue.join("w", b"", {"a": b""})
+    await shard.queue.register("w", b"", {"a": b""})
     assert (await shard.queue.renew("w")).known
     new = await shard.job()
     assert (new.request_id, new.attempts) == ("r", 2)
@@ -245,7 +246,7 @@ async def test_after_a_silence_of_all_everybody_can_be_heard_before_leases_are_j
     shard: Shard,
 ) -> None:
     for worker in ("w1", "w2", "dead"):
-        await shard.queue.join(worker, b"", {"a": b""})
+        await shard.queue.register(worker, b"", {"a": b""})
         await shard.submit(worker, longest_run_ms=LEASE_MS)
         await shard.job(worker)
         await shard.queue.renew(worker)

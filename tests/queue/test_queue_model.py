@@ -33,6 +33,7 @@ from support.shards import dump, with_test_clock
 import leanq.queue.queue
 from leanq.local import EmbeddedServer
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply
 from leanq.queue.results import (
     Attached,
     Full,
@@ -44,7 +45,7 @@ from leanq.queue.results import (
     UnknownEnvironment,
 )
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, pack_reply
+from leanq.queue.wire import pack_reply
 
 _T = TypeVar("_T")
 
@@ -299,7 +300,7 @@ class QueueMachine(RuleBasedStateMachine):
         worker = self.workers[number]
         self.model.join(worker, environments, print_)
         about, prints = dict.fromkeys(environments, b"about"), dict.fromkeys(environments, print_)
-        self.call(self.queue.join(worker, b"info", about, prints))
+        self.call(self.queue.register(worker, b"info", about, prints))
 
     @rule(number=workers)
     def kill(self, number: int) -> None:

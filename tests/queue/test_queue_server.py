@@ -12,9 +12,9 @@ from itertools import islice, pairwise
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import eventually
 from redis.client import Monitor
 from support.shards import LEASE_MS, Shard, open_shard, settlement
+from support.waiting import eventually
 
 import leanq.queue.keys
 from leanq.errors import QueueFullError, UnavailableError, UsageError
@@ -170,7 +170,7 @@ async def test_thousands_of_replies_of_one_call_reach_the_inbox(shard: Shard) ->
 
 
 async def test_status_counts(shard: Shard) -> None:
-    await shard.queue.join("w", b"info", {"a": b"about", "b": b""})
+    await shard.queue.register("w", b"info", {"a": b"about", "b": b""})
     await shard.submit("r1", "r2", "r3")
     shard.advance(1500)
     await shard.submit("r4", tenant="u")
@@ -200,7 +200,7 @@ async def live_a_full_life(shard: Shard) -> None:
     """Every transition, so that a key of every kind is left."""
     queue = shard.queue
     queue.settings = replace(queue.settings, remember_s=60.0)
-    await queue.join("w", b"info", {"a": b"", "b": b"", "b2": b""}, {"a": "print"})
+    await queue.register("w", b"info", {"a": b"", "b": b"", "b2": b""}, {"a": "print"})
     await shard.quarantined("killer")
     await queue.release("w", [("killer", (await shard.job()).token)], how="charge")
     await shard.submit("ended", "withdrawn", "leased", "waits")
@@ -231,7 +231,7 @@ async def live_a_full_life(shard: Shard) -> None:
     await states.collect()
     await queue.read_inbox("c", "0-0", 1)
     await queue.environments()
-    await queue.tell_decisions({"a": b"{}"})
+    await queue.publish_decisions({"a": b"{}"})
     await shard.submit("parked", tenant="held")
     await queue.pause("tenant", "held", hold=True)
 
@@ -323,7 +323,7 @@ async def test_full_memory_refuses_what_adds_and_lets_the_rest_drain(own: Shard)
     assert await queue.release("w", [(job.request_id, job.token)], how="charge") == 1
     assert await queue.lookup("d", ["waits", "claimed"]) == [True, True]
     assert (await queue.renew("w")).held == 1
-    await queue.join("w", b"", {"a": b""})
+    await queue.register("w", b"", {"a": b""})
     await queue.notify_worker("w")
     await queue.notify("a")
     await queue.reap()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from conftest import eventually
 from support.fleets import (
     Recorder,
     counter,
@@ -17,6 +16,7 @@ from support.fleets import (
     working,
 )
 from support.servers import own_server
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError

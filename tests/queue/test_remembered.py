@@ -27,7 +27,7 @@ async def tell(shard: Shard, request_id: str, fingerprint: str, **fields: str) -
 
 async def test_a_remembered_verdict_answers_at_once(remembering: Shard) -> None:
     shard = remembering
-    await shard.queue.join("w", b"", {"a": b"", "b": b""}, {"a": "print", "b": "print"})
+    await shard.queue.register("w", b"", {"a": b"", "b": b""}, {"a": "print", "b": "print"})
     reply = await tell(shard, "first", "print", digest="same")
     shard.queue.settings = replace(shard.queue.settings, max_waiting=1)
     await shard.submit("fills the line")
@@ -57,7 +57,7 @@ async def test_nothing_else_is_answered_so(
 ) -> None:
     shard = remembering
     await tell(shard, "first", "print", digest="same")
-    await shard.queue.join("w", b"", {"a": b""}, prints)
+    await shard.queue.register("w", b"", {"a": b""}, prints)
     assert await shard.submit("second", **fields) == [Queued()]
 
 
@@ -67,7 +67,7 @@ async def test_an_environments_old_verdicts_count_again_when_it_is_as_it_was(
     shard = remembering
     answers: list[Submitted] = []
     for number, fingerprint in enumerate(("old", "new", "old")):
-        await shard.queue.join("w", b"", {"a": b""}, {"a": fingerprint})
+        await shard.queue.register("w", b"", {"a": b""}, {"a": fingerprint})
         answers += await shard.submit(f"r{number}", digest="same")
         for job in (await shard.claim()).jobs:
             done = replace(settlement(job), fingerprint=fingerprint)
@@ -80,7 +80,7 @@ async def test_what_is_not_remembered(shard: Shard, why: str) -> None:
     remembering = Queue(replace(shard.settings, remember_s=60.0))
     if why != "nobody asked":
         shard.queue.settings = remembering.settings
-    await shard.queue.join("w", b"", {"a": b""}, {"a": "print"})
+    await shard.queue.register("w", b"", {"a": b""}, {"a": "print"})
     fingerprint = "" if why == "no verdict of Lean's" else "print"
     await tell(shard, "first", fingerprint, digest="" if why == "no digest" else "same")
     assert not shard.dump().verdict
@@ -91,7 +91,7 @@ async def test_what_is_not_remembered(shard: Shard, why: str) -> None:
 
 async def test_who_does_not_ask_for_it_is_not_answered_from_memory(remembering: Shard) -> None:
     shard = remembering
-    await shard.queue.join("w", b"", {"a": b""}, {"a": "print"})
+    await shard.queue.register("w", b"", {"a": b""}, {"a": "print"})
     await tell(shard, "first", "print", digest="same")
     shard.queue.settings = replace(shard.settings, remember_s=0.0)
     assert await shard.submit("second", digest="same") == [Queued()]

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 import redis
-from conftest import eventually
 from support.cluster import free_ports
 from support.fleets import kill_connections
 from support.servers import Server, own_server
 from support.streams import stream
+from support.waiting import eventually
 
 from leanq.queue.queue import look
 from leanq.queue.settings import Settings

@@ -7,11 +7,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from conftest import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 from support.fleets import Gated, Recorder, echo_body, submission, working
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.consumer.slots import SlotPool

@@ -9,8 +9,9 @@ from itertools import pairwise
 import pytest
 from support.shards import LEASE_MS, Shard, open_shard, settlement
 
+from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Full, Job, Queued, Reaped
-from leanq.queue.wire import Reply, pack_reply, unpack_reply
+from leanq.queue.wire import pack_reply, unpack_reply
 
 
 async def lead(shard: Shard, *followers: str, client: str = "c") -> Job:
@@ -290,7 +291,7 @@ async def charge(shard: Shard, job: Job) -> None:
 async def test_followers_go_back_to_their_own_lines_as_their_leader_does(
     shard: Shard, end: Callable[[Shard, Job], Awaitable[None]], attempts: int
 ) -> None:
-    await shard.queue.join("w", b"", {})
+    await shard.queue.register("w", b"", {})
     job = await lead(shard, "f1")
     await shard.submit("f2", tenant="u", priority=0, digest="same")
     await shard.submit("behind", tenant="u", priority=0)
@@ -361,7 +362,7 @@ async def test_one_call_sends_back_many_followers_of_few(shard: Shard, how: str)
     leaders = {f"leader{number}": f"d{number}" for number in range(3)}
     for request_id, digest in leaders.items():
         await shard.submit(request_id, digest=digest, longest_run_ms=1000)
-    await shard.queue.join("w", b"", {})
+    await shard.queue.register("w", b"", {})
     await shard.claim()
     for digest in leaders.values():
         await shard.submit(*(f"{digest}-{each}" for each in range(1000)), digest=digest)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import eventually
 from support.cluster import free_ports
 from support.fleets import echo_body, submission, until, working
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError
@@ -84,7 +84,7 @@ async def test_everything_works_through_tls_and_on_redis_7(secure: Secure) -> No
         assert await asyncio.gather(*map(lean.echo, payloads)) == payloads
     queue = Queue(settings)
     await queue.submit("c", [submission("0-killer", echo_body(b""))])
-    await queue.join("dying", b"", {"echo": b""})
+    await queue.register("dying", b"", {"echo": b""})
     assert (await queue.claim("dying", ["echo"], 1, busy=0, token="n:")).jobs
 
     async def poisoned() -> bool:

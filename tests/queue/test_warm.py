@@ -61,7 +61,7 @@ async def test_the_strongest_affinity_and_the_last_to_settle_come_first(shard: S
     "why", ["busy", "another environment", "lapsed", "left", "cold", "none asked"]
 )
 async def test_no_reservation_without_a_warm_and_idle_worker(shard: Shard, why: str) -> None:
-    await shard.queue.join("w", b"", {"a": b"", "b": b""})
+    await shard.queue.register("w", b"", {"a": b"", "b": b""})
     await shard.warm("w", "state", vacant=0 if why == "busy" else 3)
     if why == "lapsed":
         shard.advance(LEASE_MS)
@@ -133,7 +133,7 @@ async def test_a_quarantined_worker_keeps_no_reservation(shard: Shard) -> None:
 
 async def test_a_reservation_that_is_not_kept_is_stolen(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=2)
-    await shard.queue.join("watchdog", b"", {"a": b""})
+    await shard.queue.register("watchdog", b"", {"a": b""})
     await shard.submit("r1", "r2", affinity=("state",))
     # For the watchdog alone, since neither of the two is for anybody else.
     assert shard.wakeup() == 1
@@ -180,7 +180,7 @@ async def test_what_is_stolen_goes_to_the_front_in_its_order(shard: Shard) -> No
 
 async def test_a_watchdog_stays_while_there_are_reservations_and_no_longer(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=9)
-    await shard.queue.join("watchdog", b"", {"a": b""})
+    await shard.queue.register("watchdog", b"", {"a": b""})
     await shard.submit("r1", affinity=("state",))
     await shard.claim("w", 9)
     # Its own was taken; it watches on, since another may come.

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from support.shards import Shard, settlement
 
+from leanq.queue.requests import Reply
 from leanq.queue.results import Claimed, Queued, Returning
-from leanq.queue.wire import Reply, pack_reply
+from leanq.queue.wire import pack_reply
 
 TWIN: dict[str, Any] = {"digest": "same", "affinity": ("state",)}
 
@@ -146,7 +147,7 @@ async def test_what_was_stolen_attaches_as_well(shard: Shard) -> None:
 
 async def test_a_remembered_verdict_comes_before_any_reservation(shard: Shard) -> None:
     shard.queue.settings = replace(shard.settings, remember_s=60.0)
-    await shard.queue.join("w", b"", {"a": b""}, {"a": "print"})
+    await shard.queue.register("w", b"", {"a": b""}, {"a": "print"})
     await shard.submit("first", **TWIN)
     job = await shard.job("w")
     told = Reply("accepted", fingerprint="print")

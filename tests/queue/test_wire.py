@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -12,14 +13,27 @@ from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 
-from leanq.errors import InvalidRequestError, TooLargeError, WireError
+from leanq.errors import InvalidRequestError, NoRewardError, TooLargeError, WireError
 from leanq.queue import wire
-from leanq.queue.settings import MAX_REQUEST_BYTES
-from leanq.queue.wire import (
+from leanq.queue.requests import (
+    LEAN_NO,
+    LEAN_VERDICTS,
+    Failure,
     Message,
+    Reason,
     Reply,
     Request,
+    Severity,
     Sorry,
+    Theorem,
+    Verdict,
+    check_reply_to_json,
+    reward,
+    step_reply_to_json,
+    verify_reply_to_json,
+)
+from leanq.queue.settings import MAX_REQUEST_BYTES
+from leanq.queue.wire import (
     pack_info,
     pack_reply,
     pack_request,
@@ -35,26 +49,43 @@ codes = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 seconds = st.floats(0.01, 86_400, allow_nan=False)
 positions = st.integers(0, 2**31)
 maybe = st.none() | positions
-requests = st.builds(
-    Request,
-    op=st.just("check"),
-    code=codes.filter(str.strip),
-    timeout_s=seconds,
-    wall_s=seconds,
-    memory_mb=st.integers(16, 1 << 24),
-    allow_axioms=st.lists(texts, max_size=3).map(tuple),
-    audit=st.booleans(),
-    replay=st.booleans(),
-) | st.builds(Request, op=st.just("echo"), payload=st.binary(max_size=200), delay_s=seconds)
-messages = st.builds(
-    Message, st.sampled_from(get_args(wire.Severity)), positions, positions, texts, maybe, maybe
+programs = codes.filter(str.strip)
+names = st.lists(texts, max_size=3).map(tuple)
+limits: dict[str, st.SearchStrategy[Any]] = {
+    "timeout_s": seconds,
+    "wall_s": seconds,
+    "memory_mb": st.integers(16, 1 << 24),
+    "scratch_mb": st.integers(1, 1 << 24),
+    "allow_axioms": names,
+    "trust_programs": st.booleans(),
+}
+requests = (
+    st.builds(
+        Request,
+        op=st.just("check"),
+        code=programs,
+        audit=st.booleans(),
+        replay=st.booleans(),
+        **limits,
+    )
+    | st.builds(
+        Request, op=st.just("verify"), code=programs, target=programs, holes=names, **limits
+    )
+    | st.builds(Request, op=st.just("verify"), code=programs, theorems=names.filter(bool), **limits)
+    | st.builds(Request, op=st.just("echo"), payload=st.binary(max_size=200), delay_s=seconds)
 )
-sorries = st.builds(Sorry, positions, positions, st.none() | texts, st.none() | texts)
+messages = st.builds(
+    Message, st.sampled_from(get_args(Severity)), positions, positions, texts, maybe, maybe
+)
+sorries = st.builds(Sorry, positions, positions, st.none() | texts, st.none() | texts, maybe, maybe)
 replies = st.builds(
     Reply,
-    verdict=st.none() | st.sampled_from(get_args(wire.Verdict)),
+    verdict=st.none() | st.sampled_from(get_args(Verdict)),
     messages=st.lists(messages, max_size=3).map(tuple),
     sorries=st.lists(sorries, max_size=3).map(tuple),
+    reason=st.none() | st.sampled_from(get_args(Reason)),
+    theorems=st.lists(st.builds(Theorem, texts, texts), max_size=3).map(tuple),
+    failed=st.lists(st.builds(Failure, texts, texts, texts), max_size=3).map(tuple),
     axioms=st.none() | st.lists(texts, max_size=3).map(tuple),
     fingerprint=st.none() | texts,
     payload=st.none() | st.binary(max_size=100),
@@ -211,6 +242,44 @@ def test_fields_of_a_later_release_are_ignored() -> None:
     assert unpack_reply("r", data) == Reply("rejected", (Message("error", 1, 2, "text"),))
 
 
+def test_a_sorry_of_an_earlier_release_has_no_end() -> None:
+    data = msgpack.packb(["t", 1, {"sorries": [[1, 2, "⊢ p", None]]}])
+    assert unpack_reply("r", data).sorries == (Sorry(1, 2, "⊢ p"),)
+
+
+# What is told of a reply
+
+
+@quick
+@given(replies)
+def test_json_has_the_fields_of_the_contract(reply: Reply) -> None:
+    check = check_reply_to_json(reply)
+    assert list(check) == [
+        *("request_id", "verdict", "reason", "messages", "sorries", "theorems", "axioms"),
+        *("attempts", "worker", "queued_s", "cpu_s", "wall_s"),
+    ]
+    for message in check["messages"]:
+        assert set(message) == {"severity", "line", "column", "end_line", "end_column", "text"}
+    for sorry in check["sorries"]:
+        assert set(sorry) == {"line", "column", "end_line", "end_column", "goal", "state"}
+    assert all(set(theorem) == {"name", "statement"} for theorem in check["theorems"])
+    verify = verify_reply_to_json(reply)
+    assert list(verify) == [*check, "failed"]
+    assert all(set(failure) == {"name", "rule", "text"} for failure in verify["failed"])
+    step = step_reply_to_json(reply)
+    assert list(step) == ["verdict", "reason", "state", "goals", "messages"]
+    assert json.loads(json.dumps([check, verify, step])) == [check, verify, step]
+
+
+def test_only_verdicts_of_lean_and_the_judge_earn_a_reward() -> None:
+    assert reward("accepted") == 1
+    assert {reward(verdict) for verdict in get_args(Verdict) if verdict in LEAN_NO} == {0}
+    assert {"accepted"} | LEAN_NO == LEAN_VERDICTS < set(get_args(Verdict))
+    for verdict in (*sorted(set(get_args(Verdict)) - LEAN_VERDICTS), None):
+        with pytest.raises(NoRewardError, match=verdict or "no verdict"):
+            reward(verdict)  # type: ignore[arg-type]
+
+
 # Limits
 
 
@@ -225,6 +294,12 @@ def test_fields_of_a_later_release_are_ignored() -> None:
         {"op": "check", "code": "x", "timeout_s": 86_401.0},
         {"op": "check", "code": "x", "memory_mb": 15},
         {"op": "echo", "delay_s": -1.0},
+        {"op": "check", "code": "x", "scratch_mb": 0},
+        {"op": "verify", "code": "", "target": "x"},
+        {"op": "verify", "code": "x"},
+        {"op": "verify", "code": "x", "target": " \n"},
+        {"op": "verify", "code": "x", "target": "x\0"},
+        {"op": "verify", "code": "x", "target": "x", "theorems": ("t",)},
     ],
 )
 def test_impossible_requests(fields: dict[str, Any]) -> None:
@@ -254,6 +329,8 @@ def test_text_that_is_no_unicode_is_refused_from_clients_and_mended_from_lean() 
         {"messages": (Message("error", 1, 0, "∀" * 10_000),) * 3000},
         {"sorries": (Sorry(1, 0, "∀" * 10_000, "state"),) * 3000},
         {"axioms": ("∀" * 10_000,) * 3000},
+        {"theorems": (Theorem("t", "∀" * 10_000),) * 3000},
+        {"failed": (Failure("t", "statement_differs", "∀" * 10_000),) * 3000},
         {"error": "∀" * 30_000_000},
     ],
 )

@@ -23,8 +23,8 @@ from support.sites import SELDOM, Site
 from leanq.client import AsyncLeanQClient
 from leanq.lean.environment import open_environment
 from leanq.local import EmbeddedServer, running
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply
 from leanq.worker import Worker
 
 _SLOTS = 4

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import missing
 from soak.soak import Plan, storm
 from support.history import Event, Findings, Journal, check, digest, open_ends, read
 from support.nemeses import NEMESES
+from support.required import missing
 
 from leanq.local import find_server
 

@@ -13,8 +13,8 @@ import redis
 
 from leanq.campaigns.results import read_results
 from leanq.campaigns.rq_queue import Campaigns, Sent
+from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request
 from support.fleets import Recorder, until
 from support.sandboxes import children, running
 from support.servers import Server

@@ -23,14 +23,16 @@ from leanq.errors import UnavailableError, WorkerError
 from leanq.lean.echo import EchoDriver
 from leanq.producer.request_builder import PreparedRequest
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Status, Submission, WorkerRow
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Request, pack_request
+from leanq.queue.wire import pack_request
 from leanq.states import RedisStates, States
 from leanq.worker import Worker
 from support.paths import ROOT
 
 HOUR_S = 3600.0
+SWEEP_TIMEOUT_S = 30.0
 
 
 def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
@@ -257,12 +259,16 @@ def sweep(settings: Settings) -> None:
 
     async def claim_nothing() -> None:
         queue = Queue(settings)
-        while rows := (await queue.status()).priorities:
-            environments = sorted({row.environment for row in rows})
-            found = await queue.claim("sweeper", environments, 1, busy=0, token=new_token())
-            assert not found.jobs, "a request was left in the queue"
-        await queue.release("sweeper", [], leave=True)
-        await queue.close()
+        try:
+            # What is paused, perhaps by a test that failed, is passed over by every claim.
+            async with asyncio.timeout(SWEEP_TIMEOUT_S):
+                while rows := (await queue.status()).priorities:
+                    environments = sorted({row.environment for row in rows})
+                    found = await queue.claim("sweeper", environments, 1, busy=0, token=new_token())
+                    assert not found.jobs, "a request was left in the queue"
+            await queue.release("sweeper", [], leave=True)
+        finally:
+            await queue.close()
 
     asyncio.run(claim_nothing())
 

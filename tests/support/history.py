@@ -41,9 +41,10 @@ from leanq.producer.shard_client import ShardClient
 from leanq.producer.shard_router import ShardRouter, StateLocator
 from leanq.queue.connection import Link, Place
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Queued, Submission, Submitted
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, unpack_reply
+from leanq.queue.wire import unpack_reply
 
 _T = TypeVar("_T")
 Event = Sequence[Any]

@@ -9,9 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from conftest import missing
-
 from leanq.lean.environment import open_environment
+from support.required import missing
 
 
 class Lean:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import click
 import pytest
 import yaml
 
 from leanq.cli import cli
+from leanq.commands.submit import submit
 from leanq.queue.settings import Settings
 from support.paths import ROOT
 
@@ -108,8 +110,9 @@ def pod(objects: Sequence[Object], name: str) -> Pod:
 def parse(args: Sequence[str]) -> tuple[str, dict[str, str]]:
     """The command of leanq and its options; fails where leanq would not understand them."""
     command, *rest = args
-    assert command in cli.commands, f"leanq has no command {command!r}"
-    known = {word for param in cli.commands[command].params for word in param.opts}
+    found = cli.get_command(click.Context(cli), command)
+    assert found, f"leanq has no command {command!r}"
+    known = {word for param in found.params for word in param.opts}
     options: dict[str, str] = {}
     words = iter(rest)
     for word in words:
@@ -135,7 +138,7 @@ def settings() -> set[str]:
 
 def request_bytes() -> int:
     """The memory that a request may take by default."""
-    (option,) = (each for each in cli.commands["submit"].params if each.name == "memory_mb")
+    (option,) = (each for each in submit.params if each.name == "memory_mb")
     return int(option.default) << 20
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection
 
-from leanq.queue.wire import Reply, pack_reply, unpack_reply
+from leanq.queue.requests import Reply
+from leanq.queue.wire import pack_reply, unpack_reply
 from support.queue_model import Flying, Model
 from support.shards import Dump
 

@@ -15,6 +15,7 @@ import redis
 
 import leanq.queue.queue
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Verdict
 from leanq.queue.results import (
     Claimed,
     Job,
@@ -26,7 +27,7 @@ from leanq.queue.results import (
 )
 from leanq.queue.scripts import script_text
 from leanq.queue.settings import Settings
-from leanq.queue.wire import Reply, Verdict, pack_reply, unpack_reply
+from leanq.queue.wire import pack_reply, unpack_reply
 
 LEASE_MS = 10_000
 

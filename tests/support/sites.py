@@ -15,7 +15,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.repl.driver import ReplDriver
 from leanq.lean.repl.session import Recycling
-from leanq.queue.wire import Reply, Request
+from leanq.queue.requests import Reply, Request
 from leanq.states import MemoryStates
 from support.sandboxes import children, marked, new_marker
 from support.terminals import SAMPLES
@@ -66,7 +66,8 @@ class Site:
         return replace(self.core, toolchain=wrapped)
 
     def shell(self) -> Environment:
-        return replace(self.core, toolchain=replace(self.core.toolchain, command=SHELL), options=())
+        toolchain = replace(self.core.toolchain, command=SHELL)
+        return replace(self.core, toolchain=toolchain, options=(), header="")
 
     async def driver(self, environment: Environment | None = None, slots: int = 1) -> LeanDriver:
         return await self.open(lambda: environment or self.core, slots)
@@ -85,7 +86,8 @@ class Site:
     def tiny(self) -> Environment:
         """The environment with a Lean that speaks the tiny language of the stand-in."""
         command = (sys.executable, "-S", str(STANDIN_LEAN))
-        return replace(self.core, toolchain=replace(self.core.toolchain, command=command))
+        toolchain = replace(self.core.toolchain, command=command)
+        return replace(self.core, toolchain=toolchain, header="")
 
     async def standin(self, *arguments: str, **options: Any) -> ReplDriver:
         """The repl driver, with the stand-in for a REPL and a Lean of the same language."""

@@ -8,12 +8,11 @@ import secrets
 from collections import Counter
 from collections.abc import AsyncIterator
 
-from conftest import eventually
-
 from leanq.client import AsyncLeanQClient
 from leanq.queue.queue import look
 from leanq.queue.settings import Settings
 from support.fleets import working
+from support.waiting import eventually
 
 
 class Stream:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from leanq.campaigns.report.estimates import Interval, mean_of_differences
 from leanq.campaigns.report.outcomes import ENDS, NO_SAMPLES, Outcome
-from leanq.queue.requests import value
 
 KEPT = 2000
 """Records of a kind that are kept for a list."""
@@ -23,7 +23,7 @@ _Key = tuple[str | tuple[int], int | None]
 _MATCHED = -1
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Change:
     """A record that ended in two ways; ``other_code`` is ``None`` where a hash is missing."""
 
@@ -33,7 +33,7 @@ class Change:
     other_code: bool | None
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Names:
     """Some of ``total`` records, by name."""
 
@@ -41,7 +41,7 @@ class Names:
     names: tuple[str, ...]
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Changes:
     """Some of ``total`` changes."""
 
@@ -49,7 +49,7 @@ class Changes:
     records: tuple[Change, ...]
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Transition:
     """How many records ended as ``old`` and end as ``new``."""
 
@@ -58,7 +58,7 @@ class Transition:
     count: int
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """An older and a newer file.
 

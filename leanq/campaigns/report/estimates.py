@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-
-from leanq.queue.requests import value
+from dataclasses import dataclass
 
 _Z = 1.959964
 """Within so many standard errors lie 95% of a normal distribution."""
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Interval:
     """An estimate and the ends of its 95% interval."""
 

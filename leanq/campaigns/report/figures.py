@@ -19,11 +19,11 @@ from array import array
 from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 from leanq.campaigns.report.estimates import Interval, mean_of_shares, pass_at_k, quantile
 from leanq.campaigns.report.outcomes import ENDS, INFRASTRUCTURE, NO_SAMPLES, Outcome
-from leanq.queue.requests import value
 
 SLOWEST = 10
 COMMONEST = 10
@@ -37,7 +37,7 @@ _DIFFERENT_COMPLAINTS = 10_000
 _LINES_OF_A_TEXT = 5
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Pass:
     """pass@``k`` over the ``problems`` that have at least ``k`` samples."""
 
@@ -46,7 +46,7 @@ class Pass:
     share: Interval
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Quantiles:
     """Seconds, each as it was measured: the smallest that such a share of all do not exceed."""
 
@@ -56,7 +56,7 @@ class Quantiles:
     max: float
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Named:
     """One record in a list."""
 
@@ -68,7 +68,7 @@ class Named:
     wall_s: float | None
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Listed:
     """Some of ``total`` records."""
 
@@ -76,7 +76,7 @@ class Listed:
     records: tuple[Named, ...]
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class FlakyText:
     """A text that ended in several ways, the first of its lines in the data, and how it ended."""
 
@@ -85,7 +85,7 @@ class FlakyText:
     lines: tuple[int, ...]
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class FlakyTexts:
     """Some of ``total`` flaky texts."""
 
@@ -93,7 +93,7 @@ class FlakyTexts:
     texts: tuple[FlakyText, ...]
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Common:
     """A complaint and how often it came."""
 
@@ -101,7 +101,7 @@ class Common:
     count: int
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Report:
     """The figures of one file.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from leanq.errors import UsageError
-from leanq.queue.requests import LEAN_VERDICTS, Verdict, value
+from leanq.queue.requests import LEAN_VERDICTS, Verdict
 
 ENDS = (*get_args(Verdict), "error", "none")
 """How a record can end: a verdict, an error, or as an echo does, with neither."""
@@ -23,7 +24,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z\d])\d+(?:\.\d+)*")
 _LONGEST_COMPLAINT = 160
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Times:
     """Seconds in the queue, of CPU in Lean, and on the worker."""
 
@@ -32,7 +33,7 @@ class Times:
     wall_s: float
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """One record.
 

@@ -19,6 +19,7 @@ _COLOURS = {
     "accepted": "#2a9d5c",
     "incomplete": "#e0a526",
     "rejected": "#c8453b",
+    "unverified": "#c9763a",
     "exhausted": "#8c5a3c",
     "cancelled": "#a9b0b7",
     "error": "#3d434a",

@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from leanq.campaigns.report.comparison import Changes, Comparison, Names
 from leanq.campaigns.report.estimates import Interval
 from leanq.campaigns.report.figures import Common, Listed, Named, Report
 from leanq.campaigns.report.outcomes import one_line
-from leanq.queue.requests import value
 
 _NUMBER = re.compile(r"[-+]?\d[\d,.]*(?: [%sh])?|–|")
 _MARKUP = re.compile(r"([\\`*\[\]<>|$~#&]|(?<![^\W_])_|_(?![^\W_]))")
 _LONGEST_NAME = 80
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Section:
     """A title, sentences, and a table of ``rows`` under ``header``, if it has any."""
 

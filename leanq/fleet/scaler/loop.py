@@ -110,7 +110,7 @@ class Scaler:
         if told and self._who and self._leads and self._seen_at_s == now:
             try:
                 data = {name: json.dumps(asdict(what)).encode() for name, what in told.items()}
-                await queues[0].tell_decisions(data)
+                await queues[0].publish_decisions(data)
             except QueueError as error:
                 log.warning("the decision is not shown to others: %s", error)
 

@@ -15,7 +15,7 @@ from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.steps.goals import Judged, Seen, look
 from leanq.lean.steps.holes import Draft, are_plain, draft_probe, find_holes
 from leanq.lean.syntax import Header, header_statements
-from leanq.queue.wire import Message, Verdict
+from leanq.queue.requests import Message, Verdict
 
 
 def verdict_of(answer: Elaborated) -> Verdict:

@@ -30,7 +30,7 @@ from leanq.lean.snapshots.store import Snapshots
 from leanq.lean.steps.goals import keep_opened
 from leanq.lean.steps.moves import read_move
 from leanq.lean.syntax import Header, can_act, split_header
-from leanq.queue.wire import Reply, Request
+from leanq.queue.requests import Reply, Request
 from leanq.states import States
 
 log = logging.getLogger("leanq.worker")

@@ -15,7 +15,7 @@ from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.steps.holes import are_plain, draft_trial
 from leanq.lean.steps.moves import Move, judged_apart
 from leanq.lean.syntax import Header, tokens
-from leanq.queue.wire import Message, Reply, Request, Sorry, Verdict
+from leanq.queue.requests import Message, Reply, Request, Sorry, Verdict
 from leanq.states import States
 
 _UNREAD = re.compile(r"<input>:(\d+):(\d+): ")

@@ -27,7 +27,7 @@ from leanq.lean.snapshots.cache import Tally
 from leanq.lean.snapshots.cost_model import Costs
 from leanq.lean.snapshots.store import LocalSnapshot, Snapshots
 from leanq.lean.syntax import split_header
-from leanq.queue.wire import Reply, Request, Way
+from leanq.queue.requests import Reply, Request, Way
 from leanq.states import States
 
 log = logging.getLogger("leanq.worker")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from leanq.lean.recipes import Form, Hole, Source, record_after, record_id
 from leanq.lean.steps.holes import Draft
-from leanq.queue.wire import LEAN_VERDICTS, Message, Sorry, Verdict
+from leanq.queue.requests import LEAN_VERDICTS, Message, Sorry, Verdict
 from leanq.states import States
 
 Judged = tuple[Verdict, tuple[Message, ...]]

@@ -24,7 +24,7 @@ from itertools import accumulate
 from leanq.errors import InvalidRequestError
 from leanq.lean.recipes import Form, Hole, Recipe, Tactic
 from leanq.lean.syntax import Token, split_header, tokens
-from leanq.queue.wire import Message
+from leanq.queue.requests import Message
 
 _SORRY = "sorry"
 _UNSOLVED = "unsolved goals\n"

@@ -10,7 +10,7 @@ from leanq.lean.diagnostics import is_budget
 from leanq.lean.environment import Environment
 from leanq.lean.recipes import Recipe, Tactic, read_recipe, record_after
 from leanq.lean.steps.holes import Draft, Given, find_holes, misfit, read_tactic
-from leanq.queue.wire import Message, Reply, Request, Sorry, Verdict
+from leanq.queue.requests import Message, Reply, Request, Sorry, Verdict
 from leanq.states import States
 
 

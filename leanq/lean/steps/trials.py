@@ -22,7 +22,7 @@ from leanq.lean.snapshots.prefixes import Prefixes
 from leanq.lean.steps.goals import Judged, keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
 from leanq.lean.steps.moves import Move, judged_apart, read_move
-from leanq.queue.wire import Reply, Request, Sorry
+from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import States
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.sandboxes import busy, marked
 from support.sites import SELDOM, Site, check
+from support.waiting import eventually
 
 from leanq.errors import SandboxError, ToolchainError, UsageError
 from leanq.lean import lean_driver as lean_module
@@ -26,7 +26,7 @@ from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.session import Recycling
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.syntax import split_header
-from leanq.queue.wire import Request
+from leanq.queue.requests import Request
 
 HEAD = "import Library\n"
 GOOD = "theorem one\n"

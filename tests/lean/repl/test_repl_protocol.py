@@ -22,7 +22,7 @@ from leanq.lean.repl.protocol import (
     read_answer,
     run_tactic,
 )
-from leanq.queue.wire import Message
+from leanq.queue.requests import Message
 
 POS = {"line": 1, "column": 4}
 

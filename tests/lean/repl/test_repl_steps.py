@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import eventually
 from support.sites import SELDOM, Site, check
+from support.waiting import eventually
 
 from leanq.lean.repl import pickles as pickles_module
 from leanq.lean.repl.driver import ReplDriver
 from leanq.lean.snapshots.cache import SnapshotCache
-from leanq.queue.wire import Reply, Request
+from leanq.queue.requests import Reply, Request
 from leanq.states import MemoryStates
 
 OPEN = "import Library\ntheorem two := by\n  sorry\n"

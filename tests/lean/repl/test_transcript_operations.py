@@ -21,7 +21,7 @@ from leanq.lean.recipes import Source, Tactic, record_after, record_id
 from leanq.lean.repl.driver import ReplDriver
 from leanq.lean.steps.holes import find_holes
 from leanq.lean.steps.moves import Move
-from leanq.queue.wire import Reply, Request
+from leanq.queue.requests import Reply, Request
 from leanq.states import States
 from tests.lean.repl.test_transcripts import FOLDER
 

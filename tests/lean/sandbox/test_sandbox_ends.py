@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from conftest import eventually
 from support.paths import ROOT
 from support.sandboxes import (
     DAEMON,
@@ -27,6 +26,7 @@ from support.sandboxes import (
     run,
     running,
 )
+from support.waiting import eventually
 
 from leanq.errors import SandboxError
 from leanq.lean.sandbox.sandbox import Sandbox

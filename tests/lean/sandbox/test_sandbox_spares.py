@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
-from conftest import eventually
 from support.sandboxes import (
     GENEROUS,
     MB,
@@ -23,6 +22,7 @@ from support.sandboxes import (
     python,
     running,
 )
+from support.waiting import eventually
 
 from leanq.errors import SandboxError
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox

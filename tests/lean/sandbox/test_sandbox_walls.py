@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from conftest import eventually
 from support.sandboxes import (
     MODES,
     PYTHON,
@@ -22,6 +21,7 @@ from support.sandboxes import (
     output,
     run,
 )
+from support.waiting import eventually
 
 from leanq.lean.sandbox.sandbox import Sandbox
 

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pytest
 import redis
-from conftest import eventually
 from support.eager import eager_driver
 from support.fleets import look, until
 from support.machines import Shelf
 from support.paths import ROOT, SUPPORT, TESTS
+from support.waiting import eventually
 
 from leanq import LeanQClient, Settings
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.recipes import snapshot_key, text_hash
-from leanq.queue.wire import Reply, Request
+from leanq.queue.requests import Reply, Request
 from leanq.states import MemoryStates, Packed
 
 PREFIX = "prelude\nimport Core\n" + "".join(

@@ -18,7 +18,7 @@ from leanq.lean.steps.holes import (
     misfit,
     read_tactic,
 )
-from leanq.queue.wire import Message
+from leanq.queue.requests import Message
 
 
 @pytest.mark.parametrize(

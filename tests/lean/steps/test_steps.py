@@ -11,7 +11,7 @@ from support.sites import Site, sample
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.recipes import MAX_LEVELS, Hole, Recipe, Source, Tactic, pack_export
 from leanq.lean.steps.holes import find_holes
-from leanq.queue.wire import Reply, Request, Sorry
+from leanq.queue.requests import Reply, Request, Sorry
 
 HEAD = "prelude\nimport Core\n"
 CONTEXT = "p q : Prop\nhp : p\nhq : q\n⊢ "

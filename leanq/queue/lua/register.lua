@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- join: a worker enters the fleet and says which environments it serves.
+-- register: a worker enters the fleet and says which environments it serves.
 -- ARGV: worker, lease (ms), what it says of itself, (environment, what it says of the environment,
 --   the fingerprint of its environment or '')*
 call('ZADD', P .. ':workers', now_ms() + ARGV[2], ARGV[1])

@@ -1,0 +1,60 @@
+"""``leanq metrics``: the fleet's metrics for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import click
+
+from leanq.commands import options
+from leanq.commands.common import queue_settings
+from leanq.errors import UnavailableError
+from leanq.fleet.logging import log_to_stderr
+from leanq.fleet.prometheus import Page, Sample, exposition, fleet_samples
+from leanq.fleet.stats import Times, fleet_stats
+
+log = logging.getLogger("leanq.metrics")
+
+
+@click.command()
+@options.queue
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=9464,
+    show_default=True,
+    help="The port to listen on.",
+)
+@click.option("--once", is_flag=True, help="Print the metrics and end.")
+def metrics(url: str | None, as_json: bool, port: int, once: bool) -> None:
+    """Serve the fleet's metrics to Prometheus, at /metrics."""
+    settings = queue_settings(url)
+    if once:
+        seen = list(fleet_samples(asyncio.run(fleet_stats(settings))))
+        for name, labels, value in seen if as_json else ():
+            shown = asdict(value) if isinstance(value, Times) else value
+            click.echo(json.dumps({"metric": name, "labels": labels, "value": shown}))
+        if not as_json:
+            click.echo(exposition(seen), nl=False)
+        return
+    log_to_stderr(as_json)
+
+    def read() -> Iterator[Sample]:
+        try:
+            yield from fleet_samples(asyncio.run(fleet_stats(settings)))
+        except UnavailableError as error:
+            log.warning("%s", error)
+            yield "leanq_up", (), 0
+
+    with Page(port, read) as page:
+        log.info("metrics at http://localhost:%d/metrics (Ctrl-C ends it)", page.port)
+        stopped = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopped.set())
+        stopped.wait()

@@ -1,0 +1,38 @@
+"""``leanq reap``: requeues requests whose worker's lease has expired."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import click
+
+from leanq.commands import options
+from leanq.commands.common import queue_settings
+from leanq.queue.queue import every_shard
+from leanq.queue.reaper import reap_all
+from leanq.queue.settings import Settings
+
+
+@click.command()
+@options.queue
+@click.option("--watch", is_flag=True, help="Go on until interrupted.")
+def reap(url: str | None, as_json: bool, watch: bool) -> None:
+    """Requeue requests whose worker's lease has expired.
+
+    Workers do this themselves; it serves a queue whose workers are all gone.
+    """
+    asyncio.run(_reap(queue_settings(url), as_json, watch))
+
+
+async def _reap(settings: Settings, as_json: bool, watch: bool) -> None:
+    async with every_shard(settings) as queues:
+        while True:
+            done = await reap_all(queues, through_expiry_grace=not watch)
+            if as_json:
+                click.echo(json.dumps({"requeued": done.requeued, "poisoned": done.poisoned}))
+            elif done.requeued or done.poisoned or not watch:
+                click.echo(f"{done.requeued} put back, {done.poisoned} poisoned")
+            if not watch:
+                return
+            await asyncio.sleep(settings.lease_s / 3)

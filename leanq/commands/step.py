@@ -1,0 +1,52 @@
+"""``leanq step``: a tactic on a state."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from leanq.commands import options
+from leanq.commands.common import exit_code
+from leanq.commands.state import ask
+from leanq.commands.submit import read_source
+from leanq.producer.request_builder import Check
+from leanq.queue.requests import Reply, step_reply_to_json
+
+
+@click.command()
+@click.argument("state")
+@click.argument("tactic")
+@options.queue
+@options.env_of_state
+@options.lean
+def step(
+    state: str, tactic: str, url: str | None, as_json: bool, env: str | None, **how: Any
+) -> int:
+    """Try a tactic on a state and print what is left to prove.
+
+    STATE is an id that a check or a step has printed. A TACTIC of - is standard input.
+
+    Exit code: as of submit; 1 also where goals are left.
+    """
+    text = read_source("-") if tactic == "-" else tactic
+    if not isinstance(text, str):
+        raise text
+    asked: Check = options.in_environment(env, how)
+    reply = ask(url, lambda client: client.step(state, text, **asked))
+    if as_json:
+        click.echo(json.dumps(step_reply_to_json(reply)))
+    else:
+        click.echo("\n".join(_lines(reply)))
+    return exit_code(reply.verdict)
+
+
+def _lines(reply: Reply) -> list[str]:
+    lines = [f"{reply.verdict} ({reply.wall_s:.2f} s)"]
+    if reply.state:
+        lines.append(f"state {reply.state}")
+    lines += ("\n" + goal for goal in reply.goals)
+    for message in reply.messages:
+        lines.append(f"{message.line}:{message.column}: {message.severity}: {message.text}")
+    return lines

@@ -1,0 +1,31 @@
+"""``leanq up``: a server and a worker on this machine, which later commands find."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import click
+
+from leanq.commands.worker import make_worker, metrics_page, run_until_stopped, worker_options
+from leanq.fleet.logging import log_to_stderr
+from leanq.local import EmbeddedServer, UpFile, embedded_settings
+
+
+@click.command()
+@worker_options
+def up(metrics_port: int | None, **how: Any) -> None:
+    """Run a server and a worker that later commands find."""
+    log_to_stderr(False)
+    place = UpFile(os.environ)
+    with EmbeddedServer() as server:
+        settings = embedded_settings(server, os.environ)
+        worker = make_worker(settings, **how)
+        place.write(settings)
+        try:
+            click.echo(f"leanq is up; LEANQ_URL={server.url} (Ctrl-C ends it)", err=True)
+            with metrics_page(worker, metrics_port):
+                asyncio.run(run_until_stopped(worker))
+        finally:
+            place.remove()

@@ -1,0 +1,245 @@
+"""``leanq worker``: checks and steps for the queue until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+
+from leanq.commands import options
+from leanq.commands.common import queue_settings
+from leanq.errors import UsageError
+from leanq.fleet.logging import log_to_stderr
+from leanq.fleet.prometheus import Page, Sample, counted_samples
+from leanq.lean.driver import Driver
+from leanq.lean.echo import EchoDriver
+from leanq.lean.environment import open_environment
+from leanq.lean.lean_driver import LeanDriver, machine_cache
+from leanq.lean.repl.driver import ReplDriver
+from leanq.lean.repl.session import Recycling
+from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
+from leanq.queue.settings import Settings, check_name
+from leanq.worker import Worker
+
+log = logging.getLogger("leanq.worker")
+
+_SECOND_SIGNAL_GRACE_S = 0.0
+
+worker_options = options.combined(
+    click.option(
+        "--slots",
+        type=click.IntRange(1, 4096),
+        metavar="N",
+        help="Lean processes at a time [default: the CPUs, or the share of them].",
+    ),
+    click.option(
+        "--driver",
+        type=click.Choice(["lean", "repl", "echo"]),
+        default="lean",
+        show_default=True,
+        help="What runs requests: Lean, Lean's REPL, or an echo for tests of the queue.",
+    ),
+    click.option(
+        "--env",
+        "environments",
+        multiple=True,
+        metavar="NAME=PATH",
+        help="Offer a Lake project or a folder of .olean files under this name; may be given "
+        "several times.",
+    ),
+    click.option(
+        "--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found]."
+    ),
+    options.repl,
+    click.option(
+        "--trust-steps",
+        is_flag=True,
+        help="Take the REPL's word, which can be wrong, for a step that completes a proof: "
+        "no audit, no list of axioms. Not with --replay.",
+    ),
+    click.option(
+        "--metrics-port",
+        type=click.IntRange(0, 65535),
+        metavar="PORT",
+        help="Serve /metrics and /healthz on this port; 0 takes any free one, and logs it.",
+    ),
+    click.option(
+        "--grace",
+        "grace_s",
+        type=click.FloatRange(0, 3600),
+        metavar="SECONDS",
+        default=10.0,
+        show_default=True,
+        help="Seconds from SIGTERM to the end; unfinished requests go back to the queue.",
+    ),
+    click.option(
+        "--nice",
+        type=click.IntRange(0, 19),
+        default=0,
+        show_default=True,
+        help="Niceness of the Lean processes.",
+    ),
+    click.option(
+        "--cpu-share",
+        type=click.FloatRange(0, 1, min_open=True),
+        default=1.0,
+        show_default=True,
+        help="Keep the worker and its Lean processes to this share of the CPUs.",
+    ),
+)
+"""What a worker is made of; the arguments of :func:`make_worker`, and a port."""
+
+
+@click.command()
+@options.queue
+@worker_options
+def worker(url: str | None, as_json: bool, metrics_port: int | None, **how: Any) -> None:
+    """Run requests of the queue until SIGTERM, then drain.
+
+    With --json it logs JSON lines.
+    """
+    settings = queue_settings(url)
+    log_to_stderr(as_json)
+    made = make_worker(settings, **how)
+    with metrics_page(made, metrics_port):
+        asyncio.run(run_until_stopped(made))
+
+
+def cpus() -> int:
+    """How many CPUs this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def keep_to(share: float) -> None:
+    """Keeps this process and all that it starts from now on to a share of the CPUs it may use.
+
+    That is an affinity: it takes no cgroup, and keeps nobody else away. They are the CPUs with the
+    highest numbers, since most of what is bound to CPUs by hand begins at 0.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    # A little less, lest 0.7 of ten be eight.
+    count = max(1, math.ceil(share * len(usable) - 1e-9))
+    os.sched_setaffinity(0, usable[-count:])
+
+
+def make_worker(
+    settings: Settings,
+    *,
+    driver: str = "lean",
+    environments: Sequence[str] = (),
+    lean: str | None = None,
+    repl: str | None = None,
+    trust_steps: bool = False,
+    slots: int | None = None,
+    grace_s: float = 10.0,
+    nice: int = 0,
+    cpu_share: float = 1.0,
+) -> Worker:
+    """A worker for the environments given as ``NAME=PATH``; without any, for ``default``.
+
+    With a ``cpu_share`` below 1 the whole process is kept to that share of its CPUs.
+
+    Raises:
+        UsageError: an environment that is not ``NAME=PATH``, or named twice; a REPL without its
+            driver, or the other way round.
+        ToolchainError: no usable Lean, or an environment that cannot be read.
+    """
+    if driver == "repl" and not repl:
+        raise UsageError("--driver repl needs --repl, such as --repl 'lake env path/to/repl'")
+    if driver != "repl" and (repl or trust_steps):
+        raise UsageError("--repl and --trust-steps are for --driver repl")
+    if cpu_share < 1:
+        keep_to(cpu_share)
+    slots = slots or cpus()
+    if driver == "echo":
+        return Worker(settings, [EchoDriver()], slots=slots, grace_s=grace_s)
+    made_of: Any = {
+        "slots": slots,
+        "cache": machine_cache(settings),
+        "hidden": _server_folder(settings),
+        "nice": nice,
+    }
+    drivers: list[Driver] = []
+    for name, path in (_named(environments) or {DEFAULT_ENVIRONMENT: project_here()}).items():
+        opener = partial(open_environment, name, path, lean=lean)
+        if repl:
+            rules = recycling(settings)
+            made = ReplDriver(opener, repl, rules=rules, trust_steps=trust_steps, **made_of)
+            drivers.append(made)
+        else:
+            drivers.append(LeanDriver(opener, **made_of))
+    return Worker(settings, drivers, slots=slots, grace_s=grace_s)
+
+
+def recycling(settings: Settings) -> Recycling:
+    """When a process of the REPL is replaced."""
+    memory_bytes = settings.repl_memory_mb << 20
+    return Recycling(memory_bytes, settings.repl_requests, settings.repl_age_s)
+
+
+def _named(environments: Sequence[str]) -> dict[str, Path | None]:
+    named: dict[str, Path | None] = {}
+    for text in environments:
+        name, equals, path = text.partition("=")
+        if not (equals and path):
+            raise UsageError(f"--env {text!r} is not NAME=PATH")
+        if check_name("environment", name) in named:
+            raise UsageError(f"--env names {name!r} twice")
+        named[name] = Path(path)
+    return named
+
+
+def _server_folder(settings: Settings) -> list[Path]:
+    """The folder of the server's socket, which nothing else keeps a candidate from."""
+    if not settings.url.startswith("unix:"):
+        return []
+    return [Path(urlsplit(settings.url).path).parent]
+
+
+def project_here() -> Path | None:
+    """The Lake project that the current folder lies in, if it does."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "lakefile.toml").exists() or (folder / "lakefile.lean").exists():
+            return folder
+    return None
+
+
+def metrics_page(worker: Worker, port: int | None) -> contextlib.AbstractContextManager[object]:
+    """The worker's metrics, if a port was named for them."""
+    if port is None:
+        return contextlib.nullcontext()
+
+    def read() -> Iterator[Sample]:
+        yield "leanq_worker_slots", ("busy",), worker.busy
+        yield "leanq_worker_slots", ("idle",), worker.slots - worker.busy
+        yield from counted_samples()
+
+    page = Page(port, read, worker.joined.is_set)
+    log.info("metrics of this worker on port %d", page.port)
+    return page
+
+
+async def run_until_stopped(worker: Worker) -> None:
+    """SIGTERM and SIGINT drain; a second one does not wait."""
+    signals = 0
+
+    def stop() -> None:
+        nonlocal signals
+        signals += 1
+        worker.stop(None if signals == 1 else _SECOND_SIGNAL_GRACE_S)
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    await worker.run()

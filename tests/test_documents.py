@@ -1,0 +1,102 @@
+"""What the documents name exists, their links lead somewhere, and their Python runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from support.paths import ROOT
+
+from leanq.cli import cli
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
+OF_A_SHELL = ("sh", "bash", "console")
+
+
+def blocks(document: Path, *languages: str) -> Iterator[str]:
+    """The fenced blocks of a document in one of these languages."""
+    for match in re.finditer(r"(?ms)^```(\w*)\n(.*?)^```$", document.read_text()):
+        if match[1] in languages:
+            yield match[2]
+
+
+def spoken(document: Path) -> Iterator[str]:
+    """The command lines of leanq that a document names, in blocks and in sentences."""
+    for block in blocks(document, *OF_A_SHELL):
+        joined = block.replace("\\\n", " ")
+        for line in joined.splitlines():
+            line = re.sub(r"\s+#.*", "", line)
+            yield from re.findall(r"(?:^|[|(]\s*|\$\()(leanq [^|)]*)", line.strip())
+    prose = re.sub(r"(?ms)^```.*?^```$", "", document.read_text())
+    yield from (" ".join(code.split()) for code in re.findall(r"`(leanq [^`]*)`", prose))
+
+
+def fault(line: str) -> str | None:
+    """What of a command line does not exist."""
+    words = shlex.split(line.replace("'", ""), posix=True)[1:]
+    command: click.Command = cli
+    context = click.Context(command, info_name="leanq")
+    while isinstance(command, click.Group):
+        if not words or words[0].startswith("-") or words[0].isupper():
+            return None
+        names, *rest = words[0].split("|"), *words[1:]
+        found = [command.get_command(context, name) for name in names]
+        if not all(found):
+            return f"{line!r}: no command {words[0]!r}"
+        command, words = found[0] or command, list(rest)
+    known = {name for parameter in command.params for name in parameter.opts}
+    known |= {name for parameter in command.params for name in parameter.secondary_opts} | {
+        "--help"
+    }
+    for word in words:
+        name = word.partition("=")[0]
+        if re.fullmatch(r"--[a-z-]+", name) and name not in known:
+            return f"{line!r}: no option {name!r}"
+    return None
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_and_option_exists(document: Path) -> None:
+    faults = [found for line in spoken(document) if (found := fault(line))]
+    assert faults == []
+
+
+def test_a_command_that_does_not_exist_is_found() -> None:
+    assert fault("leanq submit --env mathlib x.lean") is None
+    assert fault("leanq dead list|show|retry|drop") is None
+    assert fault("leanq submit --enviroment mathlib") is not None
+    assert fault("leanq submitt x.lean") is not None
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub gives to a document's headings."""
+    headings = re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", document.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", document.read_text()):
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_path_of_the_package_exists(document: Path) -> None:
+    for path in re.findall(r"`(?:leanq|tests|deploy|bench|sim)/[\w/.-]+`", document.read_text()):
+        assert (ROOT / path.strip("`")).exists(), path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_python_block_is_python(document: Path) -> None:
+    for block in blocks(document, "python"):
+        compile(textwrap.dedent(block), document.name, "exec")
