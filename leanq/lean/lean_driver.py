@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from leanq.errors import QueueFullError, RecipeError, UnavailableError, UsageError
+from leanq.lean.audit.judges import Judges
 from leanq.lean.check import Auditor, check
 from leanq.lean.environment import Environment, cache_folder
 from leanq.lean.process import Lean
@@ -46,6 +47,7 @@ class Opened:
 
     async def close(self) -> None:
         await self.prefixes.close()
+        await self.auditor.judges.close()
         await self.lean.close()
 
 
@@ -102,6 +104,7 @@ class LeanDriver:
     async def open(self, states: States) -> None:
         self._states = states
         await self._opened.lean.open()
+        self._opened.auditor.judges.open()
 
     async def close(self) -> None:
         await self._opened.close()
@@ -116,9 +119,6 @@ class LeanDriver:
         }.get(request.op)
         if answer is None:
             return Reply(error=f"the lean driver cannot {request.op}")
-        toolchain = self._opened.lean.environment.toolchain
-        if request.replay and toolchain.replay_command is None:
-            return Reply(error=f"Lean {toolchain.version} here has no leanchecker to replay with")
         started = time.monotonic()
         header = self._opened.lean.environment.header_for(request.code) if request.code else ""
         try:
@@ -186,7 +186,8 @@ class LeanDriver:
             nice=self._nice,
             inbox_root=self._cache.inbox_root if self._cache else None,
         )
-        auditor, prefixes = Auditor(lean), Prefixes(lean, snapshots, self._costs)
+        judges = Judges(environment, slots=self._slots, hidden=self._hidden, nice=self._nice)
+        auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self._costs)
         return Opened(lean, auditor, prefixes, Trials(lean, auditor, prefixes))
 
     async def _notice_changes(self) -> None:

@@ -88,6 +88,14 @@ class Toolchain:
         """The folder of the compiled standard library, where there is one."""
         return self.prefix / "lib" / "lean" if self.prefix else None
 
+    @property
+    def shared_library(self) -> Path | None:
+        """Lean as a shared library, where there is one: what the judge's kernel comes from."""
+        if self.source == "wheel":
+            return self.program
+        library = self.prefix and self.prefix / "lib" / "lean" / "libleanshared.so"
+        return library if library and library.is_file() else None
+
     def __str__(self) -> str:
         commit = f" ({self.commit[:12]})" if self.commit else ""
         return f"Lean {self.version}{commit} from {self.source}: {self.program}"

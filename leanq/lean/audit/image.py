@@ -24,7 +24,7 @@ ahead is refused, and what is left cannot be circular. Whatever is wrong is a `D
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -326,11 +326,11 @@ class Image:
 
     def names(self, address: int) -> list[Name]:
         """A list of names."""
-        return [self.name(each) for each in self.list(address)]
+        return [self.name(each) for each in self.linked(address)]
 
-    def list(self, address: int) -> list[int]:
+    def linked(self, address: int) -> list[int]:
         """The addresses in a linked list."""
-        items = []
+        items: list[int] = []
         while address != BOXED_ZERO:
             index = self.object(address, _CONS)
             items.append(self.words[index + 1])
@@ -338,14 +338,14 @@ class Image:
             address = self.words[index + 2]
         return items
 
-    def array(self, address: int) -> Sequence[int]:
+    def array(self, address: int) -> list[int]:
         """The addresses in an array."""
         index = self.index(address)
         size = self.words[index + 1]
         if self.words[index] >> 56 != _ARRAY or index + 3 + size > len(self.words):
             raise Damaged("it holds a malformed array")
         self.spend(size)
-        return self.words[index + 3 : index + 3 + size].tolist()
+        return [*self.words[index + 3 : index + 3 + size]]
 
     def string(self, address: int) -> str:
         """A text."""
@@ -421,17 +421,6 @@ class Image:
 
     def _size_bytes(self, index: int) -> int:
         return self.words[index] >> 32 & 0xFFFF
-
-
-def reachable(start: Iterable[Name], references: dict[Name, set[Name]]) -> set[Name]:
-    """All names that lead there by ``references``, those that are no key of it included."""
-    seen = set(start)
-    todo = list(seen)
-    while todo:
-        fresh = references.get(todo.pop(), set()) - seen
-        seen |= fresh
-        todo += fresh
-    return seen
 
 
 def _header_bytes(data: bytes) -> int:

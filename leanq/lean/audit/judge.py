@@ -10,37 +10,30 @@ that leads to one is unknown to the kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
-from leanq.lean.audit.image import Image, Name, Raw, reachable, shape
+from leanq.lean.audit.image import Image, Name, Raw, shape
 from leanq.lean.audit.kernel import Kernel, RefusedError
 from leanq.lean.audit.olean import display
 from leanq.lean.audit.rebuild import Rebuilder
 from leanq.lean.audit.statement import Interner, View
 
-# What the kernel, by name, computes with or takes to mean something. A wrong definition of such a
-# name proves anything, as the kernel never looks at it.
-KERNEL_NAMES: frozenset[Name] = frozenset(
-    (
-        *((each,) for each in ("Nat", "Bool", "String", "Char", "List", "Quot", "Eq")),
-        *(("Nat", each) for each in "zero succ add sub mul pow gcd div mod beq ble land".split()),
-        *(("Nat", each) for each in "lor xor shiftLeft shiftRight log2 testBit".split()),
-        *(("Bool", each) for each in ("true", "false")),
-        *(("String", each) for each in ("ofList", "mk")),
-        ("Char", "ofNat"),
-        *(("List", each) for each in ("nil", "cons")),
-        *(("Quot", each) for each in ("mk", "lift", "ind")),
-        ("Eq", "refl"),
-        *((each,) for each in ("eagerReduce", "dontcare", "reduceBool", "reduceNat")),
-        *(("Lean", each) for each in ("reduceBool", "reduceNat")),
-    )
-)
+_KERNEL_NAMES = """
+Nat Nat.zero Nat.succ Nat.add Nat.sub Nat.mul Nat.pow Nat.gcd Nat.div Nat.mod Nat.beq Nat.ble
+Nat.land Nat.lor Nat.xor Nat.shiftLeft Nat.shiftRight Nat.log2 Nat.testBit
+Bool Bool.true Bool.false String String.ofList String.mk Char Char.ofNat List List.nil List.cons
+Quot Quot.mk Quot.lift Quot.ind Eq Eq.refl
+eagerReduce dontcare reduceBool reduceNat Lean.reduceBool Lean.reduceNat
+"""
+KERNEL_NAMES: frozenset[Name] = frozenset(tuple(name.split(".")) for name in _KERNEL_NAMES.split())
+"""What the kernel, by name, computes with or takes to mean something. A wrong definition of such a
+name proves anything, as the kernel never looks at it."""
+
 _MADE_BY_KERNEL = ("inductive", "constructor", "recursor", "quotient")
 _RECURSOR_RULE = shape(0, 3)
 _QUOT_DECL = 4 << 1 | 1
 
-Rule = Literal["kernel_refused", "reserved_name"]
+Rule = Literal["kernel_refused", "reserved_name", "statement_differs"]
 
 
 class DeniedError(Exception):
@@ -49,21 +42,6 @@ class DeniedError(Exception):
     def __init__(self, rule: Rule, text: str) -> None:
         super().__init__(text)
         self.rule = rule
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """What a file declares and refers to.
-
-    Attributes:
-        axioms: its own axioms.
-        behind_safe: imported constants that its safe constants lead to.
-        behind_any: the same of all its constants.
-    """
-
-    axioms: frozenset[Name]
-    behind_safe: frozenset[Name]
-    behind_any: frozenset[Name]
 
 
 def check_imports(image: Image, expected: frozenset[Name]) -> None:
@@ -78,20 +56,6 @@ def check_imports(image: Image, expected: frozenset[Name]) -> None:
         raise DeniedError(
             "kernel_refused", "the compiled file imports other modules than its header says"
         )
-
-
-def survey(image: Image, constants: dict[Name, Raw], known: dict[Name, set[Name]]) -> Survey:
-    """What the constants of a file refer to; ``known``: that of some of them."""
-    references = dict(known)
-    for name, raw in constants.items():
-        if name not in references:
-            references[name] = image.references(raw)
-    safe = [name for name, raw in constants.items() if not raw.unsafe]
-    return Survey(
-        axioms=frozenset(name for name, raw in constants.items() if raw.kind == "axiom"),
-        behind_safe=frozenset(reachable(safe, references) - constants.keys()),
-        behind_any=frozenset(set().union(*references.values()) - constants.keys()),
-    )
 
 
 def check_reserved(image: Image, constants: dict[Name, Raw], reference: list[Image]) -> None:
@@ -287,7 +251,7 @@ class Judge:
         if raw.kind == "quotient":
             return kernel.construct(4, kernel.quot_val(*head, image.scalar(value, 0)))
         rules = []
-        for address in image.list(words[value + 7]):
+        for address in image.linked(words[value + 7]):
             rule = image.object(address, _RECURSOR_RULE)
             [right], _ = build.expressions(words[rule + 3])
             fields = kernel.nat(image.small(words[rule + 2]))

@@ -37,11 +37,11 @@ from leanq.lean.audit.judge import (
     Judge,
     check_imports,
     check_reserved,
-    survey,
 )
 from leanq.lean.audit.kernel import Kernel, KernelLimitError, KernelUnavailableError
 from leanq.lean.audit.olean import display, open_image, read_parts
-from leanq.lean.audit.statement import compare, own_theorems
+from leanq.lean.audit.statement import compare, differs_beside, own_theorems
+from leanq.lean.audit.survey import survey
 
 _MAX_THEOREMS = 1000
 
@@ -59,7 +59,7 @@ class _Bench:
                 raise KernelUnavailableError("this toolchain has no library that the judge knows")
             kernel = Kernel(order["library"], order["version"])
             kernel.import_header(self.modules, order["path"])
-            self.kernel = kernel
+            self.kernel, self._header_env = kernel, kernel.env
         except KernelUnavailableError as error:
             self.unavailable = str(error)
 
@@ -68,9 +68,9 @@ class _Bench:
         try:
             images = [open_image(parts) for parts in files]
             if order["op"] == "examples":
-                return self._examples(*images, order)
+                return self._examples(images[0], images[1], order)
             if order["op"] == "verify":
-                return self._verify(*images, order)
+                return self._verify(images[0], images[1], order)
             return self._judge(images[0], order)
         except DeniedError as error:
             return {"rule": error.rule, "text": str(error)}
@@ -96,7 +96,7 @@ class _Bench:
         return {
             "kernel": self.kernel is not None,
             "ended": bool(ending),
-            "axioms": sorted(map(display, found.axioms.difference(ending))),
+            "axioms": sorted(found.axioms.difference(ending), key=str),
             "behind_safe": sorted(found.behind_safe, key=str),
             "behind_any": sorted(found.behind_any, key=str),
             "theorems": [display(each) for each in own_theorems(constants)[:_MAX_THEOREMS]],
@@ -126,8 +126,20 @@ class _Bench:
         }
 
     def _examples(self, plain: Image, named: Image, order: dict[str, Any]) -> dict[str, Any]:
-        """Both files, of which the second must have nothing more than its examples."""
-        raise NotImplementedError
+        """Both files, which must differ in the examples alone.
+
+        An example leaves nothing in the file of the text, so it is judged under its name in the
+        other; what the text declares is judged as it stands.
+        """
+        said = self._judge(plain, order)
+        if (different := differs_beside(plain, named, order["names"])) is not None:
+            raise DeniedError("statement_differs", display(different))
+        if self.kernel is not None:
+            self.kernel.env = self._header_env
+        also = self._judge(named, order)
+        for key in ("axioms", "behind_safe", "behind_any"):
+            said[key] = sorted({*said[key], *also[key]}, key=str)
+        return {**said, "ended": said["ended"] and also["ended"]}
 
     def _reference(self) -> list[Image]:
         try:

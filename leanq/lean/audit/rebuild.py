@@ -79,7 +79,7 @@ class Rebuilder:
 
     def names(self, address: int) -> int:
         """A list of names."""
-        return self._kernel.list(map(self.name, self._image.list(address)))
+        return self._kernel.list(map(self.name, self._image.linked(address)))
 
     def hints(self, address: int) -> int:
         """How eagerly the kernel unfolds a definition."""
@@ -227,7 +227,7 @@ class Rebuilder:
     def _level_list(self, address: int) -> int:
         found = self._level_lists.get(address)
         if found is None:
-            found = self._kernel.list(map(self._level, self._image.list(address)))
+            found = self._kernel.list(map(self._level, self._image.linked(address)))
             self._level_lists[address] = found
         # Each list, name and level may come to stand in many places.
         if not found & 1:

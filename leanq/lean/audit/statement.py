@@ -3,8 +3,8 @@
 The target was compiled on its own. Its theorems must stand in the candidate with equal levels and
 type, and so must all that their statements reach through the target's own constants, with equal
 values. What a target imports is the same in both, as the candidate must import all of it and, to
-the kernel, cannot declare it. Proofs may differ, and so may the values of *holes*: definitions whose
-value in the target is `sorry` and that the caller has named.
+the kernel, cannot declare it. Proofs may differ, and so may the values of *holes*: definitions
+whose value in the target is `sorry` and that the caller has named.
 
 Expressions are equal up to the names and kinds of bound variables and to metadata.
 """
@@ -130,11 +130,10 @@ class View:
             if kind in (CONST, PROJ):
                 names.add(image.name(words[index + 1]))
             if at not in known:
-                known[at] = (
-                    known[below[0]]
-                    if kind == MDATA
-                    else self._interner.number((kind, *map(known.__getitem__, below), *self._leaf(kind, index)))
-                )
+                parts = [known[each] for each in below]
+                if kind != MDATA:
+                    parts = [self._interner.number((kind, *parts, *self._leaf(kind, index)))]
+                known[at] = parts[0]
         return known[root], names
 
     def level(self, address: int, depth: int = 0) -> int:
@@ -188,7 +187,7 @@ class View:
 
     def _rules(self, raw: Raw) -> Iterator[Value]:
         image, words = self._image, self._image.words
-        for address in image.list(words[raw.value + 7]):
+        for address in image.linked(words[raw.value + 7]):
             rule = image.object(address, _RECURSOR_RULE)
             right, _ = self.expression(words[rule + 3])
             yield image.name(words[rule + 1]), image.small(words[rule + 2]), right
@@ -201,7 +200,7 @@ class View:
         if kind == SORT:
             return (self.level(words[index + 1]),)
         if kind == CONST:
-            levels = map(self.level, image.list(words[index + 2]))
+            levels = map(self.level, image.linked(words[index + 2]))
             return (image.name(words[index + 1]), *levels)
         if kind == PROJ:
             return (image.name(words[index + 1]), image.small(words[index + 2]))
@@ -233,6 +232,28 @@ class Stated:
         if raw.kind == "recursor":
             return {*image.names(words[value + 2])}
         return set()
+
+    def stated(self, raw: Raw) -> Value:
+        """What a constant is, but for its value."""
+        type_, _ = self.view.expression(raw.type_)
+        return (raw.kind, raw.safe, tuple(self.image.levels(raw)), type_)
+
+    def behind_statements(self, start: Collection[Name]) -> set[Name]:
+        """All constants that the types of these lead to, and what those are."""
+        types = (self.view.expression(self.constants[name].type_)[1] for name in start)
+        seen = set().union(*types)
+        todo = list(seen)
+        while todo:
+            raw = self.constants.get(todo.pop())
+            if raw is None:
+                continue
+            _, fresh = self.view.expression(raw.type_)
+            if raw.body is not None and raw.kind != "theorem":
+                fresh |= self.view.expression(raw.body)[1]
+            fresh = (fresh | self.beside(raw)) - seen
+            seen |= fresh
+            todo += fresh
+        return seen
 
     def behind(self, start: Collection[Name]) -> set[Name]:
         """All constants that these lead to, by types and values."""
@@ -304,6 +325,34 @@ def compare(
     return _Comparing(ours, theirs, wanted, holes).run()
 
 
+def differs_beside(plain: Image, named: Image, names: Collection[str]) -> Name | None:
+    """A constant in which two files of one text differ, beside its examples; None if in none.
+
+    Args:
+        plain: the file of the text.
+        named: the same with these names for its examples, which leave constants so.
+
+    What Lean makes by itself it shares between declarations, so it may have other names.
+    """
+    interner = Interner()
+    ours, theirs = Stated(interner, plain), Stated(interner, named)
+    own = set(names)
+    examples = [name for name in theirs.constants if name and name[-1] in own]
+    reached = theirs.behind_statements(examples)
+    for name, raw in theirs.constants.items():
+        if name not in ours.constants and own.isdisjoint(name) and not is_leans_own(name):
+            return name
+        if name in ours.constants:
+            mine = ours.constants[name]
+            same = ours.stated(mine) == theirs.stated(raw)
+            if same and name in reached and raw.kind != "theorem":
+                same = ours.view.whole(mine) == theirs.view.whole(raw)
+            if not same:
+                return name
+    lost = (name for name in ours.constants if name not in theirs.constants)
+    return next((name for name in lost if not is_leans_own(name)), None)
+
+
 class _Comparing:
     """One comparison on its way."""
 
@@ -327,10 +376,9 @@ class _Comparing:
                 self._say(name, "target", "the target does not declare it")
             self._compare_from(name)
         extra = self._theirs.overrides() - self._ours.overrides()
-        for extension, name in sorted(extra):
-            self._differs(
-                Difference(name, "override", f"{extension} gives it another program, not so in the target")
-            )
+        for extension, declaration in sorted(extra):
+            text = f"{extension} gives it another program in the candidate alone"
+            self._differs(Difference(declaration, "override", text))
         return self._found
 
     def _compare_from(self, theorem: Name) -> None:
@@ -343,7 +391,8 @@ class _Comparing:
             self._seen.add(name)
             ours, theirs = self._ours.constants.get(name), self._theirs.constants.get(name)
             if ours is None and theirs is not None:
-                self._say(name, "declares", "the target imports it, and the candidate declares it", theorem)
+                text = "the target imports it, and the candidate declares it"
+                self._say(name, "declares", text, theorem)
             if ours is None:
                 continue
             if theirs is None:

@@ -104,7 +104,7 @@ class ReplDriver(LeanDriver):
             [request.code[header.end_offset :]],
             lambda session: self._elaborated(kept, session, request, header),
         )
-        if reply is None or (reply.verdict == "accepted" and (request.audit or request.replay)):
+        if reply is None or (reply.verdict == "accepted" and request.audit):
             return await super()._check(request)
         return reply
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from leanq.lean.check import Auditor, Compilation, check
+from leanq.lean.check import Auditor, check
 from leanq.lean.process import Lean, Run
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.sandbox.sandbox import Sandbox
@@ -86,9 +86,8 @@ class _Step:
     async def run(self) -> Reply:
         move = self._move
         draft = draft_trial(move.recipe, move.tactic)
-        # What closes a proof without any other hole can be checked as it was tried.
         async with self._lean.sandbox() as sandbox:
-            run = await self._try(sandbox, draft, compile_=move.is_whole)
+            run = await self._try(sandbox, draft)
             verdict, messages = run.judged()
             left = [m for m in messages if draft.is_left(m)]
             verdict = judged_apart(draft, verdict, messages)
@@ -100,13 +99,6 @@ class _Step:
             goals = tuple(goal for message in left for goal in read_goals(message))
             if goals or move.tactic.holes:
                 return await self._go_on(sandbox, replace(reply, verdict="incomplete"), goals)
-            if move.is_whole and not any(outside) and run.way in ("replayed", "failed"):
-                started = time.monotonic()
-                compilation = Compilation(self._lean, self._request, draft.text)
-                checked = await compilation.judge(sandbox, run)
-                checked = await compilation.audit(self._auditor, checked)
-                check_s = time.monotonic() - started
-                return replace(move.closed(draft, checked), audit_s=check_s, way=reply.way)
         return await self._close(reply, outside)
 
     async def _try(self, sandbox: Sandbox, draft: Draft, *, compile_: bool = False) -> Run:
