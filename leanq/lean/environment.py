@@ -92,7 +92,7 @@ class Environment:
             "PATH": "/usr/bin:/bin",
         }
         if prefix := self.toolchain.prefix:
-            # Without it leanchecker and the REPL would look for a `lean` on PATH and ask it.
+            # Without it the REPL would look for a `lean` on PATH and ask it.
             variables["LEAN_SYSROOT"] = str(prefix)
         return variables
 

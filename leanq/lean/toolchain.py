@@ -70,7 +70,6 @@ class Toolchain:
     commit: str
     source: Source
     prefix: Path | None
-    replay_command: tuple[str, ...] | None
 
     @property
     def program(self) -> Path:
@@ -251,15 +250,12 @@ def _toolchain(
     is_proxy = source == "PATH" or (program.resolve().parent / "elan").exists()
     if is_proxy and os.access(prefix / "bin" / "lean", os.X_OK):
         probe = replace(probe, command=(str(prefix / "bin" / "lean"),))
-    # Lean's own kernel replay, part of the toolchain from 4.28 on.
-    checker = Path(probe.command[0]).resolve().parent / "leanchecker"
     return Toolchain(
         command=probe.command,
         version=version,
         commit=commit,
         source=source,
         prefix=prefix,
-        replay_command=(str(checker),) if os.access(checker, os.X_OK) else None,
     )
 
 
@@ -275,7 +271,7 @@ def _wheel(environ: Mapping[str, str]) -> Toolchain:
     command = (sys.executable, "-I", "-S", str(LAUNCHER), str(library))
     probe = _Probe(command, "wheel", None, environ)
     version, commit = probe.version_and_commit()
-    return Toolchain(command, version, commit, "wheel", None, None)
+    return Toolchain(command, version, commit, "wheel", None)
 
 
 def _trouble(source: Source, program: Path, text: str) -> ToolchainError:

@@ -95,7 +95,7 @@ def test_commands_that_talk_to_the_queue_take_its_url_and_speak_json(words: str)
 
 def test_the_options_of_the_contract() -> None:
     contract = {
-        "submit": "--env --tenant --priority --timeout --memory --allow-axiom --no-audit --replay",
+        "submit": "--env --tenant --priority --timeout --memory --allow-axiom --no-audit",
         "worker": "--slots --driver --env --lean --grace --nice --cpu-share",
         "reap": "--watch",
     }

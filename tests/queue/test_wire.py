@@ -65,7 +65,6 @@ requests = (
         op=st.just("check"),
         code=programs,
         audit=st.booleans(),
-        replay=st.booleans(),
         **limits,
     )
     | st.builds(

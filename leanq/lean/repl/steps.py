@@ -73,10 +73,10 @@ class LiveStep:
         if answer.goals or self._move.tactic.holes:
             reply = replace(reply, verdict="incomplete")
             return await self._go_on(reply, answer, states, pickled=live.pickled)
-        if self._trust and not request.replay and answer.is_completed and not live.pickled:
+        if self._trust and answer.is_completed and not live.pickled:
             return reply
         # Only Lean itself audits, and knows how to tell what is left open elsewhere.
-        if request.audit or request.replay or not self._move.is_whole:
+        if request.audit or not self._move.is_whole:
             return None
         return await self._close()
 

@@ -110,16 +110,6 @@ async def test_what_a_proof_state_lacks_the_text_has(site: Site) -> None:
     assert reply.messages[0].line == 1
 
 
-async def test_trust_ends_where_the_kernel_is_asked_for(site: Site) -> None:
-    driver = await site.standin(trust_steps=True)
-    checker = replace(driver._opened.lean.environment.toolchain, replay_command=("/bin/true",))
-    monkeyed = replace(driver._opened.lean.environment, toolchain=checker)
-    driver._opened.lean.environment = monkeyed
-    state = await opened(driver)
-    request = Request("step", state=state, tactic="wrong", audit=False, replay=True)
-    assert (await driver.run(request)).verdict == "rejected"
-
-
 async def test_several_tactics_at_once(site: Site) -> None:
     driver = await site.standin()
     state = await opened(driver)
