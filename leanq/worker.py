@@ -1,7 +1,7 @@
 """The worker: a fleet's unit. It has slots, drivers, and a consumer for each shard of the queue.
 
-Its life: open the drivers, join the fleet, work, drain, leave. SIGTERM is for whoever runs it to
-turn into :meth:`Worker.stop`.
+Its life: open the drivers, join the fleet, work, drain, leave. The program that runs it turns
+SIGTERM into :meth:`Worker.stop`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from leanq.consumer.consumer import Consumer
-from leanq.consumer.slots import SlotPool
+from leanq.consumer.consumer import Consumer, Timings
+from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import UnavailableError
 from leanq.lean.driver import Driver
 from leanq.queue.queue import Queue
@@ -32,32 +32,57 @@ _RELEASE_S = 1.5
 class Worker:
     """Serves the drivers' environments with ``slots`` requests at a time until stopped.
 
+    Attributes:
+        id: its name in the fleet, never used again.
+        joined: set once its drivers can answer and the fleet knows it.
+        drivers: the driver of each environment.
+        slot_pool: its slots.
+        consumers: its consumer of each shard.
+
+    Args:
+        settings: those of the queue.
+        drivers: one for each environment that it offers.
+        slots: requests at a time.
+        grace_s: seconds from :meth:`stop` to the end, unless that says otherwise.
+        queues: its connections to the shards, in order; its own unless given.
+        timings: how long it waits for what.
+
     Raises (from :meth:`run`):
         UnavailableError: the server cannot be reached at the start.
         WorkerError: a driver cannot serve here, at the start or several times in a row.
     """
 
     def __init__(
-        self, settings: Settings, drivers: Sequence[Driver], *, slots: int, grace_s: float = 10.0
+        self,
+        settings: Settings,
+        drivers: Sequence[Driver],
+        *,
+        slots: int,
+        grace_s: float = 10.0,
+        queues: Sequence[Queue] | None = None,
+        timings: Timings | None = None,
     ) -> None:
+        timings = timings or Timings()
         # Never used again, since what a dead worker held must not be taken for a living one's.
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-        # Set once its drivers can answer and the fleet knows it.
         self.joined = asyncio.Event()
-        self._drivers = {driver.environment: driver for driver in drivers}
+        self.drivers: Mapping[str, Driver] = {driver.environment: driver for driver in drivers}
         self._grace_s = grace_s
-        self._slot_pool = SlotPool(slots, self._slot_pool_changed)
+        self.slot_pool = SlotPool(
+            slots, self._slot_pool_changed, pause_after_failure_s=timings.pause_after_failure_s
+        )
         info = {
             # In Kubernetes the pod's name, by which the scaler knows whose pod is idle.
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "slots": slots,
             "started": time.time(),
-            "environments": list(self._drivers),
+            "environments": list(self.drivers),
         }
-        queues = Queue.each(settings)
-        self._consumers = [
-            Consumer(self.id, queue, self._drivers, self._slot_pool, info) for queue in queues
+        queues = queues or Queue.each(settings)
+        self.consumers = [
+            Consumer(self.id, queue, self.drivers, self.slot_pool, info, timings)
+            for queue in queues
         ]
         self._states = RedisStates(queues)
         self._collect_every_s = settings.lease_s
@@ -68,33 +93,35 @@ class Worker:
     @property
     def slots(self) -> int:
         """How many requests it runs at a time."""
-        return self._slot_pool.count
+        return self.slot_pool.slots.count
 
     @property
     def busy(self) -> int:
         """How many run now."""
-        return self._slot_pool.taken
+        return self.slot_pool.slots.taken
 
     async def run(self) -> None:
         """Works until :meth:`stop`, then drains."""
         async with contextlib.AsyncExitStack() as at_end:
-            for consumer in self._consumers:
+            for consumer in self.consumers:
                 at_end.push_async_callback(consumer.close)
-            for driver in self._drivers.values():
+            for driver in self.drivers.values():
                 at_end.push_async_callback(driver.close)
                 await driver.open(self._states)
-            await asyncio.gather(*(consumer.join() for consumer in self._consumers))
+            await asyncio.gather(*(consumer.join() for consumer in self.consumers))
             at_end.push_async_callback(self._leave)
             self.joined.set()
-            names = ", ".join(self._drivers)
-            log.info("worker %s serves %s with %d slots", self.id, names, self._slot_pool.count)
+            names = ", ".join(self.drivers)
+            log.info(
+                "worker %s serves %s with %d slots", self.id, names, self.slot_pool.slots.count
+            )
             # The grace ends a call to a silent server as well, and any pause.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._stop_at_s) as self._limit:
                     await self._consume()
             self._limit = None
-        if self._slot_pool.fault:
-            raise self._slot_pool.fault
+        if self.slot_pool.breaker.fault:
+            raise self.slot_pool.breaker.fault
 
     def stop(self, grace_s: float | None = None) -> None:
         """Drains: claims nothing more, lets requests finish within the grace (seconds), and
@@ -105,14 +132,14 @@ class Worker:
             self._stop_at_s = stop_at_s
             if self._limit:
                 self._limit.reschedule(stop_at_s)
-        self._slot_pool.closed = True
+        self.slot_pool.draining = True
         self._wake_consumers()
 
     async def _consume(self) -> None:
         collector = asyncio.create_task(self._collect())
         try:
             async with asyncio.TaskGroup() as group:
-                for consumer in self._consumers:
+                for consumer in self.consumers:
                     group.create_task(consumer.run())
         except ExceptionGroup as faults:
             raise faults.exceptions[0] from None
@@ -121,20 +148,20 @@ class Worker:
             await asyncio.gather(collector, return_exceptions=True)
 
     async def _collect(self) -> None:
-        """Does its share of removing the states that nobody uses any more."""
+        """Does its share of removing states that are no longer used."""
         while True:
             with contextlib.suppress(UnavailableError):
                 await self._states.collect()
-            await asyncio.sleep(self._collect_every_s * self._consumers[0].stretch)
+            await asyncio.sleep(self._collect_every_s * self.consumers[0].stretch)
 
     async def _leave(self) -> None:
-        await asyncio.gather(*(consumer.leave() for consumer in self._consumers))
+        await asyncio.gather(*(consumer.leave() for consumer in self.consumers))
 
     def _slot_pool_changed(self) -> None:
-        if self._slot_pool.fault and not self._slot_pool.closed:
+        if self.slot_pool.breaker.fault and not self.slot_pool.draining:
             self.stop(grace_s=0.0)
         self._wake_consumers()
 
     def _wake_consumers(self) -> None:
-        for consumer in self._consumers:
+        for consumer in self.consumers:
             consumer.wake()

@@ -1,11 +1,12 @@
-"""One shard of the queue, as a worker serves it: claim, settle, renew, give back.
+"""A worker's consumer of one shard: it claims, settles, renews the lease and gives back.
 
-One task, the *consumer*, makes all calls to the shard, one at a time, so that what it holds and
-what the server believes it holds can be compared after every call. A second task, the *listener*,
-blocks on the wake-up.
+One task, the *consumer*, makes all calls to the shard, one at a time, so that after each of them
+it can compare what the worker holds with what the server believes it holds. A second task, the
+*listener*, blocks on the environments' wake-ups. :mod:`leanq.consumer.claim_state` says when a
+claim is due.
 
-A call whose answer was lost may have happened: settlements are simply sent again, and what a lost
-claim brought is reconciled from the processing list.
+A call whose answer was lost may have happened: settlements are simply sent again, and requests
+that a lost claim brought are reconciled from the processing list.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ import random
 import secrets
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
-from leanq.consumer.slots import CLAIMED_AHEAD_WAIT_S, SlotPool, Slots
+from leanq.consumer.claim_state import ClaimState
+from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, PAUSE_AFTER_FAILURE_S, SlotPool
+from leanq.consumer.slots import Slots
 from leanq.errors import UnavailableError
 from leanq.lean.driver import Driver
 from leanq.queue import wire
@@ -28,20 +32,41 @@ from leanq.queue.results import Reserved
 
 log = logging.getLogger("leanq.worker")
 
-_BLOCK_S = 30.0
-_LEAVE_S = 4.0
-# So many idle workers look after the fleet as often as one alone would; more of them share that.
+# So many idle workers renew as often as one alone would; more of them share that.
 _WATCHERS = 50
-_MOST_STRETCH = 6.0
+_MAX_STRETCH = 6.0
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long a worker waits for what, in seconds.
+
+    Attributes:
+        block_s: one blocking call for a wake-up.
+        leave_s: giving everything back to a server that may not answer.
+        pause_after_failure_s: without claims, after this machine has failed at a request.
+    """
+
+    block_s: float = 30.0
+    leave_s: float = 4.0
+    pause_after_failure_s: float = PAUSE_AFTER_FAILURE_S
 
 
 class Consumer:
-    """Keeps the worker's slot_pool filled from one shard. Closes ``queue`` in the end.
+    """Keeps the worker's slots filled from one shard. Closes ``queue`` in the end.
+
+    Attributes:
+        state: whether a claim is due.
+        slots: the requests of this shard that the worker holds.
+        stretch: how many times longer than usual the worker's lease is while it holds nothing.
 
     Args:
         worker: the worker's id.
+        queue: the shard.
         drivers: the driver of each environment.
+        slot_pool: the worker's slots, which all its consumers share.
         info: what the worker says of itself.
+        timings: how long it waits for what.
     """
 
     def __init__(
@@ -51,32 +76,25 @@ class Consumer:
         drivers: Mapping[str, Driver],
         slot_pool: SlotPool,
         info: Mapping[str, object],
+        timings: Timings,
     ) -> None:
         self._worker = worker
         self._queue = queue
         self._drivers = drivers
         self._slot_pool = slot_pool
         self._info = info
-        self._slots = Slots(worker, drivers, slot_pool, self._something_ended)
+        self._timings = timings
+        self.state = ClaimState()
+        self.slots = Slots(worker, drivers, slot_pool, self._request_ended)
+        self.stretch = 1.0
         self._rng = random.Random()
         self._wake = asyncio.Event()
         self._claimed = asyncio.Event()
-        # Whether a claim is due, whether the listener leaves the wake-up to others, and whether to
-        # claim with the next results whatever the wake-up says.
-        self._hungry = True
-        self._deaf = False
-        self._expectant = False
-        # Whether the last claim left work behind.
-        self._backlog = False
-        # When to look at what others were reserved.
+        # When to claim, or have another worker claim, what was reserved to others.
         self._look_at_s = math.inf
-        # Whether the server may think otherwise of what is held here.
-        self._doubt = False
-        # How much longer than others' the lease of this worker is while it holds nothing.
-        self.stretch = 1.0
         self._renew_at_s = time.monotonic() + self._renew_every_s
         # What the fleet was told of the environments.
-        self._told: dict[str, Mapping[str, object]] = {}
+        self._published: Mapping[str, Mapping[str, object]] = {}
 
     async def join(self) -> None:
         """Enters the fleet; raises UnavailableError."""
@@ -86,14 +104,14 @@ class Consumer:
             environment: str(said.get("fingerprint", "")) for environment, said in about.items()
         }
         await self._queue.register(self._worker, wire.pack_info(self._info), environments, prints)
-        self._told = about
+        self._published = about
 
     def wake(self) -> None:
-        """There is slot_pool, or nothing is to be claimed any more."""
+        """A slot is free, or nothing is to be claimed any more."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Works until the slot_pool is closed and nothing is held."""
+        """Works until the slot pool is draining and nothing is held."""
         listener = asyncio.create_task(self._listen())
         try:
             await self._consume(listener)
@@ -103,22 +121,21 @@ class Consumer:
 
     async def leave(self) -> None:
         """Stops what still runs, gives it back, and leaves the fleet."""
-        await self._slots.stop()
+        await self.slots.stop()
         try:
-            async with asyncio.timeout(_LEAVE_S):
+            async with asyncio.timeout(self._timings.leave_s):
                 await self._give_all_back()
         except (UnavailableError, TimeoutError) as error:
             # The lease lapses, and the reaper does the same.
-            held = len(self._slots.held)
+            held = len(self.slots.held)
             log.warning("left without giving %d requests back: %r", held, error)
 
     async def close(self) -> None:
         """Closes the connections."""
         await self._queue.close()
 
-    def _something_ended(self) -> None:
-        # Whoever found nothing more, and has had an ear on the wake-up since, need not ask again.
-        self._hungry = self._hungry or self._deaf or self._expectant
+    def _request_ended(self) -> None:
+        self.state.request_ended()
         self._wake.set()
 
     @property
@@ -128,63 +145,66 @@ class Consumer:
     @property
     def _share(self) -> int:
         """How many requests may be claimed now."""
-        return self._slot_pool.share(self, ahead=self._backlog) if self._hungry else 0
+        if not self.state.claim_is_due:
+            return 0
+        return self._slot_pool.share(self, ahead=self.state.claims_ahead)
 
     def _backoff(self) -> Iterator[float]:
-        # After an outage everybody has to be heard before half a lease is over.
+        # After an outage every worker has to be heard before half a lease is over.
         return backoff_s(self._rng, most_s=min(5.0, self._queue.settings.lease_s / 4))
 
     async def _consume(self, listener: asyncio.Task[None]) -> None:
         pauses = self._backoff()
-        while self._slots.held or not self._slot_pool.closed:
+        while self.slots.held or not self._slot_pool.draining:
             await self._wait_until_due()
             if listener.done():
                 listener.result()
             try:
-                if self._doubt:
+                if self.state.in_doubt:
                     await self._reconcile()
                 if time.monotonic() >= self._look_at_s:
                     await self._look()
                     self._look_at_s = math.inf
                 self._return_waiting()
                 await self._give_back()
-                if self._slots.has_results or self._share > 0:
+                if self.slots.has_results or self._share > 0:
                     await self._exchange()
                 if time.monotonic() >= self._renew_at_s:
                     await self._renew()
-                if self._deaf and self._slot_pool.vacant > 0 and not self._hungry:
-                    self._deaf = False
+                if self.state.should_listen_again(self._slot_pool.vacant):
+                    self.state.listening = True
                     await self._queue.notify_worker(self._worker)
                 pauses = self._backoff()
             except UnavailableError as error:
                 log.warning("%s", error)
-                self._doubt = self._hungry = True
+                self.state.disconnected()
                 # The other shards must not wait for this one.
                 self._slot_pool.end_turn(self)
                 await asyncio.sleep(next(pauses))
 
     async def _wait_until_due(self) -> None:
         """Sleeps until there is something to do."""
-        due = self._slots.has_results or self._doubt or any(self._slots.returns.values())
+        due = self.slots.has_results or self.state.in_doubt or any(self.slots.returns.values())
         if due or self._share > 0:
             # One turn of the loop, so that results of the same moment travel together.
             await asyncio.sleep(0)
             return
-        until = min(self._renew_at_s, self._look_at_s, self._slots.patient_until_s)
-        if self._slot_pool.paused_until_s > time.monotonic():
-            until = min(until, self._slot_pool.paused_until_s)
+        until = min(self._renew_at_s, self._look_at_s, self.slots.patient_until_s)
+        if self._slot_pool.breaker.paused_until_s > time.monotonic():
+            until = min(until, self._slot_pool.breaker.paused_until_s)
         await _wait(self._wake, until)
         self._wake.clear()
 
     async def _exchange(self) -> None:
         """Settles what is finished and claims for the free slots, in one call."""
-        batch = self._slots.next_settlements()
-        busy = self._slot_pool.taken + self._slot_pool.waiting + self._slots.finished_beside(batch)
+        batch = self.slots.next_settlements()
+        pool = self._slot_pool
+        busy = pool.slots.taken + pool.slots.waiting + self.slots.finished_beside(batch)
         want = self._share
-        # The wake-up may ring while the call is under way, for what it does not see.
-        self._hungry = self._hungry and not want
+        if want:
+            self.state.claim_sent()
         asked_s = time.monotonic()
-        with self._slot_pool.reserved(want):
+        with pool.slots.reserve(want):
             claimed = await self._queue.claim(
                 self._worker,
                 list(self._drivers) if want else [],
@@ -193,27 +213,28 @@ class Consumer:
                 token=secrets.token_urlsafe(9),
                 settlements=batch,
             )
-        self._slot_pool.note_call(time.monotonic() - asked_s)
+        pool.call_time.add(time.monotonic() - asked_s)
         for item, accepted in zip(batch, claimed.accepted, strict=True):
-            self._slots.forget(item.request_id)
+            self.slots.forget(item.request_id)
             if not accepted:
                 log.warning("the lease of %s was lost; its result is dropped", item.request_id)
         for job in claimed.jobs:
-            self._slots.start(job)
+            self.slots.start(job)
         if claimed.jobs:
             self._renew_at_s = min(self._renew_at_s, asked_s + self._renew_every_s)
         self._claimed.set()
         if want:
-            self._slot_pool.on_hold = claimed.hold
-            self._backlog = len(claimed.jobs) >= want
-            # A quarantined request waits until all has ended here.
-            self._hungry = self._hungry or self._backlog or claimed.hold
-            # Where several came at once, more is to be expected, and comes with the call that
-            # settles them. Where some are reserved, each claim says how many more would be taken.
-            self._expectant = len(claimed.jobs) > 1 or claimed.pinned
+            pool.on_hold = claimed.hold
+            self.state.claim_answered(
+                got_all=len(claimed.jobs) >= want,
+                on_hold=claimed.hold,
+                # Where several came at once, more is to be expected, and comes with the call that
+                # settles them. Where some are reserved, each claim says how many more it takes.
+                expect_more=len(claimed.jobs) > 1 or claimed.pinned,
+            )
             self._look_at_s = time.monotonic() + claimed.again_s if claimed.again_s else math.inf
-            self._slot_pool.end_turn(self)
-        self._doubt = claimed.held != len(self._slots.held)
+            pool.end_turn(self)
+        self.state.compared(equal=claimed.held == len(self.slots.held))
 
     @property
     def _renew_every_s(self) -> float:
@@ -223,32 +244,34 @@ class Consumer:
         asked_s = time.monotonic()
         renewed = await self._queue.renew(self._worker, self._drivers, stretch=self.stretch)
         self._renew_at_s = asked_s + self._renew_every_s * (1 if renewed.held else self.stretch)
-        self.stretch = min(_MOST_STRETCH, max(1.0, renewed.workers / _WATCHERS))
-        # An environment can have changed, and what is remembered of it counts no more.
-        if not renewed.known or self._about != self._told:
+        self.stretch = min(_MAX_STRETCH, max(1.0, renewed.workers / _WATCHERS))
+        # An environment can have changed, and verdicts remembered for it no longer count.
+        if not renewed.known or self._about != self._published:
             await self.join()
         for request_id in renewed.timed_out:
-            log.warning("%s ran longer than it may and was taken away", request_id)
-            self._slots.drop(request_id)
+            log.warning("%s exceeded its run timeout and was taken away", request_id)
+            self.slots.drop(request_id)
         if renewed.lapsed:
             reaped = await reap(self._queue)
             if reaped.requeued or reaped.poisoned:
-                log.info("reaped: %d put back, %d poisoned", reaped.requeued, reaped.poisoned)
-        self._doubt = self._doubt or renewed.held != len(self._slots.held)
+                log.info("reaped: %d requeued, %d poisoned", reaped.requeued, reaped.poisoned)
+        if renewed.held != len(self.slots.held):
+            self.state.compared(equal=False)
         # A wake-up can be lost with its connection, and a quarantined request can have
         # ended elsewhere.
-        self._hungry = self._hungry or renewed.waiting > 0
+        if renewed.waiting > 0:
+            self.state.notified()
         self._slot_pool.on_hold = False
 
     async def _reconcile(self) -> None:
-        """Compares what this worker holds with its processing list, and mends it."""
+        """Compares what this worker holds with its processing list, and makes them agree."""
         jobs, lost = await self._queue.reconcile(self._worker, self._held_request_ids)
         for request_id in lost:
-            self._slots.drop(request_id)
+            self.slots.drop(request_id)
         for job in jobs:
-            log.info("reconciled %s, whose claim was answered into the void", job.request_id)
-            self._slots.start(job)
-        self._doubt = False
+            log.info("reconciled %s: the answer to its claim was lost", job.request_id)
+            self.slots.start(job)
+        self.state.reconciled()
 
     # The listener
 
@@ -256,20 +279,22 @@ class Consumer:
         pauses = self._backoff()
         while True:
             # A busy worker must not take tokens off the wake-up, which are for idle ones.
-            self._deaf = self._slot_pool.vacant <= 0
-            environments = [] if self._deaf else list(self._drivers)
+            self.state.listening = self._slot_pool.vacant > 0
+            environments = list(self._drivers) if self.state.listening else []
             try:
-                rung = await self._queue.wait_wakeup(self._worker, environments, _BLOCK_S)
+                heard = await self._queue.wait_wakeup(
+                    self._worker, environments, self._timings.block_s
+                )
                 pauses = self._backoff()
-                if isinstance(rung, Reserved):
+                if isinstance(heard, Reserved):
                     await self._on_reservation()
-                elif rung:
-                    self._slots.drop(rung)
-                elif rung is not None:
+                elif heard:
+                    self.slots.drop(heard)
+                elif heard is not None:
                     await self._on_wakeup()
             except UnavailableError:
                 await asyncio.sleep(next(pauses))
-                # A wake-up may have rung into the void.
+                # A wake-up may have been lost with the connection.
                 self._claim_soon()
 
     async def _on_wakeup(self) -> None:
@@ -285,7 +310,7 @@ class Consumer:
             await self._queue.claim(self._worker, list(self._drivers), 0, busy=0, token="-")
 
     async def _look(self) -> bool:
-        """Has this worker claim, or an idle one in its stead; whether it is this one."""
+        """Has this worker claim, or wakes an idle one; whether it is this one."""
         if self._slot_pool.vacant <= 0:
             for environment in self._drivers:
                 await self._queue.notify(environment)
@@ -295,7 +320,7 @@ class Consumer:
 
     def _claim_soon(self) -> None:
         self._claimed.clear()
-        self._hungry = True
+        self.state.notified()
         self._wake.set()
 
     async def _until_claimed(self) -> None:
@@ -307,38 +332,38 @@ class Consumer:
     # Giving back
 
     async def _give_all_back(self) -> None:
-        while batch := self._slots.next_settlements():
+        while batch := self.slots.next_settlements():
             await self._queue.claim(self._worker, [], 0, busy=0, token="-", settlements=batch)
             for item in batch:
-                self._slots.forget(item.request_id)
+                self.slots.forget(item.request_id)
         await self._give_back()
         # The grace may have ended before the answer to a claim came.
         jobs, _ = await self._queue.reconcile(self._worker, self._held_request_ids)
-        leases = [(job.request_id, job.token) for job in (*self._slots.held, *jobs)]
+        leases = [(job.request_id, job.token) for job in (*self.slots.held, *jobs)]
         given = await self._queue.release(self._worker, leases, leave=True)
         log.info("worker %s left; %d requests given back", self._worker, given)
 
     def _return_waiting(self) -> None:
         """Gives back what was claimed ahead, where it would wait too long for a slot."""
-        if time.monotonic() >= self._slots.patient_until_s:
+        if time.monotonic() >= self.slots.patient_until_s:
             # It waits behind something long, which shows in no average yet.
-            self._slot_pool.note_run(CLAIMED_AHEAD_WAIT_S)
-        elif not (self._slot_pool.closed or self._slot_pool.on_hold):
+            self._slot_pool.run_time.add(CLAIMED_AHEAD_WAIT_S)
+        elif not (self._slot_pool.draining or self._slot_pool.on_hold):
             return
-        self._slots.return_waiting()
+        self.slots.return_waiting()
 
     async def _give_back(self) -> None:
         """Gives back what this machine failed at, or does not understand."""
-        for how, returns in self._slots.returns.items():
+        for how, returns in self.slots.returns.items():
             if batch := returns[:]:
                 await self._queue.release(self._worker, batch, how=how)
                 for request_id, _ in batch:
-                    self._slots.forget(request_id)
+                    self.slots.forget(request_id)
                 del returns[: len(batch)]
 
     @property
     def _held_request_ids(self) -> list[str]:
-        return [job.request_id for job in self._slots.held]
+        return [job.request_id for job in self.slots.held]
 
 
 async def _wait(event: asyncio.Event, until_s: float) -> None:

@@ -1,20 +1,20 @@
-"""What one worker holds: the requests that run, what is finished, and what goes back.
+"""The requests of one shard that a worker holds: waiting, running, finished, or to be given back.
 
-Nothing here speaks to the queue. The worker's consumer starts jobs, takes results and returns away
-to tell the server, and drops what the server says is no longer its own.
+Nothing here speaks to the queue. The consumer starts jobs, takes results and returns to send them
+to the server, and drops requests whose lease the server says is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, SlotPool
 from leanq.errors import NewerMessageError, WireError, WorkerError
 from leanq.fleet import logging as logs
 from leanq.lean.driver import Driver
@@ -25,133 +25,9 @@ from leanq.queue.results import Job, Returning, Settlement, times_of
 
 log = logging.getLogger("leanq.worker")
 
-# A call is bounded in bytes, since a script that moves megabytes holds everybody up.
+# A call is bounded in bytes, since a script that moves megabytes delays all clients.
 _SETTLE_BYTES = 1 << 20
-_FAILURES_IN_A_ROW = 3
-_PAUSE_AFTER_FAILURE_S = 2.0
 _PAUSE_AFTER_DEFERRING_S = 0.5
-CLAIMED_AHEAD_WAIT_S = 0.25
-"""What was claimed ahead is given back when it has waited so long for a slot, in seconds."""
-
-# Requests are claimed ahead only where they take less than this on average: beyond it a round trip
-# hardly counts.
-_SHORT_S = 0.05
-_MOST_WAITING = 64
-# Of an average over time, the weight of the newest. One that takes CLAIMED_AHEAD_WAIT_S ends all
-# shortness.
-_NEWEST = 0.2
-
-
-class SlotPool:
-    """The slots of a worker, which the consumers of its shards share.
-
-    Pumps that want work take turns, and each may claim its part of what is free, so that a shard
-    with much work leaves some room to the others.
-
-    Attributes:
-        taken: requests that run.
-        waiting: requests that were claimed ahead, for when a slot is free.
-        closed: nothing is claimed any more.
-        on_hold: all should come to an end, so that a quarantined request can run alone.
-        fault: set after several failures in a row, when the worker should end rather than churn.
-
-    Args:
-        count: requests at a time.
-        changed: called when there may be more room than before.
-    """
-
-    def __init__(self, count: int, changed: Callable[[], None]) -> None:
-        self.count = count
-        self.taken = self.waiting = 0
-        self.closed = self.on_hold = False
-        self.fault: WorkerError | None = None
-        self.paused_until_s = 0.0
-        self._changed = changed
-        self._reserved = 0
-        self._isolated = 0
-        self._failures = 0
-        self._turns: deque[object] = deque()
-        self._run_s = self._call_s = 0.0
-
-    @property
-    def vacant(self) -> int:
-        """How many more requests could run now."""
-        return self.count - self.taken if self._open else 0
-
-    @property
-    def _open(self) -> bool:
-        if self.closed or self._isolated or (self.on_hold and self.taken):
-            return False
-        return time.monotonic() >= self.paused_until_s
-
-    def share(self, consumer: object, *, ahead: bool) -> int:
-        """How many requests the consumer, which wants some, may claim now; ``ahead``: also for when
-        slots are free again, if requests are short."""
-        if consumer not in self._turns:
-            self._turns.append(consumer)
-        if self._turns[0] is not consumer or not self._open:
-            return 0
-        free = self.vacant - self._reserved
-        if ahead:
-            free += self._most_waiting - self.waiting
-        return max(0, -(-free // len(self._turns)))
-
-    @property
-    def _most_waiting(self) -> int:
-        # One for each slot, since all may be free at the same moment, and the more of them the more
-        # run while one call to the server is under way.
-        if not 0 < self._run_s < _SHORT_S:
-            return 0
-        return min(_MOST_WAITING, self.count * math.ceil(self._call_s / self._run_s))
-
-    def note_run(self, seconds: float) -> None:
-        """A request took so long."""
-        self._run_s = _averaged(self._run_s, seconds)
-
-    def note_call(self, seconds: float) -> None:
-        """A call to the server took so long."""
-        self._call_s = _averaged(self._call_s, seconds)
-
-    def end_turn(self, consumer: object) -> None:
-        """The consumer has claimed, or cannot."""
-        if consumer in self._turns:
-            self._turns.remove(consumer)
-            if self._turns:
-                self._changed()
-
-    @contextlib.contextmanager
-    def reserved(self, number: int) -> Iterator[None]:
-        """Keeps so much of what is vacant for a claim under way."""
-        self._reserved += number
-        try:
-            yield
-        finally:
-            self._reserved -= number
-
-    def take(self, *, isolated: bool) -> None:
-        """A request runs."""
-        self.taken += 1
-        self._isolated += isolated
-
-    def give(self, *, isolated: bool) -> None:
-        """A request has ended."""
-        self.taken -= 1
-        self._isolated -= isolated
-        self._changed()
-
-    def pause(self, seconds: float) -> None:
-        self.paused_until_s = time.monotonic() + seconds
-
-    def succeed(self) -> None:
-        """The machine has done its part."""
-        self._failures = 0
-
-    def fail(self, error: WorkerError) -> None:
-        """The machine has failed; after several times in a row that is a fault."""
-        self._failures += 1
-        self.pause(_PAUSE_AFTER_FAILURE_S)
-        if self._failures >= _FAILURES_IN_A_ROW:
-            self.fault = error
 
 
 @dataclass(slots=True, eq=False)
@@ -167,13 +43,13 @@ class Slots:
     """The requests of one shard; runs each in a task of its own, as soon as a slot is free.
 
     Attributes:
-        returns: (request id, token) of requests that go back, by how they do.
+        returns: (request id, token) of requests to be given back, by how.
 
     Args:
         worker: the worker's id, which stands in every reply.
         drivers: the driver of each environment.
-        slot_pool: where they run.
-        notify: called when something ended.
+        slot_pool: the slots in which they run.
+        notify: called when a request has ended.
     """
 
     def __init__(
@@ -191,10 +67,10 @@ class Slots:
         self._notify = notify
         self._held: dict[str, _Held] = {}
         self._results: dict[str, Settlement] = {}
-        # What was claimed ahead, and since when the first of it waits.
+        # Requests that were claimed ahead, and since when the first of them waits.
         self._waiting: deque[_Held] = deque()
         self._waiting_since_s = 0.0
-        # What fills a slot: also what is no longer held, while its driver cleans up.
+        # Requests that fill a slot: also those no longer held, while their driver cleans up.
         self._running: dict[_Held, asyncio.Task[None]] = {}
 
     @property
@@ -208,34 +84,35 @@ class Slots:
         return bool(self._results)
 
     def start(self, job: Job) -> None:
-        # It may run here already, for a lease that lapsed before anybody noticed.
+        """Runs a request that was claimed, or keeps it until a slot is free."""
+        # It may run here already, for a lease that expired before the worker noticed.
         self.drop(job.request_id)
         held = self._held[job.request_id] = _Held(job)
-        if self._slot_pool.taken < self._slot_pool.count:
+        if self._slot_pool.slots.free > 0:
             self._run(held)
             return
         if not self._waiting:
             self._waiting_since_s = time.monotonic()
         self._waiting.append(held)
-        self._slot_pool.waiting += 1
+        self._slot_pool.slots.waiting += 1
 
     @property
     def patient_until_s(self) -> float:
-        """When to give back what still waits for a slot; monotonic."""
+        """When to give back requests that still wait for a slot; of the monotonic clock."""
         return self._waiting_since_s + CLAIMED_AHEAD_WAIT_S if self._waiting else math.inf
 
     def return_waiting(self) -> None:
-        """Gives back what waits for a slot, at no charge: others may be idle."""
+        """Gives back requests that wait for a slot, at no charge: other workers may be idle."""
         self.returns["keep"] += ((held.job.request_id, held.job.token) for held in self._waiting)
-        self._slot_pool.waiting -= len(self._waiting)
+        self._slot_pool.slots.waiting -= len(self._waiting)
         self._waiting.clear()
 
     def _run(self, held: _Held) -> None:
-        self._slot_pool.take(isolated=held.job.isolated)
+        self._slot_pool.slots.take(isolated=held.job.isolated)
         self._running[held] = asyncio.get_running_loop().create_task(self._work(held))
 
     def drop(self, request_id: str) -> None:
-        """Stops a request whose lease is gone: withdrawn, run timeout or reaped."""
+        """Stops a request whose lease is gone: withdrawn, timed out or reaped."""
         held = self.forget(request_id)
         if held is None:
             return
@@ -243,12 +120,12 @@ class Slots:
         self._notify()
 
     def forget(self, request_id: str) -> _Held | None:
-        """The server has taken its end; nothing of it is kept."""
+        """The server has taken the request's end; nothing of it is kept."""
         self._results.pop(request_id, None)
         return self._held.pop(request_id, None)
 
     def next_settlements(self) -> list[Settlement]:
-        """What is to be settled next: all that is finished, within the bytes of one call."""
+        """The results to be settled next: all of them, within the bytes of one call."""
         batch: list[Settlement] = []
         size = 0
         for item in self._results.values():
@@ -263,7 +140,7 @@ class Slots:
         return sum(held.finished for held in self._held.values()) - len(batch)
 
     async def stop(self) -> None:
-        """Stops all that runs, and waits until the drivers have cleaned up."""
+        """Stops all running requests, and waits until the drivers have cleaned up."""
         tasks = list(self._running.values())
         for held in list(self._running):
             self._cancel(held)
@@ -272,7 +149,7 @@ class Slots:
     def _cancel(self, held: _Held) -> None:
         if held in self._waiting:
             self._waiting.remove(held)
-            self._slot_pool.waiting -= 1
+            self._slot_pool.slots.waiting -= 1
         if task := self._running.get(held):
             task.cancel()
             # One that is cancelled before it ran could not do it itself.
@@ -281,8 +158,8 @@ class Slots:
     def _vacate(self, held: _Held) -> None:
         if self._running.pop(held, None):
             self._slot_pool.give(isolated=held.job.isolated)
-            if self._waiting and self._slot_pool.taken < self._slot_pool.count:
-                self._slot_pool.waiting -= 1
+            if self._waiting and self._slot_pool.slots.free > 0:
+                self._slot_pool.slots.waiting -= 1
                 self._waiting_since_s = time.monotonic()
                 self._run(self._waiting.popleft())
 
@@ -294,29 +171,29 @@ class Slots:
         try:
             settlement = self._settlement(job, started_s, await self._answer(job))
         except NewerMessageError as error:
-            # A newer release understands it. Without a pause it would only be claimed again.
+            # A newer release understands it. Without a pause this worker would claim it again.
             log.warning("%s is given back: %s", job.request_id, error)
-            self._slot_pool.pause(_PAUSE_AFTER_DEFERRING_S)
+            self._slot_pool.breaker.pause(_PAUSE_AFTER_DEFERRING_S)
             self._finish(held, "defer")
             return
         except WorkerError as error:
-            # It goes back one attempt older, in case it is what breaks machines.
+            # The attempt counts, in case the request is what breaks machines.
             log.error("%s: %s", type(error).__name__, error)
-            self._slot_pool.fail(error)
+            self._slot_pool.breaker.failed(error)
             self._finish(held, "charge")
             return
         except Exception as error:
-            # A fault of leanq's own would recur on every worker that takes the request up.
+            # A defect of leanq's would recur on every worker that claims the request.
             log.exception("%s failed", job.request_id)
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
             settlement = self._settlement(job, started_s, Reply(error=" ".join(text.split())))
-        self._slot_pool.succeed()
-        self._slot_pool.note_run(time.monotonic() - started_s)
+        self._slot_pool.breaker.succeeded()
+        self._slot_pool.run_time.add(time.monotonic() - started_s)
         self._finish(held, settlement)
 
     def _finish(self, held: _Held, end: Settlement | Returning) -> None:
         """Keeps the end, or how the request goes back, for the consumer; unless it was dropped
-        meanwhile and belongs to somebody else by now."""
+        meanwhile and belongs to another worker by now."""
         job = held.job
         if self._held.get(job.request_id) is held:
             held.finished = True
@@ -345,7 +222,7 @@ class Slots:
     def _settlement(self, job: Job, started_s: float, reply: Reply) -> Settlement:
         outcome = reply.verdict or ("error" if reply.error else "echo")
         count("leanq_worker_requests_total", outcome)
-        # What the infrastructure says of a request may be otherwise the next time.
+        # An outcome of the infrastructure's may differ the next time.
         lasts = reply.verdict in LEAN_VERDICTS and reply.error is None
         fingerprint = (reply.fingerprint or "") if lasts else ""
         ran_s = time.monotonic() - started_s
@@ -372,7 +249,3 @@ class Slots:
             job.environment,
             times,
         )
-
-
-def _averaged(before_s: float, newest_s: float) -> float:
-    return before_s + _NEWEST * (newest_s - before_s) if before_s else newest_s

@@ -128,7 +128,7 @@ class Request:
     def __post_init__(self) -> None:
         if self.traceparent and not _TRACEPARENT.fullmatch(self.traceparent):
             raise InvalidRequestError(
-                f"{self.traceparent!r:.80} is no traceparent; one looks like "
+                f"{self.traceparent!r:.80} is not a traceparent; expected one such as "
                 "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             )
         _within("timeout", self.timeout_s, 0.01, MAX_TIMEOUT_S, "CPU seconds")
@@ -141,11 +141,13 @@ class Request:
         if self.op == "step" and not self.tactic.strip():
             raise InvalidRequestError("there is no tactic to run: the text is empty")
         if self.op in ("step", "export") and not _STATE.fullmatch(self.state):
-            raise InvalidRequestError(f"{self.state!r:.80} is no state: 64 hexadecimal digits")
+            raise InvalidRequestError(
+                f"{self.state!r:.80} is not a state; expected 64 hexadecimal digits"
+            )
         if self.op == "verify":
             self._check_verify()
         if any("\0" in text for text in (self.code, self.tactic, self.target)):
-            raise InvalidRequestError("the text contains a NUL character, so it is no Lean code")
+            raise InvalidRequestError("the text contains a NUL character, so it is not Lean code")
 
     def _check_verify(self) -> None:
         if not self.code.strip():
@@ -322,5 +324,5 @@ def verify_reply_to_json(reply: Reply) -> dict[str, Any]:
 def _within(what: str, value: float, least: float, most: float, unit: str) -> None:
     if not least <= value <= most:
         raise InvalidRequestError(
-            f"{what} is {value:g} {unit}; it must lie between {least:g} and {most:g}"
+            f"{what} must lie between {least:.10g} and {most:.10g} {unit}, got {value:.10g}"
         )

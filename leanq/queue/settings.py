@@ -1,21 +1,4 @@
-"""Settings, parsed once from flags, environment variables and a URL.
-
-| variable | meaning | default |
-| --- | --- | --- |
-| ``LEANQ_URL`` | the Redis: ``redis://``, ``rediss://`` or ``unix://`` | an embedded server |
-| ``LEANQ_PREFIX`` | keeps several leanqs apart in one Redis | ``leanq`` |
-| ``LEANQ_SHARDS`` | parts of the queue, one per master of a cluster | 1 |
-| ``LEANQ_LEASE_S`` | seconds without a sign of life after which a worker's work goes back | 10 |
-| ``LEANQ_REPLY_TTL_S`` | seconds for which a reply can be collected | 3600 |
-| ``LEANQ_MAX_ATTEMPTS`` | workers that a request may take down before it is poisoned | 3 |
-| ``LEANQ_MAX_WAITING`` | requests that may wait per environment and tenant | 1000000 |
-| ``LEANQ_REMEMBER_S`` | seconds for which Lean's verdicts answer identical requests; 0: never | 0 |
-| ``LEANQ_STATE_TTL_S`` | seconds after which a state that nobody used is collected | 604800 |
-| ``LEANQ_SNAPSHOT_MB`` | memory in Redis for snapshots of states, all shards together | 1024 |
-| ``LEANQ_CACHE_MB`` | disk for snapshots on each worker's machine | 4096 |
-| ``LEANQ_REPL_MEMORY_MB`` | resident memory at which a process of the REPL is replaced | 8192 |
-| ``LEANQ_REPL_REQUESTS`` | requests after which it is | 5000 |
-| ``LEANQ_REPL_AGE_S`` | seconds after which it is | 3600 |
+"""Settings, each declared once: its variable, default, bounds and meaning.
 
 A URL may name several hosts, ``redis://HOST:PORT,HOST:PORT``: nodes of one cluster, or a master and
 the replicas that may follow it. A client may be given several clusters, with blanks between their
@@ -24,87 +7,155 @@ URLs, and with weights if they are not to be equal: ``redis://A*3 redis://B*1``.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
+from functools import cache, lru_cache
+from typing import Any
 from urllib.parse import urlsplit
 
 from leanq.errors import UsageError
+
+log = logging.getLogger("leanq.settings")
 
 MAX_REQUEST_BYTES = 16 << 20
 """The largest encoded request that is accepted at submit, in bytes."""
 
 _MOST = 1_000_000_000
-_Number = TypeVar("_Number", int, float)
+_LIKE = 0.65
 _WEIGHTED = re.compile(r"(?s)(.*?)(?:\*(\d+(?:\.\d+)?))?")
 _HOST = re.compile(r"[^\s*]+\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z")
 
 
+def _setting(default: Any, meaning: str, *, least: float = 1, most: float = _MOST) -> Any:
+    """A setting that ``LEANQ_`` and its name in capitals gives; its type is the default's."""
+    return field(default=default, metadata={"meaning": meaning, "least": least, "most": most})
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What clients, workers and reapers of one queue agree on."""
+    """What clients, workers and reapers of one queue agree on.
+
+    Attributes:
+        url: the Redis: ``redis://``, ``rediss://`` or ``unix://``.
+    """
 
     url: str = field(repr=False)
-    prefix: str = "leanq"
-    shards: int = 1
-    lease_s: float = 10.0
-    reply_ttl_s: float = 3600.0
-    max_attempts: int = 3
-    max_waiting: int = 1_000_000
-    remember_s: float = 0.0
-    state_ttl_s: float = 604_800.0
-    snapshot_mb: int = 1024
-    cache_mb: int = 4096
-    repl_memory_mb: int = 8192
-    repl_requests: int = 5000
-    repl_age_s: float = 3600.0
+    prefix: str = _setting("leanq", "keeps several leanqs apart in one Redis")
+    shards: int = _setting(1, "parts of the queue, one per master of a cluster", most=1000)
+    lease_s: float = _setting(
+        10.0, "seconds without a heartbeat after which a worker's requests are requeued", least=0.5
+    )
+    reply_ttl_s: float = _setting(3600.0, "seconds for which a reply can be collected")
+    max_attempts: int = _setting(3, "workers that a request may take down before it is poisoned")
+    max_waiting: int = _setting(1_000_000, "requests that may wait per environment and tenant")
+    remember_s: float = _setting(
+        0.0, "seconds for which Lean's verdicts answer identical requests; 0: never", least=0
+    )
+    state_ttl_s: float = _setting(604_800.0, "seconds after which an unused state is collected")
+    snapshot_mb: int = _setting(
+        1024, "memory in Redis for snapshots of states, all shards together, in MiB", least=0
+    )
+    cache_mb: int = _setting(4096, "disk for snapshots on each worker's machine, in MiB", least=0)
+    repl_memory_mb: int = _setting(
+        8192, "resident memory at which a process of the REPL is replaced, in MiB"
+    )
+    repl_requests: int = _setting(5000, "requests after which a process of the REPL is replaced")
+    repl_age_s: float = _setting(3600.0, "seconds after which a process of the REPL is replaced")
 
     def __post_init__(self) -> None:
         check_url(self.url)
         check_name("LEANQ_PREFIX", self.prefix)
-        if not 1 <= self.shards <= 1000:
-            raise UsageError(f"LEANQ_SHARDS is {self.shards}; it must lie between 1 and 1000")
-        for what, value, least in (
-            ("LEANQ_LEASE_S", self.lease_s, 0.5),
-            ("LEANQ_REPLY_TTL_S", self.reply_ttl_s, 1),
-            ("LEANQ_MAX_ATTEMPTS", self.max_attempts, 1),
-            ("LEANQ_MAX_WAITING", self.max_waiting, 1),
-            ("LEANQ_REMEMBER_S", self.remember_s, 0),
-            ("LEANQ_STATE_TTL_S", self.state_ttl_s, 1),
-            ("LEANQ_SNAPSHOT_MB", self.snapshot_mb, 0),
-            ("LEANQ_CACHE_MB", self.cache_mb, 0),
-            ("LEANQ_REPL_MEMORY_MB", self.repl_memory_mb, 1),
-            ("LEANQ_REPL_REQUESTS", self.repl_requests, 1),
-            ("LEANQ_REPL_AGE_S", self.repl_age_s, 1),
-        ):
-            if not least <= value <= _MOST:
-                raise UsageError(f"{what} is {value}; it must lie between {least} and {_MOST}")
+        for declared in _declared():
+            value = getattr(self, declared.name)
+            least, most = declared.metadata["least"], declared.metadata["most"]
+            if not isinstance(value, str) and not least <= value <= most:
+                raise UsageError(
+                    f"{_variable(declared)} must lie between {least} and {most}, got {value}"
+                )
 
     @classmethod
     def load(cls, url: str, environ: Mapping[str, str]) -> Settings:
         """The settings for ``url``, the rest from ``LEANQ_…`` in ``environ``.
 
+        A variable whose name is only like one of leanq's is logged as a warning.
+
         Raises:
-            UsageError: a value that is no number, out of range, or a URL of another scheme.
+            UsageError: a value of another type, out of range, or a URL of another scheme.
         """
+        for name in environ:
+            if name.startswith("LEANQ_"):
+                _warn_of_typo(name)
         return cls(
-            url=url,
-            prefix=environ.get("LEANQ_PREFIX", cls.prefix),
-            shards=_number(environ, "LEANQ_SHARDS", cls.shards),
-            lease_s=_number(environ, "LEANQ_LEASE_S", cls.lease_s),
-            reply_ttl_s=_number(environ, "LEANQ_REPLY_TTL_S", cls.reply_ttl_s),
-            max_attempts=_number(environ, "LEANQ_MAX_ATTEMPTS", cls.max_attempts),
-            max_waiting=_number(environ, "LEANQ_MAX_WAITING", cls.max_waiting),
-            remember_s=_number(environ, "LEANQ_REMEMBER_S", cls.remember_s),
-            state_ttl_s=_number(environ, "LEANQ_STATE_TTL_S", cls.state_ttl_s),
-            snapshot_mb=_number(environ, "LEANQ_SNAPSHOT_MB", cls.snapshot_mb),
-            cache_mb=_number(environ, "LEANQ_CACHE_MB", cls.cache_mb),
-            repl_memory_mb=_number(environ, "LEANQ_REPL_MEMORY_MB", cls.repl_memory_mb),
-            repl_requests=_number(environ, "LEANQ_REPL_REQUESTS", cls.repl_requests),
-            repl_age_s=_number(environ, "LEANQ_REPL_AGE_S", cls.repl_age_s),
+            url,
+            **{
+                declared.name: _parse(_variable(declared), environ[_variable(declared)], declared)
+                for declared in _declared()
+                if _variable(declared) in environ
+            },
+        )
+
+
+_OTHER_VARIABLES = {
+    "LEANQ_URL": (
+        "the queue's Redis: `redis://`, `rediss://` or `unix://`",
+        "`leanq up`'s, or an embedded server",
+    ),
+    "LEANQ_KEY": ("the key of a gateway that LEANQ_URL names", ""),
+    "LEANQ_RQ_URL": ("the Redis of RQ, for campaigns", "LEANQ_URL"),
+    "LEANQ_LEAN": ("the path of the `lean` program", "a Lake project's, PATH's, or the wheel's"),
+    "LEANQ_CACHE": ("the folder for snapshots and compiled files", "the user's cache folder"),
+}
+"""Variables that are read elsewhere: what they mean, and what holds without them."""
+
+
+def variables() -> list[tuple[str, str, str]]:
+    """Every variable that leanq reads: its name, its meaning and its default, as in a table."""
+    declared = (
+        (_variable(item), item.metadata["meaning"], str(item.default).removesuffix(".0"))
+        for item in _declared()
+    )
+    return [*((name, *about) for name, about in _OTHER_VARIABLES.items()), *declared]
+
+
+def markdown_table() -> str:
+    """:func:`variables` as a table for the documents."""
+    rows = "".join(
+        f"| `{name}` | {meaning} | {default or 'none'} |\n"
+        for name, meaning, default in variables()
+    )
+    return f"| variable | meaning | default |\n| --- | --- | --- |\n{rows}"
+
+
+def _declared() -> Iterable[Field[Any]]:
+    return (item for item in fields(Settings) if item.metadata)
+
+
+def _variable(declared: Field[Any]) -> str:
+    return f"LEANQ_{declared.name.upper()}"
+
+
+def _parse(name: str, text: str, declared: Field[Any]) -> Any:
+    is_integer = isinstance(declared.default, int)
+    try:
+        return text if isinstance(declared.default, str) else (int if is_integer else float)(text)
+    except ValueError:
+        expected = "an integer" if is_integer else "a number"
+        raise UsageError(f"{name} must be {expected}, got {text!r}") from None
+
+
+@cache
+def _warn_of_typo(name: str) -> None:
+    """Once per process. A name that is like none is taken for another program's, as Kubernetes
+    makes them for a service that is called leanq."""
+    known = [variable.removeprefix("LEANQ_") for variable, _, _ in variables()]
+    like = get_close_matches(name.removeprefix("LEANQ_"), known, 1, _LIKE)
+    if like and f"LEANQ_{like[0]}" != name:
+        log.warning(
+            "%s is not a variable of leanq and has no effect; did you mean LEANQ_%s?", name, like[0]
         )
 
 
@@ -157,7 +208,7 @@ def _is_complete(url: str) -> bool:
 def without_password(url: str) -> str:
     """``url`` as it may be shown to people and written to logs."""
     shown = re.sub(r"(password=)[^&]*", r"\1***", url)
-    # Up to the last @, with or without a scheme: whoever mistypes a URL has typed a password.
+    # Up to the last @, with or without a scheme: a mistyped URL has a password, too.
     return re.sub(r"(?s)\A((?:\w+://|(?!\w+://))[^:/@]*):.*@", r"\1:***@", shown)
 
 
@@ -170,19 +221,7 @@ def check_name(what: str, name: str) -> str:
     """
     if not _NAME.match(name):
         raise UsageError(
-            f"{what} {name!r} is no name: 1 to 64 letters, digits and . _ @ + -, "
-            "beginning with a letter or digit"
+            f"{what} {name!r} is not a valid name; expected 1 to 64 letters, digits and "
+            ". _ @ + -, beginning with a letter or digit"
         )
     return name
-
-
-def _number(environ: Mapping[str, str], name: str, default: _Number) -> _Number:
-    """The variable as a number of the default's type."""
-    text = environ.get(name)
-    if text is None:
-        return default
-    try:
-        return type(default)(text)
-    except ValueError:
-        kind = "whole number" if isinstance(default, int) else "number"
-        raise UsageError(f"{name} is {text!r}, which is no {kind}") from None

@@ -301,8 +301,8 @@ def test_worker_offers_environments_by_name(
     [
         ("mine", 2, "is not NAME=PATH"),
         ("mine=", 2, "is not NAME=PATH"),
-        ("=/tmp", 2, "is no name"),
-        ("a b=/tmp", 2, "is no name"),
+        ("=/tmp", 2, "is not a valid name"),
+        ("a b=/tmp", 2, "is not a valid name"),
         ("mine=/no/such/folder", 3, "/no/such/folder"),
     ],
 )

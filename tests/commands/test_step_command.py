@@ -80,11 +80,11 @@ def test_export_and_import(client: Terminal, state: str) -> None:
     ("arguments", "said"),
     [
         (("step", "0" * 64, "exact h"), "is not known here"),
-        (("step", "nonsense", "exact h"), "'nonsense' is no state"),
+        (("step", "nonsense", "exact h"), "'nonsense' is not a state"),
         (("step", "STATE", " "), "the text is empty"),
         (("step", "--", "STATE", "-- comment"), "no tactic to run"),
         (("step", "STATE", "exact h", "--env", "other"), "no worker has ever offered"),
-        (("step", "STATE", "exact h", "--memory", "1"), "memory is 1 MB"),
+        (("step", "STATE", "exact h", "--memory", "1"), "MB, got 1"),
         (("state", "show", "0" * 64), "is not known here"),
         (("state", "import", "/nowhere"), "cannot read /nowhere"),
         (("state", "import", "FILE"), "no exported state"),

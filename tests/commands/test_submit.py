@@ -248,18 +248,18 @@ def test_bad_files_say_what_is_wrong_and_keep_no_good_one_from_being_checked(
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
-        ("--timeout", "-1", "timeout is -1 CPU seconds"),
-        ("--timeout", "nan", "timeout is nan"),
+        ("--timeout", "-1", "timeout must lie between 0.01 and 86400 CPU seconds, got -1"),
+        ("--timeout", "nan", "CPU seconds, got nan"),
         ("--timeout", "soon", "not a valid"),
-        ("--memory", "0", "memory is 0 MB"),
+        ("--memory", "0", "memory must lie between 16 and 16777216 MB, got 0"),
         ("--priority", "7", "0<=x<=2"),
         (
             "--env",
             "Mathlib",
             "no worker has ever offered the environment 'Mathlib'; known: default",
         ),
-        ("--env", "a b", "is no name"),
-        ("--tenant", "", "is no name"),
+        ("--env", "a b", "is not a valid name"),
+        ("--tenant", "", "is not a valid name"),
         ("--url", "http://localhost", "not a Redis URL"),
         ("--url", "redis://:secret@localhost:port", "not a Redis URL"),
         ("--nonsense", "x", "No such option"),
@@ -290,7 +290,7 @@ def test_no_server_at_the_url(terminal: Terminal) -> None:
 def test_a_variable_that_is_no_number(terminal: Terminal) -> None:
     done = terminal.run("submit", *samples("and_swap"), environ={"LEANQ_LEASE_S": "long"})
     assert (done.code, done.out) == (2, "")
-    assert done.err == "leanq: LEANQ_LEASE_S is 'long', which is no number\n"
+    assert done.err == "leanq: LEANQ_LEASE_S must be a number, got 'long'\n"
 
 
 def test_no_lean_at_all(terminal: Terminal) -> None:

@@ -32,7 +32,7 @@ async def behind_a_long_one(
     """Has the worker, of one slot, run what does not end, and claim one of the others ahead."""
     await used_to_short_ones(lean)
     tasks = [asyncio.create_task(lean.echo(payload)) for payload in (b"held", *payloads)]
-    await eventually(lambda: worker._slot_pool.waiting == 1)
+    await eventually(lambda: worker.slot_pool.slots.waiting == 1)
     return tasks
 
 
@@ -44,13 +44,13 @@ async def test_short_requests_are_claimed_ahead_and_run_one_by_one(
         most = 0
         echoes = [asyncio.create_task(lean.echo(b"%d" % n, 0.001)) for n in range(200)]
         while not all(task.done() for task in echoes):
-            most = max(most, worker._slot_pool.waiting)
-            assert worker._slot_pool.waiting <= 64
+            most = max(most, worker.slot_pool.slots.waiting)
+            assert worker.slot_pool.slots.waiting <= 64
             await asyncio.sleep(0)
         assert await asyncio.gather(*echoes) == [b"%d" % n for n in range(200)]
         assert driver.most == 2
         assert most > 0
-        assert (worker._slot_pool.taken, worker._slot_pool.waiting) == (0, 0)
+        assert (worker.slot_pool.slots.taken, worker.slot_pool.slots.waiting) == (0, 0)
 
 
 async def test_what_waits_behind_a_long_one_goes_to_another_worker(
@@ -66,7 +66,7 @@ async def test_what_waits_behind_a_long_one_goes_to_another_worker(
         more = asyncio.create_task(lean.echo(b"more"))
         async with working(settings, second, slots=1):
             assert await more == b"more"
-        assert worker._slot_pool.waiting == 0
+        assert worker.slot_pool.slots.waiting == 0
         first.let_go()
         assert await held == b"held"
     assert first.stopped == []
@@ -92,7 +92,7 @@ async def test_what_is_withdrawn_while_it_waits_never_runs(
     async with working(settings, driver, slots=1) as worker:
         held, other = await behind_a_long_one(lean, worker, b"other")
         other.cancel()
-        await eventually(lambda: worker._slot_pool.waiting == 0)
+        await eventually(lambda: worker.slot_pool.slots.waiting == 0)
         driver.let_go()
         assert await held == b"held"
         await lean.echo(b"last")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
-import pytest
-from support.fleets import working
+from support.fleets import Wire, is_idle, working
 from support.shards import LEASE_MS, Shard
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer.consumer import Consumer
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
@@ -35,7 +34,7 @@ async def test_idle_workers_of_a_large_fleet_renew_seldom(settings: Settings) ->
     for number in range(149):
         await queue.register(f"other{number}", b"", {})
     async with working(brief) as worker, AsyncLeanQClient(settings) as lean:
-        (consumer,) = worker._consumers
+        (consumer,) = worker.consumers
 
         async def lease_s() -> float:
             rows = (await queue.status()).workers
@@ -57,13 +56,14 @@ async def test_idle_workers_of_a_large_fleet_renew_seldom(settings: Settings) ->
 
 
 async def test_what_nobody_heard_of_is_found_at_the_next_renewal(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    settings: Settings,
 ) -> None:
-    async def miss(_: Consumer) -> None:
-        pass
+    class Unheard(Wire):
+        async def wait_wakeup(self, *_: object) -> None:
+            await asyncio.Event().wait()
 
-    monkeypatch.setattr(Consumer, "_on_wakeup", miss)
-    async with working(replace(settings, lease_s=0.9)) as worker:
-        await eventually(lambda: not worker._consumers[0]._hungry)
+    short = replace(settings, lease_s=0.9)
+    async with working(short, wire=Unheard(short)) as worker:
+        await eventually(lambda: is_idle(worker))
         async with AsyncLeanQClient(settings) as lean:
             assert await lean.echo(b"x") == b"x"

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-from support.fleets import Recorder, counter, counts, new_token, worker_processes, working
+from support.fleets import Recorder, counter, counts, is_idle, new_token, worker_processes, working
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer import consumer as consumer_module
+from leanq.consumer.consumer import Timings
 from leanq.producer.request_builder import PreparedRequest
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
@@ -42,9 +42,8 @@ class Warming(Recorder):
 
 
 @pytest.fixture
-def silent(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def silent(settings: Settings) -> Settings:
     """Settings by which workers are woken by the queue's word and by nothing else."""
-    monkeypatch.setattr(consumer_module, "_BLOCK_S", 1e6)
     return replace(settings, lease_s=1e6)
 
 
@@ -53,10 +52,12 @@ async def several(settings: Settings, count: int, slots: int = 1) -> AsyncIterat
     """Idle workers of drivers that get warm."""
     async with contextlib.AsyncExitStack() as stack:
         workers = [
-            await stack.enter_async_context(working(settings, Warming(), slots=slots))
+            await stack.enter_async_context(
+                working(settings, Warming(), slots=slots, timings=Timings(block_s=1e6))
+            )
             for _ in range(count)
         ]
-        await eventually(lambda: not any(worker._consumers[0]._hungry for worker in workers))
+        await eventually(lambda: all(is_idle(worker) for worker in workers))
         yield workers
 
 
@@ -101,7 +102,7 @@ async def test_a_warm_worker_that_is_busy_delays_nothing(
         home = (await pinned(lean, b"first", "state")).worker
         held = asyncio.create_task(pinned(lean, b"held", "state"))
         (busy,) = (worker for worker in workers if worker.id == home)
-        driver = busy._drivers["echo"]
+        driver = busy.drivers["echo"]
         assert isinstance(driver, Warming)
         await eventually(lambda: driver.running == [b"held"])
         assert (await pinned(lean, b"next", "state")).worker != home
@@ -116,7 +117,7 @@ async def test_a_worker_that_takes_nothing_more_gives_reservations_up(
     async with several(silent, 1, slots=2) as (draining,):
         await pinned(lean, b"first", "state")
         held = asyncio.create_task(pinned(lean, b"held", "state"))
-        driver = draining._drivers["echo"]
+        driver = draining.drivers["echo"]
         assert isinstance(driver, Warming)
         await eventually(lambda: driver.running == [b"held"])
         async with several(silent, 1) as (other,):
@@ -151,7 +152,7 @@ async def test_a_watchdog_that_got_busy_has_another_look(
     await dead_but_warm(queue, "state", vacant=5)
     await first
     async with several(silent, 2) as workers:
-        drivers = [worker._drivers["echo"] for worker in workers]
+        drivers = [worker.drivers["echo"] for worker in workers]
         for number in range(1, 4):
             reserved = asyncio.create_task(pinned(lean, b"reserved", "state"))
             held = asyncio.create_task(lean.echo(b"held"))

@@ -14,6 +14,7 @@ from support.fleets import (
     ask,
     counts,
     echo_body,
+    is_idle,
     new_token,
     short_lease,
     submission,
@@ -22,8 +23,7 @@ from support.fleets import (
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer import consumer as consumer_module
-from leanq.consumer import slots as slots_module
+from leanq.consumer.consumer import Timings
 from leanq.errors import RequestError, ToolchainError, WorkerError
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
@@ -34,12 +34,14 @@ from leanq.worker import Worker
 
 # So long that within a test nothing is found by a renewal's second look.
 LONG_LEASE_S = 1e6
+# One blocking call lasts the whole test.
+SILENT = Timings(block_s=1e6)
+QUICK = Timings(pause_after_failure_s=0.01)
 
 
 @pytest.fixture
-def silent(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def silent(settings: Settings) -> Settings:
     """Settings by which a worker that waits is woken by the wake-up and by nothing else."""
-    monkeypatch.setattr(consumer_module, "_BLOCK_S", 1e6)
     return replace(settings, lease_s=LONG_LEASE_S)
 
 
@@ -102,10 +104,10 @@ async def test_a_quarantined_runs_alone(settings: Settings, queue: Queue, silent
     for _ in range(2):
         (job,) = (await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())).jobs
         await queue.release("dead", [(job.request_id, job.token)], how="charge", leave=True)
-    async with working(silent, driver, slots=4) as worker:
+    async with working(silent, driver, slots=4, timings=SILENT) as worker:
         await eventually(lambda: driver.running == [b"held quarantined"])
         # Its other slots must not even listen for work.
-        await eventually(lambda: worker._consumers[0]._deaf)
+        await eventually(lambda: not worker.consumers[0].state.listening)
         others = [submission(f"0-{n}", echo_body(b"other")) for n in range(3)]
         assert await queue.submit("nobody", others) == 3 * [Queued()]
         await eventually(counts(queue, "waiting:echo", 3))
@@ -120,9 +122,9 @@ async def test_a_quarantined_runs_alone(settings: Settings, queue: Queue, silent
 
 async def test_an_idle_worker_hears_the_wakeup(silent: Settings, lean: AsyncLeanQClient) -> None:
     wire = Wire(silent)
-    async with working(silent, wire=wire, slots=1) as worker:
+    async with working(silent, wire=wire, slots=1, timings=SILENT) as worker:
         for n in range(3):
-            await eventually(lambda: not worker._consumers[0]._hungry)
+            await eventually(lambda: is_idle(worker))
             assert await lean.echo(b"%d" % n) == b"%d" % n
     assert wire.calls["renew"] == 0
 
@@ -139,7 +141,7 @@ async def test_a_wakeup_that_rings_during_a_claim_is_heard(
 
     monkeypatch.setattr(wire, "wait_wakeup", listen)
     let_go = wire.hold_up("claim", after=True)
-    async with working(silent, wire=wire, slots=1):
+    async with working(silent, wire=wire, slots=1, timings=SILENT):
         # The server has answered that there is nothing, and the answer is still on its way.
         await eventually(lambda: wire.waiting == ["claim"])
         echo = asyncio.create_task(lean.echo(b"x"))
@@ -152,21 +154,19 @@ async def test_a_worker_that_was_busy_hears_the_wakeup_again(
     silent: Settings, lean: AsyncLeanQClient
 ) -> None:
     driver = Recorder()
-    async with working(silent, driver, slots=1) as worker:
+    async with working(silent, driver, slots=1, timings=SILENT) as worker:
         first = asyncio.create_task(lean.echo(b"held"))
-        await eventually(lambda: worker._consumers[0]._deaf)
+        await eventually(lambda: not worker.consumers[0].state.listening)
         driver.let_go()
         await first
-        await eventually(lambda: not worker._consumers[0]._hungry)
+        await eventually(lambda: is_idle(worker))
         assert await lean.echo(b"next") == b"next"
 
 
-async def test_a_worker_looks_again_after_a_pause(
-    silent: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slots_module, "_PAUSE_AFTER_FAILURE_S", 0.2)
+async def test_a_worker_looks_again_after_a_pause(silent: Settings, lean: AsyncLeanQClient) -> None:
+    timings = replace(SILENT, pause_after_failure_s=0.2)
     driver = Failing(WorkerError("no room"), 0)
-    async with working(silent, driver, slots=2):
+    async with working(silent, driver, slots=2, timings=timings):
         held = asyncio.create_task(lean.echo(b"held"))
         await eventually(lambda: driver.running == [b"held"])
         driver.failures = 1
@@ -192,24 +192,23 @@ async def test_an_idle_worker_asks_little(settings: Settings) -> None:
 
 
 async def test_a_machines_failure_gives_back_and_charges(
-    settings: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, lean: AsyncLeanQClient
 ) -> None:
-    monkeypatch.setattr(slots_module, "_PAUSE_AFTER_FAILURE_S", 0.01)
     driver = Failing(ToolchainError("no Lean"), 2)
-    async with working(settings, driver, slots=1):
+    async with working(settings, driver, slots=1, timings=QUICK):
         reply = await ask(lean, b"x")
     assert (reply.payload, reply.attempts) == (b"x", 3)
 
 
 async def test_a_worker_that_fails_three_times_in_a_row_ends(
-    settings: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, lean: AsyncLeanQClient
 ) -> None:
-    monkeypatch.setattr(slots_module, "_PAUSE_AFTER_FAILURE_S", 0.01)
     patient = replace(settings, max_attempts=10)
     task = asyncio.create_task(ask(lean, b"x"))
+    driver = Failing(ToolchainError("no Lean"), 9)
     with pytest.raises(ToolchainError, match="no Lean"):
-        async with working(patient, Failing(ToolchainError("no Lean"), 9), slots=1) as worker:
-            await eventually(lambda: worker._slot_pool.fault is not None)
+        async with working(patient, driver, slots=1, timings=QUICK) as worker:
+            await eventually(lambda: worker.slot_pool.breaker.fault is not None)
     async with working(patient):
         # Each of the three counts, the last one too.
         assert (await task).attempts == 4

@@ -16,6 +16,7 @@ from support.fleets import (
     counter,
     counts,
     echo_body,
+    is_idle,
     short_lease,
     submission,
     working,
@@ -24,8 +25,7 @@ from support.servers import own_server
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.consumer import consumer as consumer_module
-from leanq.consumer import slots as slots_module
+from leanq.consumer.consumer import Timings
 from leanq.queue.queue import Queue
 from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply, Request
@@ -87,15 +87,14 @@ async def test_a_worker_leaves_with_what_an_unanswered_claim_brought(
         assert (await task).attempts == 1
 
 
-async def test_a_silent_server_keeps_no_worker_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_module, "_LEAVE_S", 0.1)
+async def test_a_silent_server_keeps_no_worker_from_ending() -> None:
     with own_server() as server:
-        worker = Worker(server.settings, [Recorder()], slots=1)
+        worker = Worker(server.settings, [Recorder()], slots=1, timings=Timings(leave_s=0.1))
         task = asyncio.create_task(worker.run())
         await worker.joined.wait()
-        await eventually(lambda: not worker._consumers[0]._hungry)
+        await eventually(lambda: is_idle(worker))
         server.send(signal.SIGSTOP)
-        worker._consumers[0]._hungry = True
+        worker.consumers[0].state.notified()
         worker.stop(grace_s=0.0)
         await asyncio.wait_for(task, 10)
 
@@ -121,9 +120,9 @@ async def test_a_result_after_a_reap_is_fenced(
         assert reply.attempts == 2
         assert reply.worker != worker.id
         late.let_go()
-        await eventually(lambda: bool(worker._consumers[0]._slots._results))
+        await eventually(lambda: worker.consumers[0].slots.has_results)
         go_on()
-        await eventually(lambda: not worker._consumers[0]._slots.held)
+        await eventually(lambda: not worker.consumers[0].slots.held)
     assert await counter(queue, "settled") == 1
 
 
@@ -147,7 +146,7 @@ async def test_a_request_that_comes_back_runs_once_at_a_time(
         await eventually(lambda: len(driver.started) == 2)
         await eventually(lambda: driver.stopped == [b"held"])
         assert driver.running == [b"held"]
-        await eventually(lambda: len(worker._consumers[0]._slots._running) == 1)
+        await eventually(lambda: worker.slot_pool.slots.taken == 1)
         driver.let_go()
         assert (await task).attempts == 2
     assert await counter(queue, "settled") == 1
@@ -182,8 +181,8 @@ async def test_a_withdrawn_request_keeps_its_slot_until_it_has_stopped(
         await eventually(lambda: driver.running == [b"slow"])
         first.cancel()
         second = asyncio.create_task(lean.echo(b"second"))
-        await eventually(lambda: not worker._consumers[0]._slots.held)
-        await eventually(lambda: worker._consumers[0]._deaf)
+        await eventually(lambda: not worker.consumers[0].slots.held)
+        await eventually(lambda: not worker.consumers[0].state.listening)
         assert driver.running == [b"slow"]
         driver.let_go()
         assert await second == b"second"
@@ -201,22 +200,22 @@ async def test_a_withdrawal_amid_settling_loses_no_other_result(
         driver.gates[b"one"].set()
         await eventually(lambda: wire.waiting == ["claim"])
         one.cancel()
-        await eventually(lambda: len(worker._consumers[0]._slots.held) == 1)
+        await eventually(lambda: len(worker.consumers[0].slots.held) == 1)
         driver.gates[b"two"].set()
-        await eventually(lambda: len(worker._consumers[0]._slots._results) == 1)
+        await eventually(lambda: worker.consumers[0].slots.has_results)
         go_on()
         assert await two == b"two"
-        await eventually(lambda: not worker._consumers[0]._slots.held)
+        await eventually(lambda: not worker.consumers[0].slots.held)
     assert await counter(queue, "verdict:cancelled") == 1
 
 
 async def test_a_failure_while_another_is_given_back_is_given_back_too(
-    settings: Settings, lean: AsyncLeanQClient, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, lean: AsyncLeanQClient
 ) -> None:
-    monkeypatch.setattr(slots_module, "_PAUSE_AFTER_FAILURE_S", 0.01)
+    quick = Timings(pause_after_failure_s=0.01)
     wire, driver = Wire(settings), Gated(b"one", b"two")
     driver.fails = {b"one", b"two"}
-    async with working(settings, driver, wire=wire, slots=2):
+    async with working(settings, driver, wire=wire, slots=2, timings=quick):
         asked = [asyncio.create_task(ask(lean, payload)) for payload in driver.gates]
         await eventually(lambda: len(driver.running) == 2)
         go_on = wire.hold_up("release", after=True)

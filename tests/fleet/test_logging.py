@@ -49,7 +49,10 @@ def test_a_line_for_each_request(terminal: Terminal, settings: Settings, core: E
 
 @pytest.mark.parametrize("trace", ["x", TRACE.upper(), TRACE + "-00", TRACE[:-1]])
 def test_what_is_no_trace(settings: Settings, trace: str) -> None:
-    with LeanQClient(settings) as lean, pytest.raises(InvalidRequestError, match="no traceparent"):
+    with (
+        LeanQClient(settings) as lean,
+        pytest.raises(InvalidRequestError, match="not a traceparent"),
+    ):
         lean.check("x", traceparent=trace)
 
 

@@ -13,6 +13,7 @@ from support.fleets import Recorder, counter, counts, short_lease, working
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
+from leanq.consumer.consumer import Timings
 from leanq.errors import RequestError, WorkerError
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.keys import new_request_id, shard_of
@@ -198,10 +199,8 @@ async def test_both_are_run_elsewhere_when_the_worker_is_told_to_end(
 
 
 async def test_a_killer_takes_no_more_workers_for_being_asked_for_twice(
-    settings: Settings, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, queue: Queue
 ) -> None:
-    monkeypatch.setattr("leanq.consumer.slots._PAUSE_AFTER_FAILURE_S", 0.0)
-
     class Killed(StandIn):
         async def answer(self, request: Request) -> Reply:
             await eventually(attached(queue, 1))
@@ -211,7 +210,7 @@ async def test_a_killer_takes_no_more_workers_for_being_asked_for_twice(
     async with two(settings) as clients:
         tasks = [asyncio.create_task(client.check("killer")) for client in clients]
         with pytest.raises(WorkerError):
-            async with working(settings, driver):
+            async with working(settings, driver, timings=Timings(pause_after_failure_s=0.0)):
                 assert await verdicts(*tasks) == ["poisoned"] * 2
         assert len(driver.started) == settings.max_attempts
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from support.fleets import Gated, echo_body, new_token, submission, working
-from support.proxy import How, Proxy, proxy
+from support.proxy import How, proxy
 from support.waiting import eventually
 
-import leanq.consumer.consumer
 import leanq.producer.shard_client
 import leanq.queue.connection
 from leanq.client import AsyncLeanQClient
+from leanq.consumer.consumer import Timings
 from leanq.queue.queue import Queue, look
 from leanq.queue.settings import Settings
 
@@ -31,7 +31,9 @@ def folder() -> Iterator[Path]:
         yield Path(made)
 
 
-async def use_everything(settings: Settings, near: Settings, through: Proxy) -> None:
+async def use_everything(
+    settings: Settings, near: Settings, timings: Timings | None = None
+) -> None:
     """A life in which every call is made at least once; ``near`` avoids the proxy.
 
     One request was claimed by a worker that died. One is withdrawn while it runs. One runs when
@@ -45,7 +47,7 @@ async def use_everything(settings: Settings, near: Settings, through: Proxy) -> 
         driver.gates[payload].set()
     async with AsyncLeanQClient(settings) as lean:
         orphan = asyncio.create_task(lean.attach("0-orphan"))
-        async with working(settings, driver, slots=2):
+        async with working(settings, driver, slots=2, timings=timings):
             echoes = asyncio.gather(*(lean.echo(payload) for payload in PLAIN))
             assert await echoes == PLAIN
             withdrawn = asyncio.create_task(lean.echo(b"withdrawn"))
@@ -57,7 +59,7 @@ async def use_everything(settings: Settings, near: Settings, through: Proxy) -> 
             assert (await orphan).payload == b"orphan"
         assert driver.stopped.count(b"long") >= 1
         driver.gates[b"long"].set()
-        async with working(settings, driver, slots=2):
+        async with working(settings, driver, slots=2, timings=timings):
             assert await long == b"long"
     await queue.close()
 
@@ -73,7 +75,7 @@ async def test_a_call_that_is_cut(
             # Only after another call was cut.
             through.cut("claim", "after")
         cut = through.cut(call, how)
-        await use_everything(settings, near, through)
+        await use_everything(settings, near)
         assert cut.happened
     await check(near)
 
@@ -101,12 +103,11 @@ async def test_a_call_that_is_never_answered(
     settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     monkeypatch.setattr(leanq.queue.connection, "_COMMAND_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(leanq.consumer.consumer, "_BLOCK_S", 0.5)
     monkeypatch.setattr(leanq.producer.shard_client, "_BLOCK_MS", 500)
     near = replace(settings, lease_s=0.9)
     async with proxy(near, folder) as (settings, through):
         cut = through.cut(call, "stall")
-        await use_everything(settings, near, through)
+        await use_everything(settings, near, Timings(block_s=0.5))
         assert cut.happened
     await check(near)
 

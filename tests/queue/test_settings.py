@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields, replace
+
 import pytest
+from support.paths import ROOT
 
 from leanq.errors import UsageError
-from leanq.queue.settings import Settings, check_name, check_url, each_cluster, without_password
+from leanq.queue.settings import (
+    Settings,
+    check_name,
+    check_url,
+    each_cluster,
+    markdown_table,
+    variables,
+    without_password,
+)
 
 GOOD_URLS = [
     "redis://localhost",
@@ -151,5 +163,68 @@ def test_bad_numbers_are_refused_by_name(name: str, value: str) -> None:
 
 @pytest.mark.parametrize("name", ["LEANQ_MAX_ATTEMPTS", "LEANQ_MAX_WAITING"])
 def test_counts_are_whole_numbers(name: str) -> None:
-    with pytest.raises(UsageError, match="whole number"):
+    with pytest.raises(UsageError, match=rf"^{name} must be an integer, got '2.5'$"):
         Settings.load("redis://host", {name: "2.5"})
+
+
+# Declarations
+
+
+def test_each_setting_has_a_variable_that_sets_it() -> None:
+    default = Settings("redis://host")
+    for item in fields(Settings)[1:]:
+        value = getattr(default, item.name)
+        other = "other" if isinstance(value, str) else value + 1
+        environ = {f"LEANQ_{item.name.upper()}": str(other)}
+        assert Settings.load("redis://host", environ) == replace(default, **{item.name: other})
+
+
+def test_every_variable_that_the_package_reads_is_declared() -> None:
+    # With this one a campaign worker tells the processes that it forks apart from itself.
+    internal = {"LEANQ_CAMPAIGN_WORKER"}
+    text = "".join(path.read_text() for path in (ROOT / "leanq").rglob("*.py"))
+    found = set(re.findall(r"LEANQ_[A-Z][A-Z_]*[A-Z]", text)) - internal
+    assert found <= {name for name, _, _ in variables()}
+
+
+def test_the_table_has_a_row_for_each_variable() -> None:
+    head, line, *rows = markdown_table().splitlines()
+    assert (head, line) == ("| variable | meaning | default |", "| --- | --- | --- |")
+    assert len(rows) == len(variables())
+    assert all(row.count("|") == 4 for row in rows)
+    assert "| `LEANQ_MAX_ATTEMPTS` | workers that a request may take down" in "\n".join(rows)
+    assert any(row.endswith("| 1000000 |") for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("LEANQ_SHARD", "LEANQ_SHARDS"),
+        ("LEANQ_MAX_ATEMPTS", "LEANQ_MAX_ATTEMPTS"),
+        ("LEANQ_LEASE", "LEANQ_LEASE_S"),
+        ("LEANQ_CACHE_DIR", "LEANQ_CACHE"),
+        ("LEANQ_REDIS_URL", "LEANQ_RQ_URL"),
+    ],
+)
+def test_a_mistyped_variable_is_named_once_with_the_nearest_right_one(
+    name: str, meant: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        Settings.load("redis://host", {name: "x"})
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.getMessage() == (
+        f"{name} is not a variable of leanq and has no effect; did you mean {meant}?"
+    )
+
+
+def test_no_word_about_the_right_variables_or_those_of_a_kubernetes_service(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    right = dict(Settings.load("redis://host", {}).__dict__)
+    right.pop("url")
+    environ = {f"LEANQ_{name.upper()}": str(value) for name, value in right.items()}
+    links = ("SERVICE_HOST", "SERVICE_PORT", "PORT", "PORT_6379_TCP", "PORT_6379_TCP_ADDR")
+    environ |= {f"LEANQ_{name}": "x" for name in (*links, "URL", "RQ_URL", "LEAN", "PASSWORD")}
+    Settings.load("redis://host", {**environ, "SHARDS": "x"})
+    assert not caplog.records

@@ -1,4 +1,4 @@
-"""The soak: what leanq reservations, while everything goes wrong that can.
+"""The soak: what leanq guarantees, while everything goes wrong that can.
 
 Clients ask for echoes whose right answers are known, workers are killed all the time, and one
 nemesis after another befalls the rest. Then the history is checked, and what was left behind.

@@ -19,6 +19,8 @@ from typing import Any
 import redis
 
 from leanq.client import AsyncLeanQClient
+from leanq.consumer.claim_state import Demand
+from leanq.consumer.consumer import Timings
 from leanq.errors import UnavailableError, WorkerError
 from leanq.lean.echo import EchoDriver
 from leanq.producer.request_builder import PreparedRequest
@@ -27,7 +29,7 @@ from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Status, Submission, WorkerRow
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_request
-from leanq.states import RedisStates, States
+from leanq.states import States
 from leanq.worker import Worker
 from support.paths import ROOT
 
@@ -143,13 +145,17 @@ def serving(
 
 @contextlib.asynccontextmanager
 async def working(
-    settings: Settings, *drivers: EchoDriver, slots: int = 8, wire: Wire | None = None
+    settings: Settings,
+    *drivers: EchoDriver,
+    slots: int = 8,
+    wire: Wire | None = None,
+    timings: Timings | None = None,
 ) -> AsyncIterator[Worker]:
     """A worker in this event loop, with ``wire`` in place of its own queue."""
-    worker = Worker(settings, drivers or [EchoDriver()], slots=slots)
-    if wire:
-        worker._consumers[0]._queue = wire
-        worker._states = RedisStates([wire])
+    queues = [wire] if wire else None
+    worker = Worker(
+        settings, drivers or [EchoDriver()], slots=slots, queues=queues, timings=timings
+    )
     task = asyncio.create_task(worker.run())
     joined = asyncio.create_task(worker.joined.wait())
     try:
@@ -163,6 +169,11 @@ async def working(
             wire.mend()
         worker.stop(grace_s=0.0)
         await task
+
+
+def is_idle(worker: Worker) -> bool:
+    """Whether a worker of one shard has claimed, and waits for a wake-up or an end."""
+    return worker.consumers[0].state.demand in (Demand.QUIET, Demand.EXPECTING)
 
 
 class Wire(Queue):

@@ -1,0 +1,223 @@
+"""The slots of a worker, which the consumers of all shards share.
+
+Four small parts, each of which can be understood and tested alone: a counter of slots, turns
+between consumers, averages of durations, and a circuit breaker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from leanq.errors import WorkerError
+
+CLAIMED_AHEAD_WAIT_S = 0.25
+"""A request claimed ahead is given back when it has waited so long for a slot, in seconds."""
+PAUSE_AFTER_FAILURE_S = 2.0
+"""After a failure of its machine, a worker claims nothing for so long, in seconds."""
+
+# Requests are claimed ahead only where they take less than this on average: beyond it a round trip
+# hardly counts.
+_SHORT_S = 0.05
+_MAX_WAITING = 64
+# The weight of the newest value in an average. One run of CLAIMED_AHEAD_WAIT_S then ends all
+# claiming ahead.
+_NEWEST_WEIGHT = 0.2
+_FAILURES_IN_A_ROW = 3
+
+
+class SlotCounter:
+    """Counts what fills the slots.
+
+    Attributes:
+        count: how many slots there are.
+        taken: requests that run.
+        waiting: requests that were claimed ahead and wait for a slot.
+        reserved: slots that a claim under way may fill.
+        isolated: requests that run and let nothing run beside them.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.taken = self.waiting = self.reserved = self.isolated = 0
+
+    @property
+    def free(self) -> int:
+        """Slots in which nothing runs."""
+        return self.count - self.taken
+
+    def take(self, *, isolated: bool) -> None:
+        """A request runs."""
+        self.taken += 1
+        self.isolated += isolated
+
+    def give(self, *, isolated: bool) -> None:
+        """A request has ended."""
+        self.taken -= 1
+        self.isolated -= isolated
+
+    @contextlib.contextmanager
+    def reserve(self, number: int) -> Iterator[None]:
+        """Keeps ``number`` slots for a claim under way."""
+        self.reserved += number
+        try:
+            yield
+        finally:
+            self.reserved -= number
+
+
+class Turns:
+    """Consumers that want to claim take turns, in the order in which they asked."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[object] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def ask(self, consumer: object) -> bool:
+        """Queues the consumer; whether it is its turn."""
+        if consumer not in self._waiting:
+            self._waiting.append(consumer)
+        return self._waiting[0] is consumer
+
+    def end(self, consumer: object) -> bool:
+        """The consumer has claimed, or cannot; whether that lets another one go on."""
+        if consumer not in self._waiting:
+            return False
+        self._waiting.remove(consumer)
+        return bool(self._waiting)
+
+
+class Average:
+    """A moving average of durations, in seconds; 0 before the first."""
+
+    def __init__(self) -> None:
+        self.value_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Takes one more duration into account."""
+        if self.value_s:
+            self.value_s += _NEWEST_WEIGHT * (seconds - self.value_s)
+        else:
+            self.value_s = seconds
+
+
+class CircuitBreaker:
+    """Keeps a machine that fails from claiming, and ends its worker when it goes on failing.
+
+    Attributes:
+        paused_until_s: before this time nothing is claimed, by the clock.
+        fault: the last of several failures in a row, when the worker should end rather than churn.
+
+    Args:
+        pause_s: seconds without claims after a failure.
+        clock: the time in seconds.
+    """
+
+    def __init__(self, pause_s: float, clock: Callable[[], float]) -> None:
+        self.paused_until_s = 0.0
+        self.fault: WorkerError | None = None
+        self._pause_s = pause_s
+        self._clock = clock
+        self._failures = 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether requests may be claimed."""
+        return self._clock() >= self.paused_until_s
+
+    def pause(self, seconds: float) -> None:
+        """Claims nothing for ``seconds``."""
+        self.paused_until_s = self._clock() + seconds
+
+    def succeeded(self) -> None:
+        """The machine has done its part."""
+        self._failures = 0
+
+    def failed(self, error: WorkerError) -> None:
+        """The machine has failed."""
+        self._failures += 1
+        self.pause(self._pause_s)
+        if self._failures >= _FAILURES_IN_A_ROW:
+            self.fault = error
+
+
+class SlotPool:
+    """What the consumers of a worker may claim, from the four parts and two switches.
+
+    A consumer with much to claim leaves a part of what is free to those that wait for their turn.
+
+    Attributes:
+        slots: counts what fills the slots.
+        breaker: stops claims after failures.
+        run_time, call_time: how long a request and a call to the server take on average.
+        draining: nothing is claimed any more.
+        on_hold: all should come to an end, so that a quarantined request can run isolated.
+
+    Args:
+        count: requests at a time.
+        changed: called when more may be claimed than before.
+        pause_after_failure_s: seconds without claims after a failure of this machine.
+        clock: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        changed: Callable[[], None],
+        *,
+        pause_after_failure_s: float = PAUSE_AFTER_FAILURE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.slots = SlotCounter(count)
+        self.breaker = CircuitBreaker(pause_after_failure_s, clock)
+        self.run_time, self.call_time = Average(), Average()
+        self.draining = self.on_hold = False
+        self._turns = Turns()
+        self._changed = changed
+
+    @property
+    def vacant(self) -> int:
+        """How many more requests could run now."""
+        return self.slots.free if self._may_claim else 0
+
+    @property
+    def _may_claim(self) -> bool:
+        if self.draining or self.slots.isolated or (self.on_hold and self.slots.taken):
+            return False
+        return self.breaker.closed
+
+    def share(self, consumer: object, *, ahead: bool) -> int:
+        """How many requests the consumer, which wants some, may claim now.
+
+        ``ahead``: also those for which a slot will soon be free, if requests are short.
+        """
+        if not self._turns.ask(consumer) or not self._may_claim:
+            return 0
+        free = self.vacant - self.slots.reserved
+        if ahead:
+            free += self._max_waiting - self.slots.waiting
+        return max(0, -(-free // len(self._turns)))
+
+    @property
+    def _max_waiting(self) -> int:
+        # One for each slot, since all may be free at the same moment, and the more of them the more
+        # run while one call to the server is under way.
+        run_s = self.run_time.value_s
+        if not 0 < run_s < _SHORT_S:
+            return 0
+        return min(_MAX_WAITING, self.slots.count * math.ceil(self.call_time.value_s / run_s))
+
+    def end_turn(self, consumer: object) -> None:
+        """The consumer has claimed, or cannot."""
+        if self._turns.end(consumer):
+            self._changed()
+
+    def give(self, *, isolated: bool) -> None:
+        """A request has ended, and its slot is free."""
+        self.slots.give(isolated=isolated)
+        self._changed()

@@ -1,0 +1,236 @@
+"""Whether a text can run programs of its own while Lean compiles it.
+
+Such a program can write another compiled file in the place of the text's own and end Lean as if all
+were well. The judge then says, truly, that what that file declares is proved, but nobody has shown
+that it is what the text declares; only a target can tell.
+
+The answer is given on the whole text as it stands, comments, strings and «quoted» names included,
+and never by our tokenizer, since where that and Lean's disagree a text could hide a word. Lean has
+no escapes outside of strings and characters, so a keyword, an attribute's or an option's name
+stands in the text letter by letter, and what hooks a program in cannot be written without one.
+What a text may be suspected of for its comments alone is the price: the answer errs towards True.
+
+There are four ways from a text to a program that runs:
+
+- a command, a term or a tactic that evaluates code, or a declaration by which code is called
+  later: their words, or how their words begin (`_WORDS`);
+- an attribute: those that are known to run nothing of the text's are listed (`_HARMLESS`);
+- an option that lets code pass unchecked or calls compiled functions by name (`_OPTIONS`);
+- the configuration of a tactic, a term that Lean evaluates: a literal one runs nothing
+  (`_FIELDS`).
+
+`notation`, `infixl` and their like write macros, but fixed ones. They can change what a statement
+means, which the statements in the reply to a check and `verify` show.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+# What Lean would read as part of a longer identifier is another word, unless a number ends there.
+_BEFORE = r"(?:(?<![A-Za-z])|0[xX][0-9a-fA-F_]*)"
+_AFTER = r"(?![A-Za-z0-9_'!?\u2080-\u209c])"
+
+_WORDS = (
+    # Commands, terms and tactics that evaluate, and commands that extend Lean.
+    r"run_(?:cmd|elab|meta|tac)",
+    r"by_elab",
+    r"elab(?:_rules|_stx_quot)?",
+    r"macro(?:_rules|_expr)?",
+    r"(?:declare_)?syntax(?:_cat|_abbrev)?",
+    r"(?:builtin_)?initialize",
+    r"(?:builtin_)?d?simproc(?:_decl|_pattern)?",
+    r"(?:declare|register|builtin)_[A-Za-z_]+|add_aesop_rules",
+    r"include_str",
+    r"unsafe",
+    r"plausible|slim_check",
+    # Code that is not what its declaration says.
+    r"extern|implemented_by|csimp",
+    # Evaluation that the kernel takes on trust.
+    r"native_decide|reduceBool|reduceNat|ofReduceBool|ofReduceNat|trustCompiler",
+    # Hooks, wherever they are written.
+    r"(?:builtin_)?(?:term_|command_)elab|[a-z]+_parser|app_unexpander|app_delab|delab|unexpander"
+    r"|formatter|parenthesizer|cpass|derive_handler|widget_module",
+)
+# A text with none of these has none of the words: most have none, and this is quickly seen.
+_HINT_WORDS = (
+    "run_ elab macro syntax initialize simproc declare_ register_ builtin_ aesop include_str "
+    "unsafe plausible slim_check extern implemented_by csimp native educeBool educeNat "
+    "trustCompiler _parser expander formatter parenthesizer cpass derive_handler widget_module"
+)
+_HINTS = _HINT_WORDS.split(" ")
+_WORD = re.compile(f"{_BEFORE}(?P<word>{'|'.join(_WORDS)}){_AFTER}")
+# Words that end in a sign, or begin with one: nothing makes another word of them.
+_SIGNS = re.compile(
+    r"\#(?:eval|guard|html|widget|test|sample|unsat)|(?:eval|elab|unquote)%"
+    r"|\+\s*native|native\s*:="
+)
+_OPTIONS = re.compile(
+    rf"{_BEFORE}(?P<word>(?:debug|bootstrap|compiler|interpreter)»?\.[«A-Za-z]"
+    r"|skipKernelTC|prefer_native|doc»?\.«?verso|profiler\.output)"
+)
+
+# Attributes by which nothing of the text's is run while it is compiled.
+_HARMLESS_ATTRIBUTES = (
+    "simp simps grind ext local scoped reducible irreducible semireducible instance "
+    "instance_reducible implicit_reducible default_instance inline noinline always_inline "
+    "specialize nospecialize macro_inline elab_as_elim elab_without_expected_type elab_simple "
+    "class match_pattern congr refl symm trans norm_cast push_cast mono gcongr fun_prop "
+    "continuity measurability aesop bound deprecated inherit_doc coe cases_eliminator "
+    "induction_eliminator pp_nodot pp_with_univ pp_using_anonymous_constructor to_additive "
+    "to_dual reassoc elementwise mk_iff stacks kerodon wikidata nolint nontriviality "
+    "field_simps mfld_simps parity_simps zify_simps qify_simps rify_simps push pull bool_simps "
+    "ghost_simps simprocs higher_order algebraize expose recursor unbox defeq univ_out_params "
+    "order_dual finiteness spec tactic_alt rcases_patterns tauto push_neg"
+)
+_HARMLESS = frozenset(_HARMLESS_ATTRIBUTES.split(" "))
+_ATTRIBUTE = re.compile(r"@\[|(?<![A-Za-z])attribute(?![A-Za-z0-9_'!?])(?P<gap>\s*)(?P<open>\[?)")
+_MAX_ATTRIBUTES_CHARS = 4000
+_MAX_ODD_ATTRIBUTES = 1000
+_PLAIN = re.compile(r"[A-Za-z0-9_.,\s↓↑←→()]*+\]")
+_PLAIN_STRING = re.compile(r'"[^"\\\n]*"')
+_ATTRIBUTE_NAME = re.compile(r"(?:(?:local|scoped)\s+|[-↓↑←→]\s*)*([A-Za-z_][A-Za-z0-9_.']*)?")
+_NESTED = re.compile(r"\(\s*attr\s*:=")
+
+# The fields of the configurations of tactics in Lean and Mathlib: terms that Lean evaluates.
+_FIELDS = (
+    "abstractProof ac acNf acSteps allowSynthFailures andFlattening applyHypsTransparency "
+    "approx arith assumptionTransparency autoUnfold backtracking beqEqs beta binaryProofs "
+    "bitVecOfNat canonHeartbeats canonInstances catchRuntime clean closePost "
+    "commitIndependentGoals config congrConsts constructor contextual cutsat decide "
+    "destructProductsTransparency discharge discharger dsimp ematch embeddedConstraintSubst "
+    "enableSimp enableUnfold enums eta etaReduce etaStruct exfalso exp failIfUnchanged fixedInt "
+    "funCC funext gen genLocal genLocalDefs graphviz grind ground implicitDefEqProofs index inj "
+    "instances intros introsTransparency iota kernel lax letToHave lia linarith linear locals "
+    "matchEqs maxDepth maxDischargeDepth maxExponent maxGoals maxNormIterations "
+    "maxRuleApplicationDepth maxRuleApplications maxSteps maxSuggestions mbtc memoize mode "
+    "native newGoals occs offsetCnstrs options oracle order partialApp preferLHS preprocess "
+    "preprocessing proc proj qlia red revert ring ringSteps sameFun sat_timeout shortCircuit "
+    "simp_config singlePass singleton solverMode splitHypotheses splitImp splitIndPred splitIte "
+    "splitMatch splitNe splits star strategy structures suggestions suspend symm "
+    "synthAssignedInstances terminal timeout trace traceScript transform transparency typeEqs "
+    "unfoldPartialApp unfoldReducible useDefaultSimpSet useSimpAll useSorry verbose "
+    "warnExponents warnOnNonterminal zeta zetaDelta zetaDeltaSet zetaHave zetaReduce zetaUnused"
+)
+_GAP = r"(?:\s|--[^\n]*\n)*+"
+_CONFIGURATION = re.compile(
+    rf"(?<![A-Za-z0-9_.])«?(?:{_FIELDS.replace(' ', '|')})»?{_GAP}"
+    r"(?::=(?P<value>[^()]{0,400}+)(?P<end>[()]?)|/-)"
+)
+_VALUE_AFTER_COMMENT = re.compile(r"-/\s*:=")
+_MAX_GAP_CHARS = 2000
+_LITERAL_ITEM = r"[A-Za-z_]+\s*:=\s*(?:true|false|[0-9]+|\.[A-Za-z]+)"
+_LITERAL = re.compile(
+    rf"\s*(?:true|false|[0-9][0-9_]*|\.[A-Za-z]+|\{{\s*(?:{_LITERAL_ITEM}\s*,?\s*)*\}})\s*"
+)
+# A rule of Aesop's can be a tactic that is a function of the text's own.
+_AESOP = (
+    re.compile(r"aesop"),
+    re.compile(r"(?<![A-Za-z])tactic(?![A-Za-z0-9_'])"),
+    re.compile(r"(?:Tactic|Meta|Core|Elab|Simp)M|(?:Lean|Tactic)»?\.«?[A-Za-z]|open|export"),
+)
+
+
+def runs_programs(code: str, more_words: Collection[str] = ()) -> str | None:
+    """What lets a text run programs of its own while it is compiled, as it stands there.
+
+    None: nothing does.
+
+    Args:
+        more_words: words of commands, tactics and attributes of the environment that run programs.
+    """
+    patterns = [_WORD] if any(hint in code for hint in _HINTS) else []
+    for pattern in (*patterns, _OPTIONS, _SIGNS):
+        if match := pattern.search(code):
+            return match.groupdict().get("word") or match[0]
+    for word in more_words:
+        if word and re.search(_BEFORE + re.escape(word), code):
+            return word
+    return _attribute(code) or _configuration(code)
+
+
+def _attribute(code: str) -> str | None:
+    """An attribute that is not known to be harmless."""
+    odd = 0
+    for match in _ATTRIBUTE.finditer(code):
+        if match[0] != "@[" and not match["open"]:
+            # A word of a sentence, unless a comment stands before its bracket.
+            if code.startswith(("/-", "--"), match.end()):
+                return match[0].strip()
+            continue
+        odd += not _PLAIN.match(code, match.end())
+        content = _bracketed(code, match.end()) if odd <= _MAX_ODD_ATTRIBUTES else None
+        if content is None:
+            return code[match.start() : match.start() + 40]
+        if (found := _unknown(content)) is not None:
+            return f"@[{found}]"
+    return None
+
+
+def _unknown(content: str) -> str | None:
+    """The first of a list of attributes that is not known."""
+    for item in _split(content):
+        name = _ATTRIBUTE_NAME.match(item.strip())
+        assert name is not None
+        # `-simp` takes an attribute away, and an empty list has none.
+        if item.strip() and name[1] not in _HARMLESS:
+            return item.strip()[:40]
+        for nested in _NESTED.finditer(item):
+            depth, end = 1, nested.end()
+            while depth and end < len(item):
+                depth += {"(": 1, ")": -1}.get(item[end], 0)
+                end += 1
+            if (found := _unknown(item[nested.end() : end - 1])) is not None:
+                return found
+    return None
+
+
+def _bracketed(code: str, start: int) -> str | None:
+    """What stands up to the bracket's end; None where that is not plain to see."""
+    if match := _PLAIN.match(code, start):
+        return match[0][:-1]
+    content = _PLAIN_STRING.sub(" ", code[start : start + _MAX_ATTRIBUTES_CHARS])
+    depth = 1
+    for offset, character in enumerate(content):
+        depth += {"[": 1, "]": -1}.get(character, 0)
+        if not depth:
+            content = content[:offset]
+            plain = not any(sign in content for sign in ('"', "«", "--", "/-", "'"))
+            return content if plain else None
+    return None
+
+
+def _split(content: str) -> list[str]:
+    """The items between commas that stand in no brackets."""
+    items, depth, start = [], 0, 0
+    for offset, character in enumerate(content):
+        if character in "([{⟨":
+            depth += 1
+        elif character in ")]}⟩":
+            depth -= 1
+        elif character == "," and depth <= 0:
+            items.append(content[start:offset])
+            start = offset + 1
+    return [*items, content[start:]]
+
+
+def _configuration(code: str) -> str | None:
+    """A tactic's configuration that is no literal, or a rule that is a tactic."""
+    hides_values: bool | None = None
+    for match in _CONFIGURATION.finditer(code):
+        if match["end"] == ")" and _LITERAL.fullmatch(match["value"]):
+            continue
+        if match["value"] is None:
+            if hides_values is None:
+                hides_values = bool(_VALUE_AFTER_COMMENT.search(code))
+            if not hides_values:
+                continue
+        before = code[max(0, match.start() - _MAX_GAP_CHARS) : match.start()]
+        above, _, line = before.rpartition("\n")
+        # A name for the value of an argument, unless a comment stands between it and the bracket.
+        if before.rstrip().endswith(("(", "-/")) or (not line.strip() and "--" in above):
+            return match[0][:40].strip()
+    if all(each.search(code) for each in _AESOP):
+        return "aesop"
+    return None

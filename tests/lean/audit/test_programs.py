@@ -1,0 +1,145 @@
+"""Which texts can run programs of their own while Lean compiles them."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leanq.lean.audit.programs import runs_programs
+
+ROOT = Path(__file__).parents[3]
+
+RUNNING = [
+    '#eval IO.println "x"',
+    "#eval! f",
+    "#evalf",
+    "#guard f = 1",
+    "run_cmd pure ()",
+    "def x := 1run_cmd pure ()",
+    "def x := 0xFrun_cmd pure ()",
+    "theorem t : p := by run_tac pure ()",
+    "theorem t : p := by_elab pure default",
+    'elab "x" : tactic => pure ()',
+    'elab"x" : tactic => pure ()',
+    'macro "IsOpen" rest:term* : term => `(True)',
+    "local macro_rules | `(x) => `(y)",
+    'syntax (name := a) "#print" : command',
+    "declare_syntax_cat cat",
+    "declare_config_elab f Config",
+    "initialize x : Nat ← pure 1",
+    "builtin_initialize pure ()",
+    "register_option a : Bool := {}",
+    "simproc f (_) := fun _ => pure .continue",
+    "unsafe def f : Nat := 1",
+    "example : x = 1 := by native_decide",
+    "example : x = 1 := by decide +native",
+    "example : x = 1 := by decide + native",
+    "example : x = 1 := by decide (native := true)",
+    "theorem t := Lean.ofReduceBool f true rfl",
+    "theorem t := «Lean».«ofReduceBool» f true rfl",
+    '@[extern "lean_io_exit"] def f : Nat := 1',
+    '@[simp, extern "lean_io_exit"] def f : Nat := 1',
+    "@[«extern» f] def f : Nat := 1",
+    "@[ /- ] -/ extern f] def f : Nat := 1",
+    "@[implemented_by g] def f : Nat := 1",
+    "attribute [local implemented_by g] f",
+    "attribute\n-- [simp]\n[term_parser] f",
+    "attribute/- -/[tactic t] f",
+    "attribute [simp, tactic t] f",
+    "@[tactic t] def f := 1",
+    "@[to_additive (attr := simp, norm_num f)] def f := 1",
+    "@[norm_num _ + _] def f := 1",
+    "@[command_elab f] def g := 1",
+    "@[app_unexpander f] def g := 1",
+    "@[export lean_x] def g := 1",
+    "set_option debug.skipKernelTC true",
+    "set_option «debug».skipKernelTC true",
+    "set_option interpreter.prefer_native true",
+    "set_option compiler.extract_closed false",
+    "example : x := by simp (config := f)",
+    "example : x := by simp (config := { maxSteps := f 1 })",
+    "example : x := by simp ( -- y\n maxSteps := f)",
+    "example : x := by simp (/- y -/ maxSteps := f)",
+    "example : x := by simp (maxSteps /- y -/ := f)",
+    "example : x := by simp (maxSteps -- y\n := f)",
+    "example : x := by simp («maxSteps» := f)",
+    "example : x := by aesop (add safe tactic f)\ndef f : TacticM Unit := g",
+    "-- macro",
+    '"elab"',
+]
+
+HONEST = [
+    "theorem add_comm_simp (n m : Nat) : n + m = m + n := by simp [Nat.add_comm]",
+    "@[simp] theorem t : p := h",
+    "@[simp, ext] structure A where a : Nat",
+    "@[to_additive (attr := simp)] theorem t : p := h",
+    '@[deprecated foo (since := "2025-01-01")] theorem t : p := h',
+    "attribute [local simp, -ext] f",
+    "-- an attribute of this proof",
+    "@[elab_as_elim] theorem t : p := h",
+    "@[macro_inline] def f := 1",
+    "initialize_simps_projections A",
+    'notation "x" => 1',
+    "infixl:65 \" ++ \" => f",
+    "example : x := by simp (config := { decide := true, maxSteps := 100 })",
+    "example : x := by simp (maxSteps := 100) only [f]",
+    "example : x := f (n := g)",
+    "example : x := by decide -- done\n\nexample := 1",
+    "set_option maxHeartbeats 400000 in",
+    "set_option pp.all true",
+    "-- Lean 4: an aesop proof\nexample : x := by aesop",
+    "structure A where a : Nat deriving Repr, DecidableEq",
+    "import Lean.Elab",
+    "#check f\n#print axioms f\n#reduce f",
+    "def elaborate := 1",
+    "theorem syntactic : p := h",
+    "-- The debug. option, and a compiler. Or so",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("code", RUNNING)
+def test_texts_that_can_run_programs(code: str) -> None:
+    assert runs_programs(code) is not None
+
+
+@pytest.mark.parametrize("code", HONEST)
+def test_texts_that_cannot(code: str) -> None:
+    assert runs_programs(code) is None
+
+
+def test_the_repositorys_own_texts_run_no_programs() -> None:
+    folders = ("examples", "tests/samples")
+    texts = [path for folder in folders for path in (ROOT / folder).rglob("*.lean")]
+    texts += (ROOT / "tests" / "cheats").rglob("honest_*.lean")
+    assert len(texts) > 14
+    assert {path.name: runs_programs(path.read_text()) for path in texts} == dict.fromkeys(
+        (path.name for path in texts), None
+    )
+
+
+def test_words_of_the_environments_own() -> None:
+    assert runs_programs("my_command do things", ["my_command"]) == "my_command"
+    assert runs_programs("my_command do things") is None
+
+
+@given(st.text(), st.text(), st.sampled_from(["#eval", "extern", "run_cmd", "native_decide"]))
+def test_no_text_around_a_word_hides_it(before: str, after: str, word: str) -> None:
+    if re.search(r"[A-Za-z]\Z", before) or re.match(r"[A-Za-z0-9_'!?\u2080-\u209c]", after):
+        before, after = before + "\n", "\n" + after
+    assert runs_programs(before + word + after) is not None
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["-", '@[""]', "@[]", "exp := ", "0x", "F", "decide /-", "open ", "\n", "attribute ", "@[["],
+)
+def test_long_texts_take_no_longer_than_their_length_asks_for(piece: str) -> None:
+    code = piece * (200_000 // len(piece))
+    started = time.process_time()
+    runs_programs(code)
+    assert time.process_time() - started < 10

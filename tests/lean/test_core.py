@@ -1,0 +1,102 @@
+"""The core: what the kernel computes by itself is what Core's definitions say."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+from support.sites import Site
+
+HEAD = "prelude\nimport Core\n"
+CORE = Path(__file__).parents[2] / "leanq" / "lean" / "data" / "Core.lean"
+OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "add": lambda n, m: n + m,
+    "sub": lambda n, m: max(0, n - m),
+    "mul": lambda n, m: n * m,
+    "pow": lambda n, m: n**m,
+    "div": lambda n, m: n // m if m else 0,
+    "mod": lambda n, m: n % m if m else n,
+    "gcd": math.gcd,
+    "beq": lambda n, m: n == m,
+    "ble": lambda n, m: n <= m,
+    "land": lambda n, m: n & m,
+    "lor": lambda n, m: n | m,
+    "xor": lambda n, m: n ^ m,
+    "shiftLeft": lambda n, m: n << m,
+    "shiftRight": lambda n, m: n >> m,
+    "testBit": lambda n, m: bool(n >> m & 1),
+}
+
+
+def copied_definitions() -> str:
+    """Core's operations under names of which the kernel knows nothing."""
+    text = CORE.read_text()
+    block = text[text.index("-- Natural numbers.") : text.index("-- The end of the natural")]
+    block = re.sub(r'@\[extern "\w+"\] ', "", block).replace(
+        "protected def", "protected noncomputable def"
+    )
+    return re.sub(r"\bNat\.(?!rec\b|zero\b|succ\b)(\w+)", r"Mine.\1", block)
+
+
+def lean_value(value: int) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+async def test_definitions_mean_what_the_kernel_computes(site: Site) -> None:
+    statements = [
+        f"{where}.{name} {n} {m}) {lean_value(meant(n, m))}"
+        for name, meant in OPERATIONS.items()
+        for n, m in product((0, 1, 2, 3, 5), (0, 1, 2, 3))
+        for where in ("Nat", "Mine")
+    ]
+    statements += [
+        f"{where}.log2 {n}) {max(n.bit_length() - 1, 0)}"
+        for n in (0, 1, 2, 3, 4, 7, 9)
+        for where in ("Nat", "Mine")
+    ]
+    theorems = "".join(
+        f"theorem t{number} : Eq ({statement} := Eq.refl _\n"
+        for number, statement in enumerate(statements)
+    )
+    reply = await site.check(f"{HEAD}{copied_definitions()}{theorems}", timeout_s=120.0)
+    assert (reply.verdict, [m for m in reply.messages if m.severity == "error"]) == ("accepted", [])
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "t : 5 - 3 = 2 := rfl",
+        "t : 2 ^ 10 % 1000 / 4 + 7 * 3 = 27 := rfl",
+        "t : Nat.gcd (2 ^ 100) (6 ^ 50) = 2 ^ 50 := rfl",
+        "t (p q : Prop) : p ∧ q → q ∧ p := fun h => ⟨h.right, h.left⟩",
+        "t (p q : Prop) : p ∨ q → q ∨ p := fun h => Or.rec Or.inr Or.inl h",
+        "t (p : Prop) : (p ↔ p) ∧ (p → ¬ ¬ p) := ⟨⟨id, id⟩, fun h no => no h⟩",
+        "t : 3 ≤ 5 ∧ ¬ 5 ≤ 3 ∧ 5 > 3 ∧ 2 < 3 ∧ 4 ≥ 4 := by decide",
+        "t : \"ab\" = String.ofList ('a' :: 'b' :: List.nil) := rfl",
+        "t : \"ab\".data = 'a' :: Char.ofNat 98 :: List.nil := rfl",
+        "t : Char.ofNat 0xd800 = Char.ofNat 0 := rfl",
+        "t (α : Type) (r : α → α → Prop) (a : α) (f : α → Nat) (h : ∀ x y, r x y → f x = f y)"
+        " : Quot.lift f h (Quot.mk r a) = f a := rfl",
+    ],
+)
+async def test_honest_texts_may_compute(site: Site, statement: str) -> None:
+    reply = await site.check(f"{HEAD}theorem {statement}\n")
+    assert (reply.verdict, reply.messages) == ("accepted", ())
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["t : 5 - 3 = 3 := rfl", "t : 5 ≤ 3 := by decide", 't : "a" = "b" := rfl'],
+)
+async def test_what_is_wrong_has_no_proof(site: Site, statement: str) -> None:
+    assert (await site.check(f"{HEAD}theorem {statement}\n")).verdict == "rejected"
+
+
+async def test_operators_are_printed_as_they_are_written(site: Site) -> None:
+    code = "theorem t (n m : Nat) (h : n ≤ m) : n + 1 ≤ m + 1 := by\n  exact sorry\n"
+    reply = await site.check(HEAD + code)
+    assert [sorry.goal for sorry in reply.sorries] == ["n m : Nat\nh : n ≤ m\n⊢ n + 1 ≤ m + 1"]
