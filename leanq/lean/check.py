@@ -21,6 +21,7 @@ from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.judges import Judgement, Judges, Parts
 from leanq.lean.audit.olean import read_parts
+from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
 from leanq.lean.process import Lean, Run, limits_of, olean
 from leanq.lean.sandbox.sandbox import Sandbox
@@ -203,6 +204,10 @@ class Compilation:
         if reply.verdict == "accepted" and not found.proved:
             text = f"Lean accepts it, and it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
+        if reply.verdict == "accepted" and self._target is None:
+            word = await asyncio.to_thread(runs_programs, self._ended.code)
+            if word is not None:
+                return _programmed(reply, word, trusted=self._request.trust_programs)
         return reply
 
     async def _read(self, sandbox: Sandbox, reply: Reply) -> Reply:
@@ -273,6 +278,19 @@ def _differs(reply: Reply, found: Judgement) -> Reply:
     first = failed[0]
     text = f"it is not what the target states: {first.name}: {first.text}"
     return _rejected(replace(reply, failed=failed), "statement_differs", text)
+
+
+def _programmed(reply: Reply, word: str, *, trusted: bool) -> Reply:
+    """What becomes of a text that can put another result in the place of its own."""
+    if trusted:
+        return replace(reply, reason="runs_programs")
+    text = (
+        f"leanq: Lean accepts it, but {word!r} lets it run programs while it is compiled, so leanq "
+        "cannot vouch for the result; verify it against a target, or vouch for it yourself "
+        "(--trust-programs)"
+    )
+    messages = (*reply.messages, Message("warning", 1, 0, text))
+    return replace(reply, verdict="unverified", reason="runs_programs", messages=messages)
 
 
 def _unread(reply: Reply) -> Reply:

@@ -106,7 +106,7 @@ async def test_printed_lookalikes_change_no_verdict(site: Site, name: str) -> No
 
 async def test_a_result_that_is_no_olean_is_never_accepted(site: Site) -> None:
     driver = await site.driver(site.shell())
-    reply = await driver.run(check("echo forged > LeanqSubmission.olean"))
+    reply = await driver.run(check("echo forged > LeanqSubmission.olean; exit"))
     assert reply.verdict == "rejected"
     assert "cannot be audited" in reply.messages[-1].text
 
