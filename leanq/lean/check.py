@@ -259,15 +259,11 @@ def _after_audit(reply: Reply, findings: Findings) -> Reply:
 
 
 def _denied(reply: Reply, found: Judgement) -> Reply:
-    texts = {
-        "reserved_name": "it declares what Lean's kernel knows by name",
-        "statement_differs": "it means something else when its examples have names",
+    reasons: dict[str, Reason] = {
+        "reserved_name": "reserved_name",
+        "statement_differs": "statement_differs",
     }
-    text = texts.get(found.rule, "the judge does not accept the compiled result")
-    reason: Reason = "kernel_refused"
-    if found.rule in ("reserved_name", "statement_differs"):
-        reason = found.rule  # type: ignore[assignment]
-    return _rejected(reply, reason, f"{text}: {found.text}")
+    return _rejected(reply, reasons.get(found.rule, "kernel_refused"), found.text)
 
 
 def _differs(reply: Reply, found: Judgement) -> Reply:

@@ -54,7 +54,7 @@ def check_imports(image: Image, expected: frozenset[Name]) -> None:
     found = {each.module for each in image.imports()}
     if found | init != expected | init:
         raise DeniedError(
-            "kernel_refused", "the compiled file imports other modules than its header says"
+            "kernel_refused", "the compiled result imports other modules than its header says"
         )
 
 
@@ -78,7 +78,8 @@ def check_reserved(image: Image, constants: dict[Name, Raw], reference: list[Ima
         if known is None or ours.whole(constants[name]) != known[0].whole(known[1]):
             raise DeniedError(
                 "reserved_name",
-                f"the kernel knows {display(name)} by its name, and this is not the library's",
+                f"it declares {display(name)} otherwise than the library, and the kernel knows it by "
+                "its name",
             )
 
 
@@ -264,4 +265,4 @@ class Judge:
 
 
 def _refused(name: Name, text: str) -> DeniedError:
-    return DeniedError("kernel_refused", f"{display(name)}: {text}")
+    return DeniedError("kernel_refused", f"Lean's kernel does not accept {display(name)}: {text}")

@@ -133,7 +133,8 @@ class _Bench:
         """
         said = self._judge(plain, order)
         if (different := differs_beside(plain, named, order["names"])) is not None:
-            raise DeniedError("statement_differs", display(different))
+            text = f"when its examples have names, {display(different)} means something else"
+            raise DeniedError("statement_differs", text)
         if self.kernel is not None:
             self.kernel.env = self._header_env
         also = self._judge(named, order)
@@ -149,7 +150,8 @@ class _Bench:
 
 
 def _damaged(why: str) -> dict[str, Any]:
-    return {"rule": "kernel_refused", "text": f"it is no readable .olean file: {why}"}
+    text = f"the compiled result cannot be audited: it is no readable .olean file: {why}"
+    return {"rule": "kernel_refused", "text": text}
 
 
 def _forked(bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]]) -> str:
