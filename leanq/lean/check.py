@@ -137,7 +137,8 @@ class Compilation:
     async def compile(self, sandbox: Sandbox) -> Reply:
         """Lean's verdict, which stands unless it is ``accepted``."""
         limits, ended = limits_of(self._request), self._ended
-        run = await self._lean.run(sandbox, ended.text, limits, load=self._load)
+        text = ended.text if self._request.audit else ended.code
+        run = await self._lean.run(sandbox, text, limits, load=self._load)
         verdict, messages = run.judged()
         was_read = True
         if verdict == "rejected" and ended.is_involved(messages):
@@ -156,7 +157,7 @@ class Compilation:
         if verdict != "accepted":
             return reply
         if not self._request.audit:
-            return replace(reply, verdict="unjudged", reason="not_audited")
+            return reply
         if not was_read:
             return _unread(reply)
         started = time.monotonic()

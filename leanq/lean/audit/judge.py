@@ -78,8 +78,8 @@ def check_reserved(image: Image, constants: dict[Name, Raw], reference: list[Ima
         if known is None or ours.whole(constants[name]) != known[0].whole(known[1]):
             raise DeniedError(
                 "reserved_name",
-                f"it declares {display(name)} otherwise than the library, and the kernel knows it by "
-                "its name",
+                f"it declares {display(name)} otherwise than the library, and the kernel knows it "
+                "by its name",
             )
 
 

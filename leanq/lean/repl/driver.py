@@ -106,8 +106,6 @@ class ReplDriver(LeanDriver):
         )
         if reply is None or (reply.verdict == "accepted" and request.audit):
             return await super()._check(request)
-        if reply.verdict == "accepted":
-            return replace(reply, verdict="unjudged", reason="not_audited")
         return reply
 
     async def _step(self, request: Request) -> Reply:
