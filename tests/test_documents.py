@@ -13,6 +13,7 @@ import pytest
 from support.paths import ROOT
 
 from leanq.cli import cli
+from leanq.queue.settings import markdown_table, variables
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md"]
 DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
@@ -100,3 +101,15 @@ def test_every_path_of_the_package_exists(document: Path) -> None:
 def test_every_python_block_is_python(document: Path) -> None:
     for block in blocks(document, "python"):
         compile(textwrap.dedent(block), document.name, "exec")
+
+
+def test_the_page_of_settings_is_made_from_their_declarations() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    table = page.split("<!-- settings -->\n")[1].split("<!-- /settings -->")[0]
+    assert table == markdown_table()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_variable_that_a_document_names_is_read(document: Path) -> None:
+    known = {name for name, _, _ in variables()} | {"LEANQ_TRANSCRIPTS"}
+    assert set(re.findall(r"LEANQ_[A-Z_]+[A-Z]", document.read_text())) <= known

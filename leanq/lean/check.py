@@ -139,24 +139,15 @@ class Compilation:
         limits, ended = limits_of(self._request), self._ended
         text = ended.text if self._request.audit else ended.code
         run = await self._lean.run(sandbox, text, limits, load=self._load)
-        verdict, messages = run.judged()
-        was_read = True
-        if verdict == "rejected" and ended.is_involved(messages):
+        judged, was_read = run.judged, True
+        if judged.verdict == "rejected" and ended.is_involved(judged.messages):
             # Lean shall find its errors in the text as it is.
             run = await self._lean.run(sandbox, ended.code, limits, load=self._load)
-            verdict, messages = run.judged()
-            was_read = False
-        reply = Reply(
-            verdict=verdict,
-            messages=ended.own(messages),
-            fingerprint=self._lean.environment.fingerprint,
-            cpu_s=run.done.exit.cpu_s,
+            judged, was_read = run.judged, False
+        reply = replace(judged, messages=ended.own(judged.messages)).reply(
+            fingerprint=self._lean.environment.fingerprint, cpu_s=run.done.exit.cpu_s
         )
-        if verdict == "incomplete":
-            return replace(reply, reason="sorry")
-        if verdict != "accepted":
-            return reply
-        if not self._request.audit:
+        if reply.verdict != "accepted" or not self._request.audit:
             return reply
         if not was_read:
             return _unread(reply)
@@ -239,10 +230,12 @@ class Compilation:
 
 def _unnamed(reply: Reply, run: Run) -> Reply:
     """What becomes of a text that does not compile with names for its examples."""
-    verdict, messages = run.judged()
-    if verdict not in LEAN_VERDICTS:
-        return replace(reply, verdict=verdict, messages=messages)
-    why = next(m.text for m in messages if m.severity == "error")
+    judged = run.judged
+    if judged.verdict not in LEAN_VERDICTS:
+        return replace(
+            reply, verdict=judged.verdict, reason=judged.reason, messages=judged.messages
+        )
+    why = next(m.text for m in judged.messages if m.severity == "error")
     return _unaudited(reply, AuditError(f"its examples, given names: {why}"))
 
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leanq.errors import ToolchainError
-from leanq.lean.syntax import split_header
+from leanq.lean.syntax import Header, split_header
 from leanq.lean.toolchain import (
     LAUNCHER,
     Toolchain,
@@ -126,6 +126,21 @@ class Environment:
                 olean = folder.joinpath(*parts[:-1], f"{parts[-1]}.olean")
                 return olean if olean.is_file() else None
         return None
+
+    def missing(self, header: Header) -> tuple[str, ...]:
+        """The modules that a text with this header imports and that are not here."""
+        wanted = header.imports if header.is_prelude else ("Init", *header.imports)
+        return tuple(module for module in wanted if self.find_olean(module) is None)
+
+    def libraries(self) -> tuple[str, ...]:
+        """What can be imported, by the first part of its modules' names, such as ``Mathlib``."""
+        library = self.toolchain.library
+        found: set[str] = set()
+        for folder in (*self.search_path, *([library] if library else [])):
+            with contextlib.suppress(OSError):
+                names = os.listdir(folder)
+                found |= {name.removesuffix(".olean") for name in names if name.endswith(".olean")}
+        return tuple(sorted(found))
 
     def changed(self) -> bool:
         """Whether Lean, the compiled modules or the project's files are others than at opening.

@@ -37,6 +37,11 @@ def records(terminal: Terminal, name: str) -> list[dict[str, Any]]:
     return list(read_results(str(terminal.folder / name)))
 
 
+def assert_only_progress(err: str) -> None:
+    """On a busy machine, a run takes long enough to say how far it is."""
+    assert all(" rows; " in line for line in err.splitlines()), err
+
+
 @pytest.fixture
 def fleet() -> Iterator[Settings]:
     """A server with one echo worker."""
@@ -119,7 +124,8 @@ def test_a_killed_run_goes_on_and_checks_nothing_twice(client: Terminal, fleet: 
         process.wait()
         assert state.exists()
     done = client.run(*run, "--out", "killed.jsonl")
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    assert_only_progress(done.err)
     submitted = look(fleet).counters["submitted"]
     done = client.run(*run, "--out", "whole.jsonl")
     found, whole = (
@@ -139,21 +145,22 @@ def lines(path: Path) -> int:
 def test_an_interrupt_withdraws_and_the_same_command_goes_on(
     client: Terminal, fleet: Settings
 ) -> None:
-    client.file("data.jsonl", echoes(20_000))
+    client.file("data.jsonl", echoes(5000))
     run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo")
     process = client.start(*run)
     until(lambda: lines(client.folder / "out.jsonl.part") > 100)
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert (done.code, done.out) == (130, "")
-    assert done.err.strip() == "leanq: stopped; the same command goes on from here"
+    assert done.err.strip() == "leanq: stopped; the same command resumes it"
     kept = lines(client.folder / "out.jsonl.part")
     status = look(fleet)
-    assert sum(level.waiting for level in status.levels) == 0
-    assert 100 < kept < 20_000
+    assert sum(row.waiting for row in status.priorities) == 0
+    assert 100 < kept < 5000
     done = client.run(*run)
-    assert (done.code, done.err) == (0, "")
-    assert [r["line"] for r in records(client, "out.jsonl")] == list(range(1, 20_001))
+    assert done.code == 0
+    assert_only_progress(done.err)
+    assert [r["line"] for r in records(client, "out.jsonl")] == list(range(1, 5001))
 
 
 def test_two_interrupts(terminal: Terminal) -> None:
@@ -177,7 +184,7 @@ def test_what_cannot_be_run(client: Terminal) -> None:
     client.file("there.jsonl", "")
     client.file("data.csv", "id,code\n")
     for arguments, said in {
-        ("data.jsonl", "--out", "there.jsonl"): "there.jsonl is there already; name another file",
+        ("data.jsonl", "--out", "there.jsonl"): "there.jsonl exists; name another file",
         ("none.jsonl", "--out", "out.jsonl"): "none.jsonl",
         ("data.csv", "--out", "out.jsonl"): "data.csv",
         (
@@ -210,7 +217,7 @@ def test_a_run_with_other_options_does_not_go_on(client: Terminal, fleet: Settin
     other = client.run(*run, "--memory", "99")
     assert (busy.code, busy.err) == (2, "leanq: out.jsonl is being written by another campaign\n")
     assert other.code == 2
-    assert "out.jsonl.state is of a campaign with other data or other options" in other.err
+    assert "out.jsonl.state belongs to a campaign with other data or other options" in other.err
 
 
 def test_progress_on_a_terminal(client: Terminal, fleet: Settings) -> None:

@@ -170,9 +170,9 @@ def test_one_that_kills_its_coordinators_is_given_up(desk: Desk, driver: Recorde
     dismiss(boss)
     # As if the last twenty had been killed as well.
     with contextlib.closing(sqlite3.connect(f"{desk.folder}/c0.out.state")) as journal, journal:
-        journal.execute("UPDATE meta SET value = '20' WHERE name = 'barren'")
+        journal.execute("UPDATE meta SET value = '20' WHERE name = 'fruitless_starts'")
     desk.hire()
-    error = "the campaign is given up: 20 coordinators have died over it without a single result"
+    error = "the campaign has failed: 20 coordinators in a row died without a single result"
     assert desk.reaches(id_, "failed").error == error
     assert f"{id_}  failed ({error})" in desk.run("list")
     driver.let_go()

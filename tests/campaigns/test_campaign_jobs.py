@@ -120,7 +120,7 @@ def test_held_while_it_runs(desk: Desk, driver: Recorder, settings: Settings, bo
     desk.reaches(id_, "paused")
     # What was in flight is withdrawn.
     until(lambda: driver.stopped == [b"held"])
-    assert not look(settings).levels
+    assert not look(settings).priorities
     assert desk.terminal.run("campaign", "pause", id_).code == 2
     assert f"{id_}  paused" in desk.run("list")
     assert desk.run("resume", id_).split()[1] in ("queued", "running")
@@ -153,10 +153,10 @@ def test_held_before_it_begins(desk: Desk, driver: Recorder, boss: Popen) -> Non
     later = desk.send("b", options=("--in", "1h"))
     soon = desk.send("c", options=("--in", "1s"))
     assert [desk.look(each).state for each in (queued, later)] == ["queued", "scheduled"]
-    assert "begins    20" in desk.run("show", later)
-    begins = desk.look(later).begins
-    assert begins
-    assert 3000 < (begins - desk.look(later).sent).total_seconds() < 4200
+    assert "starts    20" in desk.run("show", later)
+    starts_at = desk.look(later).starts_at
+    assert starts_at
+    assert 3000 < (starts_at - desk.look(later).submitted_at).total_seconds() < 4200
     for id_ in (queued, later):
         assert desk.run("pause", id_).split()[1] == "paused"
     driver.let_go()
@@ -181,7 +181,7 @@ def test_cancelled_and_taken_up_again(
     assert desk.run("cancel", running).split()[1] in ("cancelling", "cancelled")
     desk.reaches(running, "cancelled")
     until(lambda: driver.stopped == [b"held"])
-    assert not look(settings).levels
+    assert not look(settings).priorities
     # What had come is kept.
     assert os.path.exists(f"{desk.folder}/c0.out.part")
     assert not os.path.exists(f"{desk.folder}/c0.out")

@@ -20,7 +20,7 @@ from support.waiting import eventually
 from leanq.campaigns import coordinator as module
 from leanq.campaigns.campaign import Campaign
 from leanq.campaigns.coordinator import Command, Plan, Progress
-from leanq.campaigns.dataset import Fields, open_data
+from leanq.campaigns.dataset import Fields, open_dataset
 from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import read_results
 from leanq.client import AsyncLeanQClient
@@ -52,21 +52,27 @@ class Judge(Recorder):
 
 
 @dataclass
-class Watcher:
-    command: Command = "go on"
-    looks: list[Progress] = field(default_factory=list)
-    told: list[tuple[int, str]] = field(default_factory=list)
+class Observed:
+    """An observer that keeps what is reported, and gives the command of its test."""
+
+    command: Command = "run"
+    updates: list[Progress] = field(default_factory=list)
+    bad_rows: list[tuple[int, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def counts(self) -> Mapping[str, int]:
-        return self.looks[-1].counts if self.looks else {}
+        return self.updates[-1].counts if self.updates else {}
 
-    async def look(self, progress: Progress) -> Command:
-        self.looks.append(progress)
+    async def update(self, progress: Progress) -> Command:
+        self.updates.append(progress)
         return self.command
 
-    def bad(self, line: int, error: str) -> None:
-        self.told.append((line, error))
+    def bad_row(self, line: int, error: str) -> None:
+        self.bad_rows.append((line, error))
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
 
 @dataclass
@@ -76,7 +82,7 @@ class Stage:
     settings: Settings
     folder: Path
     judge: Judge
-    watcher: Watcher
+    observer: Observed
 
     def campaign(self, *rows: object, **plan: Any) -> Campaign:
         data = self.folder / "data.jsonl"
@@ -86,7 +92,7 @@ class Stage:
 
     async def run(self, campaign: Campaign, **how: Any) -> Command:
         async with AsyncLeanQClient(self.settings, **how) as client:
-            return await campaign.run(client, self.watcher)
+            return await campaign.run(client, self.observer)
 
     def records(self) -> list[dict[str, Any]]:
         return list(read_results(str(self.folder / "out.jsonl")))
@@ -104,7 +110,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def stage(settings: Settings, tmp_path: Path) -> AsyncIterator[Stage]:
     judge = Judge()
     async with working(settings, judge, slots=64):
-        yield Stage(settings, tmp_path, judge, Watcher())
+        yield Stage(settings, tmp_path, judge, Observed())
 
 
 def row(number: int, *codes: str, **more: Any) -> dict[str, Any]:
@@ -118,15 +124,15 @@ async def test_no_more_are_in_flight_than_the_window_allows(stage: Stage) -> Non
     running = asyncio.create_task(stage.run(stage.campaign(*rows, window=5)))
     await eventually(lambda: len(stage.judge.running) == 5)
     stage.judge.let_go()
-    assert await running == "go on"
+    assert await running == "finished"
     assert stage.judge.most == 5
     assert stage.verdicts() == 40 * ["accepted"] + 20 * ["rejected"]
     assert [record["sample"] for record in stage.records()[40:]] == list(range(20))
-    assert stage.watcher.looks[-1] == Progress(41, 41, {"accepted": 40, "rejected": 20})
+    assert stage.observer.updates[-1] == Progress(41, 41, {"accepted": 40, "rejected": 20})
 
 
 async def test_large_texts_are_few_at_a_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(module, "_MAX_IN_FLIGHT_BYTES", 1000)
     rows = [row(n, f"held {n}{400 * 'x'} accepted") for n in range(12)]
     running = asyncio.create_task(stage.run(stage.campaign(*rows)))
     # The third was begun while the first two were not yet more than that.
@@ -143,7 +149,9 @@ async def test_records_are_in_the_order_of_rows_or_of_their_ends(stage: Stage) -
         running = asyncio.create_task(stage.run(campaign))
         await eventually(
             lambda: (
-                sum(stage.watcher.looks[-1].counts.values()) == 2 if stage.watcher.looks else False
+                sum(stage.observer.updates[-1].counts.values()) == 2
+                if stage.observer.updates
+                else False
             )
         )
         stage.judge.let_go()
@@ -151,7 +159,7 @@ async def test_records_are_in_the_order_of_rows_or_of_their_ends(stage: Stage) -
         assert [record["id"] for record in stage.records()] == ids
         Path(campaign.out).unlink()
         stage.judge._gate.clear()
-        stage.watcher.looks.clear()
+        stage.observer.updates.clear()
 
 
 async def test_blank_lines_are_no_rows(stage: Stage) -> None:
@@ -159,15 +167,17 @@ async def test_blank_lines_are_no_rows(stage: Stage) -> None:
     data = Path(campaign.data)
     data.write_text("\n" + data.read_text().replace("\n", "\n \n\n"))
     running = asyncio.create_task(stage.run(campaign))
-    looks = stage.watcher.looks
-    await eventually(lambda: looks and looks[-1] == Progress(3, 2, {"accepted": 1, "rejected": 1}))
-    stage.watcher.command = "pause"
+    updates = stage.observer.updates
+    await eventually(
+        lambda: updates and updates[-1] == Progress(3, 2, {"accepted": 1, "rejected": 1})
+    )
+    stage.observer.command = "pause"
     await running
-    looks.clear()
-    stage.watcher.command = "go on"
+    updates.clear()
+    stage.observer.command = "run"
     stage.judge.let_go()
-    assert await stage.run(campaign) == "go on"
-    assert looks[-1] == Progress(3, 3, {"accepted": 2, "rejected": 1})
+    assert await stage.run(campaign) == "finished"
+    assert updates[-1] == Progress(3, 3, {"accepted": 2, "rejected": 1})
     assert [record["line"] for record in stage.records()] == [2, 5, 8]
 
 
@@ -183,7 +193,7 @@ async def test_bad_rows_stand_in_the_results_and_stop_nothing(stage: Stage) -> N
     await stage.run(campaign)
     assert stage.verdicts() == ["accepted", None, None, None, None, "rejected"]
     told = [(record["line"], record["error"]) for record in stage.records() if "error" in record]
-    assert sorted(stage.watcher.told) == told
+    assert sorted(stage.observer.bad_rows) == told
     assert told[1] == (3, "line 1 has the same id")
     assert [line for line, _ in told] == [2, 3, 4, 5]
 
@@ -229,7 +239,7 @@ class Gun(AsyncLeanQClient):
 
 async def test_an_attempt_that_was_just_sent_when_another_succeeds(stage: Stage) -> None:
     campaign = stage.campaign(row(1, "first", "second", "third"), first_success=True)
-    assert await campaign.run(Gun(stage.settings), stage.watcher) == "go on"
+    assert await campaign.run(Gun(stage.settings), stage.observer) == "finished"
     assert stage.verdicts() == ["accepted", "cancelled", "cancelled"]
 
 
@@ -241,11 +251,13 @@ async def test_what_was_in_flight_is_asked_for_again_and_runs_once(stage: Stage)
     rows = [row(n, f"{n} accepted") for n in range(5)] + [row(9, "held accepted")]
     campaign = stage.campaign(*rows)
     async with AsyncLeanQClient(stage.settings) as client:
-        running = asyncio.create_task(campaign.run(client, stage.watcher))
+        running = asyncio.create_task(campaign.run(client, stage.observer))
         await eventually(lambda: b"held accepted" in stage.judge.running)
         await eventually(
             lambda: (
-                stage.watcher.looks[-1].counts == {"accepted": 5} if stage.watcher.looks else False
+                stage.observer.updates[-1].counts == {"accepted": 5}
+                if stage.observer.updates
+                else False
             )
         )
         # As SIGKILL would: neither the journal nor the queue hears of it.
@@ -256,7 +268,7 @@ async def test_what_was_in_flight_is_asked_for_again_and_runs_once(stage: Stage)
     for path, content in stash.items():
         path.write_bytes(content)
     stage.judge.let_go()
-    assert await stage.run(campaign) == "go on"
+    assert await stage.run(campaign) == "finished"
     assert stage.verdicts() == 6 * ["accepted"]
     assert Counter(stage.judge.started).most_common(1)[0][1] == 1
 
@@ -266,13 +278,13 @@ async def test_what_is_told_to_stop_withdraws_and_can_go_on(stage: Stage, comman
     campaign = stage.campaign(row(1, "accepted"), row(2, "held accepted"))
     running = asyncio.create_task(stage.run(campaign))
     await eventually(lambda: b"held accepted" in stage.judge.running)
-    stage.watcher.command = command
-    assert await running == command
+    stage.observer.command = command
+    assert await running == {"pause": "paused", "cancel": "cancelled"}[command]
     await eventually(lambda: stage.judge.stopped == [b"held accepted"])
     assert not Path(campaign.out).exists()
-    stage.watcher.command = "go on"
+    stage.observer.command = "run"
     stage.judge.let_go()
-    assert await stage.run(campaign) == "go on"
+    assert await stage.run(campaign) == "finished"
     assert stage.verdicts() == ["accepted", "accepted"]
     assert Counter(stage.judge.started) == {b"accepted": 1, b"held accepted": 2}
 
@@ -291,9 +303,9 @@ async def test_a_server_that_stays_away_leaves_the_rows_for_later(
                 await running
             server.start()
             stage.judge.let_go()
-            assert await stage.run(campaign) == "go on"
+            assert await stage.run(campaign) == "finished"
     assert stage.verdicts() == ["accepted", "accepted"]
-    assert stage.watcher.told == []
+    assert stage.observer.bad_rows == []
 
 
 async def test_a_disk_that_is_full_leaves_the_rows_for_later(
@@ -308,32 +320,32 @@ async def test_a_disk_that_is_full_leaves_the_rows_for_later(
         with pytest.raises(UsageError, match="state cannot be written: database or disk is full"):
             await running
     stage.judge.let_go()
-    assert await stage.run(campaign) == "go on"
+    assert await stage.run(campaign) == "finished"
     # Nothing was withdrawn, for whoever goes on could not know that.
     assert stage.verdicts() == ["accepted", "accepted"]
     assert stage.judge.stopped == []
-    assert stage.watcher.told == []
+    assert stage.observer.bad_rows == []
 
 
 async def test_an_environment_that_nobody_offers(stage: Stage) -> None:
     campaign = stage.campaign(row(1, "accepted"), options={"env": "elsewhere"})
     with pytest.raises(UnknownEnvironmentError, match="elsewhere"):
         await stage.run(campaign)
-    assert stage.watcher.told == []
+    assert stage.observer.bad_rows == []
 
 
 async def test_a_campaign_over_which_coordinators_vanish_is_given_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_BARREN", 2)
+    monkeypatch.setattr(module, "_MAX_FRUITLESS_STARTS", 2)
     campaign = stage.campaign(row(1, "accepted"))
     # Whoever ends with an error has not vanished.
     for _ in range(3):
         with pytest.raises(UnknownEnvironmentError):
             await stage.run(replace(campaign, plan=Plan(options={"env": "elsewhere"})))
     Path(campaign.out + ".state").unlink()
-    purpose = campaign._purpose(open_data(campaign.data, campaign.fields))
+    purpose = campaign.purpose(open_dataset(campaign.data, campaign.fields))
     for _ in range(2):
         Journal(campaign.out, purpose).close()
-    with pytest.raises(UsageError, match="given up: 2 coordinators have died over it"):
+    with pytest.raises(UsageError, match="has failed: 2 coordinators in a row died"):
         await stage.run(campaign)

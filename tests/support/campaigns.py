@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from leanq.campaigns.results import read_results
-from leanq.campaigns.rq_queue import Campaigns, Sent
+from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
 from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
 from support.fleets import Recorder, until
@@ -65,10 +65,10 @@ class Desk:
         out = str(self.folder / f"{name}.out")
         return self.run("submit", data, "--out", out, "--env", environment, *options).strip()
 
-    def look(self, id_: str) -> Sent:
+    def look(self, id_: str) -> CampaignStatus:
         return self.campaigns.show(id_)
 
-    def reaches(self, id_: str, *states: str, deadline_s: float = RESUMED_S) -> Sent:
+    def reaches(self, id_: str, *states: str, deadline_s: float = RESUMED_S) -> CampaignStatus:
         """Waits until the campaign is in one of these states."""
         try:
             until(lambda: self.look(id_).state in states, deadline_s)

@@ -19,7 +19,7 @@ from leanq.errors import QueueFullError, ReplError
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver, Opened, without_states
 from leanq.lean.process import limits_of
-from leanq.lean.repl.checks import is_silent, messages_of, opened_at, see, verdict_of
+from leanq.lean.repl.checks import is_silent, judged_of, messages_of, opened_at, see
 from leanq.lean.repl.pickles import Pickles
 from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.session import Recycling, Session, TimedOut
@@ -118,8 +118,9 @@ class ReplDriver(LeanDriver):
         code, limits = request.code, limits_of(request)
         answer = await session.elaborate(code, header, limits)
         if isinstance(answer, TimedOut):
-            return Reply("timeout")
-        reply = Reply(verdict_of(answer), messages_of(answer, session, header))
+            return answer.judged(limits).reply()
+        messages = messages_of(answer, session, header)
+        reply = replace(judged_of(answer), messages=messages).reply()
         if reply.verdict != "incomplete":
             return reply
         if is_silent(answer) and request.audit:

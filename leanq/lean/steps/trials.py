@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from leanq.lean.check import Auditor, check
+from leanq.lean.diagnostics import Judged
 from leanq.lean.process import Lean, Run
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.snapshots.prefixes import Prefixes
-from leanq.lean.steps.goals import Judged, keep_opened, look, sorries_of
+from leanq.lean.steps.goals import keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
-from leanq.lean.steps.moves import Move, judged_apart, read_move
+from leanq.lean.steps.moves import Move, judged_apart, left_open, read_move
 from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import States
 
@@ -50,7 +51,7 @@ class Trials:
 
             async def run(draft: Draft) -> Judged:
                 done = await self._prefixes.run(sandbox, code, draft.text, request, states)
-                return done.judged()
+                return done.judged
 
             seen = await look(holes, run, lambda forms: draft_probe(code, holes, forms))
         return await keep_opened(code, seen, self._lean.environment.fingerprint, states)
@@ -88,17 +89,17 @@ class _Step:
         draft = draft_trial(move.recipe, move.tactic)
         async with self._lean.sandbox() as sandbox:
             run = await self._try(sandbox, draft)
-            verdict, messages = run.judged()
-            left = [m for m in messages if draft.is_left(m)]
-            verdict = judged_apart(draft, verdict, messages)
-            outside = draft.left_outside(messages)
-            cpu_s = run.done.exit.cpu_s
-            reply = Reply(verdict, move.told(draft, messages), cpu_s=cpu_s, way=run.way)
-            if verdict not in ("accepted", "incomplete"):
+            judged = judged_apart(draft, run.judged)
+            left = [m for m in judged.messages if draft.is_left(m)]
+            outside = draft.left_outside(judged.messages)
+            reply = replace(judged, messages=move.told(draft, judged.messages)).reply(
+                cpu_s=run.done.exit.cpu_s, way=run.way
+            )
+            if judged.verdict not in ("accepted", "incomplete"):
                 return reply
             goals = tuple(goal for message in left for goal in read_goals(message))
             if goals or move.tactic.holes:
-                return await self._go_on(sandbox, replace(reply, verdict="incomplete"), goals)
+                return await self._go_on(sandbox, left_open(reply), goals)
         return await self._close(reply, outside)
 
     async def _try(self, sandbox: Sandbox, draft: Draft, *, compile_: bool = False) -> Run:
@@ -114,7 +115,7 @@ class _Step:
         if tactic.holes:
 
             async def run(draft: Draft) -> Judged:
-                return (await self._try(sandbox, draft)).judged()
+                return (await self._try(sandbox, draft)).judged
 
             seen = await look(
                 tactic.holes, run, lambda forms: draft_trial(move.recipe, tactic, probes=forms)

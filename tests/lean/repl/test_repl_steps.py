@@ -91,8 +91,9 @@ async def test_steps_that_fail(
 async def test_the_repls_word_where_it_is_trusted(site: Site) -> None:
     driver = await site.standin(trust_steps=True)
     state = await opened(driver)
-    assert (await step(driver, state, "wrong")).verdict == "accepted"
-    assert (await step(driver, state, "close")).verdict == "accepted"
+    for tactic in ("wrong", "close"):
+        reply = await step(driver, state, tactic)
+        assert (reply.verdict, reply.reason) == ("unjudged", "trusted_step")
     # These it does not take for complete itself.
     for tactic in ("meta", "kernel", "soft not so"):
         assert (await step(driver, state, tactic)).verdict == "rejected"
@@ -106,7 +107,7 @@ async def test_what_a_proof_state_lacks_the_text_has(site: Site) -> None:
     state = await opened(driver, OPEN.replace("theorem", "open Nat in theorem"))
     reply = await step(driver, state, "fail no way")
     assert (reply.verdict, reply.messages[0].text) == ("rejected", "no way")
-    # DecisionRecord by the text, so with its place.
+    # Said of the text, so with its place.
     assert reply.messages[0].line == 1
 
 
