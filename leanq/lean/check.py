@@ -30,7 +30,7 @@ from leanq.lean.syntax import Header, example_names, name_examples, split_header
 from leanq.queue.requests import LEAN_VERDICTS, Failure, Message, Reason, Reply, Request, Theorem
 
 # An example that is compiled under a name is no less right for being a definition.
-_NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")
+NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")
 _HEADERS_REMEMBERED = 256
 
 
@@ -77,12 +77,16 @@ class Target:
         ending: the name of the declaration behind its text.
         theorems: those to prove; none stands for all that the text declares.
         holes: definitions whose values the candidate may choose; None for all that are a sorry.
+        is_whole: whether all that it declares has to stand in the candidate, beside the theorems.
+        stand_in: an axiom of ours in the candidate.
     """
 
     file: Parts
     ending: Sequence[str]
     theorems: Sequence[Sequence[str | int]] = ()
     holes: Sequence[str] | None = ()
+    is_whole: bool = False
+    stand_in: str = ""
 
     def order(self) -> dict[str, Any]:
         """What the judge has to know of it."""
@@ -90,6 +94,8 @@ class Target:
             "target_ending": self.ending,
             "theorems": self.theorems,
             "holes": self.holes,
+            "is_whole": self.is_whole,
+            "stand_in": self.stand_in,
         }
 
 
@@ -101,13 +107,16 @@ async def check(
     *,
     load: LocalSnapshot | None = None,
     target: Target | None = None,
+    options: Sequence[str] = (),
 ) -> Reply:
     """The verdict on ``code`` within the request's budgets, by its rules.
 
-    ``load``: a snapshot of the text's header, which none but imports have made. ``target``: what
-    the text has to prove as well.
+    Args:
+        load: a snapshot of the text's header, which none but imports have made.
+        target: what the text has to prove as well.
+        options: flags for Lean besides the environment's.
     """
-    compilation = Compilation(lean, request, code, load=load, target=target)
+    compilation = Compilation(lean, request, code, load=load, target=target, options=options)
     async with lean.sandbox() as sandbox:
         reply = await compilation.compile(sandbox)
     return await compilation.judge(auditor, reply)
@@ -124,6 +133,7 @@ class Compilation:
         *,
         load: LocalSnapshot | None = None,
         target: Target | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self._lean = lean
         self._request = request
@@ -131,18 +141,19 @@ class Compilation:
         self._ended = Ended.of(code)
         self._load = load
         self._target = target
+        self._options = options
         self._file: Parts | None = None
         self._named: tuple[Parts, tuple[str, ...]] | None = None
 
     async def compile(self, sandbox: Sandbox) -> Reply:
         """Lean's verdict, which stands unless it is ``accepted``."""
-        limits, ended = limits_of(self._request), self._ended
+        ended = self._ended
         text = ended.text if self._request.audit else ended.code
-        run = await self._lean.run(sandbox, text, limits, load=self._load)
+        run = await self._run(sandbox, text)
         judged, was_read = run.judged, True
         if judged.verdict == "rejected" and ended.is_involved(judged.messages):
             # Lean shall find its errors in the text as it is.
-            run = await self._lean.run(sandbox, ended.code, limits, load=self._load)
+            run = await self._run(sandbox, ended.code)
             judged, was_read = run.judged, False
         reply = replace(judged, messages=ended.own(judged.messages)).reply(
             fingerprint=self._lean.environment.fingerprint, cpu_s=run.done.exit.cpu_s
@@ -154,6 +165,10 @@ class Compilation:
         started = time.monotonic()
         reply = await self._read(sandbox, reply)
         return replace(reply, audit_s=time.monotonic() - started)
+
+    async def _run(self, sandbox: Sandbox, text: str) -> Run:
+        limits = limits_of(self._request)
+        return await self._lean.run(sandbox, text, limits, options=self._options, load=self._load)
 
     async def judge(self, auditor: Auditor, reply: Reply) -> Reply:
         """The last word on what :meth:`compile` has said."""
@@ -220,7 +235,7 @@ class Compilation:
             return None
         # The same work once more must not fail for a budget that it only just kept.
         limits = limits_of(self._request, 2.0)
-        run = await self._lean.run(sandbox, text, limits, options=_NAMED_OPTIONS, load=self._load)
+        run = await self._lean.run(sandbox, text, limits, options=NAMED_OPTIONS, load=self._load)
         if not run.compiled:
             return _unnamed(reply, run)
         named = await asyncio.to_thread(read_parts, olean(sandbox))

@@ -22,11 +22,12 @@ from leanq.lean.recipes import pack_export, read_recipe, unpack_export
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.snapshots.cost_model import Costs
 from leanq.lean.snapshots.prefixes import Prefixes
-from leanq.lean.snapshots.store import Snapshots
+from leanq.lean.snapshots.store import LocalSnapshot, Snapshots
 from leanq.lean.steps.holes import is_genuine
 from leanq.lean.steps.moves import other_environment
 from leanq.lean.steps.trials import Trials
 from leanq.lean.syntax import split_header
+from leanq.lean.targets import Targets
 from leanq.queue.queue import backoff_s
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.settings import Settings
@@ -45,6 +46,7 @@ class Opened:
     lean: Lean
     auditor: Auditor
     prefixes: Prefixes
+    targets: Targets
     trials: Trials
 
     async def close(self) -> None:
@@ -115,6 +117,7 @@ class LeanDriver:
         await self._notice_changes()
         answer = {
             "check": self._check,
+            "verify": self._verify,
             "step": self._step,
             "export": self._export,
             "import": self._import,
@@ -152,6 +155,16 @@ class LeanDriver:
         except QueueFullError as error:
             return without_states(reply, error)
         return replace(reply, sorries=sorries)
+
+    async def _verify(self, request: Request) -> Reply:
+        opened = self._opened
+        target = await opened.targets.of_request(request)
+
+        def verify(header: LocalSnapshot | None) -> Awaitable[Reply]:
+            lean, auditor = opened.lean, opened.auditor
+            return check(lean, auditor, request, request.code, load=header, target=target)
+
+        return await opened.prefixes.with_header(request.code, verify, self._states)
 
     async def _step(self, request: Request) -> Reply:
         return await self._insist(lambda: self._opened.trials.step(request, self._states))
@@ -198,7 +211,9 @@ class LeanDriver:
         )
         judges = Judges(environment, slots=self._slots, hidden=self._hidden, nice=self._nice)
         auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self._costs)
-        return Opened(lean, auditor, prefixes, Trials(lean, auditor, prefixes))
+        targets = Targets(lean)
+        trials = Trials(lean, auditor, prefixes, targets)
+        return Opened(lean, auditor, prefixes, targets, trials)
 
     async def _notice_changes(self) -> None:
         """Takes a new fingerprint when the environment's files have changed."""

@@ -110,6 +110,8 @@ class _Bench:
             candidate,
             theorems=[tuple(each) for each in order["theorems"]],
             holes=order["holes"],
+            is_whole=order["is_whole"],
+            stand_in=order["stand_in"],
             ignored={
                 name
                 for image in (target, candidate)
@@ -118,6 +120,9 @@ class _Bench:
             },
         )
         differences = [(each.name, each.rule, each.text) for each in found.differences]
+        target_end = tuple(order["target_ending"])
+        if any(target_end) and not any(name[-2:] == target_end for name in target.constants()):
+            differences.append(("", "target", "Lean has not read the target to its end"))
         said = self._judge(candidate, order)
         return {
             **said,

@@ -304,6 +304,8 @@ def compare(
     theorems: Collection[Name] = (),
     holes: Collection[str] | None = (),
     ignored: Collection[Name] = (),
+    is_whole: bool = False,
+    stand_in: str = "",
 ) -> Comparison:
     """Compares two files.
 
@@ -312,6 +314,8 @@ def compare(
         holes: definitions whose value the candidate may choose where it is a `sorry` in the target;
             None for all of that kind.
         ignored: constants of either that do not count.
+        is_whole: whether all that the target's text declares has to stand in the candidate.
+        stand_in: an axiom of ours, which the candidate may declare as it likes.
 
     Raises:
         Damaged, IndexError: one of them is no file of Lean's.
@@ -322,7 +326,9 @@ def compare(
         ours.constants.pop(each, None)
         theirs.constants.pop(each, None)
     wanted = list(theorems) or own_theorems(ours.constants)
-    return _Comparing(ours, theirs, wanted, holes).run()
+    if is_whole:
+        wanted = [name for name in ours.constants if not is_leans_own(name)]
+    return _Comparing(ours, theirs, wanted, holes, stand_in).run()
 
 
 def differs_beside(plain: Image, named: Image, names: Collection[str]) -> Name | None:
@@ -357,10 +363,15 @@ class _Comparing:
     """One comparison on its way."""
 
     def __init__(
-        self, ours: Stated, theirs: Stated, wanted: list[Name], holes: Collection[str] | None
+        self,
+        ours: Stated,
+        theirs: Stated,
+        wanted: list[Name],
+        holes: Collection[str] | None,
+        stand_in: str,
     ) -> None:
         self._ours, self._theirs = ours, theirs
-        self._wanted, self._holes = wanted, holes
+        self._wanted, self._holes, self._stand_in = wanted, holes, stand_in
         self._found = Comparison(wanted)
         self._seen: set[Name] = set()
 
@@ -377,6 +388,8 @@ class _Comparing:
             self._compare_from(name)
         extra = self._theirs.overrides() - self._ours.overrides()
         for extension, declaration in sorted(extra):
+            if declaration == self._stand_in:
+                continue
             text = f"{extension} gives it another program in the candidate alone"
             self._differs(Difference(declaration, "override", text))
         return self._found
@@ -430,7 +443,9 @@ class _Comparing:
         return reached | in_body
 
     def _compare_hole(self, name: Name, in_body: set[Name], theorem: Name) -> None:
-        if self._holes is not None and display(name) not in self._holes:
+        if self._holes is None:
+            return
+        if display(name) not in self._holes:
             self._say(name, "hole", "its value is a sorry, and it is not named as a hole", theorem)
         mentioned = self._theirs.behind(in_body).intersection(self._wanted)
         if mentioned:

@@ -202,8 +202,8 @@ class ReplDriver(LeanDriver):
         )
         snapshots = Snapshots(self._cache, ()) if self._cache else None
         pickles = Pickles(snapshots, sessions, program, environment.fingerprint)
-        parts = opened.lean, opened.auditor, opened.prefixes, opened.trials
-        return _Kept(*parts, sessions, pickles)
+        lean, auditor, prefixes = opened.lean, opened.auditor, opened.prefixes
+        return _Kept(lean, auditor, prefixes, opened.targets, opened.trials, sessions, pickles)
 
     @property
     def _kept(self) -> _Kept:

@@ -23,6 +23,7 @@ from leanq.lean.snapshots.prefixes import Prefixes
 from leanq.lean.steps.goals import keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
 from leanq.lean.steps.moves import Move, judged_apart, left_open, read_move
+from leanq.lean.targets import Targets, named_as_in_source
 from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import States
 
@@ -30,10 +31,11 @@ from leanq.states import States
 class Trials:
     """Goals and steps in one environment."""
 
-    def __init__(self, lean: Lean, auditor: Auditor, prefixes: Prefixes) -> None:
+    def __init__(self, lean: Lean, auditor: Auditor, prefixes: Prefixes, targets: Targets) -> None:
         self._lean = lean
         self._auditor = auditor
         self._prefixes = prefixes
+        self._targets = targets
 
     async def sorries(self, request: Request, states: States) -> tuple[Sorry, ...]:
         """Every ``sorry`` of a checked text, with its goal and its state.
@@ -79,7 +81,7 @@ class _Step:
 
     def __init__(self, trials: Trials, move: Move, request: Request, states: States) -> None:
         self._lean, self._prefixes = trials._lean, trials._prefixes
-        self._auditor = trials._auditor
+        self._auditor, self._targets = trials._auditor, trials._targets
         self._move = move
         self._request = request
         self._states = states
@@ -135,7 +137,8 @@ class _Step:
         return replace(reply, state=first.state, goals=goals, sorries=move.placed(sorries))
 
     async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
-        """Nothing is left: the whole text has to stand a check."""
+        """Nothing is left: the whole text is verified against its source, so that whatever the
+        tactics are made of has changed nothing but what stands in the holes."""
         started = time.monotonic()
         move = self._move
         # A name that no library search offers, and that no tactic can have known.
@@ -144,7 +147,18 @@ class _Step:
         draft = draft_trial(move.recipe, move.tactic, stand_in=stand_in, outside=outside)
         allowed = (*self._request.allow_axioms, *([stand_in] if stand_in else []))
         request = replace(self._request, allow_axioms=allowed)
-        checked = await check(self._lean, self._auditor, request, draft.text)
+        source = move.recipe.source.code
+        target, salt = await self._targets.of_source(source, self._request)
+        text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
+        checked = await check(
+            self._lean,
+            self._auditor,
+            request,
+            text,
+            target=replace(target, stand_in=stand_in),
+            options=options,
+        )
+        checked = replace(checked, theorems=())
         return replace(
             move.closed(draft, checked, stand_in),
             cpu_s=reply.cpu_s + checked.cpu_s,
