@@ -197,7 +197,8 @@ class Compilation:
             return _unjudged(reply, "judge_limit", text)
         if found.rule:
             return _denied(reply, found)
-        reply = replace(reply, theorems=tuple(Theorem(each, "") for each in found.theorems))
+        names = sorted(found.theorems, key=self._place)
+        reply = replace(reply, theorems=tuple(Theorem(each, "") for each in names))
         if found.differences:
             return _differs(reply, found)
         if not found.ended:
@@ -216,6 +217,10 @@ class Compilation:
             if word is not None:
                 return _programmed(reply, word, trusted=self._request.trust_programs)
         return reply
+
+    def _place(self, name: str) -> tuple[int, str]:
+        """Where a name seems to stand in the text: files keep no order."""
+        return self._ended.code.find(name.rpartition(".")[2]), name
 
     async def _read(self, sandbox: Sandbox, reply: Reply) -> Reply:
         """Takes the compiled file, and that of the text with every example under a name of ours."""

@@ -46,7 +46,11 @@ class Ended:
         """Whether an error may be about what stands behind the text, or be worded after it."""
         return any(
             message.severity == "error"
-            and (self._is_behind(message) or "'namespace'" in message.text)
+            and (
+                self._is_behind(message)
+                or "'namespace'" in message.text
+                or self.name[0] in message.text
+            )
             for message in messages
         )
 
