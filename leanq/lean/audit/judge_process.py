@@ -26,12 +26,12 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from leanq.errors import AuditError
-from leanq.lean.audit.image import ASTRAY, Damaged, Image, Name
+from leanq.lean.audit.image import ASTRAY, Damaged, Image, Name, Raw
 from leanq.lean.audit.judge import (
     DeniedError,
     Judge,
@@ -83,7 +83,7 @@ class _Bench:
 
     def _judge(self, image: Image, order: dict[str, Any]) -> dict[str, Any]:
         constants = image.constants()
-        ending = [name for name in constants if name[-2:] == tuple(order["ending"])]
+        ending = endings(image, constants, order["ending"])
         check_imports(image, frozenset(self.modules))
         check_reserved(image, constants, self._reference() if constants else [])
         references: dict[Name, set[Name]] = {}
@@ -104,7 +104,7 @@ class _Bench:
         }
 
     def _verify(self, target: Image, candidate: Image, order: dict[str, Any]) -> dict[str, Any]:
-        endings = tuple(order["ending"]), tuple(order["target_ending"])
+        target_end = endings(target, target.constants(), order["target_ending"])
         found = compare(
             target,
             candidate,
@@ -112,16 +112,10 @@ class _Bench:
             holes=order["holes"],
             is_whole=order["is_whole"],
             stand_in=order["stand_in"],
-            ignored={
-                name
-                for image in (target, candidate)
-                for name in image.constants()
-                if name[-2:] in endings
-            },
+            ignored=target_end | endings(candidate, candidate.constants(), order["ending"]),
         )
         differences = [(each.name, each.rule, each.text) for each in found.differences]
-        target_end = tuple(order["target_ending"])
-        if any(target_end) and not any(name[-2:] == target_end for name in target.constants()):
+        if any(order["target_ending"]) and not target_end:
             differences.append(("", "target", "Lean has not read the target to its end"))
         said = self._judge(candidate, order)
         return {
@@ -152,6 +146,19 @@ class _Bench:
             return [open_image(read_parts(path.resolve())) for path in self.reference]
         except AuditError:
             return []
+
+
+def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) -> set[Name]:
+    """The declaration behind the text, if it is there: an axiom that says nothing.
+
+    Its name alone does not make it that, as a program of the text's could have read it: it has to
+    be a mere proposition, which proves nothing.
+    """
+    return {
+        name
+        for name, raw in constants.items()
+        if name[-2:] == tuple(ending) and raw.kind == "axiom" and image.is_prop(raw.type_)
+    }
 
 
 def _damaged(why: str) -> dict[str, Any]:

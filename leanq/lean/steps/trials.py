@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from leanq.lean.audit.programs import runs_programs
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import Judged
 from leanq.lean.process import Lean, Run
@@ -24,7 +25,7 @@ from leanq.lean.steps.goals import keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
 from leanq.lean.steps.moves import Move, judged_apart, left_open, read_move
 from leanq.lean.targets import Targets, named_as_in_source
-from leanq.queue.requests import Reply, Request, Sorry
+from leanq.queue.requests import Message, Reply, Request, Sorry
 from leanq.states import States
 
 
@@ -136,6 +137,12 @@ class _Step:
         goals = () if first.goal is None else (first.goal,)
         return replace(reply, state=first.state, goals=goals, sorries=move.placed(sorries))
 
+    def _program(self) -> str | None:
+        """What in the tactics runs programs, which could find the stand-in and prove by it."""
+        move = self._move
+        texts = (tactic.text for tactic in (*move.recipe.tactics, move.tactic))
+        return next(filter(None, map(runs_programs, texts)), None)
+
     async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
         """Nothing is left: the whole text is verified against its source, so that whatever the
         tactics are made of has changed nothing but what stands in the holes."""
@@ -146,6 +153,9 @@ class _Step:
         stand_in = f"_leanq_{secrets.token_hex(8)}" if others else ""
         draft = draft_trial(move.recipe, move.tactic, stand_in=stand_in, outside=outside)
         allowed = (*self._request.allow_axioms, *([stand_in] if stand_in else []))
+        word = self._program() if stand_in and not self._request.trust_programs else None
+        if word is not None:
+            return _unverified(reply, word)
         request = replace(self._request, allow_axioms=allowed)
         source = move.recipe.source.code
         target, salt = await self._targets.of_source(source, self._request)
@@ -165,3 +175,12 @@ class _Step:
             audit_s=time.monotonic() - started,
             way=reply.way,
         )
+
+
+def _unverified(reply: Reply, word: str) -> Reply:
+    text = (
+        f"leanq: nothing is left to prove here, but {word!r} lets the tactics run programs while "
+        "other goals are open, so leanq cannot vouch for it"
+    )
+    messages = (*reply.messages, Message("warning", 1, 0, text))
+    return replace(reply, verdict="unverified", reason="runs_programs", messages=messages)

@@ -215,3 +215,16 @@ async def test_a_judge_that_fails_its_self_test_judges_nothing(
         assert (found.proved, "self-test" in found.unavailable) == (False, True)
     finally:
         await judges.close()
+
+
+async def test_what_stands_behind_a_text_is_no_way_to_declare_an_axiom(
+    judges: Judges, lean: Lean
+) -> None:
+    for type_, ended in (("False", False), ("Prop", True)):
+        code = f"{PRELUDE}axiom Mine.word.here : {type_}\n"
+        path = lean.compile(code, name=f"Ending{type_}")
+        found = await judges.judge(
+            split_header(PRELUDE), read_parts(path), ("word", "here"), LIMITS
+        )
+        assert (found.proved, found.ended) == (True, ended)
+        assert bool(found.survey.axioms) is not ended
