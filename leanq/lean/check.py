@@ -23,6 +23,7 @@ from leanq.lean.audit.judges import Judgement, Judges, Parts
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
+from leanq.lean.diagnostics import Judged
 from leanq.lean.process import Lean, Run, limits_of, olean
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
@@ -147,24 +148,28 @@ class Compilation:
 
     async def compile(self, sandbox: Sandbox) -> Reply:
         """Lean's verdict, which stands unless it is ``accepted``."""
+        if not self._request.audit:
+            run = await self._run(sandbox, self._ended.code)
+            return self._told(run.judged, run)
         ended = self._ended
-        text = ended.text if self._request.audit else ended.code
-        run = await self._run(sandbox, text)
+        run = await self._run(sandbox, ended.text)
         judged, was_read = run.judged, True
         if judged.verdict == "rejected" and ended.is_involved(judged.messages):
             # Lean shall find its errors in the text as it is.
             run = await self._run(sandbox, ended.code)
             judged, was_read = run.judged, False
-        reply = replace(judged, messages=ended.own(judged.messages)).reply(
-            fingerprint=self._lean.environment.fingerprint, cpu_s=run.done.exit.cpu_s
-        )
-        if reply.verdict != "accepted" or not self._request.audit:
+        reply = self._told(replace(judged, messages=ended.own(judged.messages)), run)
+        if reply.verdict != "accepted":
             return reply
         if not was_read:
             return _unread(reply)
         started = time.monotonic()
         reply = await self._read(sandbox, reply)
         return replace(reply, audit_s=time.monotonic() - started)
+
+    def _told(self, judged: Judged, run: Run) -> Reply:
+        fingerprint = self._lean.environment.fingerprint
+        return judged.reply(fingerprint=fingerprint, cpu_s=run.done.exit.cpu_s)
 
     async def _run(self, sandbox: Sandbox, text: str) -> Run:
         limits = limits_of(self._request)

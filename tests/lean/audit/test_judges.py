@@ -136,7 +136,6 @@ FORGERIES: dict[str, Callable[[Image], tuple[int, int]]] = {
     "in front of the file": lambda i: (of(i, "late")[1] + 2, i.base - 8),
     "an odd address": lambda i: (of(i, "late")[1] + 2, i.words[of(i, "late")[1] + 2] + 4),
     "a small number": lambda i: (of(i, "late")[1] + 2, 7),
-    "no universe": lambda i: (of(i, "Tree")[0] + 2, 1),
     "fewer parameters": lambda i: (of(i, "Tree")[1] + 2, 1),
     "no constructors": lambda i: (of(i, "Tree")[1] + 5, 1),
     "another field count": lambda i: (of(i, "Tree.node")[1] + 5, 5),
