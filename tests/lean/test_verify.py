@@ -138,7 +138,7 @@ async def test_theorems_of_the_environment(site: Site) -> None:
 
 @pytest.mark.parametrize(
     "end",
-    ["#exit\ntheorem more : False := nonsense", "#exit", "#exit /- and more", "#exit theorem"],
+    ["#exit\ntheorem more : False := nonsense", "#exit", "#exit theorem"],
 )
 async def test_what_is_not_read_to_its_end_is_not_accepted(either: Site, end: str) -> None:
     driver = await either.one()

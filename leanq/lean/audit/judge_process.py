@@ -7,7 +7,7 @@ answers go to standard output, a line of JSON each::
     first frame  {"library", "version", "path", "modules", "reference"}
     answer       {"ready": why it cannot judge, or ""}
     frame        {"sizes": of the parts of each file, "cpu_s", "memory_bytes", "op", …}, the parts
-    answer       {"answer": what the child says, or null where it did not come to its end}
+    answer       {"answer": what the child says, or null where it did not come to its end, "cpu_s"}
 
 Without Lean's library it still reads: then "kernel" is false in its answers, and nothing is proved.
 The operations:
@@ -167,7 +167,7 @@ def _damaged(why: str) -> dict[str, Any]:
 
 
 def _forked(bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]]) -> str:
-    """The answer of a child as JSON, ``null`` where it did not come to its end."""
+    """The line that tells what a child says; ``null`` where it did not come to its end."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -183,8 +183,9 @@ def _forked(bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes
     os.close(write)
     with open(read, "rb") as pipe:
         said = pipe.read()
-    _, status = os.waitpid(pid, 0)
-    return said.decode() if status == 0 and said else "null"
+    _, status, used = os.wait4(pid, 0)
+    answer = said.decode() if status == 0 and said else "null"
+    return f'{{"answer": {answer}, "cpu_s": {used.ru_utime + used.ru_stime:.6f}}}\n'
 
 
 def _limit(order: dict[str, Any]) -> None:
@@ -224,4 +225,4 @@ def main() -> None:
     while line := stream.readline():
         order = json.loads(line)
         files = [[_read(stream, size) for size in sizes] for sizes in order["sizes"]]
-        _write(answers, b'{"answer": ' + _forked(bench, order, files).encode() + b"}\n")
+        _write(answers, _forked(bench, order, files).encode())

@@ -72,6 +72,8 @@ class Judgement:
         survey: the file's own axioms, and which imported constants it leads to.
         theorems: the theorems that it declares; of a verification, the target's.
         differences: how a candidate differs from its target: name, rule and words.
+        nodes: how many expressions were rebuilt.
+        cpu_s: CPU seconds that it took.
     """
 
     proved: bool = False
@@ -83,6 +85,8 @@ class Judgement:
     survey: Survey = _NOTHING
     theorems: tuple[str, ...] = ()
     differences: tuple[tuple[str, str, str], ...] = ()
+    nodes: int = 0
+    cpu_s: float = 0.0
 
 
 Parts = Sequence[bytes]
@@ -360,10 +364,12 @@ class _JudgeProcess:
             return Judgement(limit="the judge was stopped by a limit")
         await process.renew(_IDLE_LIMITS)
         self.usable = True
-        answer = json.loads(line)["answer"]
+        said = json.loads(line)
+        answer, cpu_s = said["answer"], said["cpu_s"]
         if answer is None:
-            return Judgement(limit="the judge ran into a limit of time or memory")
-        return _read(answer, self.unavailable)
+            limit = "the judge ran into a limit of time or memory"
+            return Judgement(limit=limit, cpu_s=cpu_s)
+        return replace(_read(answer, self.unavailable), cpu_s=cpu_s)
 
     async def close(self) -> None:
         """Ends it."""
@@ -396,6 +402,7 @@ def _read(answer: Mapping[str, Any], unavailable: str) -> Judgement:
             *(frozenset(map(tuple, answer[key])) for key in ("axioms", "behind_safe", "behind_any"))
         ),
         theorems=tuple(answer["theorems"]),
+        nodes=answer["nodes"],
         differences=tuple(map(tuple, answer.get("differences", ()))),
     )
 
