@@ -207,6 +207,7 @@ async def test_a_judge_that_fails_its_self_test_judges_nothing(
     core: Environment, tmp_path: Path, honest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("leanq.lean.audit.judges._forged", lambda honest: [honest])
+    monkeypatch.setattr("leanq.lean.audit.judges._passed", set())
     judges = Judges(core, slots=1)
     try:
         assert "self-test" in await judges.unavailable()
