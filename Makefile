@@ -10,6 +10,7 @@ help:            ## show the targets
 
 demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 	$(BIN)/leanq submit examples/*.lean || test $$? -eq 1
+	@echo "Next: $(BIN)/leanq submit YOUR.lean, or $(BIN)/leanq up and the Python of README.md"
 
 test: $(VENV)/dev     ## the tests but the slow ones; two minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"

@@ -19,7 +19,7 @@ import click
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import EXIT_USAGE, exit_code, interruptible, queue_url, worst
+from leanq.commands.common import EXIT_USAGE, Stopped, exit_code, interruptible, queue_url, worst
 from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.queue.settings import Settings, check_name, check_url, each_host
@@ -116,8 +116,8 @@ def run(url: str | None, as_json: bool, **how: Any) -> int:
     made = _campaign(**how)
     try:
         last = interruptible(_run(made, url, as_json))
-    except KeyboardInterrupt:
-        click.echo("leanq: stopped; the same command resumes it", err=True)
+    except Stopped as stopped:
+        click.echo(f"leanq: {stopped}; the same command resumes it", err=True)
         raise
     kinds = {name for name, count in last.counts.items() if count} - {"echoed"}
     if made.plan.first_success:

@@ -56,8 +56,9 @@ def doctor(url: str | None, as_json: bool, lean: str | None, repl: str | None) -
         if as_json:
             click.echo(json.dumps(asdict(finding)))
         else:
-            mark = click.style("ok     " if finding.works else "MISSING", bold=not finding.works)
-            click.echo(f"{mark} {finding.what:12} {finding.text}")
+            mark = "ok    " if finding.works else "FAILED"
+            mark = click.style(mark, fg="green" if finding.works else "red", bold=True)
+            click.echo(f"{mark}  {finding.what:11}  {finding.text}")
     return 0 if all(finding.works for finding in findings) else 3
 
 

@@ -68,6 +68,12 @@ repl = click.option(
     help="What starts Lean's REPL, such as 'lake env path/to/repl'.",
 )
 
+embedded = click.option(
+    "--embedded",
+    is_flag=True,
+    help="Run a server and a worker for this call, whatever Redis is named.",
+)
+
 env_of_state = click.option(
     "--env",
     metavar="NAME",

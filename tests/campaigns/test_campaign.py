@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.fleets import look, until, worker_processes
+from support.campaigns import Judge
+from support.fleets import look, serving, sweep, until, worker_processes
 from support.servers import own_server
 from support.sites import sample
 from support.terminals import LEANQ, Terminal, ended, read_terminal, screen
@@ -152,7 +153,7 @@ def test_an_interrupt_withdraws_and_the_same_command_goes_on(
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert (done.code, done.out) == (130, "")
-    assert done.err.strip() == "leanq: stopped; the same command resumes it"
+    assert done.err.strip() == "leanq: interrupted; the same command resumes it"
     kept = lines(client.folder / "out.jsonl.part")
     status = look(fleet)
     assert sum(row.waiting for row in status.priorities) == 0
@@ -218,6 +219,38 @@ def test_a_run_with_other_options_does_not_go_on(client: Terminal, fleet: Settin
     assert (busy.code, busy.err) == (2, "leanq: out.jsonl is being written by another campaign\n")
     assert other.code == 2
     assert "out.jsonl.state belongs to a campaign with other data or other options" in other.err
+
+
+def test_a_wrong_field_name_stops_at_once_and_blocks_nothing(client: Terminal) -> None:
+    client.file("data.jsonl", jsonl(*({"id": n, "proof": f"-- {n}"} for n in range(300))))
+    run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo")
+    done = client.run(*run)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "leanq: data.jsonl has no field 'code' in its first 100 rows, but 'id', 'proof'; "
+        "name the right one with --code-field\n"
+    )
+    assert not [path for path in client.folder.iterdir() if path.name.startswith("out")]
+    assert client.run(*run, "--code-field", "proof").code == 0
+
+
+def test_with_first_success_every_problem_solved_is_success(
+    terminal: Terminal, settings: Settings
+) -> None:
+    terminal.use(settings)
+
+    def ends(name: str, *more: object) -> int:
+        # Texts of their own, as the judge accepts what it is asked again.
+        solved = {"id": 1, "code": [f"rejected {name}", f"accepted {name}", f"timeout {name}"]}
+        data = terminal.file(f"{name}.jsonl", jsonl(solved, *more))
+        run = ("campaign", "run", data, "--first-success", "--out", f"{name}.out")
+        return terminal.run(*run).code
+
+    with serving(settings, Judge()):
+        assert ends("solved") == 0
+        assert ends("unsolved", {"id": 2, "code": "rejected 2"}) in (1, 3)
+        assert ends("bad", {"id": 3}) == 2
+    sweep(settings)
 
 
 def test_progress_on_a_terminal(client: Terminal, fleet: Settings) -> None:

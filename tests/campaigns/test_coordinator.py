@@ -21,11 +21,12 @@ from leanq.campaigns import coordinator as module
 from leanq.campaigns.campaign import Campaign
 from leanq.campaigns.coordinator import Command, Plan, Progress
 from leanq.campaigns.dataset import Fields, open_dataset
+from leanq.campaigns.dataset.row import FIRST_ROWS
 from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import read_results
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError, UnknownEnvironmentError, UsageError
-from leanq.queue.requests import Reply, Request
+from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.settings import Settings
 from leanq.states import States
 
@@ -48,6 +49,10 @@ class Judge(Recorder):
         if request.code.startswith("held"):
             await self._gate.wait()
         verdict: Any = request.code.split()[-1]
+        if request.code.startswith("import"):
+            text = "unknown module prefix 'Mathlib'\nNo directory 'Mathlib' in the search path"
+            messages = (Message("error", 1, 0, text),)
+            return Reply(verdict, reason="unknown_import", messages=messages)
         return Reply(verdict=verdict)
 
 
@@ -198,7 +203,72 @@ async def test_bad_rows_stand_in_the_results_and_stop_nothing(stage: Stage) -> N
     assert [line for line, _ in told] == [2, 3, 4, 5]
 
 
+async def test_a_wrong_field_name_stops_before_anything_is_written(stage: Stage) -> None:
+    rows = [{"id": n, "proof": "accepted"} for n in range(3)]
+    campaign = stage.campaign(*rows)
+    with pytest.raises(UsageError) as raised:
+        await stage.run(campaign)
+    assert str(raised.value) == (
+        f"{campaign.data} has no field 'code' in its first 3 rows, but 'id', 'proof'; "
+        "name the right one with --code-field"
+    )
+    assert [path.name for path in stage.folder.iterdir()] == ["data.jsonl"]
+    with pytest.raises(UsageError, match="no field 'of' in its first 3 rows"):
+        await stage.run(replace(campaign, fields=Fields(code="proof", problem="of")))
+    assert await stage.run(replace(campaign, fields=Fields(code="proof"))) == "finished"
+    assert stage.verdicts() == 3 * ["accepted"]
+
+
+async def test_a_field_that_comes_later_is_not_wrong(stage: Stage) -> None:
+    rows = [{"id": n} for n in range(FIRST_ROWS - 1)]
+    await stage.run(stage.campaign(*rows, row(100, "accepted")))
+    assert stage.verdicts() == [None] * (FIRST_ROWS - 1) + ["accepted"]
+
+
+@pytest.mark.parametrize("wrong", [25, 26])
+async def test_a_wrong_environment_is_warned_of_once(stage: Stage, wrong: int) -> None:
+    codes = ["import Mathlib rejected"] * wrong + ["rejected"] * (50 - wrong)
+    rows = [row(n, code) for n, code in enumerate([*codes, *(["import A rejected"] * 60)])]
+    await stage.run(stage.campaign(*rows, window=1))
+    expected = (
+        "26 of the first 50 results have the reason unknown_import in the environment 'default': "
+        "unknown module prefix 'Mathlib' No directory 'Mathlib' in the search path; is it the "
+        "environment that the data is written for?"
+    )
+    assert stage.observer.warnings == ([expected] if wrong > 25 else [])
+    assert Counter(record["reason"] for record in stage.records())["unknown_import"] == wrong + 60
+
+
+async def test_a_small_campaign_in_a_wrong_environment_warns_at_its_end(stage: Stage) -> None:
+    await stage.run(stage.campaign(row(1, "import Mathlib rejected"), row(2, "import A rejected")))
+    (warning,) = stage.observer.warnings
+    assert warning.startswith("2 of the first 2 results have the reason unknown_import")
+
+
 # First success
+
+
+async def test_problems_without_a_success_are_counted_also_when_resumed(stage: Stage) -> None:
+    rows = [
+        row(1, "rejected", "accepted"),
+        row(2, "rejected"),
+        row(3, "held accepted"),
+        {"id": 4, "code": 7},
+    ]
+    campaign = stage.campaign(*rows, first_success=True)
+    running = asyncio.create_task(stage.run(campaign))
+    updates = stage.observer.updates
+    await eventually(lambda: bool(updates) and updates[-1].rows == 3)
+    assert updates[-1].unsolved == 2
+    stage.observer.command = "pause"
+    assert await running == "paused"
+    stage.observer.command = "run"
+    stage.judge.let_go()
+    assert await stage.run(campaign) == "finished"
+    assert updates[-1].unsolved == 1
+    Path(campaign.out).unlink()
+    assert await stage.run(replace(campaign, plan=Plan())) == "finished"
+    assert updates[-1].unsolved is None
 
 
 @pytest.mark.parametrize("listed", [True, False])

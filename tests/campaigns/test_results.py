@@ -23,9 +23,18 @@ from leanq.campaigns import results
 from leanq.campaigns.dataset import BadRow, Row
 from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import cancelled, of_error, of_reply, pack, read_results, write_results
-from leanq.commands.submit import Ended, _record
 from leanq.errors import UsageError
-from leanq.queue.requests import Failure, Message, Reason, Reply, Severity, Sorry, Theorem, Verdict
+from leanq.queue.requests import (
+    Failure,
+    Message,
+    Reason,
+    Reply,
+    Severity,
+    Sorry,
+    Theorem,
+    Verdict,
+    check_reply_to_json,
+)
 
 REPLY_FIELDS = [
     *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms"),
@@ -186,7 +195,7 @@ def test_what_was_not_sent_is_cancelled() -> None:
 
 @given(REPLIES)
 def test_submit_writes_the_same_fields_of_a_reply(reply: Reply) -> None:
-    line = _record(Ended("x.lean", reply))
+    line = check_reply_to_json(reply)
     record = of_reply(Row(1, 2, "a", None, ("x",), False), 0, reply)
     shared = [name for name in CHECK_FIELDS if name in line]
     assert {name: record[name] for name in shared} == {name: line[name] for name in shared}
