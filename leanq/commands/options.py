@@ -130,7 +130,9 @@ lean = combined(
         help="Allow an axiom besides the environment's own; may be given several times.",
     ),
     click.option(
-        "--audit/--no-audit", default=True, help="Audit what Lean accepts [default: yes]."
+        "--audit/--no-audit",
+        default=True,
+        help="Judge what Lean accepts; without, it is unjudged [default: yes].",
     ),
     click.option(
         "--trust-programs",
@@ -138,7 +140,6 @@ lean = combined(
         help="Vouch for a text that runs programs of its own while Lean reads it: it can then be "
         "accepted, and its reason stays runs_programs.",
     ),
-    click.option("--replay", is_flag=True, help="Replay what Lean accepts in the kernel."),
 )
 """How Lean is asked; the fields of :class:`~leanq.producer.request_builder.Check`."""
 
