@@ -20,10 +20,12 @@ All functions block.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -49,6 +51,7 @@ CORE_AXIOMS = frozenset({"eq_of_heq"})
 
 _CORE_SOURCE = Path(__file__).resolve().parent / "data" / "Core.lean"
 _CORE_HEADER = "prelude\nimport Core\n"
+_CORE_NEEDS_BYTES = 4 << 20
 _MODULE_PARTS = (".olean", ".olean.private", ".olean.server", ".ir")
 _PROJECT_FILES = (".lean", "lakefile.toml", "lake-manifest.json", "lean-toolchain")
 # A file that was changed this recently may change again within the same tick of its clock.
@@ -110,7 +113,7 @@ class Environment:
             wanted = [self.toolchain.program.parent, LAUNCHER, *map(Path, sorted(prefixes))]
             wanted += [python, python.parent.parent / "lib"]
         wanted += self.search_path
-        # Both ends of a link: whoever mounts needs its name, whoever opens its target.
+        # Both ends of a link: a mount needs its name, an open its target.
         both = [path for each in wanted for path in (each, each.resolve())]
         return tuple(dict.fromkeys(path for path in both if path.exists()))
 
@@ -353,7 +356,7 @@ def _remember(memory: Path, hashes: Mapping[_File, str]) -> None:
 
 
 def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path:
-    """The folder of the compiled Core for the wheel's Lean, made if nobody has made it yet.
+    """The folder of the compiled Core for the wheel's Lean, made if it is not there yet.
 
     It appears whole, by a rename; of several processes that make it at once the first wins.
     """
@@ -370,6 +373,9 @@ def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path
             command = (*toolchain.command, "-o", "core/Core.olean", "Core.lean")
             done = ask(command, environ, Path(scratch))
             if done.returncode != 0:
+                free_bytes = shutil.disk_usage(scratch).free
+                if free_bytes < _CORE_NEEDS_BYTES:
+                    raise _full(made.parent, free_bytes)
                 raise ToolchainError(
                     f"Lean {toolchain.version} cannot compile {_CORE_SOURCE}: {last_words(done)};"
                     " install the versions that belong together: pip install 'leanq[local]'"
@@ -382,10 +388,20 @@ def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path
                 if not (made / "Core.olean").is_file():
                     raise
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _full(made.parent, shutil.disk_usage(cache).free) from error
         raise ToolchainError(
             f"cannot write {made} ({error.strerror}); name a writable cache folder with LEANQ_CACHE"
         ) from error
     return made
+
+
+def _full(folder: Path, free_bytes: int) -> ToolchainError:
+    return ToolchainError(
+        f"the disk of the cache folder {folder} is full ({free_bytes >> 20} MB free), and Core"
+        f" needs {_CORE_NEEDS_BYTES >> 20} MB there; free some, or name a folder on another disk"
+        " with LEANQ_CACHE"
+    )
 
 
 def _checked_folder(name: str, path: Path) -> Path:

@@ -71,7 +71,7 @@ class Lean:
         self._hidden = tuple(hidden)
         self._nice = nice
         self._inbox_root = inbox_root
-        # Who has waited longest comes first: it is the most likely to have started.
+        # The one idle for longest comes first: its spare is the most likely to have started.
         self._idle: deque[Sandbox] = deque()
         # The command that each sandbox was last used for first, as it is likely to be again.
         self._expected: dict[Sandbox, Sequence[str]] = {}
@@ -177,7 +177,7 @@ class Lean:
     def _prepare(self, sandbox: Sandbox) -> None:
         """Start the Lean that is likely to be wanted next."""
         command = self._expected.get(sandbox) or self._arguments(_COMPILE)
-        # In trouble, whoever comes next starts Lean himself and hears of it.
+        # Where that fails, the next request starts Lean itself and gets the error.
         with contextlib.suppress(SandboxError):
             sandbox.prepare(command, env=self.variables(sandbox), cwd=sandbox.scratch)
 

@@ -21,8 +21,10 @@ is run. All functions block.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -34,12 +36,15 @@ from typing import Literal
 
 from leanq.errors import ToolchainError
 
+log = logging.getLogger("leanq.worker")
+
 Source = Literal["option", "LEANQ_LEAN", "lake", "PATH", "wheel"]
 
 LAUNCHER = Path(__file__).resolve().parent / "data" / "lean_launcher.py"
 
 # Long, because a proxy of elan may download a toolchain, and lake packages, when first asked.
 ANSWER_TIMEOUT_S = 300.0
+SILENT_S = 3.0
 
 _LAKEFILES = ("lakefile.toml", "lakefile.lean")
 _VERSION = re.compile(r"^Lean \(version ([^\s,)]+)(?:[^)\n]*?, commit ([0-9a-f]+))?", re.MULTILINE)
@@ -143,8 +148,9 @@ def ask(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a trusted program to its end, with nothing of leanq's own settings in its environment.
 
-    Raises ToolchainError when it cannot be started or takes longer than ANSWER_TIMEOUT_S; its
-    whole process group is then killed, since proxies and wrappers have children.
+    After SILENT_S without an answer the log says what is waited for. Raises ToolchainError when it
+    cannot be started or takes longer than ANSWER_TIMEOUT_S; its whole process group is then killed,
+    since proxies and wrappers have children.
     """
     try:
         process = subprocess.Popen(
@@ -160,14 +166,27 @@ def ask(
         raise ToolchainError(f"cannot be started ({error.strerror})") from error
     with process:
         try:
-            stdout, stderr = process.communicate(timeout=ANSWER_TIMEOUT_S)
+            stdout, stderr = _communicate(process, command)
         except subprocess.TimeoutExpired:
             raise ToolchainError(f"gave no answer in {ANSWER_TIMEOUT_S:g} s") from None
         finally:
-            # Until it is waited for, its group cannot belong to anybody else.
+            # Until it is waited for, its group's number cannot be another's.
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _communicate(process: subprocess.Popen[bytes], command: Sequence[str]) -> tuple[bytes, bytes]:
+    try:
+        return process.communicate(timeout=min(SILENT_S, ANSWER_TIMEOUT_S))
+    except subprocess.TimeoutExpired:
+        log.warning(
+            "still waiting for an answer of `%s`, for %g s at most: elan may be downloading a"
+            " toolchain, or the program hangs",
+            shlex.join(command),
+            ANSWER_TIMEOUT_S,
+        )
+    return process.communicate(timeout=max(0.0, ANSWER_TIMEOUT_S - SILENT_S))
 
 
 def last_words(done: subprocess.CompletedProcess[bytes]) -> str:

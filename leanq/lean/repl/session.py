@@ -31,7 +31,7 @@ from leanq.lean.repl.protocol import (
 from leanq.lean.sandbox.sandbox import Exit, Limits, Process, Sandbox, Usage
 from leanq.lean.syntax import Header, header_statements
 
-# Imports are nobody's affair but the machine's: a library may be large and a disk cold.
+# Imports depend on the machine alone, not on the candidate: a library may be large, a disk cold.
 _HEADER_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=16 << 30)
 # Its version takes the import of the smallest library at most.
 _VERSION_LIMITS = Limits(cpu_s=60.0, wall_s=60.0, memory_bytes=16 << 30)

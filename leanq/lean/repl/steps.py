@@ -190,7 +190,7 @@ class LiveStep:
         records: dict[str, bytes] = {}
         held: dict[str, Opened] = {}
         if tactic.holes:
-            # Of several nobody knows which is which.
+            # Of several it is not known which is which.
             if not _has_one(answer, tactic) or not are_plain(tactic.text, tactic.holes):
                 return None
             (met,) = answer.sorries

@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from cachetools import LRUCache
+
 from leanq.errors import LeanQError
 from leanq.lean.process import Lean, Run, limits_of
 from leanq.lean.recipes import snapshot_key, text_hash
@@ -65,7 +67,7 @@ class Prefixes:
         self._costs = costs
         self._fingerprint = lean.environment.fingerprint
         self._saving: asyncio.Task[None] | None = None
-        self._imports: dict[str, _Imports] = {}
+        self._imports: LRUCache[str, _Imports] = LRUCache(_HEADERS_REMEMBERED)
         self.counts: Counter[Way] = Counter()
 
     @property
@@ -168,8 +170,6 @@ class Prefixes:
         seen = self._imports.setdefault(key, _Imports())
         seen.count += 1
         seen.least_s = min(seen.least_s, cpu_s)
-        if len(self._imports) > _HEADERS_REMEMBERED:
-            del self._imports[next(iter(self._imports))]
         # What takes least has done hardly more than import.
         if seen.count >= _IMPORTS_SEEN:
             self._consider(key, header + "\n", seen.least_s, states, header=True)

@@ -88,7 +88,7 @@ theorem v (p q : Prop) (hp : p) (hq : q) : p :=
     for sorry, tactic in zip(reply.sorries, closing, strict=True):
         step = await lean.step(sorry.state, tactic)
         assert (step.verdict, step.state, step.goals) == ("accepted", None, ())
-        # The others are still open, and whoever asks is told.
+        # The others are still open, and a step on one of them says so.
         assert step.axioms == ("sorryAx",)
 
 
