@@ -121,9 +121,8 @@ lean = combined(
         help="Allow an axiom besides the environment's own; may be given several times.",
     ),
     click.option(
-        "--audit/--no-audit", default=True, help="Audit what Lean accepts [default: yes]."
+        "--audit/--no-audit", default=True, help="Judge what Lean accepts [default: yes]."
     ),
-    click.option("--replay", is_flag=True, help="Replay what Lean accepts in the kernel."),
 )
 """How Lean is asked; the fields of :class:`~leanq.producer.request_builder.Check`."""
 

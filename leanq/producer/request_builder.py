@@ -66,8 +66,7 @@ class Check(InEnvironment, total=False):
         scratch_mb: disk that the candidate's processes may fill, in MiB (1024); beyond it the
             verdict is ``memory`` as well.
         allow_axioms: names of axioms allowed beside the environment's own.
-        audit: whether what Lean accepts is audited (True); without, it is ``unjudged``.
-        replay: whether the kernel replays it as well, where the toolchain can (False).
+        audit: whether what Lean accepts is judged and audited (True); without, it is ``unjudged``.
         trust_programs: whether the caller vouches for a text that runs programs of its own (False);
             it can then be ``accepted`` and is ``unverified`` otherwise.
     """
@@ -77,7 +76,6 @@ class Check(InEnvironment, total=False):
     scratch_mb: int
     allow_axioms: Iterable[str]
     audit: bool
-    replay: bool
     trust_programs: bool
 
 
@@ -97,7 +95,6 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
     "scratch_mb": arguments.whole_number,
     "allow_axioms": arguments.texts,
     "audit": arguments.flag,
-    "replay": arguments.flag,
     "trust_programs": arguments.flag,
 }
 
@@ -331,7 +328,6 @@ def _budgeted(request: Request, options: Check) -> Request:
         scratch_mb=options.get("scratch_mb", request.scratch_mb),
         allow_axioms=tuple(sorted(set(options.get("allow_axioms", ())))),
         audit=options.get("audit", True),
-        replay=options.get("replay", False),
         trust_programs=options.get("trust_programs", False),
     )
 

@@ -16,7 +16,7 @@ from support.campaigns import Judge
 from support.fleets import look, serving, sweep, until, worker_processes
 from support.servers import own_server
 from support.sites import sample
-from support.terminals import LEANQ, Terminal, ended, read_terminal, screen
+from support.terminals import COMMAND_TIMEOUT_S, LEANQ, Terminal, ended, read_terminal, screen
 
 from leanq.campaigns.results import read_results
 from leanq.queue.settings import Settings
@@ -112,7 +112,9 @@ def test_folders_and_parquet(terminal: Terminal) -> None:
     assert [r["verdict"] for r in records(terminal, "out.jsonl")] == ["accepted", "rejected"]
 
 
-def test_a_killed_run_goes_on_and_checks_nothing_twice(client: Terminal, fleet: Settings) -> None:
+def test_a_killed_run_is_resumed_and_checks_nothing_twice(
+    client: Terminal, fleet: Settings
+) -> None:
     rows = 3000
     client.file("data.jsonl", echoes(rows))
     run = ("campaign", "run", "data.jsonl", "--env", "echo", "--window", "50")
@@ -122,7 +124,7 @@ def test_a_killed_run_goes_on_and_checks_nothing_twice(client: Terminal, fleet: 
         part = client.folder / "killed.jsonl.part"
         until(lambda share=share, part=part: lines(part) > share * rows)
         process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.wait(COMMAND_TIMEOUT_S)
         assert state.exists()
     done = client.run(*run, "--out", "killed.jsonl")
     assert done.code == 0
@@ -143,7 +145,7 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_an_interrupt_withdraws_and_the_same_command_goes_on(
+def test_an_interrupt_withdraws_and_the_same_command_resumes(
     client: Terminal, fleet: Settings
 ) -> None:
     client.file("data.jsonl", echoes(5000))
@@ -207,14 +209,14 @@ def test_what_cannot_be_run(client: Terminal) -> None:
         assert not (client.folder / "out.jsonl").exists()
 
 
-def test_a_run_with_other_options_does_not_go_on(client: Terminal, fleet: Settings) -> None:
+def test_a_run_with_other_options_is_not_resumed(client: Terminal, fleet: Settings) -> None:
     client.file("data.jsonl", echoes(20_000))
     run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo")
     process = client.start(*run)
     until(lambda: lines(client.folder / "out.jsonl.part") > 10)
     busy = client.run(*run)
     process.kill()
-    process.wait()
+    process.wait(COMMAND_TIMEOUT_S)
     other = client.run(*run, "--memory", "99")
     assert (busy.code, busy.err) == (2, "leanq: out.jsonl is being written by another campaign\n")
     assert other.code == 2
@@ -264,7 +266,7 @@ def test_progress_on_a_terminal(client: Terminal, fleet: Settings) -> None:
         )
         os.close(theirs)
         shown = read_terminal(ours)
-        assert process.wait() == 2
+        assert process.wait(COMMAND_TIMEOUT_S) == 2
     assert "of 4,001 rows;" in shown
     assert "/s;" in shown
     # Above the bar, and not behind it.

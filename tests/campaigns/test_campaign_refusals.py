@@ -1,4 +1,4 @@
-"""Campaigns that cannot be: what is wrong is said once, and nothing is tried for ever."""
+"""Campaigns that cannot run: they fail once, say why, and are not tried for ever."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import rq
 from rq.serializers import DefaultSerializer, JSONSerializer
-from support.campaigns import Desk, dismiss
+from support.campaigns import Desk, stop_worker
 from support.cluster import Node
 from support.fleets import Recorder, serving
 from support.servers import own_server
@@ -16,7 +16,8 @@ from support.terminals import Terminal
 from leanq.queue.settings import Settings
 
 
-def test_those_that_cannot_be(desk: Desk, settings: Settings) -> None:
+@pytest.mark.slow
+def test_campaigns_that_cannot_run_fail_once(desk: Desk, settings: Settings) -> None:
     there = desk.send("a")
     mine = desk.terminal.file("c0.out", '{"id": 0, "line": 1, "verdict": "accepted"}\n')
     lost = desk.send("b")
@@ -24,7 +25,7 @@ def test_those_that_cannot_be(desk: Desk, settings: Settings) -> None:
     odd = desk.send("c", options=("--id-field", "name", "--code-field", "code"))
     desk.terminal.file("c2.jsonl", '[{"name": 1}]')
     with serving(settings, Recorder()):
-        boss = desk.hire()
+        worker = desk.start_worker()
         assert "exists" in str(desk.reaches(there, "failed").error)
         assert "No such file" in str(desk.reaches(lost, "failed").error)
         # One bad row is no reason to fail.
@@ -47,14 +48,15 @@ def test_those_that_cannot_be(desk: Desk, settings: Settings) -> None:
         desk.run("retry", there)
         text = f"{desk.folder}/c0.jsonl has changed since {mine} was written"
         assert text in str(desk.reaches(there, "failed").error)
-        said = dismiss(boss)
+        said = stop_worker(worker)
     assert said.count("exists") == 2
     assert [record["id"] for record in desk.results(there)] == [0]
     # What failed stays failed.
     assert desk.look(lost).state == "failed"
 
 
-def test_what_is_said_to_a_user(desk: Desk) -> None:
+@pytest.mark.slow
+def test_errors_say_what_to_do(desk: Desk) -> None:
     id_ = desk.send("a", options=("--in", "1h"))
     unknown = "no campaign 'nobody'; 'leanq campaign list' shows all"
     for command in ("show", "pause", "resume", "cancel", "retry"):
@@ -104,7 +106,9 @@ def test_other_jobs_in_its_queue(desk: Desk, serializer: type) -> None:
         ({}, 2, "no queue"),
     ],
 )
-def test_where_no_rq_is(terminal: Terminal, urls: dict[str, str], code: int, text: str) -> None:
+def test_rq_without_a_usable_redis(
+    terminal: Terminal, urls: dict[str, str], code: int, text: str
+) -> None:
     if urls.keys() == {"LEANQ_RQ_URL"}:
         urls = {"LEANQ_URL": "unix:///elsewhere", **urls}
     if urls.keys() == {"LEANQ_PREFIX"}:

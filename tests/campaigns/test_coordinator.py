@@ -1,16 +1,15 @@
-"""Coordinators in one process: windows, what they withdraw, how they go on, what they refuse."""
+"""Coordinators in one process: windows, what they withdraw, how they resume, what they refuse."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
+import resource
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from support.fleets import Recorder, working
@@ -28,7 +27,6 @@ from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError, UnknownEnvironmentError, UsageError
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.settings import Settings
-from leanq.states import States
 
 pytestmark = pytest.mark.usefixtures("swept")
 
@@ -39,8 +37,9 @@ class Judge(Recorder):
     def __init__(self) -> None:
         super().__init__("default")
 
-    async def open(self, states: States) -> None:
-        await super().open(states)
+    def hold(self) -> None:
+        """Texts that begin with ``held`` wait again."""
+        self._gate.clear()
 
     async def run(self, request: Request) -> Reply:
         return await super().run(replace(request, payload=request.code.encode()))
@@ -163,7 +162,7 @@ async def test_records_are_in_the_order_of_rows_or_of_their_ends(stage: Stage) -
         await running
         assert [record["id"] for record in stage.records()] == ids
         Path(campaign.out).unlink()
-        stage.judge._gate.clear()
+        stage.judge.hold()
         stage.observer.updates.clear()
 
 
@@ -316,7 +315,7 @@ async def test_an_attempt_that_was_just_sent_when_another_succeeds(stage: Stage)
 # Ends before the end
 
 
-async def test_what_was_in_flight_is_asked_for_again_and_runs_once(stage: Stage) -> None:
+async def test_what_was_in_flight_is_submitted_again_and_runs_once(stage: Stage) -> None:
     """A coordinator that vanishes withdraws nothing, and its successor waits for the same runs."""
     rows = [row(n, f"{n} accepted") for n in range(5)] + [row(9, "held accepted")]
     campaign = stage.campaign(*rows)
@@ -344,7 +343,9 @@ async def test_what_was_in_flight_is_asked_for_again_and_runs_once(stage: Stage)
 
 
 @pytest.mark.parametrize("command", ["pause", "cancel"])
-async def test_what_is_told_to_stop_withdraws_and_can_go_on(stage: Stage, command: Command) -> None:
+async def test_a_paused_or_cancelled_campaign_withdraws_and_can_be_resumed(
+    stage: Stage, command: Command
+) -> None:
     campaign = stage.campaign(row(1, "accepted"), row(2, "held accepted"))
     running = asyncio.create_task(stage.run(campaign))
     await eventually(lambda: b"held accepted" in stage.judge.running)
@@ -378,38 +379,38 @@ async def test_a_server_that_stays_away_leaves_the_rows_for_later(
     assert stage.observer.bad_rows == []
 
 
-async def test_a_disk_that_is_full_leaves_the_rows_for_later(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disk_that_is_full_leaves_the_rows_for_later(stage: Stage) -> None:
     campaign = stage.campaign(row(1, "held accepted"), row(2, "accepted"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     running = asyncio.create_task(stage.run(campaign))
     await eventually(lambda: b"held accepted" in stage.judge.running)
-    with monkeypatch.context() as patch:
-        full = sqlite3.OperationalError("database or disk is full")
-        patch.setattr(Journal, "_set", Mock(side_effect=full))
-        with pytest.raises(UsageError, match="state cannot be written: database or disk is full"):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(UsageError, match=r"out.jsonl.(part|state) cannot be written"):
             await running
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     stage.judge.let_go()
     assert await stage.run(campaign) == "finished"
-    # Nothing was withdrawn, for whoever goes on could not know that.
+    # Nothing was withdrawn, since the next coordinator could not know of it.
     assert stage.verdicts() == ["accepted", "accepted"]
     assert stage.judge.stopped == []
     assert stage.observer.bad_rows == []
 
 
-async def test_an_environment_that_nobody_offers(stage: Stage) -> None:
+async def test_an_environment_that_no_worker_offers(stage: Stage) -> None:
     campaign = stage.campaign(row(1, "accepted"), options={"env": "elsewhere"})
     with pytest.raises(UnknownEnvironmentError, match="elsewhere"):
         await stage.run(campaign)
     assert stage.observer.bad_rows == []
 
 
-async def test_a_campaign_over_which_coordinators_vanish_is_given_up(
+async def test_a_campaign_whose_coordinators_all_die_fails(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MAX_FRUITLESS_STARTS", 2)
     campaign = stage.campaign(row(1, "accepted"))
-    # Whoever ends with an error has not vanished.
+    # A coordinator that ends with an error has not died.
     for _ in range(3):
         with pytest.raises(UnknownEnvironmentError):
             await stage.run(replace(campaign, plan=Plan(options={"env": "elsewhere"})))

@@ -1,4 +1,4 @@
-"""Journals against a small model: what was committed is there, once, whoever dies where."""
+"""Journals against a small model: what was committed is there once, wherever a process dies."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class JournalMachine(RuleBasedStateMachine):
         self.added: dict[tuple[int, int], dict[str, Any]] = {}
         self.solved: set[str] = set()
         self.solved_now: set[str] = set()
+        self.problems: set[str] = set()
+        self.problems_now: set[str] = set()
         self.cursor = self.cursor_now = Cursor()
         self.fruitless_starts = 1
         self.journal = Journal(self.out, PURPOSE)
@@ -58,28 +60,35 @@ class JournalMachine(RuleBasedStateMachine):
             self.journal.add(made)
 
     @rule(line=st.integers(1, 6))
+    def add_problem(self, line: int) -> None:
+        self.journal.add_problem(f"r{line}")
+        self.problems_now.add(f"r{line}")
+
+    @rule(line=st.integers(1, 6))
     def solve(self, line: int) -> None:
         self.journal.solve(f"r{line}")
         self.solved_now.add(f"r{line}")
+        self.problems_now.add(f"r{line}")
 
     @rule(line=st.integers(1, 9), start=st.integers(0, 99))
     def commit(self, line: int, start: int) -> None:
         self.fruitless_starts = 0 if self.added else self.fruitless_starts
         self.kept |= self.added
         self.solved |= self.solved_now
+        self.problems |= self.problems_now
         self.added.clear()
         self.cursor = Cursor(line, start)
         self.journal.commit(self.cursor)
 
     @rule(torn=st.binary(max_size=20))
-    def die_and_go_on(self, torn: bytes) -> None:
+    def die_and_resume(self, torn: bytes) -> None:
         """A process ends anywhere: what the system had of it at that moment is what is there."""
         # Its last lines may have been written and not yet committed.
         self.journal.close()
         with open(f"{self.out}.part", "ab") as part:
             part.write(b"".join(map(pack, self.added.values())) + torn)
         self.added.clear()
-        self.solved_now = set(self.solved)
+        self.solved_now, self.problems_now = set(self.solved), set(self.problems)
         self.journal = Journal(self.out, PURPOSE)
         self.fruitless_starts += 1
         assert self.journal.cursor == self.cursor
@@ -108,7 +117,9 @@ class JournalMachine(RuleBasedStateMachine):
             os.remove(self.out)
             self.kept, self.solved = {}, set()
         self.journal = Journal(self.out, PURPOSE, retry=retry)
-        self.solved_now, self.cursor = set(self.solved), Cursor()
+        self.problems = set(self.solved)
+        self.solved_now, self.problems_now = set(self.solved), set(self.solved)
+        self.cursor = Cursor()
         self.fruitless_starts = 0 if self.kept else 1
 
     @rule(line=st.integers(1, 6), other=st.integers(1, 6))
@@ -121,6 +132,7 @@ class JournalMachine(RuleBasedStateMachine):
         told = [r["verdict"] or "error" for r in {**self.kept, **self.added}.values()]
         counts = {name: count for name, count in self.journal.counts.items() if count}
         assert counts == {name: told.count(name) for name in told}
+        assert self.journal.unsolved == len(self.problems_now - self.solved_now)
         for line in range(1, 7):
             assert self.journal.is_solved(f"r{line}") == (f"r{line}" in self.solved_now)
 
@@ -129,9 +141,10 @@ class JournalMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-def test_journals_keep_what_was_committed() -> None:
+@pytest.mark.parametrize("examples", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_journals_keep_what_was_committed(examples: int) -> None:
     run_state_machine_as_test(
-        JournalMachine, settings=profile(profile.get_profile("leanq"), max_examples=60)
+        JournalMachine, settings=profile(profile.get_profile("leanq"), max_examples=examples)
     )
 
 
@@ -142,7 +155,7 @@ def out(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("order", ["input", "finished"])
 @pytest.mark.parametrize("step", ["replace", "remove"])
-def test_whoever_dies_amid_the_end_can_be_succeeded(
+def test_a_death_while_results_are_written_loses_nothing(
     out: str, order: Order, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(out, PURPOSE)
@@ -170,7 +183,7 @@ def test_whoever_dies_amid_the_end_can_be_succeeded(
     assert os.listdir(Path(out).parent) == ["out.jsonl"]
 
 
-def test_whoever_dies_while_results_are_taken_back_can_be_succeeded(
+def test_a_death_at_the_start_of_a_retry_loses_nothing(
     out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [record(line, 0, "accepted") for line in range(1, 5)]
@@ -194,7 +207,7 @@ def test_whoever_dies_while_results_are_taken_back_can_be_succeeded(
     assert list(read_results(out)) == records
 
 
-def test_results_that_cannot_be_taken_back_stay_as_they_are(out: str) -> None:
+def test_results_that_cannot_be_retried_stay_as_they_are(out: str) -> None:
     Path(out).write_text("mine\n")
     for _ in range(2):
         with pytest.raises(UsageError, match="expected a record"):
@@ -270,7 +283,7 @@ def test_numbers_and_texts_are_two_kinds_of_ids(out: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["out.parquet", "OUT.PARQUET"])
-def test_results_in_parquet_are_taken_up_again(tmp_path: Path, name: str) -> None:
+def test_results_in_parquet_are_retried(tmp_path: Path, name: str) -> None:
     out = str(tmp_path / name)
     journal = Journal(out, PURPOSE)
     for line, verdict in ((1, "accepted"), (2, "timeout")):

@@ -208,12 +208,37 @@ def test_a_queue_out_of_reach_delays_the_next_start(office: Office) -> None:
 def test_one_starts_when_those_it_waits_for_have_finished(office: Office) -> None:
     first = office.submit("a")
     second = office.submit("b", after=[first])
+    third = office.submit("c", after=[first, second])
+    states = lambda: [office.state(each) for each in (first, second, third)]  # noqa: E731
     office.campaigns.pause(first)
     office.work()
-    assert [office.state(each) for each in (first, second)] == ["paused", "waiting"]
-    office.campaigns.resume(first)
+    assert states() == ["paused", "waiting", "waiting"]
+    office.campaigns.pause(third)
+    assert office.state(third) == "paused"
+    office.campaigns.resume(third)
+    # A cancelled campaign has not finished.
+    office.campaigns.cancel(first)
     office.work()
-    assert [office.state(each) for each in (first, second)] == ["finished", "finished"]
+    assert states() == ["cancelled", "waiting", "waiting"]
+    office.campaigns.retry(first)
+    office.work()
+    assert states() == ["finished", "finished", "finished"]
+    # One that has finished need not be waited for.
+    fourth = office.submit("d", after=[first])
+    office.work()
+    assert office.state(fourth) == "finished"
+
+
+def test_a_paused_campaign_is_cancelled_and_retried(office: Office) -> None:
+    id_ = office.submit()
+    office.amid = office.campaigns.pause
+    office.work()
+    office.campaigns.cancel(id_)
+    assert office.state(id_) == "cancelled"
+    office.amid = lambda _id: None
+    office.campaigns.retry(id_)
+    office.work()
+    assert office.state(id_) == "finished"
 
 
 def test_results_of_changed_data_are_not_retried(office: Office) -> None:

@@ -280,12 +280,9 @@ def test_options_reach_the_worker(client: Terminal) -> None:
     done = client.run("submit", "--allow-axiom", "cheat", cheat, "--json")
     assert (done.code, done.lines[0]["axioms"]) == (0, ["cheat"])
     done = client.run("submit", "--no-audit", *samples("silent_sorry"), "--json")
-    assert (done.code, done.lines[0]["axioms"]) == (0, None)
+    assert (done.code, done.lines[0]["verdict"]) == (3, "unjudged")
     done = client.run("submit", "--memory", "48", *samples("stack_overflow"), "--json")
     assert (done.code, done.lines[0]["verdict"]) == (3, "memory")
-    done = client.run("submit", "--replay", *samples("and_swap"))
-    assert (done.code, done.out) == (2, "")
-    assert "leanchecker" in done.err
 
 
 # Bad input
