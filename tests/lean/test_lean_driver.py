@@ -226,7 +226,9 @@ async def test_cancelling_a_check_ends_lean(either: Site) -> None:
 
 async def test_two_checks_at_once_do_not_meet(site: Site, tmp_path: Path) -> None:
     driver = await site.driver(site.shell(), slots=2)
-    script = "echo $PWD; test -e mine && exit 9; : > mine; until test -e go; do sleep 0.01; done; exit"
+    script = (
+        "echo $PWD; test -e mine && exit 9; : > mine; until test -e go; do sleep 0.01; done; exit"
+    )
     tasks = [asyncio.create_task(driver.run(check(script))) for _ in range(2)]
 
     def folders() -> list[Path]:
