@@ -48,7 +48,7 @@ class Judge(Recorder):
         if request.code.startswith("held"):
             await self._gate.wait()
         verdict: Any = request.code.split()[-1]
-        if request.op == "verify" and request.target not in request.code:
+        if request.op == "verify" and not request.code.startswith(request.target):
             failed = (Failure("t", "statement_differs", f"expected {request.target}"),)
             return Reply("rejected", reason="statement_differs", failed=failed)
         if request.code.startswith("import"):
