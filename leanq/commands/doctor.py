@@ -18,6 +18,7 @@ from leanq import __version__
 from leanq.commands import options
 from leanq.commands.worker import project_here
 from leanq.errors import LeanQError, ReplError
+from leanq.lean.audit.judges import Judges
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.repl.program import ReplProgram, find_repl
@@ -26,10 +27,11 @@ from leanq.lean.repl.session import Live, Recycling, Session
 from leanq.lean.repl.sessions import Sessions
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.lean.syntax import split_header
-from leanq.local import EmbeddedServer, UpFile, embedded_settings, find_server
+from leanq.local import EmbeddedServer, embedded_settings, find_server
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Request
 from leanq.queue.settings import Settings, without_password
+from leanq.queue.up_file import UpFile
 from leanq.states import MemoryStates
 
 
@@ -70,6 +72,7 @@ async def _examine(url: str | None, lean: str | None, repl: str | None) -> list[
     environment = _try(findings, "lean", lambda: open_environment("default", folder, lean=lean))
     findings.append(await _sandbox())
     if environment:
+        findings.append(await _judge(environment))
         findings.append(await _check(environment))
         if repl:
             findings += await _examine_repl(environment, repl)
@@ -127,6 +130,17 @@ async def _sandbox() -> Finding:
         return Finding("sandbox", True, ", ".join(walls))
     text = f"only {', '.join(walls) or 'process groups'}: allow user namespaces to keep "
     return Finding("sandbox", True, text + "candidates off the network (see DESIGN.md)")
+
+
+async def _judge(environment: Environment) -> Finding:
+    judges = Judges(environment, slots=1)
+    try:
+        why = await judges.unavailable()
+    finally:
+        await judges.close()
+    if why:
+        return Finding("judge", False, f"what Lean accepts stays unjudged: {why}")
+    return Finding("judge", True, "passes its self-test with honest and forged files")
 
 
 async def _check(environment: Environment) -> Finding:

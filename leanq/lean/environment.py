@@ -95,7 +95,7 @@ class Environment:
             "PATH": "/usr/bin:/bin",
         }
         if prefix := self.toolchain.prefix:
-            # Without it leanchecker and the REPL would look for a `lean` on PATH and ask it.
+            # Without it the REPL would look for a `lean` on PATH and ask it.
             variables["LEAN_SYSROOT"] = str(prefix)
         return variables
 
@@ -108,10 +108,7 @@ class Environment:
         if self.toolchain.prefix:
             wanted = [self.toolchain.prefix, self.toolchain.program]
         else:
-            python = Path(sys.executable).resolve()
-            prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-            wanted = [self.toolchain.program.parent, LAUNCHER, *map(Path, sorted(prefixes))]
-            wanted += [python, python.parent.parent / "lib"]
+            wanted = [self.toolchain.program.parent, LAUNCHER, *python_folders()]
         wanted += self.search_path
         # Both ends of a link: a mount needs its name, an open its target.
         both = [path for each in wanted for path in (each, each.resolve())]
@@ -123,7 +120,7 @@ class Environment:
         The first folder that knows the first part of the name decides, even where it then
         lacks the module. A name that would lead out of the folders is found nowhere.
         """
-        parts = [quoted or plain for quoted, plain in _NAME_PART.findall(module)]
+        parts = module_parts(module)
         if not parts or any(part in (".", "..") or set(part) & set("/\0") for part in parts):
             return None
         library = self.toolchain.library
@@ -158,6 +155,18 @@ class Environment:
             return _scan(self.toolchain, self.search_path, self.project).stamp() != self._stamp
         except OSError:
             return True
+
+
+def module_parts(module: str) -> tuple[str, ...]:
+    """The parts of a module's name (``Mathlib.Data.Nat.Basic``)."""
+    return tuple(quoted or plain for quoted, plain in _NAME_PART.findall(module))
+
+
+def python_folders() -> tuple[Path, ...]:
+    """The folders and files that this Python needs to run."""
+    python = Path(sys.executable).resolve()
+    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
+    return (*map(Path, sorted(prefixes)), python, python.parent.parent / "lib")
 
 
 def open_environment(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from leanq.errors import QueueFullError, RecipeError, UnavailableError, UsageError
+from leanq.lean.audit.judges import Judges
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import has_unknown_words, moved_up
 from leanq.lean.environment import Environment, cache_folder
@@ -21,11 +22,12 @@ from leanq.lean.recipes import pack_export, read_recipe, unpack_export
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.snapshots.cost_model import Costs
 from leanq.lean.snapshots.prefixes import Prefixes
-from leanq.lean.snapshots.store import Snapshots
+from leanq.lean.snapshots.store import LocalSnapshot, Snapshots
 from leanq.lean.steps.holes import is_genuine
 from leanq.lean.steps.moves import other_environment
 from leanq.lean.steps.trials import Trials
 from leanq.lean.syntax import split_header
+from leanq.lean.targets import Targets
 from leanq.queue.queue import backoff_s
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.settings import Settings
@@ -44,10 +46,12 @@ class Opened:
     lean: Lean
     auditor: Auditor
     prefixes: Prefixes
+    targets: Targets
     trials: Trials
 
     async def close(self) -> None:
         await self.prefixes.close()
+        await self.auditor.judges.close()
         await self.lean.close()
 
 
@@ -104,6 +108,7 @@ class LeanDriver:
     async def open(self, states: States) -> None:
         self._states = states
         await self._opened.lean.open()
+        self._opened.auditor.judges.open()
 
     async def close(self) -> None:
         await self._opened.close()
@@ -112,15 +117,13 @@ class LeanDriver:
         await self._notice_changes()
         answer = {
             "check": self._check,
+            "verify": self._verify,
             "step": self._step,
             "export": self._export,
             "import": self._import,
         }.get(request.op)
         if answer is None:
             return Reply(error=f"the lean driver cannot {request.op}")
-        toolchain = self._opened.lean.environment.toolchain
-        if request.replay and toolchain.replay_command is None:
-            return Reply(error=f"Lean {toolchain.version} here has no leanchecker to replay with")
         started = time.monotonic()
         environment = self._opened.lean.environment
         header = environment.header_for(request.code) if request.code else ""
@@ -131,6 +134,8 @@ class LeanDriver:
         reply = without_header(reply, header.count("\n"))
         if header and reply.reason == "lean_error" and has_unknown_words(reply.messages):
             reply = replace(reply, reason="unknown_import")
+        if reply.verdict == "accepted" and not request.audit:
+            reply = replace(reply, verdict="unjudged", reason="not_audited")
         if reply.reason == "unknown_import":
             note = await asyncio.to_thread(explain_import, environment, request.code)
             reply = replace(reply, messages=(*reply.messages, note))
@@ -150,6 +155,16 @@ class LeanDriver:
         except QueueFullError as error:
             return without_states(reply, error)
         return replace(reply, sorries=sorries)
+
+    async def _verify(self, request: Request) -> Reply:
+        opened = self._opened
+        target = await opened.targets.of_request(request)
+
+        def verify(header: LocalSnapshot | None) -> Awaitable[Reply]:
+            lean, auditor = opened.lean, opened.auditor
+            return check(lean, auditor, request, request.code, load=header, target=target)
+
+        return await opened.prefixes.with_header(request.code, verify, self._states)
 
     async def _step(self, request: Request) -> Reply:
         return await self._insist(lambda: self._opened.trials.step(request, self._states))
@@ -194,8 +209,11 @@ class LeanDriver:
             nice=self._nice,
             inbox_root=self._cache.inbox_root if self._cache else None,
         )
-        auditor, prefixes = Auditor(lean), Prefixes(lean, snapshots, self._costs)
-        return Opened(lean, auditor, prefixes, Trials(lean, auditor, prefixes))
+        judges = Judges(environment, slots=self._slots, hidden=self._hidden, nice=self._nice)
+        auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self._costs)
+        targets = Targets(lean)
+        trials = Trials(lean, auditor, prefixes, targets)
+        return Opened(lean, auditor, prefixes, targets, trials)
 
     async def _notice_changes(self) -> None:
         """Takes a new fingerprint when the environment's files have changed."""

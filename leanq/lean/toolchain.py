@@ -75,7 +75,6 @@ class Toolchain:
     commit: str
     source: Source
     prefix: Path | None
-    replay_command: tuple[str, ...] | None
 
     @property
     def program(self) -> Path:
@@ -92,6 +91,14 @@ class Toolchain:
     def library(self) -> Path | None:
         """The folder of the compiled standard library, where there is one."""
         return self.prefix / "lib" / "lean" if self.prefix else None
+
+    @property
+    def shared_library(self) -> Path | None:
+        """Lean as a shared library, where there is one: what the judge's kernel comes from."""
+        if self.source == "wheel":
+            return self.program
+        library = self.prefix and self.prefix / "lib" / "lean" / "libleanshared.so"
+        return library if library and library.is_file() else None
 
     def __str__(self) -> str:
         commit = f" ({self.commit[:12]})" if self.commit else ""
@@ -181,8 +188,8 @@ def _communicate(process: subprocess.Popen[bytes], command: Sequence[str]) -> tu
         return process.communicate(timeout=min(SILENT_S, ANSWER_TIMEOUT_S))
     except subprocess.TimeoutExpired:
         log.warning(
-            "still waiting for an answer of `%s`, for %g s at most: elan may be downloading a"
-            " toolchain, or the program hangs",
+            "still waiting for an answer of `%s`, for %g s at most: the machine may be busy,"
+            " elan may be downloading a toolchain, or the program hangs",
             shlex.join(command),
             ANSWER_TIMEOUT_S,
         )
@@ -262,15 +269,12 @@ def _toolchain(
     is_proxy = source == "PATH" or (program.resolve().parent / "elan").exists()
     if is_proxy and os.access(prefix / "bin" / "lean", os.X_OK):
         probe = replace(probe, command=(str(prefix / "bin" / "lean"),))
-    # Lean's own kernel replay, part of the toolchain from 4.28 on.
-    checker = Path(probe.command[0]).resolve().parent / "leanchecker"
     return Toolchain(
         command=probe.command,
         version=version,
         commit=commit,
         source=source,
         prefix=prefix,
-        replay_command=(str(checker),) if os.access(checker, os.X_OK) else None,
     )
 
 
@@ -286,7 +290,7 @@ def _wheel(environ: Mapping[str, str]) -> Toolchain:
     command = (sys.executable, "-I", "-S", str(LAUNCHER), str(library))
     probe = _Probe(command, "wheel", None, environ)
     version, commit = probe.version_and_commit()
-    return Toolchain(command, version, commit, "wheel", None, None)
+    return Toolchain(command, version, commit, "wheel", None)
 
 
 def _trouble(source: Source, program: Path, text: str) -> ToolchainError:

@@ -87,7 +87,7 @@ def test_plain_lines(client: Terminal) -> None:
     assert re.fullmatch(r"1 incomplete, 1 rejected in \d+\.\d s\n", done.err)
     shown = re.sub(r"\d+\.\d\d s", "N s", done.out)
     assert (
-        f"""{wrong}: rejected (N s)
+        f"""{wrong}: rejected (lean_error; N s)
   {wrong}:7:2: error: Type mismatch
       h.left
     has type
@@ -98,7 +98,7 @@ def test_plain_lines(client: Terminal) -> None:
         in shown
     )
     assert (
-        f"""{silent}: incomplete (N s; axioms: sorryAx)
+        f"""{silent}: incomplete (sorry; N s; axioms: sorryAx)
   {silent}:1:0: warning: leanq: it rests on sorryAx
 """
         in shown
@@ -280,12 +280,9 @@ def test_options_reach_the_worker(client: Terminal) -> None:
     done = client.run("submit", "--allow-axiom", "cheat", cheat, "--json")
     assert (done.code, done.lines[0]["axioms"]) == (0, ["cheat"])
     done = client.run("submit", "--no-audit", *samples("silent_sorry"), "--json")
-    assert (done.code, done.lines[0]["axioms"]) == (0, None)
+    assert (done.code, done.lines[0]["verdict"]) == (3, "unjudged")
     done = client.run("submit", "--memory", "48", *samples("stack_overflow"), "--json")
     assert (done.code, done.lines[0]["verdict"]) == (3, "memory")
-    done = client.run("submit", "--replay", *samples("and_swap"))
-    assert (done.code, done.out) == (2, "")
-    assert "leanchecker" in done.err
 
 
 # Bad input

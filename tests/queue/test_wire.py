@@ -66,7 +66,6 @@ requests = (
         op=st.just("check"),
         code=programs,
         audit=st.booleans(),
-        replay=st.booleans(),
         **limits,
     )
     | st.builds(

@@ -104,7 +104,7 @@ class ReplDriver(LeanDriver):
             [request.code[header.end_offset :]],
             lambda session: self._elaborated(kept, session, request, header),
         )
-        if reply is None or (reply.verdict == "accepted" and (request.audit or request.replay)):
+        if reply is None or (reply.verdict == "accepted" and request.audit):
             return await super()._check(request)
         return reply
 
@@ -202,8 +202,8 @@ class ReplDriver(LeanDriver):
         )
         snapshots = Snapshots(self._cache, ()) if self._cache else None
         pickles = Pickles(snapshots, sessions, program, environment.fingerprint)
-        parts = opened.lean, opened.auditor, opened.prefixes, opened.trials
-        return _Kept(*parts, sessions, pickles)
+        lean, auditor, prefixes = opened.lean, opened.auditor, opened.prefixes
+        return _Kept(lean, auditor, prefixes, opened.targets, opened.trials, sessions, pickles)
 
     @property
     def _kept(self) -> _Kept:

@@ -73,10 +73,10 @@ class LiveStep:
             return await self._refused(reply)
         if answer.goals or self._move.tactic.holes:
             return await self._go_on(left_open(reply), answer, states, pickled=live.pickled)
-        if self._trust and not request.replay and answer.is_completed and not live.pickled:
+        if self._trust and answer.is_completed and not live.pickled:
             return replace(reply, verdict="unjudged", reason="trusted_step")
         # Only Lean itself audits, and knows how to tell what is left open elsewhere.
-        if request.audit or request.replay or not self._move.is_whole:
+        if request.audit or not self._move.is_whole:
             return None
         return await self._close()
 

@@ -277,7 +277,7 @@ async def test_an_axiom_of_the_source_closes_nothing_unless_it_is_allowed(lean: 
     assert reply.messages[0].text.endswith("axioms not allowed: cheat")
     allowed = await lean.step(state, "exact cheat p", allow_axioms=("cheat",))
     assert (allowed.verdict, allowed.axioms) == ("accepted", ("cheat",))
-    assert (await lean.step(state, "exact cheat p", audit=False)).verdict == "accepted"
+    assert (await lean.step(state, "exact cheat p", audit=False)).verdict == "unjudged"
 
 
 async def test_holes_in_definitions_and_examples(lean: Lean) -> None:
@@ -345,6 +345,7 @@ async def test_places_in_a_tactic_are_those_that_were_given(lean: Lean) -> None:
     assert all(message.end_line is None or message.end_line <= 3 for message in cut)
 
 
+@pytest.mark.slow
 async def test_holes_in_holes_come_to_an_end(lean: Lean) -> None:
     source = Source(
         lean.driver._opened.lean.environment.fingerprint,
