@@ -111,6 +111,7 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
         },
         "prefixes": _beginning(counters, "way:"),
         "verdicts": _beginning(counters, "verdict:"),
+        "reasons": _beginning(counters, "reason:"),
         "scaler": {name: asdict(made) for name, made in decisions_of(status).items()},
         "workers": [
             {
@@ -184,6 +185,8 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
     finished = sum(record["verdicts"].values())
     verdicts = counted(record["verdicts"])
     yield f"finished    {finished:,}{f': {verdicts}' if verdicts else ''}"
+    if record["reasons"]:
+        yield f"reasons     {counted(record['reasons'])}"
     for name, since_s in sorted(record["paused"].items()):
         what, option = ("environment", "env") if name.startswith("e:") else ("tenant", "tenant")
         age = duration(time.time() - since_s)

@@ -247,4 +247,5 @@ class Slots:
             reply.warm,
             way,
             times,
+            reply.reason or "",
         )

@@ -49,6 +49,8 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
         yield "leanq_requests_submitted_total", (name,), environment.submitted
         for verdict, count in environment.finished.items():
             yield "leanq_requests_finished_total", (name, verdict), count
+        for reason, count in environment.reasons.items():
+            yield "leanq_requests_reason_total", (name, reason), count
         yield "leanq_slot_busy_seconds_total", (name,), environment.ran.sum_s
         yield "leanq_request_wait_seconds", (name,), environment.waited
         yield "leanq_request_run_seconds", (name,), environment.ran

@@ -44,6 +44,7 @@ class EnvironmentStats:
             and do not count for ``oldest_s``, the age of the oldest in seconds.
         running: requests that workers hold.
         submitted, finished: how many ever; the latter by verdict.
+        reasons: of those that finished, how many for each reason.
         waited, ran, took: from submit to the last claim, from there to the end, and together.
         slots: of living workers; ``busy`` of them run something.
         workers: how many live.
@@ -56,6 +57,7 @@ class EnvironmentStats:
     running: float = 0.0
     submitted: int = 0
     finished: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
     waited: Times = field(default_factory=Times)
     ran: Times = field(default_factory=Times)
     took: Times = field(default_factory=Times)
@@ -184,9 +186,10 @@ class Total(NamedTuple):
     """What one of the totals counts that the scripts keep by environment.
 
     Attributes:
-        what: ``submitted``, ``finished``, ``waiting``; ``waited_ms``, ``ran_ms``, ``took_ms`` for a
-            sum of times, ``waited``, ``ran``, ``took`` for a bucket of their histogram.
-        part: the verdict of ``finished``, the number of a bucket.
+        what: ``submitted``, ``finished``, ``reason``, ``waiting``; ``waited_ms``, ``ran_ms``,
+            ``took_ms`` for a sum of times, ``waited``, ``ran``, ``took`` for a bucket of their
+            histogram.
+        part: the verdict of ``finished``, the word of ``reason``, the number of a bucket.
     """
 
     what: str
@@ -197,6 +200,7 @@ class Total(NamedTuple):
 _WHAT = {
     "s": "submitted",
     "f": "finished",
+    "c": "reason",
     "waiting": "waiting",
     **{f"{kind}_ms": f"{what}_ms" for kind, what in (("w", "waited"), ("r", "ran"), ("t", "took"))},
     "w": "waited",
@@ -224,6 +228,8 @@ def _add_total(environments: Mapping[str, EnvironmentStats], name: str, count: i
         stats.submitted = count
     elif what == "finished":
         stats.finished[total.part] = count
+    elif what == "reason":
+        stats.reasons[total.part] = count
     elif what.removesuffix("_ms") in times and what.endswith("_ms"):
         times[what.removesuffix("_ms")].sum_s = count / 1000
     elif what in times and total.part.isdecimal() and int(total.part) < len(times[what].counts):

@@ -54,6 +54,7 @@ FLEET = (
     _gauge("leanq_slots", "Slots of living workers by state: busy, idle.", "environment", "state"),
     _counter("leanq_requests_submitted_total", "Requests submitted.", "environment"),
     _counter("leanq_requests_finished_total", "Requests with a result.", "environment", "verdict"),
+    _counter("leanq_requests_reason_total", "Results by their reason.", "environment", "reason"),
     _counter("leanq_slot_busy_seconds_total", "Time that slots have run requests.", "environment"),
     _histogram("leanq_request_wait_seconds", "From submit to the last claim.", "environment"),
     _histogram("leanq_request_run_seconds", "From the last claim to the end.", "environment"),

@@ -19,7 +19,9 @@ from leanq.queue.metrics import BUCKETS_S
 _RECORD = struct.Struct(">BBBddd")
 _IN_FLIGHT = b"\x01"
 # Counters of environments, and of snapshots.
-_TALLY = re.compile(r"[sfwrt]:|[wrt]_ms:|snapshot|minute$")
+_TALLY = re.compile(r"[scfwrt]:|[wrt]_ms:|snapshot|minute$")
+# What is counted by environment, and also of all environments together.
+_SUMMED = {"f:": "verdict", "c:": "reason"}
 
 
 class Kind(NamedTuple):
@@ -111,6 +113,7 @@ class End(NamedTuple):
     :class:`Settlement`."""
 
     outcome: str
+    reason: str
     warm: bool
     way: str
     fingerprint: str
@@ -123,6 +126,7 @@ class Settlement:
 
     Attributes:
         outcome: the verdict, or what else is counted as its end.
+        reason: the reply's, to be counted; ``""`` for none.
         fingerprint: that of the environment where the reply holds on any machine, and so may be
             remembered; else ``""``.
         warm: its worker would be fast now at others with the same first affinity.
@@ -138,11 +142,12 @@ class Settlement:
     warm: bool = False
     way: str = ""
     times: tuple[Time, ...] = ()
+    reason: str = ""
 
     @property
     def end(self) -> End:
         """What it shares with most others of its batch."""
-        return End(self.outcome, self.warm, self.way, self.fingerprint, self.times)
+        return End(self.outcome, self.reason, self.warm, self.way, self.fingerprint, self.times)
 
 
 def times_of(waited_s: float, ran_s: float) -> tuple[Time, ...]:
@@ -298,9 +303,9 @@ def read_stats(stats: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, int], di
         if name and not name.startswith("affinity:"):
             (tallies if _TALLY.match(name) else counters)[name] = int(float(number))
     for name, n in tallies.items():
-        if name.startswith("f:"):
-            verdict = f"verdict:{name.rpartition(':')[2]}"
-            counters[verdict] = counters.get(verdict, 0) + n
+        if kind := _SUMMED.get(name[:2]):
+            total = f"{kind}:{name.rpartition(':')[2]}"
+            counters[total] = counters.get(total, 0) + n
     return counters, tallies
 
 
@@ -330,12 +335,12 @@ class Status:
     """One look at a shard or a whole queue: counters by name, environments by name, and what waits.
 
     ``tallies`` are counters of environments: ``s:ENVIRONMENT`` requests taken in,
-    ``f:ENVIRONMENT:VERDICT`` ended, and of the times that they waited (w), ran (r) and took in all
-    (t) ``w_ms:ENVIRONMENT`` the sum and ``w:ENVIRONMENT:N`` how many fell into the N-th bucket of
-    :data:`leanq.queue.metrics.BUCKETS_S`. Beside these ``snapshot_bytes`` and
-    ``snapshots_evicted``. ``paused``: environments (``e:ENVIRONMENT``) and tenants (``t:TENANT``)
-    that are held back, and since when, in seconds since 1970. ``decisions``: the scaler's last
-    decision on each environment, as JSON.
+    ``f:ENVIRONMENT:VERDICT`` ended, ``c:ENVIRONMENT:REASON`` why, and of the times that they waited
+    (w), ran (r) and took in all (t) ``w_ms:ENVIRONMENT`` the sum and ``w:ENVIRONMENT:N`` how many
+    fell into the N-th bucket of :data:`leanq.queue.metrics.BUCKETS_S`. Beside these
+    ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: environments (``e:ENVIRONMENT``) and
+    tenants (``t:TENANT``) that are held back, and since when, in seconds since 1970. ``decisions``:
+    the scaler's last decision on each environment, as JSON.
     """
 
     counters: Mapping[str, int]

@@ -186,7 +186,7 @@ def test_status_of_an_empty_queue(place: Terminal) -> None:
         assert record[name] == 0
     for name in ("warm_hits", "warm_misses", "reassignments"):
         assert record[name] == 0
-    for name in ("quarantined", "verdicts", "environments"):
+    for name in ("quarantined", "verdicts", "reasons", "environments"):
         assert record[name] == {}
     shown = place.run("status").out
     assert "waiting     0\n" in shown
@@ -205,6 +205,8 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     batch = [submission(f"0-{n}", echo_body(b"x")) for n in range(5)]
     await queue.submit("client", [replace(batch[0], affinity=("state",)), *batch[1:]])
     claimed = await queue.claim("w1", ["echo"], 2, busy=0, token="n:")
+    await queue.submit("client", [submission("0-withdrawn", echo_body(b"x"))])
+    assert await queue.cancel(["0-withdrawn"]) == [True]
 
     (record,) = (await asyncio.to_thread(place.run, "status", "--json")).lines
     (priority,) = record["waiting"]
@@ -220,7 +222,8 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
         3,
     )
     assert priority["oldest_s"] >= 0
-    assert (record["running"], record["submitted"]) == (2, 5)
+    assert (record["running"], record["submitted"]) == (2, 6)
+    assert record["reasons"] == {"withdrawn": 1}
     workers = {row["worker"]: row for row in record["workers"]}
     assert workers["w1"]["running"] == 2
     assert (workers["w1"]["slots"], workers["w1"]["environments"]) == (4, ["echo"])
@@ -231,6 +234,7 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     done = await asyncio.to_thread(place.run, "status")
     assert done.code == 0
     assert "waiting     3\n" in done.out
+    assert "reasons     1 withdrawn\n" in done.out
     assert "placement   0 on a warm worker, 1 elsewhere, 0 reassigned\n" in done.out
     words = [line.split() for line in done.out.splitlines()]
     assert ["echo", "1", "3", "0"] in [line[:4] for line in words]

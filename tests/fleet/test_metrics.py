@@ -29,6 +29,7 @@ from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.local import running
 from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, SCALER, WORKER
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply, Request
 from leanq.queue.results import times_of
 from leanq.queue.settings import Settings
 from leanq.worker import Worker
@@ -52,6 +53,11 @@ def parsed(text: str) -> dict[str, float]:
             labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
     return found
+
+
+class _Refuses(EchoDriver):
+    async def run(self, request: Request) -> Reply:
+        return Reply("incomplete", reason="sorry")
 
 
 # Names
@@ -120,7 +126,18 @@ async def test_every_request_is_counted_in_its_environment(
     assert (environment.workers, environment.slots) == (0, 0)
 
 
-async def test_other_ends_are_counted_as_well(queue: Queue, lean: AsyncLeanQClient) -> None:
+async def test_a_workers_results_are_counted_by_reason(
+    settings: Settings, queue: Queue, lean: AsyncLeanQClient
+) -> None:
+    async with running(Worker(settings, [_Refuses()], slots=1)):
+        assert (await lean.check("theorem t : False := sorry", env="echo")).reason == "sorry"
+        await eventually(counts(queue, "reason:sorry", 1))
+    assert environments_of(await queue.status())["echo"].reasons == {"sorry": 1}
+
+
+async def test_other_ends_are_counted_as_well(
+    settings: Settings, queue: Queue, lean: AsyncLeanQClient
+) -> None:
     futures = [lean.echo(b"x", delay_s=1) for _ in range(3)]
     tasks = [asyncio.ensure_future(future) for future in futures]
     await eventually(counts(queue, "submitted", 3))
@@ -129,6 +146,8 @@ async def test_other_ends_are_counted_as_well(queue: Queue, lean: AsyncLeanQClie
     await eventually(counts(queue, "verdict:cancelled", 3))
     environment = environments_of(await queue.status())["echo"]
     assert (environment.submitted, dict(environment.finished)) == (3, {"cancelled": 3})
+    found = list(fleet_samples(await fleet_stats(settings)))
+    assert ("leanq_requests_reason_total", ("echo", "withdrawn"), 3) in found
     await queue.claim("sweeper", ["echo"], 1, busy=0, token="t" * 12 + ":")
     await queue.release("sweeper", [], leave=True)
 
@@ -141,7 +160,8 @@ async def test_all_samples_are_of_known_metrics(settings: Settings, queue: Queue
     for name, labels, value in found:
         assert len(labels) == len(known[name].labels)
         assert isinstance(value, Times) == (known[name].kind == "histogram")
-    assert {name for name, _, _ in found} == set(known) - {"leanq_requests_finished_total"}
+    unlabelled = {"leanq_requests_finished_total", "leanq_requests_reason_total"}
+    assert {name for name, _, _ in found} == set(known) - unlabelled
 
 
 # Pages

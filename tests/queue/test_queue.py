@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from support.shards import LEASE_MS, Shard, open_shard, settlement
 
+from leanq.fleet.stats import environments_of
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.results import (
@@ -21,7 +22,7 @@ from leanq.queue.results import (
     UnknownEnvironment,
 )
 from leanq.queue.settings import Settings
-from leanq.queue.wire import pack_reply
+from leanq.queue.wire import pack_reply, unpack_reply
 
 
 @pytest.fixture
@@ -104,6 +105,37 @@ async def test_settle_counts_once_and_answers_again_with_success(shard: Shard) -
     assert len(found.inbox["c"]) == 1
     stats = found.hashes["stats"]
     assert (stats["settled"], stats["verdict:accepted"], stats["fenced"]) == ("1", "1", "1")
+
+
+async def test_every_end_is_counted_with_its_reason(shard: Shard) -> None:
+    await shard.submit("proved", "wrong", "again")
+    await shard.submit("same", "joined", digest="d")
+    jobs = (await shard.claim()).jobs
+    assert [job.request_id for job in jobs] == ["proved", "wrong", "again", "same"]
+    ends = [settlement(jobs[0])]
+    ends += [settlement(job, "rejected", reason="lean_error") for job in jobs[1:3]]
+    ends += [settlement(jobs[3], "incomplete", reason="sorry")]
+    for _ in ("first", "once more, which counts nothing"):
+        assert (await shard.claim(want=0, settle=ends)).accepted == (True,) * 4
+    await shard.submit("withdrawn")
+    await shard.queue.cancel(["withdrawn"])
+    await shard.submit("late", deadline_ms=1)
+    shard.advance(2)
+    await shard.queue.lookup("c", ["late"])
+    await shard.submit("killer", environment="b")
+    for _ in range(3):
+        job = await shard.job(environments=["b"])
+        await shard.queue.release("w", [("killer", job.token)], how="charge")
+    expected = {
+        "a": {"lean_error": 2, "sorry": 2, "withdrawn": 1, "deadline": 1},
+        "b": {"too_many_deaths": 1},
+    }
+    environments = environments_of(await shard.queue.status())
+    assert {name: dict(each.reasons) for name, each in environments.items()} == expected
+    request_ids = ["proved", "joined", "withdrawn", "late", "killer"]
+    replies = await shard.queue.replies(request_ids)
+    reasons = [unpack_reply("", data or b"").reason for data in replies]
+    assert reasons == [None, "sorry", "withdrawn", "deadline", "too_many_deaths"]
 
 
 async def test_late_settle_after_reap_changes_nothing(shard: Shard) -> None:

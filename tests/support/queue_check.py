@@ -11,6 +11,9 @@ from leanq.queue.wire import pack_reply, unpack_reply
 from support.queue_model import Flying, Model
 from support.shards import Dump
 
+# Those of the ends that the scripts themselves give.
+_REASONS = {"cancelled": "withdrawn", "expired": "deadline", "poisoned": "too_many_deaths"}
+
 
 def _fields(item: Flying, model: Model) -> dict[str, str]:
     leased = item.status == "leased"
@@ -51,6 +54,8 @@ def compare(found: Dump, model: Model) -> None:
         request_id: unpack_reply(request_id, data) for request_id, data in found.reply.items()
     }
     assert {request_id: reply.verdict for request_id, reply in replies.items()} == model.verdicts
+    for reply in replies.values():
+        assert reply.reason == _REASONS.get(reply.verdict or "")
     assert all(
         _is_by(token, found.reply[request_id]) for request_id, token in model.winners.items()
     )
@@ -93,6 +98,8 @@ def compare(found: Dump, model: Model) -> None:
     stats = defaultdict(int, {k: int(n) for k, n in found.hashes.get("stats", {}).items()})
     ended = [model.verdicts[request_id] for request_id in model.verdicts.keys() - model.remembered]
     assert Counter(ended) == {k[8:]: n for k, n in stats.items() if k.startswith("verdict:")}
+    reasons = Counter(_REASONS[verdict] for verdict in ended if verdict in _REASONS)
+    assert reasons == {k[7:]: n for k, n in stats.items() if k.startswith("reason:")}
     tallies = {k: int(n) for k, n in found.hashes.get("tally", {}).items()}
     assert sum(n for k, n in tallies.items() if k.startswith("s:")) == stats["submitted"]
     saved = (model.coalesced, len(model.remembered))

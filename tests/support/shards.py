@@ -16,7 +16,7 @@ import redis
 
 import leanq.queue.queue
 from leanq.queue.queue import Queue
-from leanq.queue.requests import Reply, Verdict
+from leanq.queue.requests import Reason, Reply, Verdict
 from leanq.queue.results import (
     Claimed,
     Job,
@@ -275,9 +275,15 @@ def submission(request_id: str, **fields: Any) -> Submission:
     return replace(usual, **fields)
 
 
-def settlement(job: Job, verdict: Verdict = "accepted", *, warm: bool = False) -> Settlement:
-    reply = pack_reply(job.token, Reply(verdict, attempts=job.attempts))
-    return Settlement(job.request_id, job.token, verdict, reply, warm=warm)
+def settlement(
+    job: Job,
+    verdict: Verdict = "accepted",
+    *,
+    reason: Reason | None = None,
+    warm: bool = False,
+) -> Settlement:
+    reply = pack_reply(job.token, Reply(verdict, reason=reason, attempts=job.attempts))
+    return Settlement(job.request_id, job.token, verdict, reply, warm=warm, reason=reason or "")
 
 
 class Shard:

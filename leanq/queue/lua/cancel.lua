@@ -10,7 +10,7 @@ for k, request_id in ipairs(request_ids) do
     local where = redis.call('HGET', tag .. ':where', request_id)
     local lease, run_id, list = place.read_lease(where), place.read_joined(where), lines.home(r, where)
     local attempts = r.attempts + ((lease or run_id) and 1 or 0)
-    local reply = publish.verdict('cancelled', attempts, now - r.submitted)
+    local reply = publish.verdict('cancelled', 'withdrawn', attempts, now - r.submitted)
     if lease and lease.digest ~= '' and redis.call('ZCARD', tag .. ':joined:' .. request_id) > 0 then
       -- It runs on for what joined it alone.
       place.lease_to(request_id, lease, '')
@@ -22,7 +22,7 @@ for k, request_id in ipairs(request_ids) do
       publish.finish(request_id, r.client, reply)
       if list then withdraw.note(list, r) end
     end
-    counters.ended(r.environment, 'cancelled', 1)
+    counters.ended(r.environment, 'cancelled', 'withdrawn', 1)
   end
 end
 withdraw.trim_all()

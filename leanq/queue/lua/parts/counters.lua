@@ -4,8 +4,11 @@ local counters = {added = {}}
 
 function counters.add(name, n) counters.added[name] = (counters.added[name] or 0) + n end
 
--- Counts requests that ended in an environment.
-function counters.ended(environment, verdict, n) counters.add('f:' .. environment .. ':' .. verdict, n) end
+-- Counts requests that ended in an environment; the reason may be ''.
+function counters.ended(environment, verdict, reason, n)
+  counters.add('f:' .. environment .. ':' .. verdict, n)
+  if reason ~= '' then counters.add('c:' .. environment .. ':' .. reason, n) end
+end
 
 function counters.write()
   local names, values = {}, {}

@@ -28,8 +28,9 @@ function publish.finish(request_id, client, reply)
 end
 
 -- Ends a request with a verdict that is not Lean's, in the wire format of version 1.
-function publish.verdict(verdict, attempts, queued_ms)
-  return cmsgpack.pack({'', 1, {verdict = verdict, attempts = attempts, queued_s = queued_ms / 1000}})
+function publish.verdict(verdict, reason, attempts, queued_ms)
+  return cmsgpack.pack({'', 1,
+    {verdict = verdict, reason = reason, attempts = attempts, queued_s = queued_ms / 1000}})
 end
 
 function publish.all()

@@ -18,8 +18,8 @@ function requeue.one(request_id, how)
     local lease = place.read_lease(text)
     local _, run_worker = place.read_joined(text)
     bury(request_id, attempts, lease and lease.worker or run_worker or '')
-    publish.reply(request_id, r.client, publish.verdict('poisoned', attempts, 0))
-    counters.ended(r.environment, 'poisoned', 1)
+    publish.reply(request_id, r.client, publish.verdict('poisoned', 'too_many_deaths', attempts, 0))
+    counters.ended(r.environment, 'poisoned', 'too_many_deaths', 1)
     return 'poisoned'
   end
   if attempts ~= r.attempts then

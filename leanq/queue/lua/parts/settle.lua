@@ -1,8 +1,8 @@
 -- parts: clock lists place publish counters record single_flight expire requeue warmth
 -- arguments: worker settlements ends remember_ms
--- Settles what a worker has finished. `ends` says what settlements have in common: outcome, whether the
--- worker is warm now, the way in which Lean came by its prefix, fingerprint, and times, each being its
--- letter (w waited, r ran, t both), ms, and the number of its histogram's bucket.
+-- Settles what a worker has finished. `ends` says what settlements have in common: outcome, reason (may be
+-- ''), whether the worker is warm now, the way in which Lean came by its prefix, fingerprint, and times,
+-- each being its letter (w waited, r ran, t both), ms, and the number of its histogram's bucket.
 local settle = {}
 
 -- Whether a result counted before: its token is in the head of the reply.
@@ -54,10 +54,10 @@ function settle.end_runs(runs)
   end
 end
 
--- Counts results by environment: how many ended and how, how long they waited, ran and took.
+-- Counts results by environment: how many ended, how and why, how long they waited, ran and took.
 function settle.count(how)
   for environment, sums in pairs(how.sums) do
-    if sums.ended > 0 then counters.ended(environment, how.outcome, sums.ended) end
+    if sums.ended > 0 then counters.ended(environment, how.outcome, how.reason, sums.ended) end
     if how.way ~= '' then counters.add('way:' .. how.way, sums.settled) end
     for _, time in ipairs(how.times) do
       local what, ms, bucket = time[1], time[2], time[3]
