@@ -58,11 +58,13 @@ def check_imports(image: Image, expected: frozenset[Name]) -> None:
         )
 
 
-def check_reserved(image: Image, constants: dict[Name, Raw], reference: list[Image]) -> None:
+def check_reserved(
+    image: Image, constants: dict[Name, Raw], reference: Callable[[], list[Image]]
+) -> None:
     """Raises `DeniedError` for a name that the kernel knows and that is not the library's own.
 
     Args:
-        reference: the modules of the library that declare these names.
+        reference: reads the modules of the library that declare these names.
     """
     taken = constants.keys() & KERNEL_NAMES
     if not taken:
@@ -70,7 +72,7 @@ def check_reserved(image: Image, constants: dict[Name, Raw], reference: list[Ima
     interner = Interner()
     ours = View(interner, image)
     theirs: dict[Name, tuple[View, Raw]] = {}
-    for each in reference:
+    for each in reference():
         view = View(interner, each)
         theirs |= {name: (view, raw) for name, raw in each.constants(taken).items()}
     for name in sorted(taken, key=str):

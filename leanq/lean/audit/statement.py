@@ -12,7 +12,7 @@ Expressions are equal up to the names and kinds of bound variables and to metada
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from leanq.lean.audit.image import (
@@ -50,8 +50,9 @@ _OVERRIDES = (
     ("Lean", "regularInitAttr"),
     ("Lean", "builtinInitAttr"),
 )
-# Parts of the names of what Lean adds by itself to what a text declares.
-_LEANS_OWN = re.compile(r"_.*|match_\d+|proof_\d+|eq_\d+|eq_def|sizeOf_spec|inj|injEq|noConfusion")
+# The last part of the names of what Lean adds by itself to a constant, and to a constructor.
+_BESIDE_CONSTANT = re.compile(r"_.+|match_\d+|proof_\d+|eq_\d+|eq_def")
+_BESIDE_CONSTRUCTOR = frozenset({"inj", "injEq", "sizeOf_spec"})
 _MAX_LEVEL_DEPTH = 400
 _RECURSOR_RULE = shape(0, 3)
 _MOST_DIFFERENCES = 100
@@ -280,21 +281,28 @@ class Stated:
         return found
 
 
-def own_theorems(constants: dict[Name, Raw], ending: Name = ()) -> list[Name]:
+def own_theorems(constants: Mapping[Name, Raw], ending: Name = ()) -> list[Name]:
     """The theorems that the text itself declares, in the file's order."""
     return [
         name
         for name, raw in constants.items()
-        if raw.kind == "theorem" and not is_leans_own(name) and name != ending
+        if raw.kind == "theorem" and not is_leans_own(name, constants) and name != ending
     ]
 
 
-def is_leans_own(name: Name) -> bool:
-    """Whether the name is one that Lean makes by itself; of a private one, the part that counts."""
-    if name[:1] == ("_private",):
-        numbers = [at for at, part in enumerate(name) if part == 0]
-        name = name[numbers[0] + 1 :] if numbers else name
-    return any(isinstance(part, int) or _LEANS_OWN.fullmatch(part) for part in name)
+def is_leans_own(name: Name, constants: Mapping[Name, Raw]) -> bool:
+    """Whether Lean has made this constant by itself, for another one of the file.
+
+    What a text could have declared is never taken for that: no theorem of a target is left out.
+    """
+    last, above = name[-1], constants.get(name[:-1])
+    if isinstance(last, int):
+        return True  # no text can write such a name
+    if above is None:
+        return False
+    if last in _BESIDE_CONSTRUCTOR:
+        return above.kind == "constructor"
+    return _BESIDE_CONSTANT.fullmatch(last) is not None or name[-2:] == ("brecOn", "eq")
 
 
 def compare(
@@ -327,7 +335,7 @@ def compare(
         theirs.constants.pop(each, None)
     wanted = list(theorems) or own_theorems(ours.constants)
     if is_whole:
-        wanted = [name for name in ours.constants if not is_leans_own(name)]
+        wanted = [name for name in ours.constants if not is_leans_own(name, ours.constants)]
     return _Comparing(ours, theirs, wanted, holes, stand_in).run()
 
 
@@ -346,17 +354,19 @@ def differs_beside(plain: Image, named: Image, names: Collection[str]) -> Name |
     examples = [name for name in theirs.constants if name and name[-1] in own]
     reached = theirs.behind_statements(examples)
     for name, raw in theirs.constants.items():
-        if name not in ours.constants and own.isdisjoint(name) and not is_leans_own(name):
-            return name
-        if name in ours.constants:
-            mine = ours.constants[name]
-            same = ours.stated(mine) == theirs.stated(raw)
-            if same and name in reached and raw.kind != "theorem":
-                same = ours.view.whole(mine) == theirs.view.whole(raw)
-            if not same:
+        is_own = is_leans_own(name, theirs.constants)
+        mine = ours.constants.get(name)
+        if mine is None:
+            if own.isdisjoint(name) and not is_own:
                 return name
+            continue
+        if not is_own and ours.stated(mine) != theirs.stated(raw):
+            return name
+        is_reached = name in reached and raw.kind != "theorem"
+        if is_reached and ours.view.whole(mine) != theirs.view.whole(raw):
+            return name
     lost = (name for name in ours.constants if name not in theirs.constants)
-    return next((name for name in lost if not is_leans_own(name)), None)
+    return next((name for name in lost if not is_leans_own(name, ours.constants)), None)
 
 
 class _Comparing:
