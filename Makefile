@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all docs lint format types bench bench-quick bench-submit bench-lean bench-states bench-scale soak soak-repl soak-campaign sim sim-quick dist clean help
+.PHONY: demo test test-all docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-campaign sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
 
 demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 	$(BIN)/leanq submit examples/*.lean || test $$? -eq 1
+	@echo "Next: $(BIN)/leanq submit YOUR.lean, or $(BIN)/leanq up and the Python of README.md"
 
 test: $(VENV)/dev     ## the tests but the slow ones; two minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
@@ -40,6 +41,9 @@ bench-submit: $(VENV)/dev   ## what leanq adds to Lean: overhead, audit, idle CP
 
 bench-lean: $(VENV)/dev     ## throughput and latency of checks of 100 ms beside plain Lean
 	$(BIN)/python bench/lean.py
+
+bench-judge: $(VENV)/dev    ## what the judge costs beside the check that it follows
+	$(BIN)/python bench/judge.py
 
 bench-states: $(VENV)/dev   ## steps with snapshots and without, and routed to whoever is warm
 	$(BIN)/python bench/states.py

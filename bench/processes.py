@@ -29,6 +29,7 @@ def run(
     variables: Mapping[str, str],
     folder: Path,
     stdin: IO[bytes] | None = None,
+    expected_code: int = 0,
 ) -> Run:
     """Runs a command in ``folder``, with these environment variables and no others."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -39,7 +40,7 @@ def run(
         code = child.wait()
     wall_s = time.perf_counter() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if code != 0:
+    if code != expected_code:
         sys.exit(f"{command[-1]}: exit code {code}: {said[-2000:].decode()}")
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Run(wall_s, cpu_s, said)

@@ -21,6 +21,7 @@ from leanq.commands.common import (
     EXIT_INTERRUPTED,
     EXIT_READER_GONE,
     EXIT_USAGE,
+    Stopped,
     exit_code,
 )
 from leanq.errors import LeanQError
@@ -51,6 +52,8 @@ def main() -> None:
         code = EXIT_USAGE
     except (click.Abort, KeyboardInterrupt):
         code = EXIT_INTERRUPTED
+    except Stopped as stopped:
+        code = stopped.exit_code
     except LeanQError as error:
         click.echo(f"leanq: {error}", err=True)
         code = exit_code(error)
@@ -90,5 +93,9 @@ class _Tree(click.Group):
 
 @click.group(cls=_Tree, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="leanq")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Lean 4 at the scale of reinforcement learning: a Redis-backed queue of Lean checks."""
+    # As https://no-color.org has it; otherwise there is colour on terminals alone.
+    if os.environ.get("NO_COLOR"):
+        context.color = False

@@ -6,27 +6,28 @@
     ├── UsageError                the caller's input is wrong; nothing was sent
     │   ├── InvalidRequestError       a field is malformed, empty or out of range
     │   ├── TooLargeError             the request is larger than the queue takes
-    │   ├── RecipeError               bytes that are no exported state, or a damaged one
-    │   ├── UnknownStateError         no such state here, or of an environment that nobody offers
+    │   ├── RecipeError               bytes that are not an exported state, or a damaged one
+    │   ├── UnknownStateError         the queue does not know the state
     │   └── UnknownEnvironmentError   no worker has ever offered the environment
     ├── QueueError                the queue could not take or answer the request
     │   ├── UnavailableError          no Redis at the URL, or it refuses to serve
-    │   └── QueueFullError            back-pressure; carries ``retry_after_s``
-    ├── TargetError               a fleet's platform could not be asked, or refused an order
-    ├── NoRewardError             a verdict that says nothing about the proof has no reward
-    ├── RequestError              a worker answered that it cannot carry the request out
-    ├── LostError                 the server forgot the request and it was not sent again
+    │   ├── QueueFullError            back-pressure; carries ``retry_after_s``
+    │   └── LostError                 the server forgot the request
     ├── ClosedError               the client was closed while the request was outstanding
-    ├── WireError                 bytes from the queue that are no message of leanq's
-    │   └── NewerMessageError         a message of a later release than this one
+    ├── RequestError              a worker answered that it cannot carry the request out
+    ├── NoRewardError             a verdict that says nothing about the proof has no reward
+    ├── TargetError               a fleet's platform could not be asked, or refused an order
+    ├── DataError                 bytes from outside that cannot be read; they may be hostile
+    │   ├── WireError                 from the queue: not a message of leanq's
+    │   │   └── NewerMessageError         one of a later release than this one
+    │   ├── AuditError                from Lean: not a compiled file that can be audited
+    │   └── ReplError                 from a REPL: not an answer that can be trusted
     └── WorkerError               trouble on a worker's machine, never a candidate's fault
         ├── ToolchainError            no usable Lean, or an environment that cannot be read
-        ├── SandboxError              a Lean process could not be started or watched
-        ├── ReplError                 what a REPL printed is no answer that can be trusted
-        └── AuditError                a compiled result that cannot be read as data
+        └── SandboxError              a Lean process could not be started or watched
 
 A verdict is never an exception: ``timeout``, ``memory``, ``crashed``, ``cancelled``,
-``poisoned`` and ``expired`` arrive as replies.
+``poisoned`` and ``expired`` arrive as replies. Every error can be pickled.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class LeanQError(Exception):
 
 
 class UsageError(LeanQError):
-    """The caller's input is wrong. Nothing was sent."""
+    """The caller's input is wrong. Nothing was sent, and the same call will fail again."""
 
 
 class InvalidRequestError(UsageError):
@@ -45,15 +46,19 @@ class InvalidRequestError(UsageError):
 
 
 class TooLargeError(UsageError):
-    """The request is larger than the queue takes."""
+    """The request is larger than the queue takes (16 MiB once it is packed)."""
 
 
 class RecipeError(UsageError):
-    """Bytes that mean no state: damaged, or something else."""
+    """Bytes that are not an exported state: damaged, or something else."""
 
 
 class UnknownStateError(UsageError):
-    """No such state is known here, or it is of an environment that nobody offers."""
+    """The queue does not know the state, or no worker offers its environment.
+
+    States are collected when they are not used for ``LEANQ_STATE_TTL_S``; export those that have
+    to last longer.
+    """
 
 
 class UnknownEnvironmentError(UsageError):
@@ -61,47 +66,69 @@ class UnknownEnvironmentError(UsageError):
 
 
 class QueueError(LeanQError):
-    """The queue could not take or answer the request."""
+    """The queue could not take or answer the request. The same call may succeed later."""
 
 
 class UnavailableError(QueueError):
-    """No Redis answers at the URL, or it refuses to serve."""
+    """No Redis answers at the URL, or it refuses to serve. The request may have been sent."""
 
 
 class QueueFullError(QueueError):
-    """The environment is full for this tenant, or the server is out of memory."""
+    """The environment is full for this tenant, or the server is out of memory.
+
+    Nothing was sent.
+
+    Attributes:
+        retry_after_s: how long to wait before the next attempt, in seconds.
+    """
 
     def __init__(self, text: str, retry_after_s: float) -> None:
-        super().__init__(text)
+        # Both are arguments of the base, too, from which pickle makes the error anew.
+        super().__init__(text, retry_after_s)
         self.retry_after_s = retry_after_s
 
-
-class TargetError(LeanQError):
-    """The platform that a fleet runs on could not be asked, or refused an order."""
-
-
-class NoRewardError(LeanQError):
-    """The verdict says nothing about the proof, so it has no reward."""
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
-class RequestError(LeanQError):
-    """A worker answered that it could not carry the request out."""
-
-
-class LostError(LeanQError):
-    """The server no longer knows the request, and it could not be sent again."""
+class LostError(QueueError):
+    """The server no longer knows the request, and the client could not send it again."""
 
 
 class ClosedError(LeanQError):
     """The client was closed while the request was outstanding."""
 
 
-class WireError(LeanQError):
-    """Bytes that are no message of leanq's."""
+class RequestError(LeanQError):
+    """A worker answered that it could not carry the request out, and why."""
+
+
+class NoRewardError(LeanQError):
+    """The verdict says nothing about the proof, so it has no reward."""
+
+
+class TargetError(LeanQError):
+    """The platform that a fleet runs on could not be asked, or refused an order."""
+
+
+class DataError(LeanQError):
+    """Bytes from outside that are not what they should be. They may be hostile."""
+
+
+class WireError(DataError):
+    """Bytes from the queue that are not a message of leanq's."""
 
 
 class NewerMessageError(WireError):
     """A message of a later release than this one, which a newer peer can read."""
+
+
+class AuditError(DataError):
+    """A compiled file, or what Lean says of one, that cannot be audited."""
+
+
+class ReplError(DataError):
+    """What a REPL printed is not an answer, or more than one."""
 
 
 class WorkerError(LeanQError):
@@ -114,11 +141,3 @@ class ToolchainError(WorkerError):
 
 class SandboxError(WorkerError):
     """A Lean process could not be started or watched."""
-
-
-class ReplError(WorkerError):
-    """What a REPL printed is no answer, or more than one."""
-
-
-class AuditError(WorkerError):
-    """A compiled result could not be read as data."""

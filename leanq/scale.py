@@ -28,8 +28,8 @@ Reason = Literal[
     "busy",  # fewer would do, but none is idle: held
     "idle",  # fewer
     "empty",  # none, because nothing waits and nothing runs
-    "floor",  # more than would do: the settings' least
-    "ceiling",  # less than is needed: the settings' most
+    "min_workers",  # more than would do: the settings' minimum
+    "max_workers",  # less than is needed: the settings' maximum
     "autoscaler",  # reference: the queue is short, so CPU decides above this minimum
     "undefined",  # reference: nothing completed or nobody at work in the past minute: held
 ]
@@ -41,44 +41,46 @@ class ScaleSettings:
 
     Attributes:
         slots: of a worker, while none is there to be asked.
-        least, most: bounds of the order. ``least`` may be 0.
+        min_workers, max_workers: bounds of the order; the first may be 0.
         deadline_s: within which a backlog is to be cleared.
         margin: the part of it that the policy plans with.
         work_s: per request, believed until requests have finished.
         start_s: of a worker, from order to ready, believed until some have started.
         drain_s: what the target gives a worker to end its requests when it has to go.
         spread: square roots of the load that stand by for the load's own unevenness.
-        excess_s: for how long a small excess has to last before workers go; one of more than half
-            the fleet has to last for a start only.
+        scale_down_delay_s: for how long a small excess has to last before workers go; one of more
+            than half the fleet has to last for a start only.
         stale_s: older statistics are not acted on.
         clear_min: the reference's Cm, in minutes.
     """
 
     policy: Policy = "deadline"
     slots: int = 1
-    least: int = 0
-    most: int = 1000
+    min_workers: int = 0
+    max_workers: int = 1000
     deadline_s: float = 600.0
     margin: float = 0.75
     work_s: float = 4.0
     start_s: float = 75.0
     drain_s: float = 15.0
     spread: float = 0.5
-    excess_s: float = 240.0
+    scale_down_delay_s: float = 240.0
     stale_s: float = 60.0
     clear_min: float = 5.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.least <= self.most or self.most < 1 or self.slots < 1:
+        if not 0 <= self.min_workers <= self.max_workers or self.max_workers < 1 or self.slots < 1:
             raise UsageError(
-                f"a fleet of {self.least} to {self.most} workers with {self.slots} slots "
-                "makes no sense: 0 ≤ least ≤ most, and one of each at least"
+                "expected 0 ≤ min_workers ≤ max_workers with max_workers and slots at least 1, "
+                f"got {self.min_workers}, {self.max_workers} and {self.slots}"
             )
         for name in ("deadline_s", "margin", "work_s", "start_s", "drain_s", "stale_s"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be more than 0")
-        if not (self.spread >= 0 and self.excess_s >= 0 and self.clear_min > 0):
-            raise UsageError("spread and excess_s cannot be negative, and clear_min must not be 0")
+        if not (self.spread >= 0 and self.scale_down_delay_s >= 0 and self.clear_min > 0):
+            raise UsageError(
+                "spread and scale_down_delay_s must not be negative, and clear_min must be above 0"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,7 +402,7 @@ def by_deadline(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decisi
 
 
 def _noted(stats: Stats, settings: ScaleSettings, memory: Memory, enough: int) -> Memory:
-    recent = (e for e in memory.enough if e[0] > stats.time_s - settings.excess_s)
+    recent = (e for e in memory.enough if e[0] > stats.time_s - settings.scale_down_delay_s)
     return replace(memory, enough=(*recent, (stats.time_s, enough)))
 
 
@@ -413,9 +415,9 @@ def _fewer(
     lately = max(c for at, c in memory.enough if at > stats.time_s - terms.start_s)
     # A fleet of which not half is needed goes sooner, down to one: none at all costs the next
     # request a start.
-    goal, known_s = lasting, settings.excess_s
+    goal, known_s = lasting, settings.scale_down_delay_s
     if lately <= order / 2:
-        goal, known_s = min(lasting, max(lately, 1)), min(_SHORT_S, settings.excess_s)
+        goal, known_s = min(lasting, max(lately, 1)), min(_SHORT_S, settings.scale_down_delay_s)
     now = memory.enough[-1][1]
     if now >= order:
         if terms.short_slot_s > 0 and stats.ready < order:
@@ -463,9 +465,9 @@ def decide(stats: Stats, settings: ScaleSettings, memory: Memory | None = None) 
     decision = (by_reference if settings.policy == "reference" else by_deadline)(
         stats, settings, memory
     )
-    target = min(max(decision.target, settings.least), settings.most)
+    target = min(max(decision.target, settings.min_workers), settings.max_workers)
     if target == decision.target:
         return decision
-    reason: Reason = "floor" if target > decision.target else "ceiling"
+    reason: Reason = "min_workers" if target > decision.target else "max_workers"
     text = f"{decision.text}; the {reason} is {target}"
     return replace(decision, target=target, reason=reason, text=text)

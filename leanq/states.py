@@ -170,6 +170,18 @@ class RedisStates:
                 return None
         return records
 
+    async def beginning_with(self, prefix: str) -> list[str]:
+        """The ids of the states kept here that begin with ``prefix``, of 8 digits at least.
+
+        The first eight digits say in which shard and bucket a state is, so one bucket is read.
+        """
+        queue = self._home(bytes.fromhex(prefix[:8]))
+        # A bucket has the first three digits; its fields lack the first two.
+        bucket = f"{queue.keys.tag}:states:{prefix[:3]}"
+        fields: Any = await queue.call(lambda c: c.hkeys(bucket))
+        ids = (f"{prefix[:2]}{field.hex()}" for field in fields)
+        return sorted(state for state in ids if state.startswith(prefix))
+
     async def keep_snapshot(self, key: str, snapshot: Packed) -> bool:
         queue = self._monitor(key)
         size = snapshot.size_bytes

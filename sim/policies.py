@@ -103,7 +103,7 @@ class Reference:
     def __init__(self, settings: ScaleSettings) -> None:
         self._settings = settings
         self._memory = Memory()
-        self._by_cpu = ByCPU(settings.slots, settings.most)
+        self._by_cpu = ByCPU(settings.slots, settings.max_workers)
         self._least, self._next_s = 1, 0.0
 
     def __call__(self, view: View) -> int:
@@ -198,8 +198,8 @@ def policies(scenario: Scenario, seed: int) -> dict[str, Callable[[], Policy]]:
     """A maker for each policy by its name, ours first."""
     most = MOST if scenario.bundle == 1 else 500_000 // (scenario.slots * scenario.bundle)
     slots = scenario.slots * scenario.bundle
-    ours = ScaleSettings(slots=slots, most=most)
-    reference = ScaleSettings(policy="reference", slots=slots, most=most, least=1)
+    ours = ScaleSettings(slots=slots, max_workers=most)
+    reference = ScaleSettings(policy="reference", slots=slots, max_workers=most, min_workers=1)
     return {
         "deadline": lambda: Deadline(ours),
         "reference": lambda: Reference(reference),

@@ -128,8 +128,6 @@ def test_what_makes_no_sense(pool: Pool) -> None:
         pool.import_(b"nonsense")
     with pytest.raises(UnknownEnvironmentError, match="known: default, echo"):
         pool.check("x", env="other").result(DEADLINE_S)
-    with pytest.raises(RequestError, match="leanchecker"):
-        pool.check("x", replay=True).result(DEADLINE_S)
 
 
 def test_a_closed_pool(core: Environment, cache: Path) -> None:

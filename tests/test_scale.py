@@ -51,8 +51,8 @@ def settings(draw: st.DrawFn) -> ScaleSettings:
     return ScaleSettings(
         policy=draw(st.sampled_from(("deadline", "reference"))),
         slots=draw(st.sampled_from((1, 4, 64))),
-        least=least,
-        most=draw(st.integers(max(least, 1), 1000)),
+        min_workers=least,
+        max_workers=draw(st.integers(max(least, 1), 1000)),
         deadline_s=draw(st.floats(60, 3600)),
         work_s=draw(st.floats(0.01, 600)),
         drain_s=draw(st.floats(1, 900)),
@@ -117,7 +117,7 @@ def test_every_decision_is_bounded_and_explained(many: list[Stats], chosen: Scal
         if decision.reason == "stale":
             assert decision.target == stats.order
         else:
-            assert chosen.least <= decision.target <= chosen.most
+            assert chosen.min_workers <= decision.target <= chosen.max_workers
 
 
 @given(anything(), settings(), st.floats(60.1, 1e6))
@@ -148,7 +148,7 @@ def test_a_longer_queue_never_gets_fewer_workers(stats: Stats, more: int) -> Non
 def test_what_has_been_ordered_is_not_ordered_again(
     queued: int, workers: int, oldest_s: float, work_s: float
 ) -> None:
-    chosen = ScaleSettings(slots=SLOTS, work_s=work_s, most=10**6)
+    chosen = ScaleSettings(slots=SLOTS, work_s=work_s, max_workers=10**6)
     busy = SLOTS * workers
     stats = Stats(
         time_s=0.0, queued=queued, leased=busy, oldest_s=oldest_s, order=workers, ready=workers,
@@ -167,7 +167,7 @@ def test_what_has_been_ordered_is_not_ordered_again(
 @given(anything(), settings())
 def test_a_new_scaler_takes_nothing_away(stats: Stats, chosen: ScaleSettings) -> None:
     chosen = dataclasses.replace(chosen, policy="deadline")
-    assert decide(stats, chosen).target >= min(stats.order, chosen.most)
+    assert decide(stats, chosen).target >= min(stats.order, chosen.max_workers)
 
 
 def test_a_burst_is_ordered_within_its_deadline_at_once() -> None:
@@ -261,7 +261,7 @@ def test_a_clock_that_went_back_holds_nothing_up() -> None:
         (0, 0, 3, 1, "autoscaler"),
         (5000, 0, 3, 7, "undefined"),
         (5000, 60, 0, 7, "undefined"),
-        (100_000, 60, 3, 1000, "ceiling"),
+        (100_000, 60, 3, 1000, "max_workers"),
     ],
 )
 def test_the_reference(
@@ -277,8 +277,8 @@ def test_the_reference(
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"least": 3, "most": 2}, {"most": 0}, {"slots": 0}, {"deadline_s": 0.0}, {"spread": -1.0},
-     {"work_s": math.nan}],
+    [{"min_workers": 3, "max_workers": 2}, {"max_workers": 0}, {"slots": 0}, {"deadline_s": 0.0},
+     {"spread": -1.0}, {"work_s": math.nan}],
 )  # fmt: skip
 def test_settings_without_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):

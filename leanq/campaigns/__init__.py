@@ -1,6 +1,10 @@
 """Campaigns: whole data sets, checked by a coordinator that may die at any time.
 
-A campaign reads rows (``rows``), sends what they hold through leanq with a bounded window
-(``coordinator``), and keeps what came back in a journal beside its results (``journal``), which is
-also its cursor. It runs at once, or as a job of RQ (``jobs``).
+- ``dataset/`` reads rows, from any row on;
+- ``coordinator`` keeps a window of requests in flight, and may be paused or cancelled;
+- ``journal`` makes records durable, and holds the cursor from which a campaign is resumed, or
+  retried for its rows without a verdict of Lean's;
+- ``results`` defines a record, and files of them; ``report/`` evaluates these;
+- ``rq_queue``, ``rq_job`` and ``rq_worker`` run campaigns as jobs of RQ. Nothing else imports RQ,
+  which only ``leanq[campaigns]`` installs.
 """

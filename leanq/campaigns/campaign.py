@@ -1,4 +1,4 @@
-"""What a campaign is to do, and doing it."""
+"""A campaign: a data set, how it is checked, and where its results go."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from leanq.campaigns.coordinator import Command, Coordinator, Plan, Watcher
-from leanq.campaigns.dataset import Data, Fields, open_data
+from leanq.campaigns.coordinator import Coordinator, End, Observer, Plan
+from leanq.campaigns.dataset import Dataset, Fields, open_dataset
 from leanq.campaigns.journal import Journal
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UsageError
@@ -21,6 +21,8 @@ class Campaign:
     Attributes:
         data: path of a JSONL or Parquet file, or of a folder of .lean files.
         out: path of the results.
+        fields: the names of the data set's fields.
+        plan: how its rows are checked.
     """
 
     data: str
@@ -39,39 +41,41 @@ class Campaign:
         return asdict(self)
 
     async def run(
-        self, client: AsyncLeanQClient, watcher: Watcher, *, retry: bool = False
-    ) -> Command:
-        """Checks what is left to check; ``go on`` if that was to the end, and results are whole.
+        self, client: AsyncLeanQClient, observer: Observer, *, retry: bool = False
+    ) -> End:
+        """Checks what is left to check, and writes the results when all of it is done.
 
         Args:
-            retry: whether results that are there are taken up again, for those of their records
-                that have no verdict of Lean's.
+            retry: where the results are there already, check those of their records again that
+                have no verdict of Lean's.
 
         Raises:
-            BusyError: another coordinator is at it.
-            UsageError: data or results are not what the campaign can use.
+            BusyError: another coordinator runs the campaign.
+            UsageError: the data or the results are not what the campaign can use, or the first
+                rows all lack a field.
             UnavailableError, UnknownEnvironmentError: as :meth:`.coordinator.Coordinator.run`.
         """
-        data = open_data(self.data, self.fields)
+        dataset = open_dataset(self.data, self.fields)
+        dataset.check_fields()
         if os.path.exists(self.out) and os.path.samefile(self.data, self.out):
             raise UsageError(f"{self.out} is the data; name another file for the results")
-        journal = Journal(self.out, self._purpose(data), retry=retry)
+        journal = Journal(self.out, self.purpose(dataset), retry=retry)
         try:
-            command = await Coordinator(client, data, journal, self.plan, watcher).run()
-            if command == "go on":
+            end = await Coordinator(client, dataset, journal, self.plan, observer).run()
+            if end == "finished":
                 journal.finish(self.plan.order)
         finally:
             journal.close()
-        return command
+        return end
 
-    def _purpose(self, data: Data) -> dict[str, Any]:
-        """What must be the same for whoever goes on."""
+    def purpose(self, dataset: Dataset) -> dict[str, Any]:
+        """What has to be the same when the campaign is resumed, as JSON."""
         options = {**self.plan.options}
-        # How soon something is checked does not change what comes of it.
+        # When a row is checked does not change its verdict.
         for name in ("tenant", "priority"):
             options.pop(name, None)
         return {
-            "data": data.fingerprint,
+            "data": dataset.fingerprint,
             "fields": asdict(self.fields),
             "options": options,
             "first_success": self.plan.first_success,

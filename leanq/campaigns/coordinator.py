@@ -1,8 +1,8 @@
-"""The coordinator: reads rows, keeps a window of requests in flight, and journals what comes back.
+"""The coordinator: reads rows, keeps a window of requests in flight, and journals the replies.
 
-It may die at any moment. Whoever opens the same journal next reads on from the cursor, and asks for
-what was in flight by the same request ids, so that the queue gives a reply that is there, or
-attaches to a run that goes on, rather than check twice.
+It may die at any moment. The next coordinator that opens the same journal resumes at the cursor and
+submits what was in flight under the same request ids, so the queue returns a stored reply or joins
+the request to its run instead of running it twice.
 """
 
 from __future__ import annotations
@@ -10,35 +10,45 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from base64 import urlsafe_b64encode
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, Protocol
 
-from leanq.campaigns.dataset import BadRow, Data, Row
+from leanq.campaigns.dataset import BadRow, Dataset, Row
 from leanq.campaigns.journal import Cursor, Journal, Order
 from leanq.campaigns.results import cancelled, of_error, of_reply
 from leanq.client import AsyncLeanQClient
 from leanq.errors import (
     ClosedError,
     LeanQError,
-    LostError,
     QueueError,
     UnknownEnvironmentError,
     UsageError,
 )
-from leanq.producer.request_builder import ECHO_ENVIRONMENT, Check, RequestBuilder
+from leanq.producer.request_builder import (
+    DEFAULT_ENVIRONMENT,
+    ECHO_ENVIRONMENT,
+    Check,
+    RequestBuilder,
+)
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
 
-Command = Literal["go on", "pause", "cancel"]
+Command = Literal["run", "pause", "cancel"]
+End = Literal["finished", "paused", "cancelled"]
 
-# Every so long (s) what has come is made durable, and somebody may have a say.
+# Between two commits of the journal, after each of which the observer may pause or cancel.
 _COMMIT_S = 0.5
-# What is in flight at a time: its texts' bytes, beside the number that the window allows.
-_MOST_BYTES = 64 << 20
-# A coordinator that dies so often without a single record takes itself down.
-_MOST_BARREN = 20
+# Of the texts in flight, beside the number of requests that the window allows.
+_MAX_IN_FLIGHT_BYTES = 64 << 20
+# So many coordinators in a row that died without a record: the campaign itself kills them.
+_MAX_FRUITLESS_STARTS = 20
+# Reasons for which an environment is to blame rather than a text, if most texts end with them.
+_ENVIRONMENT_REASONS = frozenset({"unknown_import", "judge_unavailable"})
+_FIRST_REPLIES = 50
+_MESSAGE_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +58,11 @@ class Plan:
     Attributes:
         options: of each check, as :class:`~leanq.producer.request_builder.Check` has them.
         window: requests in flight at a time.
-        first_success: whether a problem's other attempts end with its first success.
+        first_success: whether a problem's other attempts are cancelled at its first success.
         order: of the records in the results.
 
     Raises:
-        UsageError: options that no check can have.
+        UsageError: invalid options.
     """
 
     options: Check = field(default_factory=Check)
@@ -61,84 +71,142 @@ class Plan:
     order: Order = "input"
 
     def __post_init__(self) -> None:
-        # Or else each row would be told so. Which queue it is has no say.
+        # Otherwise every row would end with the same error. The URL does not matter here.
         RequestBuilder(Settings("unix:///-"), "default").shared(self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a campaign is: rows done of all (None: unknown), and records by their kind."""
+    """How far a campaign has come.
+
+    Attributes:
+        total: rows of the data set; ``None`` if unknown.
+        rows: rows done.
+        counts: records by :func:`.journal.kind`.
+        unsolved: problems without an accepted attempt so far; ``None`` without ``first_success``.
+    """
 
     total: int | None
     rows: int
     counts: Mapping[str, int]
+    unsolved: int | None = None
 
 
-class Watcher(Protocol):
-    """Whoever follows a campaign."""
+class Observer(Protocol):
+    """What a campaign reports to, and takes commands from."""
 
-    async def look(self, progress: Progress) -> Command:
-        """Called twice a second and at the end; what the coordinator is to do."""
+    async def update(self, progress: Progress) -> Command:
+        """Called twice a second and at the end; returns what the coordinator has to do."""
 
-    def bad(self, line: int, error: str) -> None:
+    def bad_row(self, line: int, error: str) -> None:
         """A row that could not be checked, and why."""
+
+    def warn(self, text: str) -> None:
+        """The campaign runs, but probably not as the user meant it."""
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRow:
     """A row that is not done: where it is found, and how many of its samples are outstanding.
 
     The cursor may be before the row, at lines that are blank.
     """
 
     cursor: Cursor
-    left: int
+    outstanding: int
+
+
+class _WrongEnvironment:
+    """Finds out whether most of the first replies fail for one reason of the environment's."""
+
+    def __init__(self, env: str) -> None:
+        self._env = env
+        self._count = 0
+        self._reasons: Counter[str] = Counter()
+        self._messages: dict[str, str] = {}
+
+    def add(self, reply: Reply) -> str | None:
+        """Counts a reply; the warning, if it is the last of the first replies and they fail so."""
+        if self._count == _FIRST_REPLIES:
+            return None
+        self._count += 1
+        if reply.reason in _ENVIRONMENT_REASONS:
+            self._reasons[reply.reason] += 1
+            first = reply.messages[0].text if reply.messages else ""
+            self._messages.setdefault(reply.reason, " ".join(first.split()))
+        return self._warning() if self._count == _FIRST_REPLIES else None
+
+    def end(self) -> str | None:
+        """The warning, if the campaign had fewer replies than that and they fail so."""
+        return self._warning() if self._count < _FIRST_REPLIES else None
+
+    def _warning(self) -> str | None:
+        for reason, count in self._reasons.most_common(1):
+            if 2 * count > self._count:
+                message = self._messages[reason]
+                if len(message) > _MESSAGE_CHARS:
+                    message = message[:_MESSAGE_CHARS] + "…"
+                return (
+                    f"{count:,} of the first {self._count:,} results have the reason {reason} in "
+                    f"the environment {self._env!r}{': ' if message else ''}{message}; "
+                    "is it the environment that the data is written for?"
+                )
+        return None
 
 
 class Coordinator:
     """Runs one campaign, from where its journal is to the end of its data."""
 
     def __init__(
-        self, client: AsyncLeanQClient, data: Data, journal: Journal, plan: Plan, watcher: Watcher
+        self,
+        client: AsyncLeanQClient,
+        dataset: Dataset,
+        journal: Journal,
+        plan: Plan,
+        observer: Observer,
     ) -> None:
         self._client = client
-        self._data = data
+        self._dataset = dataset
         self._journal = journal
         self._plan = plan
-        self._watcher = watcher
-        self._total = data.total()
+        self._observer = observer
+        self._total = dataset.total()
         self._token = journal.token.encode()
-        # By line, in the order of reading: the first is where a successor would begin.
-        self._open: dict[int, _Open] = {}
+        # By line, in the order of reading: the next coordinator would resume at the first.
+        self._open_rows: dict[int, _OpenRow] = {}
         self._next = journal.cursor
-        # Read so far. Lines do not tell, since those that are blank are no rows.
+        # Read so far; not the number of lines, since blank lines are no rows.
         self._rows = journal.rows
-        self._flying: dict[asyncio.Task[None], Row] = {}
-        self._bytes = 0
+        self._in_flight: dict[asyncio.Task[None], Row] = {}
+        self._in_flight_bytes = 0
         # Of problems with attempts in flight, where one success is enough.
         self._siblings: dict[str | int, set[asyncio.Task[None]]] = {}
+        self._wrong_environment = _WrongEnvironment(plan.options.get("env", DEFAULT_ENVIRONMENT))
         self._wake = asyncio.Event()
         self._fault: BaseException | None = None
 
-    async def run(self) -> Command:
-        """Checks what is left; what ended it: ``go on`` where everything is done.
+    async def run(self) -> End:
+        """Checks what is left, until all is done or the observer pauses or cancels the campaign.
 
-        What it was told to leave is withdrawn from the queue.
+        Requests in flight are then withdrawn from the queue.
 
         Raises:
-            UnavailableError: the queue was out of reach for longer than the client's patience.
+            UnavailableError: the queue was unreachable for longer than the client's
+                ``unavailable_timeout_s``.
             UnknownEnvironmentError: no worker has ever offered the environment.
-            UsageError: RESULTS cannot be written, or coordinators die over this campaign.
+            UsageError: the results cannot be written, or every coordinator of this campaign dies.
         """
-        if self._journal.barren > _MOST_BARREN:
-            # Whoever asks for it once more gets as many.
-            self._journal.give_up()
+        if self._journal.fruitless_starts > _MAX_FRUITLESS_STARTS:
+            # A retry gets as many starts again.
+            self._journal.rotate_token()
             self._commit()
-            text = f"{_MOST_BARREN} coordinators have died over it without a single result"
-            raise UsageError(f"the campaign is given up: {text}")
+            raise UsageError(
+                f"the campaign has failed: {_MAX_FRUITLESS_STARTS} coordinators in a row died "
+                "without a single result"
+            )
         reading = asyncio.ensure_future(self._read())
         watching = asyncio.ensure_future(self._watch())
-        command: Command = "go on"
+        end: End = "finished"
         done = False
         try:
             await asyncio.wait((reading, watching), return_when=asyncio.FIRST_COMPLETED)
@@ -146,34 +214,34 @@ class Coordinator:
                 reading.result()
                 done = True
             else:
-                command = watching.result()
+                end = watching.result()
         except sqlite3.Error as error:
             raise self._journal.fault(error) from None
         finally:
             try:
                 if not done:
-                    self._journal.give_up()
+                    self._journal.rotate_token()
                     self._commit()
             except UsageError:
-                # Whoever goes on asks by the same request ids, and would be told that they are
-                # cancelled.
+                # The next coordinator will use the same request ids, which must not be cancelled.
                 await self._client.close(withdraw=False)
                 raise
             finally:
                 await self._stop(reading, watching)
         self._commit()
-        await self._watcher.look(self._look())
-        return command
+        self._warn(self._wrong_environment.end())
+        await self._observer.update(self._progress())
+        return end
 
     async def _read(self) -> None:
         cursor = self._next
-        for row in self._data.rows(cursor.line, cursor.start):
-            await self._begin(row)
-        while self._flying:
-            await self._room(1)
+        for row in self._dataset.rows(cursor.line, cursor.start):
+            await self._start(row)
+        while self._in_flight:
+            await self._wait_for_room(1)
 
-    async def _begin(self, row: Row | BadRow) -> None:
-        await self._room()
+    async def _start(self, row: Row | BadRow) -> None:
+        await self._wait_for_room()
         journal, cursor = self._journal, self._next
         self._next = Cursor(row.line + 1, row.next)
         self._rows += 1
@@ -182,20 +250,22 @@ class Coordinator:
         if isinstance(row, BadRow):
             if not journal.has(row.line, 0):
                 journal.add(of_error(row, None, row.error))
-                self._watcher.bad(row.line, row.error)
+                self._observer.bad_row(row.line, row.error)
             return
+        if self._plan.first_success:
+            journal.add_problem(problem(row))
         samples = [i for i in range(len(row.codes)) if not journal.has(row.line, i)]
         if samples:
-            self._open[row.line] = _Open(cursor, len(samples))
+            self._open_rows[row.line] = _OpenRow(cursor, len(samples))
         for i in samples:
-            await self._room()
+            await self._wait_for_room()
             self._send(row, i)
 
     def _send(self, row: Row, sample: int) -> None:
         task = asyncio.create_task(self._check(row, sample))
-        self._flying[task] = row
-        self._bytes += len(row.codes[sample])
-        task.add_done_callback(lambda task: self._landed(task, sample))
+        self._in_flight[task] = row
+        self._in_flight_bytes += len(row.codes[sample])
+        task.add_done_callback(lambda task: self._ended(task, sample))
 
     async def _check(self, row: Row, sample: int) -> None:
         code = row.codes[sample]
@@ -203,16 +273,18 @@ class Coordinator:
             if self._journal.is_solved(problem(row)):
                 self._journal.add(cancelled(row, sample))
                 return
-            # Only now that it runs: cancelled before that, it could leave no record.
+            # Not before the task runs: cancelled earlier, it could leave no record.
             self._siblings.setdefault(problem(row), set()).add(_this_task())
         try:
-            record = of_reply(row, sample, await self._ask(code, self._request_id(row, sample)))
-        except (QueueError, LostError, ClosedError, UnknownEnvironmentError):
-            # Nothing is wrong with this row.
+            reply = await self._ask(code, self._request_id(row, sample))
+            record = of_reply(row, sample, reply)
+            self._warn(self._wrong_environment.add(reply))
+        except (QueueError, ClosedError, UnknownEnvironmentError):
+            # The row is not at fault.
             raise
         except LeanQError as error:
             record = of_error(row, sample, str(error))
-            self._watcher.bad(row.line, str(error))
+            self._observer.bad_row(row.line, str(error))
         except asyncio.CancelledError:
             if not (self._plan.first_success and self._journal.is_solved(problem(row))):
                 raise
@@ -221,11 +293,15 @@ class Coordinator:
         if self._plan.first_success and record["verdict"] == "accepted":
             self._solve(row)
 
+    def _warn(self, text: str | None) -> None:
+        if text:
+            self._observer.warn(text)
+
     async def _ask(self, code: str, request_id: str) -> Reply:
         options: Check = {**self._plan.options, "request_id": request_id}
         if options.get("env") == ECHO_ENVIRONMENT:
-            placing: Any = {name: value for name, value in options.items() if name in _PLACING}
-            await self._client.echo(code.encode(), **placing)
+            of_echo: Any = {name: value for name, value in options.items() if name in _ECHO_OPTIONS}
+            await self._client.echo(code.encode(), **of_echo)
             return Reply(request_id=request_id)
         return await self._client.check(code, **options)
 
@@ -242,9 +318,9 @@ class Coordinator:
             if sibling is not _this_task():
                 sibling.cancel()
 
-    def _landed(self, task: asyncio.Task[None], sample: int) -> None:
-        row = self._flying.pop(task)
-        self._bytes -= len(row.codes[sample])
+    def _ended(self, task: asyncio.Task[None], sample: int) -> None:
+        row = self._in_flight.pop(task)
+        self._in_flight_bytes -= len(row.codes[sample])
         if siblings := self._siblings.get(problem(row)):
             siblings.discard(task)
             if not siblings:
@@ -253,21 +329,23 @@ class Coordinator:
             if not task.cancelled():
                 self._fault = self._fault or task.exception()
         else:
-            self._settled(row)
+            self._sample_done(row)
         self._wake.set()
 
-    def _settled(self, row: Row) -> None:
-        opened = self._open[row.line]
-        opened.left -= 1
-        if not opened.left:
-            del self._open[row.line]
+    def _sample_done(self, row: Row) -> None:
+        opened = self._open_rows[row.line]
+        opened.outstanding -= 1
+        if not opened.outstanding:
+            del self._open_rows[row.line]
 
-    async def _room(self, window: int | None = None) -> None:
-        """Waits until one more may be in flight."""
-        # A long run of rows that need no check must let others live too.
+    async def _wait_for_room(self, window: int | None = None) -> None:
+        """Waits until one more request may be in flight."""
+        # Even a long run of rows that need no check has to yield to the other tasks.
         await asyncio.sleep(0)
         window = window or self._plan.window
-        while len(self._flying) >= window or (self._flying and self._bytes > _MOST_BYTES):
+        while len(self._in_flight) >= window or (
+            self._in_flight and self._in_flight_bytes > _MAX_IN_FLIGHT_BYTES
+        ):
             self._wake.clear()
             await self._wake.wait()
             if self._fault:
@@ -275,26 +353,31 @@ class Coordinator:
         if self._fault:
             raise self._fault
 
-    async def _watch(self) -> Command:
+    async def _watch(self) -> End:
         while True:
             await asyncio.sleep(_COMMIT_S)
             self._commit()
-            command = await self._watcher.look(self._look())
-            if command != "go on":
-                return command
+            command = await self._observer.update(self._progress())
+            if command != "run":
+                return "paused" if command == "pause" else "cancelled"
 
-    def _look(self) -> Progress:
-        return Progress(self._total, self._rows - len(self._open), dict(self._journal.counts))
+    def _progress(self) -> Progress:
+        return Progress(
+            self._total,
+            self._rows - len(self._open_rows),
+            dict(self._journal.counts),
+            self._journal.unsolved if self._plan.first_success else None,
+        )
 
     def _commit(self) -> None:
-        first = next(iter(self._open.values()), None)
+        first = next(iter(self._open_rows.values()), None)
         self._journal.commit(first.cursor if first else self._next)
 
     async def _stop(self, *tasks: asyncio.Task[Any]) -> None:
-        flying = [*self._flying]
-        for task in (*tasks, *flying):
+        every = (*tasks, *self._in_flight)
+        for task in every:
             task.cancel()
-        await asyncio.gather(*tasks, *flying, return_exceptions=True)
+        await asyncio.gather(*every, return_exceptions=True)
 
 
 def _this_task() -> asyncio.Task[Any]:
@@ -304,8 +387,8 @@ def _this_task() -> asyncio.Task[Any]:
 
 
 def problem(row: Row) -> str | int:
-    """What the row is an attempt at."""
+    """The problem of which the row is an attempt; a row without one is its own problem."""
     return row.id if row.problem is None else row.problem
 
 
-_PLACING = frozenset({"tenant", "priority", "request_id"})
+_ECHO_OPTIONS = frozenset({"tenant", "priority", "request_id"})

@@ -1,14 +1,14 @@
-"""What a campaign has done so far, beside its results, for whoever comes next to go on from there.
+"""The journal of a campaign: what is done so far, and from where a coordinator resumes it.
 
-Two files stand beside RESULTS until it is whole:
+Two files stand beside RESULTS until the campaign has finished:
 
-- ``RESULTS.part``: the records, one JSON line each, in the order in which they came;
-- ``RESULTS.state``: SQLite. Which row's record begins where in the part, which line has which id,
-  which problems are solved, and the cursor: the row before which everything is done.
+- ``RESULTS.part``: the records, one JSON line each, in the order in which they were added;
+- ``RESULTS.state``: SQLite. Where each record begins in the part, which line has which id, which
+  problems are solved, and the cursor: the first row that is not done.
 
-A commit makes the part's new lines durable, then the index; the part is cut back to what the index
-knows when it is opened. So a coordinator may die anywhere, and a record is there once or not at
-all. The index is locked while it is open: of two coordinators of the same campaign one waits.
+A commit makes the part's new lines durable, then the index. Opening the journal truncates the part
+to what the index knows, so wherever a coordinator dies, a record is there once or not at all. The
+index is locked while it is open, so a campaign never has two coordinators at work.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from leanq.queue.requests import LEAN_VERDICTS
 
 Order = Literal["input", "finished"]
 
-# Records that are in memory at a time while results are taken back.
-_BATCH = 1000
+# Records in memory at a time while a retry reads the results of before.
+_RETRY_BATCH = 1000
+_RETRY_PENDING = "pending"
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE done (line INTEGER, sample INTEGER, start INTEGER NOT NULL,
                    PRIMARY KEY (line, sample)) WITHOUT ROWID;
 CREATE TABLE ids (id BLOB PRIMARY KEY, line INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE solved (problem BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE problems (problem BLOB PRIMARY KEY, solved INTEGER NOT NULL) WITHOUT ROWID;
 """
+_TABLES = ("meta", "done", "ids", "problems")
 
 
 class BusyError(UsageError):
@@ -49,7 +51,8 @@ class BusyError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The row that begins at ``start``, as :class:`.rows.Row` says it, is the first not done."""
+    """The first row that is not done: its line, and where it begins (``Row.next`` of the row
+    before it)."""
 
     line: int = 1
     start: int = 0
@@ -59,15 +62,21 @@ class Journal:
     """The journal of the campaign that writes ``out``.
 
     Args:
-        out: the results' path.
-        purpose: what the campaign is to do; a journal of another purpose is not continued, and
-            gives way if it has no record.
-        retry: whether records without a verdict of Lean's are checked anew, where ``out`` is whole.
+        out: the path of the results.
+        purpose: what identifies the campaign. A journal of another purpose is not resumed, and is
+            replaced if it has no record.
+        retry: where the results are there already, keep their records with a verdict of Lean's,
+            and check the others again.
+
+    Attributes:
+        cursor: the first row that is not done.
+        counts: records by :func:`kind`.
+        unsolved: problems that were added and are not solved.
 
     Raises:
-        BusyError: another coordinator works on it.
-        UsageError: ``out`` names no file or is there already, the journal is another campaign's or
-            damaged, or the files cannot be written.
+        BusyError: another coordinator has it open.
+        UsageError: ``out`` names no file or exists, the journal is another campaign's or damaged,
+            or the files cannot be written.
     """
 
     def __init__(self, out: str, purpose: dict[str, Any], *, retry: bool = False) -> None:
@@ -77,52 +86,54 @@ class Journal:
         if folder and not os.path.isdir(folder):
             raise UsageError(f"{out} cannot be written: there is no folder {folder}")
         if is_parquet(out):
-            # What is missing is better known before hours of checks.
+            # Fails now where pyarrow is missing, and not after hours of checks.
             pyarrow(out)
         self.out = out
         self.cursor = Cursor()
         self.counts = Counter[str]()
+        self.unsolved = 0
         self._part_path, self._state_path = out + ".part", out + ".state"
         self._lines: list[bytes] = []
         self._purpose = json.dumps(purpose, sort_keys=True)
         fresh = not os.path.exists(self._state_path)
-        again = retry and fresh and os.path.exists(out)
-        if os.path.exists(out) and fresh and not again:
-            raise UsageError(f"{out} is there already; name another file, or remove it")
+        retries = retry and fresh and os.path.exists(out)
+        if os.path.exists(out) and fresh and not retries:
+            raise UsageError(f"{out} exists; name another file for the results, or remove it")
         try:
             self._db = sqlite3.connect(self._state_path, timeout=0)
             try:
-                self._open(again)
+                self._open(retries)
             except BaseException:
                 self._db.close()
                 raise
         except (OSError, sqlite3.Error) as error:
             if "database is locked" in str(error):
                 raise BusyError(f"{out} is being written by another campaign") from None
-            raise _explained(self._state_path, error) from None
-        if self._meta("results") == "to be taken back":
+            raise _cannot_write(self._state_path, error) from None
+        if self._meta("retry") == _RETRY_PENDING:
             try:
-                self._take_back()
+                self._keep_verdicts()
             except UsageError:
-                # Or else the next would begin with none of them, and replace them all.
+                # Otherwise the next coordinator would begin without them, and replace them all.
                 self._remove()
                 self.close()
                 raise
 
     @staticmethod
     def is_whole(out: str) -> bool:
-        """Whether the campaign has ended and its results are there."""
+        """Whether the campaign has finished and its results are complete."""
         return os.path.exists(out) and not os.path.exists(out + ".state")
 
     @property
     def token(self) -> str:
-        """What this campaign's request ids are made from, until its requests are withdrawn."""
+        """What this campaign's request ids are derived from, until its requests are withdrawn."""
         return self._meta("token")
 
     @property
-    def barren(self) -> int:
-        """How many coordinators in a row began and vanished without a record, with this one."""
-        return int(self._meta("barren"))
+    def fruitless_starts(self) -> int:
+        """How many coordinators in a row, this one included, have started and added no record;
+        those that ended in order do not count."""
+        return int(self._meta("fruitless_starts"))
 
     @property
     def rows(self) -> int:
@@ -131,20 +142,21 @@ class Journal:
         found: int = self._db.execute(query, (self.cursor.line,)).fetchone()[0]
         return found
 
-    def give_up(self) -> None:
-        """This coordinator ends before its campaign, and withdraws its requests. From the next
-        commit on they are new ones, since what was withdrawn is answered with that.
+    def rotate_token(self) -> None:
+        """For a coordinator that ends in order before its campaign, and withdraws its requests.
+        After the next commit the campaign has other request ids, since the queue answers those
+        that were withdrawn with ``cancelled``.
 
         Raises:
             UsageError: the index cannot be written.
         """
         try:
-            self._set(token=secrets.token_hex(16), barren="0")
+            self._set(token=secrets.token_hex(16), fruitless_starts="0")
         except sqlite3.Error as error:
             raise self.fault(error) from None
 
     def line_of(self, id_: str | int, line: int) -> int:
-        """The first line that has this id, which is ``line`` if none had it before."""
+        """The first line with this id, which is ``line`` if the id is new."""
         key = _key(id_)
         if self._db.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (key, line)).rowcount:
             return line
@@ -159,13 +171,20 @@ class Journal:
         return self._db.execute(query, (line, sample)).fetchone() is not None
 
     def is_solved(self, problem: str | int) -> bool:
-        """Whether some attempt at the problem was accepted."""
-        query = "SELECT 1 FROM solved WHERE problem = ?"
+        """Whether an attempt at the problem was accepted."""
+        query = "SELECT 1 FROM problems WHERE problem = ? AND solved"
         return self._db.execute(query, (_key(problem),)).fetchone() is not None
 
+    def add_problem(self, problem: str | int) -> None:
+        """Counts a problem as unsolved, unless it is known."""
+        statement = "INSERT OR IGNORE INTO problems VALUES (?, 0)"
+        self.unsolved += self._db.execute(statement, (_key(problem),)).rowcount
+
     def solve(self, problem: str | int) -> None:
-        """Some attempt at the problem was accepted."""
-        self._db.execute("INSERT OR IGNORE INTO solved VALUES (?)", (_key(problem),))
+        """An attempt at the problem was accepted."""
+        self.add_problem(problem)
+        statement = "UPDATE problems SET solved = 1 WHERE problem = ? AND NOT solved"
+        self.unsolved -= self._db.execute(statement, (_key(problem),)).rowcount
 
     def add(self, record: dict[str, Any]) -> None:
         """Adds the record of a sample that has none; it is durable after the next commit."""
@@ -177,13 +196,13 @@ class Journal:
         self.counts[kind(record)] += 1
 
     def commit(self, cursor: Cursor) -> None:
-        """Makes durable what was added, and that everything before ``cursor`` is done.
+        """Makes what was added durable, and that everything before ``cursor`` is done.
 
         Raises:
             UsageError: the files cannot be written, as on a full disk.
         """
         try:
-            barren = "0" if self._lines else str(self.barren)
+            fruitless_starts = "0" if self._lines else str(self.fruitless_starts)
             if self._lines:
                 self._part.write(b"".join(self._lines))
                 self._part.flush()
@@ -194,16 +213,19 @@ class Journal:
                 size_bytes=str(self._size_bytes),
                 cursor=f"{cursor.line} {cursor.start}",
                 counts=json.dumps(self.counts),
-                barren=barren,
+                fruitless_starts=fruitless_starts,
             )
             self._db.commit()
         except (OSError, sqlite3.Error) as error:
-            raise _explained(self._part_path, error) from None
+            raise _cannot_write(self._part_path, error) from None
 
     def finish(self, order: Order) -> None:
-        """Makes the results whole, and removes what stood beside them. Everything is committed.
+        """Writes the results, and removes the journal. Everything has to be committed.
 
-        Interrupted at any place, it can be done again by whoever opens the journal next.
+        Interrupted anywhere, it can be repeated by the next coordinator.
+
+        Raises:
+            UsageError: the results cannot be written.
         """
         try:
             if order == "finished" and not is_parquet(self.out):
@@ -213,36 +235,36 @@ class Journal:
             self._remove()
             self.close()
         except (OSError, sqlite3.Error) as error:
-            raise _explained(self.out, error) from None
+            raise _cannot_write(self.out, error) from None
 
     def fault(self, error: sqlite3.Error) -> UsageError:
-        """What is wrong with the index, for people."""
-        return _explained(self._state_path, error)
+        """The exception to raise for an error of the index."""
+        return _cannot_write(self._state_path, error)
 
     def close(self) -> None:
-        """Leaves the journal to whoever goes on; what was not committed is forgotten."""
+        """Releases the journal's lock; what was not committed is lost."""
         with suppress(sqlite3.Error):
             self._db.close()
-        # On a full disk it still has what it could not write.
+        # On a full disk, closing tries once more to write.
         with suppress(OSError):
             self._part.close()
 
-    def _open(self, again: bool) -> None:
-        # For as long as it is open, whatever else looks at the file.
+    def _open(self, retries: bool) -> None:
+        # Keeps the lock until the file is closed.
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("BEGIN EXCLUSIVE")
         if not os.path.exists(self._state_path):
-            raise BusyError(f"{self.out} was written by another campaign just now")
+            raise BusyError(f"{self.out} was just written by another campaign")
         begun = bool(self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
         if begun and self._meta("purpose") != self._purpose:
             if self._meta("size_bytes") != "0" or os.path.exists(self.out):
                 raise UsageError(
-                    f"{self._state_path} is of a campaign with other data or other options; "
-                    "go on with those, name other results, or remove that file"
+                    f"{self._state_path} belongs to a campaign with other data or other options; "
+                    "resume it with those, name another file for the results, or remove that file"
                 )
-            # Nothing has come of that one, as where an option was wrong.
-            for table in ("meta", "done", "ids", "solved"):
+            # That campaign has no record yet, as where an option was wrong.
+            for table in _TABLES:
                 self._db.execute(f"DROP TABLE {table}")
             begun = False
         if not begun:
@@ -254,37 +276,40 @@ class Journal:
                 size_bytes="0",
                 cursor="1 0",
                 counts="{}",
-                barren="0",
-                results="to be taken back" if again else "",
+                fruitless_starts="0",
+                retry=_RETRY_PENDING if retries else "",
             )
-        self._set(barren=str(self.barren + 1))
+        self._set(fruitless_starts=str(self.fruitless_starts + 1))
         self._db.commit()
         self._size_bytes = int(self._meta("size_bytes"))
         line, start = map(int, self._meta("cursor").split())
         self.cursor = Cursor(line, start)
         self.counts.update(json.loads(self._meta("counts")))
-        self._last = self._db.execute("SELECT coalesce(max(line), 0) FROM done").fetchone()[0]
+        self._last = self._number("SELECT coalesce(max(line), 0) FROM done")
+        self.unsolved = self._number("SELECT count(*) FROM problems WHERE NOT solved")
         self._part = self._open_part()
 
     def _open_part(self) -> BinaryIO:
         size_bytes, path = self._size_bytes, self._part_path
         if not os.path.exists(path) and size_bytes and _size(self.out) == size_bytes:
-            # It had its last name already.
+            # A coordinator died between renaming the part and removing the index.
             os.replace(self.out, path)
         if _size(path) < size_bytes:
-            text = f"it ends before byte {size_bytes}, up to which it was written"
-            raise UsageError(f"{path} is damaged: {text}; remove it and {self._state_path}")
+            raise UsageError(
+                f"{path} is damaged: it has {_size(path)} bytes where {size_bytes} were written; "
+                f"remove it and {self._state_path}"
+            )
         part = open(path, "ab")  # noqa: SIM115
         part.truncate(size_bytes)
         return part
 
-    def _take_back(self) -> None:
-        """Begins with those of the results that have a verdict of Lean's."""
-        # Whoever began with it may have been killed.
-        for table in ("done", "ids", "solved"):
+    def _keep_verdicts(self) -> None:
+        """Begins a retry with those records of the results that have a verdict of Lean's."""
+        # A coordinator may have died amid this.
+        for table in _TABLES[1:]:
             self._db.execute(f"DELETE FROM {table}")
         self._part.truncate(0)
-        self._size_bytes = 0
+        self._size_bytes = self.unsolved = 0
         self.counts.clear()
         for record in read_results(self.out):
             if record["verdict"] in LEAN_VERDICTS:
@@ -292,14 +317,14 @@ class Journal:
                 self.add(record)
                 if record["verdict"] == "accepted":
                     self.solve(record.get("problem", record["id"]))
-                if len(self._lines) > _BATCH:
+                if len(self._lines) > _RETRY_BATCH:
                     self.commit(Cursor())
-        self._set(results="")
+        self._set(retry="")
         self.commit(Cursor())
-        self._last = self._db.execute("SELECT coalesce(max(line), 0) FROM done").fetchone()[0]
+        self._last = self._number("SELECT coalesce(max(line), 0) FROM done")
 
     def _remove(self) -> None:
-        # The index first, and under its lock: a part alone means nothing to anybody.
+        # The index first, and under its lock: a part without an index is overwritten.
         os.remove(self._state_path)
         with suppress(FileNotFoundError):
             os.remove(self._part_path)
@@ -312,9 +337,12 @@ class Journal:
                 yield json.loads(part.readline())
 
     def _meta(self, name: str) -> str:
-        value: str = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()[
-            0
-        ]
+        query = "SELECT value FROM meta WHERE name = ?"
+        value: str = self._db.execute(query, (name,)).fetchone()[0]
+        return value
+
+    def _number(self, query: str) -> int:
+        value: int = self._db.execute(query).fetchone()[0]
         return value
 
     def _set(self, **values: str) -> None:
@@ -322,13 +350,13 @@ class Journal:
 
 
 def kind(record: dict[str, Any]) -> str:
-    """As what a record is counted: its verdict, ``error``, or ``echoed``."""
+    """What a record is counted as: its verdict, ``error``, or ``echoed``."""
     verdict: str | None = record["verdict"]
     return verdict or ("error" if "error" in record else "echoed")
 
 
 def _key(name: str | int) -> bytes:
-    # 1 and "1" are two names.
+    # 1 and "1" are different names.
     return blake2b(json.dumps(name).encode(), digest_size=16).digest()
 
 
@@ -338,6 +366,6 @@ def _size(path: str) -> int:
     return 0
 
 
-def _explained(path: str, error: OSError | sqlite3.Error) -> UsageError:
+def _cannot_write(path: str, error: OSError | sqlite3.Error) -> UsageError:
     reason = error.strerror if isinstance(error, OSError) else str(error)
     return UsageError(f"{path} cannot be written: {reason}")

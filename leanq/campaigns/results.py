@@ -6,16 +6,18 @@ A record is a JSON object. Its fields, in this order:
 - ``line``: where the row stands in the data, from 1.
 - ``sample``: only where the row's code is a list of texts: the place in it, from 0.
 - ``problem``: only where the data names one.
-- ``verdict``: as a reply has it; null for an echo, and beside an ``error``.
-- ``reason``, ``messages``, ``sorries``, ``axioms``, ``attempts``, ``worker``, ``queued_s``,
-  ``cpu_s``, ``wall_s``, ``audit_s``, ``fingerprint``, ``request_id``: of the reply.
-- ``code_hash``: 16 hexadecimal digits that tell the whole text that was checked.
+- ``verdict``: the reply's; null for an echo, and beside an ``error``.
+- ``reason``, ``messages``, ``sorries``, ``theorems``: the reply's.
+- ``failed``: only where the row has a target: the theorems of the target that are not proved.
+- ``axioms``, ``attempts``, ``worker``, ``queued_s``, ``cpu_s``, ``wall_s``, ``audit_s``,
+  ``fingerprint``, ``request_id``: the reply's.
+- ``code_hash``: 16 hexadecimal digits, equal for equal texts (with equal targets).
 - ``error``: why nothing was checked, as one line. Such a record has only the fields ``id``,
   ``line``, ``sample`` and ``problem`` where they are known, ``verdict`` and this one.
 
-A file of results is JSONL, or Parquet if its name ends so. In Parquet every record has all columns,
-null where it lacks the field, and ``id`` and ``problem`` are always text: whether all of them will
-be numbers cannot be known while the first are written.
+A file of results is JSONL, or Parquet if its name ends with ``.parquet``. In Parquet every record
+has all columns, null where it lacks the field, and ``id`` and ``problem`` are always text, since
+the types of later ones are not known when the first are written.
 """
 
 from __future__ import annotations
@@ -31,40 +33,44 @@ from typing import Any, BinaryIO
 from leanq.campaigns.dataset.parquet import ParquetFile, pyarrow
 from leanq.campaigns.dataset.row import BadRow, Row
 from leanq.errors import UsageError
-from leanq.queue.requests import Reply, check_reply_to_json
+from leanq.queue.requests import Reply, verify_reply_to_json
 
 _OF_REPLY = (
-    *("verdict", "reason", "messages", "sorries", "axioms", "attempts", "worker"),
-    *("queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "request_id"),
+    *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms", "attempts"),
+    *("worker", "queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "request_id"),
 )
 _ALWAYS = frozenset({"id", "line", "verdict"})
-_ONLY_IF_KNOWN = frozenset({"sample", "problem", "error"})
+_ONLY_IF_KNOWN = frozenset({"sample", "problem", "failed", "error"})
 
 # A row group is written once it has as many records, or as much text in them.
 _GROUP_RECORDS = 8192
 _GROUP_CHARS = 16 << 20
 
+_LONG_TEXTS = ("text", "goal", "statement")
+
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
-    """What came of the row's text number ``sample`` (from 0)."""
-    fields = check_reply_to_json(reply)
+    """The record of the reply to the row's text number ``sample`` (from 0)."""
+    fields = verify_reply_to_json(reply)
     fields |= {"audit_s": reply.audit_s, "fingerprint": reply.fingerprint}
+    if row.target is None:
+        del fields["failed"]
     record = _head(row, sample)
-    record.update((name, fields[name]) for name in _OF_REPLY)
-    record["code_hash"] = blake2b(row.codes[sample].encode(), digest_size=8).hexdigest()
+    record.update((name, fields[name]) for name in _OF_REPLY if name in fields)
+    record["code_hash"] = _code_hash(row, sample)
     return record
 
 
 def of_error(row: Row | BadRow, sample: int | None, error: str) -> dict[str, Any]:
-    """Why a row, or only its text number ``sample``, could not be checked."""
+    """The record of a row, or of its text number ``sample`` alone, that could not be checked."""
     return {**_head(row, sample), "verdict": None, "error": error}
 
 
 def cancelled(row: Row, sample: int) -> dict[str, Any]:
-    """The same fields as a reply's for a text that was not sent, since it was no longer needed."""
-    return of_reply(row, sample, Reply("cancelled"))
+    """The record of a text that was not sent, since another attempt had already succeeded."""
+    return of_reply(row, sample, Reply("cancelled", reason="withdrawn"))
 
 
 def pack(record: dict[str, Any]) -> bytes:
@@ -73,7 +79,7 @@ def pack(record: dict[str, Any]) -> bytes:
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:
-        # Only escaped can what is no Unicode stand in a file of UTF-8.
+        # Half of a surrogate pair has to be escaped in UTF-8.
         return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
@@ -87,22 +93,22 @@ def read_results(path: str) -> Iterator[dict[str, Any]]:
 
 
 def write_results(path: str, records: Iterable[dict[str, Any]]) -> None:
-    """Puts a file of ``records`` in place of what is at ``path``, once it is whole and on the disk.
+    """Replaces the file at ``path`` by one with ``records``, once that is complete and durable.
 
-    Only one may write to ``path`` at a time.
+    Only one process may write to ``path`` at a time.
 
     Raises:
-        UsageError: it cannot be written, or pyarrow is missing; what was there is still there.
+        UsageError: it cannot be written, or pyarrow is missing; the old file is unchanged.
     """
     write = _parquet_writer(path) if is_parquet(path) else _write_jsonl
-    # Beside the file that a link leads to, for only within one disk can it take its place at once.
+    # Beside the file that a link leads to, since a rename is atomic only within one disk.
     path = os.path.realpath(path)
     folder, name = os.path.split(path)
-    # Always the same, so that the next to write takes the place of what a killed one left.
+    # A fixed name, so that the next writer replaces what a killed one left.
     part = os.path.join(folder, f".{name}.part")
     try:
         if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
-            raise UsageError(f"{path} is no regular file, so it cannot be replaced")
+            raise UsageError(f"{path} is no regular file; name another file")
         try:
             with open(part, "wb") as stream:
                 write(stream, records)
@@ -128,6 +134,11 @@ def _head(row: Row | BadRow, sample: int | None) -> dict[str, Any]:
     return record
 
 
+def _code_hash(row: Row, sample: int) -> str:
+    text = row.codes[sample] if row.target is None else f"{row.target}\0{row.codes[sample]}"
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
 def is_parquet(path: str) -> bool:
     """Whether results at ``path`` are Parquet, by their name."""
     return path.lower().endswith(".parquet")
@@ -142,7 +153,7 @@ def _read_jsonl(path: str) -> Iterator[dict[str, Any]]:
                 except (ValueError, RecursionError):
                     record = None
                 if not isinstance(record, dict) or not record.keys() >= _ALWAYS:
-                    raise UsageError(f"{path}:{line}: no record of a result")
+                    raise UsageError(f"{path}:{line}: expected a record of a campaign's results")
                 yield record
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
@@ -155,7 +166,7 @@ def _write_jsonl(stream: BinaryIO, records: Iterable[dict[str, Any]]) -> None:
 def _read_parquet(path: str) -> Iterator[dict[str, Any]]:
     schema = _schema(pyarrow(path)[0])
     for row in ParquetFile(path).records(schema.names):
-        # Only a record of an error has no hash; what else is null in one of a reply, is known.
+        # A record without a hash is of an error; in that of a reply, other nulls are values.
         lacks = row.keys() - _ALWAYS if row["code_hash"] is None else _ONLY_IF_KNOWN
         yield {name: row[name] for name in row if row[name] is not None or name not in lacks}
 
@@ -196,8 +207,8 @@ def _groups(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]
 def _chars(record: dict[str, Any]) -> int:
     """About how much text is in a record's parts that can be large."""
     return sum(
-        len(part) if isinstance(part, str) else len(part.get("text") or part.get("goal") or "")
-        for name in ("messages", "sorries", "axioms")
+        len(part) if isinstance(part, str) else sum(len(part.get(key) or "") for key in _LONG_TEXTS)
+        for name in ("messages", "sorries", "theorems", "axioms")
         for part in record.get(name) or ()
     )
 
@@ -222,6 +233,8 @@ def _schema(arrow: Any) -> Any:
         "reason": text,
         "messages": arrow.list_(message),
         "sorries": arrow.list_(sorry),
+        "theorems": arrow.list_(arrow.struct({"name": text, "statement": text})),
+        "failed": arrow.list_(arrow.struct({"name": text, "rule": text, "text": text})),
         "axioms": arrow.list_(text),
         "attempts": number,
         "worker": text,
@@ -232,7 +245,7 @@ def _schema(arrow: Any) -> Any:
 
 
 def _sync_folder(path: str) -> None:
-    """Puts a folder's entries on the disk, without which a loss of power undoes a rename."""
+    """Makes a folder's entries durable; otherwise a loss of power may undo a rename."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

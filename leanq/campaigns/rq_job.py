@@ -1,4 +1,4 @@
-"""The job that RQ runs for a campaign: a coordinator, in a process that may die at any moment."""
+"""RQ's job for a campaign: a coordinator, in a process that may die at any moment."""
 
 from __future__ import annotations
 
@@ -14,106 +14,119 @@ import rq
 from rq.job import Job
 
 from leanq.campaigns.campaign import Campaign
-from leanq.campaigns.coordinator import Command, Progress
-from leanq.campaigns.dataset import open_data
+from leanq.campaigns.coordinator import Command, End, Progress
+from leanq.campaigns.dataset import open_dataset
 from leanq.campaigns.journal import BusyError, Journal, kind
 from leanq.campaigns.results import read_results
-from leanq.campaigns.rq_queue import RETRIES, CampaignError, note, noted
+from leanq.campaigns.rq_queue import RETRIES, CampaignError, read_control, write_control
 from leanq.client import AsyncLeanQClient
 from leanq.errors import LeanQError, UsageError
 
 log = logging.getLogger("leanq.campaign")
 
-_BUSY_RETRY_S, _RETRY_S, _FOREVER_S = 3, 10, 10 * 365 * 86_400
-_BAD_SHOWN = 20
+_BUSY_RETRY_S, _RETRY_S = 3, 10
+# A paused campaign is a job scheduled for a distant day, so that its dependents keep waiting.
+_PAUSED_S = 10 * 365 * 86_400
+_BAD_ROWS_KEPT = 20
 
 
 def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:
-    """Coordinates a campaign in the queue at LEANQ_URL, from where its journal is; its records."""
+    """Runs or resumes a campaign in the queue at LEANQ_URL.
+
+    Returns:
+        Records by :func:`.journal.kind` if the campaign has finished; else what makes RQ run the
+        job again.
+
+    Raises:
+        CampaignError: the campaign was cancelled, or would fail again.
+    """
     job = rq.get_current_job()
     assert job is not None
     reporter = _Reporter(job)
-    log.info("%s: begins or goes on", job.id)
+    log.info("%s: starts or resumes", job.id)
     try:
-        command = asyncio.run(_run(Campaign.of(spec), reporter))
+        end = asyncio.run(_run(Campaign.of(spec), reporter))
     except BusyError as error:
-        # Whoever was taken for dead is not, or not yet.
-        return reporter.again(_BUSY_RETRY_S, error=str(error))
+        # RQ took a coordinator for dead that is still alive.
+        return reporter.requeue(_BUSY_RETRY_S, error=str(error))
     except UsageError as error:
-        return reporter.end(str(error))
+        return reporter.fail(str(error))
     except LeanQError as error:
-        return reporter.again(_RETRY_S, error=str(error))
-    if command == "cancel":
-        return reporter.end("cancelled")
-    if command == "pause":
-        # Unless somebody has resumed it meanwhile. Those that wait for it to finish go on waiting.
-        held = reporter.command() == "pause"
-        return reporter.again(_FOREVER_S if held else _BUSY_RETRY_S, paused=held)
+        return reporter.requeue(_RETRY_S, error=str(error))
+    if end == "cancelled":
+        return reporter.fail("cancelled")
+    if end == "paused":
+        # A user may have resumed it since.
+        paused = reporter.command() == "pause"
+        return reporter.requeue(_PAUSED_S if paused else _BUSY_RETRY_S, paused=paused)
     log.info("%s: finished", job.id)
     return reporter.counts
 
 
-async def _run(campaign: Campaign, reporter: _Reporter) -> Command:
-    if (command := reporter.command()) != "go on":
-        return command
-    retry, begun = bool(reporter.noted("retry")), reporter.noted("begun")
+async def _run(campaign: Campaign, reporter: _Reporter) -> End:
+    command = reporter.command()
+    if command != "run":
+        return "paused" if command == "pause" else "cancelled"
+    retry, started_with = bool(reporter.control("retry")), reporter.control("started_with")
     whole = Journal.is_whole(campaign.out)
-    if begun and not retry and whole:
-        # Its last coordinator died before it could say so.
+    if started_with and not retry and whole:
+        # The last coordinator died between writing the results and reporting them.
         reporter.counts = dict(Counter(map(kind, read_results(campaign.out))))
-        return "go on"
-    reporter.data = open_data(campaign.data, campaign.fields).fingerprint
-    if begun and whole and begun != reporter.data:
-        raise UsageError(f"{campaign.data} is no longer what {campaign.out} is of")
+        return "finished"
+    reporter.fingerprint = open_dataset(campaign.data, campaign.fields).fingerprint
+    if started_with and whole and started_with != reporter.fingerprint:
+        raise UsageError(
+            f"{campaign.data} has changed since {campaign.out} was written; "
+            "submit a new campaign for it"
+        )
     async with AsyncLeanQClient(os.environ["LEANQ_URL"]) as client:
-        # Results that were there before it began are somebody else's.
-        return await campaign.run(client, reporter, retry=retry and bool(begun))
+        # Results that were there before the campaign started are not its own.
+        return await campaign.run(client, reporter, retry=retry and bool(started_with))
 
 
 class _Reporter:
-    """Writes in the job's meta how far the campaign is, and reads what it is to do."""
+    """Writes the campaign's progress into the job's meta, and reads the user's commands."""
 
     def __init__(self, job: Job) -> None:
         self.counts: dict[str, int] = {}
-        self.data = ""
+        self.fingerprint = ""
         self._job = job
-        self._begun = False
-        job.meta = {name: job.meta[name] for name in ("progress", "bad") if name in job.meta}
+        self._started = False
+        kept = ("progress", "bad_rows", "warnings")
+        job.meta = {name: job.meta[name] for name in kept if name in job.meta}
 
-    async def look(self, progress: Progress) -> Command:
+    async def update(self, progress: Progress) -> Command:
         self.counts = dict(progress.counts)
         shown = {"rows": progress.rows, "total": progress.total, "counts": self.counts}
         try:
             return await asyncio.to_thread(self._report, shown)
         except redis.RedisError as error:
-            # The queue's own server decides whether the campaign can go on.
+            # The campaign depends on the queue's server alone.
             log.warning("RQ's server: %s", error)
-            return "go on"
+            return "run"
 
-    def bad(self, line: int, error: str) -> None:
-        bad = self._job.meta.setdefault("bad", [])
-        text = f"line {line}: {error}"
-        # Whoever goes on, or takes it up again, comes past it as well.
-        if len(bad) < _BAD_SHOWN and text not in bad:
-            log.warning("%s: %s", self._job.id, text)
-            bad.append(text)
+    def bad_row(self, line: int, error: str) -> None:
+        self._keep("bad_rows", f"line {line}: {error}")
+
+    def warn(self, text: str) -> None:
+        self._keep("warnings", text)
 
     def command(self) -> Command:
-        told = self.noted("command")
-        return "pause" if told == "pause" else "cancel" if told == "cancel" else "go on"
+        command = self.control("command")
+        return "pause" if command == "pause" else "cancel" if command == "cancel" else "run"
 
-    def noted(self, name: str) -> str:
-        return noted(self._job, name)
+    def control(self, name: str) -> str:
+        return read_control(self._job, name)
 
-    def again(self, delay_s: int, **said: Any) -> rq.Retry:
-        """The job goes back to RQ, to be run after ``delay_s`` seconds."""
-        log.info("%s: %s", self._job.id, said.get("error", "paused"))
-        self._job.meta |= said
+    def requeue(self, delay_s: int, **meta: Any) -> rq.Retry:
+        """Makes RQ run the job again after ``delay_s`` seconds."""
+        log.info("%s: %s", self._job.id, meta.get("error", "paused"))
+        self._job.meta |= meta
         self._job.save_meta()
         return rq.Retry(max=RETRIES, interval=delay_s)
 
-    def end(self, error: str) -> dict[str, int]:
-        """The job fails, and would again."""
+    def fail(self, error: str) -> dict[str, int]:
+        """Makes the job fail for good. Raises CampaignError."""
         self._job.meta["error"] = error
         with contextlib.suppress(redis.RedisError):
             self._job.save_meta()
@@ -121,10 +134,17 @@ class _Reporter:
         raise CampaignError(error)
 
     def _report(self, progress: dict[str, Any]) -> Command:
-        if not self._begun:
-            # From now on results that are there are its own.
-            note(self._job, begun=self.data, retry="")
-            self._begun = True
+        if not self._started:
+            # From now on, results at the path are the campaign's own.
+            write_control(self._job, started_with=self.fingerprint, retry="")
+            self._started = True
         self._job.meta["progress"] = progress
         self._job.save_meta()
         return self.command()
+
+    def _keep(self, name: str, text: str) -> None:
+        kept = self._job.meta.setdefault(name, [])
+        # A coordinator that resumes the campaign meets the same ones again.
+        if len(kept) < _BAD_ROWS_KEPT and text not in kept:
+            log.warning("%s: %s", self._job.id, text)
+            kept.append(text)

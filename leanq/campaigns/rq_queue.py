@@ -1,13 +1,14 @@
-"""Campaigns as jobs of RQ: sent, listed, held, ended and taken up again.
+"""Campaigns as jobs of RQ: submit, list, show, pause, resume, cancel, retry.
 
-A job carries its campaign as JSON. Beside it, in RQ's Redis, stands a hash ``QUEUE:ID``:
+A job carries its campaign as JSON. Beside the job, in RQ's Redis, is a hash ``QUEUE:ID`` with its
+control fields:
 
-- ``command``: what the coordinator is to do, if not to go on;
-- ``begun``: the fingerprint of the data, once some coordinator has opened the journal, so that
-  results that are there are the campaign's own;
-- ``retry``: whether results that are there are taken up again.
+- ``command``: ``pause`` or ``cancel``; empty for a campaign that may run;
+- ``started_with``: the fingerprint of the data, written by the first coordinator that opened the
+  journal: from then on, results at the campaign's path are its own;
+- ``retry``: ``1`` if rows of these results without a verdict of Lean's are to be checked again.
 
-How far it is stands in the job's meta, where rq-dashboard shows it; only coordinators write that.
+Progress is in the job's meta, where rq-dashboard shows it; only coordinators write it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from rq.serializers import JSONSerializer
 from leanq.campaigns.campaign import Campaign
 from leanq.errors import UsageError
 
-# Deaths are no fault of a campaign's: a fleet of preemptible machines has them all day.
+# Unlimited in practice: on preemptible machines, coordinators die all day.
 RETRIES = 1_000_000
 
 State = Literal[
@@ -49,68 +50,72 @@ State = Literal[
 _RESULT_TTL_S = 30 * 86_400
 _FAILURE_TTL_S = 365 * 86_400
 _JOB = "leanq.campaigns.rq_job.coordinate"
-_TAKEN_UP_S = 10
+_DEQUEUE_TIMEOUT_S = 10
 
 
 class CampaignError(Exception):
-    """What RQ shows of a campaign that ends without results: cancelled, or impossible."""
+    """Why a campaign's job ended without results: it was cancelled, or cannot run."""
 
 
 class CampaignQueue(rq.Queue):
-    """RQ's queue; a worker that dies amid its maintenance does not hold it up for 15 minutes, nor
-    a job for a minute that it had just taken."""
+    """RQ's queue with shorter timeouts: 10 s and not 15 minutes until another worker does the
+    maintenance of one that died amid it, 10 s and not a minute until a job is requeued whose worker
+    died between dequeuing and starting it."""
 
     def acquire_maintenance_lock(self) -> bool:
         return bool(self.connection.set(self.registry_cleaning_key, 1, nx=True, ex=10))
 
     @property
     def intermediate_queue(self) -> IntermediateQueue:
-        return _Taken(self.key, self.connection)
+        return _DequeuedJobs(self.key, self.connection)
 
 
-class _Taken(IntermediateQueue):
-    """Jobs that a worker has taken and not begun."""
+class _DequeuedJobs(IntermediateQueue):
+    """Jobs that a worker has dequeued and not started."""
 
     def should_be_cleaned_up(self, job_id: str) -> bool:
         seen = self.get_first_seen(job_id)
-        return seen is not None and datetime.now(UTC) - seen > timedelta(seconds=_TAKEN_UP_S)
+        return seen is not None and datetime.now(UTC) - seen > timedelta(seconds=_DEQUEUE_TIMEOUT_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A campaign that was sent.
+class CampaignStatus:
+    """A submitted campaign, and how far it is.
 
     Attributes:
-        rows: rows done, of all if that is known.
-        counts: records by verdict.
-        begins: when, where it is scheduled.
-        after: where it waits, the campaigns that have to finish first.
-        bad: the first of its bad rows, with their lines.
-        error: why it failed, or was put off.
+        starts_at: for a scheduled one, when it is to start.
+        after: for a waiting one, the campaigns that have to finish first.
+        rows: rows done.
+        total: rows of the data set; ``None`` if unknown.
+        counts: records by :func:`.journal.kind`.
+        bad_rows: the first rows that could not be checked, with their lines.
+        warnings: what the coordinator has warned of.
+        error: why the campaign failed, or why its next start is delayed.
     """
 
     id: str
     state: State
     campaign: Campaign
-    sent: datetime
-    begins: datetime | None
+    submitted_at: datetime
+    starts_at: datetime | None
     after: Sequence[str]
     rows: int
     total: int | None
     counts: Mapping[str, int]
-    bad: Sequence[str]
+    bad_rows: Sequence[str]
+    warnings: Sequence[str]
     error: str | None
 
 
 class Campaigns:
-    """The campaigns of one leanq in an RQ.
+    """The campaigns that were submitted to RQ.
+
+    Methods raise UsageError for an unknown campaign, or one whose state does not allow it, and
+    redis.RedisError where RQ's server does not answer.
 
     Args:
+        connection: RQ's Redis.
         prefix: as LEANQ_PREFIX, which keeps several leanqs apart in one Redis.
-
-    Raises (all methods):
-        UnavailableError: RQ's Redis does not answer.
-        UsageError: no such campaign, or it is in no state for that.
     """
 
     def __init__(self, connection: redis.Redis, prefix: str) -> None:
@@ -120,12 +125,10 @@ class Campaigns:
         )
 
     def submit(self, campaign: Campaign, *, delay_s: float = 0.0, after: Sequence[str] = ()) -> str:
-        """Sends a campaign, to begin after ``delay_s`` seconds or after others have finished.
-
-        Returns its id.
-        """
+        """Submits a campaign, to start now, after ``delay_s`` seconds, or once the campaigns with
+        the ids ``after`` have finished; returns its id."""
         if delay_s and after:
-            raise UsageError("a campaign begins at a time or after others, not both")
+            raise UsageError("a campaign starts at a time or after others, not both")
         id_ = f"campaign-{secrets.token_hex(4)}"
         how: dict[str, Any] = {
             "args": (campaign.spec(),),
@@ -144,8 +147,8 @@ class Campaigns:
             self.queue.enqueue(_JOB, **how)
         return id_
 
-    def list(self) -> Iterator[Sent]:
-        """All that RQ still knows, in no order."""
+    def list(self) -> Iterator[CampaignStatus]:
+        """All campaigns that RQ still knows, in no order."""
         queue = self.queue
         registries = (
             queue.started_job_registry,
@@ -157,53 +160,54 @@ class Campaigns:
         )
         ids = dict.fromkeys(queue.get_job_ids())
         for registry in registries:
-            # Whoever looks leaves it to the workers to judge who is dead.
+            # Without cleanup: to find dead jobs is up to the workers.
             ids.update(dict.fromkeys(registry.get_job_ids(cleanup=False)))
         for job in Job.fetch_many([*ids], self._connection, serializer=JSONSerializer):
             if job is not None and _is_campaign(job):
-                yield self._sent(job)
+                yield self._status(job)
 
-    def show(self, id_: str) -> Sent:
-        """One of them."""
-        return self._sent(self._job(id_))
+    def show(self, id_: str) -> CampaignStatus:
+        """One campaign."""
+        return self._status(self._job(id_))
 
     def pause(self, id_: str) -> None:
-        """Holds it: what is in flight is withdrawn, and what has come is kept."""
-        note(self._expect(id_, "waiting", "scheduled", "queued", "running"), command="pause")
+        """Pauses a campaign: requests in flight are withdrawn, records are kept."""
+        job = self._expect(id_, "waiting", "scheduled", "queued", "running")
+        write_control(job, command="pause")
 
     def resume(self, id_: str) -> None:
-        """Lets a campaign go on that was paused."""
-        note(self._expect(id_, "paused", "pausing"), command="")
-        self.let_go(id_)
+        """Resumes a paused campaign."""
+        write_control(self._expect(id_, "paused", "pausing"), command="")
+        self.requeue_resumed(id_)
 
-    def let_go(self, id_: str) -> None:
-        """Puts a paused campaign back into the queue, if nobody wants it paused any more.
+    def requeue_resumed(self, id_: str) -> None:
+        """Puts a campaign back into the queue that was resumed while it was being paused.
 
-        Whoever puts it away looks once more after that, so that none stays there who was resumed
-        meanwhile.
+        Its worker does so after it has scheduled the paused job, and every idle worker looks for
+        such campaigns, in case that worker has died.
         """
         job = self._job(id_)
-        # One that was paused before it began is still where it was.
-        if job.meta.get("paused") and noted(job, "command") != "pause":
-            with contextlib.suppress(InvalidJobOperation):  # it is not there yet, or not any more
+        # One that was paused before it started was never moved.
+        if job.meta.get("paused") and read_control(job, "command") != "pause":
+            with contextlib.suppress(InvalidJobOperation):  # not scheduled yet, or no longer
                 self._enqueue(job, self.queue.scheduled_job_registry)
 
-    def let_all_go(self) -> None:
-        """Lets go whoever was resumed, where whoever has put it away died before it looked."""
+    def requeue_all_resumed(self) -> None:
+        """As :meth:`requeue_resumed`, for all campaigns."""
         for id_ in self.queue.scheduled_job_registry.get_job_ids():
-            with contextlib.suppress(UsageError):  # it is no campaign, or gone
-                self.let_go(id_)
+            with contextlib.suppress(UsageError):  # no campaign, or gone
+                self.requeue_resumed(id_)
 
     def cancel(self, id_: str) -> None:
-        """Ends it; what has come stays beside its results, for ``retry``."""
+        """Ends a campaign; its journal stays, for :meth:`retry`."""
         job = self._expect(id_, "waiting", "scheduled", "queued", "running", "pausing", "paused")
-        note(job, command="cancel")
+        write_control(job, command="cancel")
         if not job.is_started:
             job.cancel()
 
     def retry(self, id_: str) -> None:
-        """Takes one up again that failed or was cancelled, or that finished: then for those of its
-        rows that have no verdict of Lean's."""
+        """Runs a campaign again: one that failed or was cancelled resumes from its journal; one
+        that has finished checks its rows without a verdict of Lean's again."""
         job = self._expect(id_, "failed", "cancelled", "finished")
         queue = self.queue
         for registry in (
@@ -212,24 +216,24 @@ class Campaigns:
             queue.finished_job_registry,
         ):
             if job.id in registry:
-                note(job, command="", retry="1")
+                write_control(job, command="", retry="1")
                 self._enqueue(job, registry)
                 return
-        raise UsageError(f"the campaign {id_} is just ending; try again")
+        raise UsageError(f"the campaign {id_} is just ending; try again in a second")
 
     def _enqueue(self, job: Job, registry: BaseRegistry) -> None:
         job.retries_left = RETRIES
-        # Not taken out, as RQ saves none that is empty.
+        # Set and not removed, since RQ does not save an empty meta.
         job.meta |= {"paused": False, "error": None}
-        # RQ has given what has ended a time-to-live.
+        # RQ has given a job that has ended a time-to-live.
         self._connection.persist(job.key)
         registry.requeue(job)
 
     def _expect(self, id_: str, *states: State) -> Job:
         job = self._job(id_)
-        state = self._sent(job).state
+        state = self._status(job).state
         if state not in states:
-            raise UsageError(f"the campaign {id_} is {state}")
+            raise UsageError(f"the campaign {id_} is {state}; expected {', '.join(states)}")
         return job
 
     def _job(self, id_: str) -> Job:
@@ -238,35 +242,35 @@ class Campaigns:
         except NoSuchJobError:
             job = None
         if job is None or job.origin != self.queue.name or not _is_campaign(job):
-            raise UsageError(f"no campaign {id_!r}; 'leanq campaign list' shows those there are")
+            raise UsageError(f"no campaign {id_!r}; 'leanq campaign list' shows all")
         return job
 
-    def _sent(self, job: Job) -> Sent:
-        command = noted(job, "command")
+    def _status(self, job: Job) -> CampaignStatus:
         progress = job.meta.get("progress", {})
-        state, begins, after = _state(job, command), None, []
+        state, starts_at, after = _state(job, read_control(job, "command")), None, []
         if state == "scheduled":
-            with contextlib.suppress(NoSuchJobError):  # its time has just come
-                begins = self.queue.scheduled_job_registry.get_scheduled_time(job)
+            with contextlib.suppress(NoSuchJobError):  # it has just been enqueued
+                starts_at = self.queue.scheduled_job_registry.get_scheduled_time(job)
         elif state == "waiting":
             after = [other.id for other in job.fetch_dependencies()]
-        return Sent(
+        return CampaignStatus(
             id=job.id,
             state=state,
             campaign=Campaign.of(job.args[0]),
-            sent=job.created_at,
-            begins=begins,
+            submitted_at=job.created_at,
+            starts_at=starts_at,
             after=after,
             rows=progress.get("rows", 0),
             total=progress.get("total"),
             counts=progress.get("counts", {}),
-            bad=job.meta.get("bad", ()),
+            bad_rows=job.meta.get("bad_rows", ()),
+            warnings=job.meta.get("warnings", ()),
             error=job.meta.get("error"),
         )
 
 
 def _is_campaign(job: Job) -> bool:
-    """Whether it is not somebody's other job who has put it into this queue."""
+    """Whether it is not another job that a user has put into this queue."""
     try:
         return job.func_name == _JOB
     except DeserializationError:
@@ -285,7 +289,7 @@ def _state(job: Job, command: str) -> State:
         return "paused"
     if status == "deferred":
         return "waiting"
-    # One that was resumed while it was put away is about to be let go.
+    # One that was resumed while it was being paused is about to be requeued.
     return "scheduled" if status == "scheduled" and not job.meta.get("paused") else "queued"
 
 
@@ -294,13 +298,13 @@ def queue_name(prefix: str) -> str:
     return f"{prefix}-campaigns"
 
 
-def _notes(job: Job) -> str:
+def _control_key(job: Job) -> str:
     return f"{job.origin}:{job.id}"
 
 
-def note(job: Job, **fields: str) -> None:
-    """Writes what is noted beside a campaign's job."""
-    key = _notes(job)
+def write_control(job: Job, **fields: str) -> None:
+    """Writes control fields of a campaign's job."""
+    key = _control_key(job)
     with job.connection.pipeline() as pipe:
         for name, text in fields.items():
             pipe.hset(key, name, text)
@@ -308,7 +312,7 @@ def note(job: Job, **fields: str) -> None:
         pipe.execute()
 
 
-def noted(job: Job, name: str) -> str:
-    """What is noted beside a campaign's job, or nothing."""
-    found: Any = job.connection.hget(_notes(job), name)
+def read_control(job: Job, name: str) -> str:
+    """A control field of a campaign's job; empty if it is not set."""
+    found: Any = job.connection.hget(_control_key(job), name)
     return found.decode() if found else ""

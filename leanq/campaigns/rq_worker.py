@@ -1,7 +1,7 @@
 """RQ's forking worker, with the intervals that campaigns need on machines that come and go.
 
-A job's sign of life lasts 15 seconds, and workers with nothing to do look each 5 for jobs without
-one, so that a campaign whose machine vanished goes on within half a minute.
+A job's heartbeat expires after 15 seconds, and idle workers look for expired ones every 5, so a
+campaign whose machine vanished resumes within half a minute.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from leanq.lean.sandbox.isolation import die_with_parent
 
 log = logging.getLogger("leanq.campaign")
 
-_LOOK_S, _SIGNS_MISSED = 5, 3
-# RQ waits for jobs so much shorter than a worker is known to live.
+_HEARTBEAT_S, _HEARTBEATS_MISSED = 5, 3
+# RQ waits for jobs by so much less than a worker's time-to-live.
 _DEQUEUE_MARGIN_S = 15
-_PAUSE_S, _LISTEN_S = 1.0, 0.5
+_RECONNECT_S, _LISTEN_S = 1.0, 0.5
 
 
 class CampaignWorker(rq.Worker):
     """Runs campaigns, one at a time."""
 
     queue_class = CampaignQueue
-    max_connection_wait_time = float(_LOOK_S)
+    max_connection_wait_time = float(_HEARTBEAT_S)
 
-    def __init__(self, connection: redis.Redis, prefix: str, told_to_stop: threading.Event) -> None:
+    def __init__(self, connection: redis.Redis, prefix: str, stopping: threading.Event) -> None:
         super().__init__(
             [queue_name(prefix)],
             connection=connection,
             serializer=JSONSerializer,
-            worker_ttl=_DEQUEUE_MARGIN_S + _LOOK_S,
-            job_monitoring_interval=_LOOK_S,
-            maintenance_interval=_LOOK_S,
+            worker_ttl=_DEQUEUE_MARGIN_S + _HEARTBEAT_S,
+            job_monitoring_interval=_HEARTBEAT_S,
+            maintenance_interval=_HEARTBEAT_S,
         )
-        self._told_to_stop = told_to_stop
+        self._stopping = stopping
         self._campaigns = Campaigns(connection, prefix)
-        self._torn_down = threading.Event()
-        self._due = RQScheduler(
+        self._listener_stopped = threading.Event()
+        self._scheduler = RQScheduler(
             self.queues,
             connection=connection,
             serializer=JSONSerializer,
@@ -61,38 +61,38 @@ class CampaignWorker(rq.Worker):
         )
 
     def get_heartbeat_ttl(self, job: Job) -> int:
-        return _LOOK_S * _SIGNS_MISSED
+        return _HEARTBEAT_S * _HEARTBEATS_MISSED
 
     def maintain_heartbeats(self, job: Job) -> None:
-        with _patience():
+        with _tolerating_outages():
             super().maintain_heartbeats(job)
 
     def set_current_job_working_time(
         self, current_job_working_time: float, pipeline: Pipeline | None = None
     ) -> None:
-        with _patience():
+        with _tolerating_outages():
             super().set_current_job_working_time(current_job_working_time, pipeline)
 
     def run_maintenance_tasks(self) -> None:
-        """Also puts into the queue what was resumed, or was to begin by now. For the latter RQ has
-        a process of its own, which outlives a worker that is killed."""
+        """Also enqueues campaigns that were resumed or are due. For the latter, RQ has a scheduler
+        process, but that outlives a worker that is killed."""
         super().run_maintenance_tasks()
-        self._campaigns.let_all_go()
-        self._due.acquire_locks()
-        self._due.enqueue_scheduled_jobs()
-        self._due.release_locks()
+        self._campaigns.requeue_all_resumed()
+        self._scheduler.acquire_locks()
+        self._scheduler.enqueue_scheduled_jobs()
+        self._scheduler.release_locks()
 
     def setup_work_horse_signals(self) -> None:
         super().setup_work_horse_signals()
         parent = int(os.environ.get("LEANQ_CAMPAIGN_WORKER", 0))
-        # Nobody would give signs of life for it, and another would do the same.
+        # Without its worker a campaign has no heartbeat, and another worker would start it, too.
         die_with_parent(signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 
     def handle_job_retry(self, job: Job, *args: Any, **how: Any) -> None:
         super().handle_job_retry(job, *args, **how)
-        self._campaigns.let_go(job.id)
+        self._campaigns.requeue_resumed(job.id)
 
     def handle_exception(self, job: Job, *exc_info: Any) -> None:
         if isinstance(exc_info[1], CampaignError):
@@ -102,15 +102,15 @@ class CampaignWorker(rq.Worker):
 
     def handle_work_horse_killed(self, job: Job, *how: Any) -> None:
         super().handle_work_horse_killed(job, *how)
-        # The job is saved next, and its coordinator has written there since it was read.
+        # The job is saved next, and its coordinator has written its meta since it was read.
         job.get_meta()
 
     def subscribe(self) -> None:
-        # RQ lets two threads use this connection, when the worker ends; that can crash it.
+        # When a worker ends, RQ uses this connection from two threads, which can crash it.
         self.pubsub = self.connection.pubsub()
         self.pubsub.subscribe(**{self.pubsub_channel_name: self.handle_payload})
         listener: Any = self.pubsub.run_in_thread(
-            sleep_time=_LISTEN_S, daemon=True, exception_handler=self._not_heard
+            sleep_time=_LISTEN_S, daemon=True, exception_handler=self._listener_failed
         )
         self.pubsub_thread = listener
 
@@ -118,77 +118,77 @@ class CampaignWorker(rq.Worker):
         listener: Any = self.pubsub_thread
         if listener:
             listener.stop()
-            self._torn_down.set()
+            self._listener_stopped.set()
             # It closes the connection.
-            listener.join(timeout=_PAUSE_S)
+            listener.join(timeout=_RECONNECT_S)
 
-    def _not_heard(self, error: Exception, *_: Any) -> None:
-        if not self._torn_down.is_set():
+    def _listener_failed(self, error: Exception, *_: Any) -> None:
+        if not self._listener_stopped.is_set():
             log.warning("RQ's server: %s", error)
-            self._torn_down.wait(_PAUSE_S)
+            self._listener_stopped.wait(_RECONNECT_S)
 
     def teardown(self) -> None:
-        # First, as where the server is away nothing else is done.
+        # First, since RQ's own teardown raises where the server is unreachable.
         if not self.is_horse:
             self.unsubscribe()
         super().teardown()
 
     def heartbeat(self, timeout: int | None = None, pipeline: Pipeline | None = None) -> None:
-        # What a signal raises is lost where that comes amid a destructor or a line of the log.
-        if self._told_to_stop.is_set() and self.get_state() != WorkerStatus.BUSY:
+        # An exception raised by a signal handler is lost in a destructor or a logging call.
+        if self._stopping.is_set() and self.get_state() != WorkerStatus.BUSY:
             raise StopRequested
         super().heartbeat(timeout, pipeline)
 
     def request_stop(self, signum: int, frame: FrameType | None) -> None:
-        self._told_to_stop.set()
+        self._stopping.set()
         super().request_stop(signum, frame)
 
     def handle_warm_shutdown_request(self) -> None:
-        # A campaign takes hours, a machine that is taken away leaves seconds. Its journal is whole
-        # at any moment, and what is in flight is waited for by whoever goes on.
+        # A campaign takes hours, and a preempted machine has seconds. The journal is consistent at
+        # any moment, and the next coordinator joins the requests in flight.
         if self.horse_pid:
-            # RQ would call it a failure.
+            # RQ would log it as a failure.
             logging.getLogger("rq.worker").setLevel(logging.CRITICAL)
             self.kill_horse(signal.SIGTERM)
 
 
 def work(connection: redis.Redis, prefix: str, *, burst: bool = False) -> None:
-    """Runs campaigns until SIGTERM or SIGINT, or until there is none left to begin.
+    """Runs campaigns until SIGTERM or SIGINT, or with ``burst`` until none is left to start.
 
-    A campaign that runs then goes back into the queue. LEANQ_URL names the queue that they use.
+    A campaign that is running then is requeued. LEANQ_URL names the queue that campaigns use.
     """
     os.environ["LEANQ_CAMPAIGN_WORKER"] = str(os.getpid())
     logging.getLogger("rq.worker").addFilter(_in_one_line)
-    # A signal may come amid a line.
+    # A signal may interrupt a logging call.
     logging.raiseExceptions = False
-    told_to_stop = threading.Event()
+    stopping = threading.Event()
 
     def stop(_signum: int, _frame: FrameType | None) -> None:
-        told_to_stop.set()
+        stopping.set()
         raise StopRequested
 
     with contextlib.suppress(StopRequested):
-        while not told_to_stop.is_set():
-            # Until a worker has handlers of its own, and when it has ended, there is nothing to
-            # hand back.
+        while not stopping.is_set():
+            # Before the worker has installed its own handlers, and after it has ended, there is
+            # nothing to requeue.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, stop)
-            with _patience():
-                worker = CampaignWorker(connection, prefix, told_to_stop)
+            with _tolerating_outages():
+                worker = CampaignWorker(connection, prefix, stopping)
                 try:
                     worker.work(burst=burst, logging_level="WARNING")
                 finally:
-                    # RQ tears down no worker that was still about to begin.
+                    # RQ does not tear down a worker that was still starting.
                     worker.unsubscribe()
-                if burst or told_to_stop.is_set():
+                if burst or stopping.is_set():
                     return
-            log.warning("RQ's server is out of reach; trying again")
-            told_to_stop.wait(_PAUSE_S)
+            log.warning("RQ's server is unreachable; trying again")
+            stopping.wait(_RECONNECT_S)
 
 
 @contextlib.contextmanager
-def _patience() -> Iterator[None]:
-    """RQ would quit, and take a campaign down that waits for the server as well."""
+def _tolerating_outages() -> Iterator[None]:
+    """Where RQ's worker would end because its server is unreachable, and its campaign with it."""
     try:
         yield
     except (redis.ConnectionError, redis.TimeoutError) as error:

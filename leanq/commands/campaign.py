@@ -1,6 +1,6 @@
-"""``leanq campaign``: whole data sets, here and now or as jobs of RQ.
+"""``leanq campaign``: checks whole data sets, at once or as jobs of RQ.
 
-What campaigns alone need, RQ among it, is imported where it is used: other commands do without.
+RQ is imported only by the commands that need it, since it is not part of a plain installation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import click
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import EXIT_USAGE, exit_code, interruptible, queue_url, worst
+from leanq.commands.common import EXIT_USAGE, Stopped, exit_code, interruptible, queue_url, worst
 from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.queue.settings import Settings, check_name, check_url, each_host
@@ -28,23 +28,28 @@ if TYPE_CHECKING:
     import redis
 
     from leanq.campaigns.campaign import Campaign
-    from leanq.campaigns.coordinator import Command
-    from leanq.campaigns.rq_queue import Campaigns, Sent
+    from leanq.campaigns.coordinator import End, Progress
+    from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
 
 _NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
 
 
 @click.group()
 def campaign() -> None:
-    """Check whole data sets, here and now or as jobs of RQ.
+    """Check whole data sets, at once or as jobs of RQ.
 
-    RQ is in the Redis of LEANQ_RQ_URL, or else in the queue's own.
+    RQ uses the Redis of LEANQ_RQ_URL, or else the queue's own.
     """
 
 
 _described = options.combined(
     click.argument("data"),
-    click.option("--out", required=True, metavar="RESULTS", help="Where results go."),
+    click.option(
+        "--out",
+        required=True,
+        metavar="RESULTS",
+        help="The file for the results; Parquet if its name ends so, else JSONL.",
+    ),
     options.queue,
     options.env,
     options.lean,
@@ -60,19 +65,23 @@ _described = options.combined(
         metavar="NAME",
         default="code",
         show_default=True,
-        help="The field with its code, or with a list of attempts.",
+        help="The field with the row's code, or with a list of attempts.",
     ),
     click.option(
         "--problem-field",
         metavar="NAME",
-        help="The field that names the problem, where several rows attempt one.",
+        help="The field that names the problem that a row is an attempt at.",
     ),
-    click.option("--header-field", metavar="NAME", help="A field with what goes before the code."),
-    click.option("--prompt-field", metavar="NAME", help="A field with what the code completes."),
+    click.option(
+        "--header-field", metavar="NAME", help="A field with lines that precede the code."
+    ),
+    click.option(
+        "--prompt-field", metavar="NAME", help="A field with text that the code continues."
+    ),
     click.option(
         "--first-success",
         is_flag=True,
-        help="Stop a problem's other attempts at its first success.",
+        help="Cancel a problem's other attempts at its first success.",
     ),
     click.option(
         "--order",
@@ -97,49 +106,52 @@ _described = options.combined(
 def run(url: str | None, as_json: bool, **how: Any) -> int:
     """Check a data set: JSONL, a folder of .lean files, or Parquet.
 
-    RESULTS has a record for each row, as JSONL, or as Parquet if its name ends so. Interrupted, the
-    same command goes on where it was. Without a queue, a server and a worker are started for the
-    length of the call.
+    RESULTS has a record for each row, or for each attempt of a row. After an interruption, the same
+    command resumes the campaign. Where nothing names a queue, a server and a worker are started for
+    the length of the call.
 
-    Exit code: 0 if all are accepted, 1 if Lean says no, 2 for bad rows, 3 where leanq could not
-    give Lean's verdict.
+    Exit code: 0 if all are accepted (with --first-success: if every problem is solved), 1 for
+    another verdict of Lean's, 2 for bad rows, 3 for an outcome of leanq's.
     """
     made = _campaign(**how)
     try:
-        counts = interruptible(_run(made, url, as_json))
-    except KeyboardInterrupt:
-        click.echo("leanq: stopped; the same command goes on from here", err=True)
+        last = interruptible(_run(made, url, as_json))
+    except Stopped as stopped:
+        click.echo(f"leanq: {stopped}; the same command resumes it", err=True)
         raise
-    # What was stopped since a sibling had succeeded is no failure.
-    kinds = {name for name, count in counts.items() if count} - {"echoed"}
+    kinds = {name for name, count in last.counts.items() if count} - {"echoed"}
     if made.plan.first_success:
-        kinds -= {"cancelled"}
+        # Failed attempts at a problem that is solved are no failures, and cancelled ones never are.
+        kinds = kinds & {"error"} if last.unsolved == 0 else kinds - {"cancelled"}
     return worst({EXIT_USAGE if name == "error" else exit_code(name) for name in kinds})
 
 
 @campaign.command()
 @_described
 @click.option(
-    "--in", "delay_s", type=options.DURATION, metavar="DURATION", help="Begin after 30m, 12h or 1d."
+    "--in", "delay_s", type=options.DURATION, metavar="DURATION", help="Start after 30m, 12h or 1d."
 )
 @click.option(
     "--after",
     multiple=True,
     metavar="ID",
-    help="Begin after a campaign has finished, if need be by a retry.",
+    help="Start once this campaign has finished; may be repeated.",
 )
 def submit(
     url: str | None, as_json: bool, delay_s: float | None, after: tuple[str, ...], **how: Any
 ) -> None:
-    """Send a campaign to RQ, and print its id.
+    """Submit a campaign to RQ, and print its id.
 
     DATA and RESULTS are paths on the machines where 'leanq campaign worker' runs.
     """
     made = _campaign(**how)
-    # The worker has another working directory.
+    # The worker's working directory is another.
     data, out = os.path.abspath(made.data), os.path.abspath(made.out)
     if not os.path.exists(data):
-        click.echo(f"leanq: {data} is not on this machine; it must be on the workers'", err=True)
+        click.echo(
+            f"leanq: {data} is not on this machine; it has to be on those of the campaign workers",
+            err=True,
+        )
     with _campaigns(url) as campaigns:
         id_ = campaigns.submit(
             replace(made, data=data, out=out), delay_s=delay_s or 0.0, after=after
@@ -150,11 +162,11 @@ def submit(
 @campaign.command("list")
 @options.queue
 def list_(url: str | None, as_json: bool) -> None:
-    """Show the campaigns that were sent, the newest first."""
+    """List the submitted campaigns, the newest first."""
     with _campaigns(url) as campaigns:
         found = sorted(
             campaigns.list(),
-            key=lambda each: each.sent.timestamp() if each.sent else 0,
+            key=lambda each: each.submitted_at.timestamp(),
             reverse=True,
         )
     for each in found:
@@ -167,25 +179,26 @@ def list_(url: str | None, as_json: bool) -> None:
 @click.argument("id_", metavar="ID")
 @options.queue
 def show(id_: str, url: str | None, as_json: bool) -> None:
-    """Show one campaign: what it does, how far it is, what went wrong."""
+    """Show one campaign: what it checks, its progress, and what went wrong."""
     with _campaigns(url) as campaigns:
-        sent = campaigns.show(id_)
+        status = campaigns.show(id_)
     if as_json:
-        click.echo(json.dumps(_record(sent)))
+        click.echo(json.dumps(_record(status)))
         return
-    click.echo(_line(sent))
-    plan = sent.campaign.plan
+    click.echo(_line(status))
+    plan = status.campaign.plan
     options = ", ".join(f"{name} {value}" for name, value in sorted(plan.options.items()))
     rows = {
-        "data": sent.campaign.data,
-        "results": sent.campaign.out,
-        "sent": sent.sent.isoformat(" ", "seconds"),
-        "begins": sent.begins.isoformat(" ", "seconds") if sent.begins else "",
-        "after": ", ".join(sent.after),
-        "checks": options,
+        "data": status.campaign.data,
+        "results": status.campaign.out,
+        "submitted": status.submitted_at.isoformat(" ", "seconds"),
+        "starts": status.starts_at.isoformat(" ", "seconds") if status.starts_at else "",
+        "after": ", ".join(status.after),
+        "options": options,
         "window": plan.window,
-        "bad rows": "\n".join(sent.bad),
-        "error": sent.error or "",
+        "bad rows": "\n".join(status.bad_rows),
+        "warnings": "\n".join(status.warnings),
+        "error": status.error or "",
     }
     for name, value in rows.items():
         if value:
@@ -197,7 +210,7 @@ def show(id_: str, url: str | None, as_json: bool) -> None:
 @click.argument("id_", metavar="ID")
 @options.queue
 def pause(id_: str, url: str | None, as_json: bool) -> None:
-    """Hold a campaign; what is in flight is withdrawn, what has come is kept."""
+    """Pause a campaign: requests in flight are withdrawn, results so far are kept."""
     _change(id_, url, as_json, "pause")
 
 
@@ -205,7 +218,7 @@ def pause(id_: str, url: str | None, as_json: bool) -> None:
 @click.argument("id_", metavar="ID")
 @options.queue
 def resume(id_: str, url: str | None, as_json: bool) -> None:
-    """Let a campaign go on that was paused."""
+    """Resume a paused campaign."""
     _change(id_, url, as_json, "resume")
 
 
@@ -213,7 +226,7 @@ def resume(id_: str, url: str | None, as_json: bool) -> None:
 @click.argument("id_", metavar="ID")
 @options.queue
 def cancel(id_: str, url: str | None, as_json: bool) -> None:
-    """End a campaign; what has come stays beside its results."""
+    """Cancel a campaign; its results so far are kept for a retry."""
     _change(id_, url, as_json, "cancel")
 
 
@@ -221,27 +234,30 @@ def cancel(id_: str, url: str | None, as_json: bool) -> None:
 @click.argument("id_", metavar="ID")
 @options.queue
 def retry(id_: str, url: str | None, as_json: bool) -> None:
-    """Take a campaign up again that failed, was cancelled or has finished.
+    """Run a campaign again that failed, was cancelled or has finished.
 
-    One that has finished checks its rows without a verdict of Lean's once more.
+    One that failed or was cancelled resumes. One that has finished checks those rows again that
+    have no verdict of Lean's.
     """
     _change(id_, url, as_json, "retry")
 
 
 @campaign.command()
 @options.queue
-@click.option("--burst", is_flag=True, help="End when there is none left to begin.")
+@click.option("--burst", is_flag=True, help="End when no campaign is left to start.")
 def worker(url: str | None, as_json: bool, burst: bool) -> None:
     """Run campaigns from RQ, one at a time, until SIGTERM.
 
-    One that runs then goes back, and on with the next worker. --json logs as JSON.
+    A campaign that is running then is requeued, and the next worker resumes it. --json logs as
+    JSON.
     """
+    _require_rq()
     from leanq.campaigns.rq_worker import work
 
     log_to_stderr(as_json)
-    # Campaigns are coordinated in processes of their own, which find the queue by this.
+    # Coordinators are processes of their own, which find the queue by this.
     os.environ["LEANQ_URL"] = named = queue_url(url)
-    # Better now than in each campaign.
+    # Refuses a wrong URL now, and not in each campaign.
     AsyncLeanQClient(named)
     with _connected(url) as connection:
         work(connection, _prefix(), burst=burst)
@@ -259,14 +275,14 @@ def worker(url: str | None, as_json: bool, burst: bool) -> None:
 def report(results: str, against: str | None, output: str | None, as_json: bool) -> int:
     """Report on a campaign's results: verdicts, pass@k, times, what is slow or flaky.
 
-    Prints it, and writes it with a plot.
+    Prints the report, and writes it as Markdown with a plot.
     """
     from leanq.commands.report import report as run_it
 
     return run_it(results, against, output, as_json)
 
 
-async def _run(campaign: Campaign, url: str | None, as_json: bool) -> dict[str, int]:
+async def _run(campaign: Campaign, url: str | None, as_json: bool) -> Progress:
     from leanq.commands.progress import Shown, summary
     from leanq.commands.submit import hint, queue_at
 
@@ -274,7 +290,7 @@ async def _run(campaign: Campaign, url: str | None, as_json: bool) -> dict[str, 
     async with queue_at(url) as (place, worker), AsyncLeanQClient(place) as client:
         idle = asyncio.create_task(hint(client.clusters, campaign.plan.options))
         with Shown(campaign.data, as_json) as shown:
-            running: asyncio.Task[Command] = asyncio.create_task(campaign.run(client, shown))
+            running: asyncio.Task[End] = asyncio.create_task(campaign.run(client, shown))
             try:
                 ends: set[asyncio.Future[Any]] = {running, *worker}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -286,12 +302,12 @@ async def _run(campaign: Campaign, url: str | None, as_json: bool) -> dict[str, 
                 idle.cancel()
                 running.cancel()
                 await asyncio.gather(idle, running, return_exceptions=True)
-    counts, wall_s = shown.counts, time.monotonic() - started
+    counts, wall_s = shown.last.counts, time.monotonic() - started
     if as_json:
         click.echo(json.dumps({"out": campaign.out, "counts": counts, "wall_s": round(wall_s, 3)}))
     else:
         click.echo(f"{campaign.out}: {summary(counts)} in {wall_s:.1f} s")
-    return counts
+    return shown.last
 
 
 def _campaign(data: str, out: str, **how: Any) -> Any:
@@ -309,19 +325,29 @@ def _campaign(data: str, out: str, **how: Any) -> Any:
 def _change(
     id_: str, url: str | None, as_json: bool, how: Literal["pause", "resume", "cancel", "retry"]
 ) -> None:
-    """Does it, and prints what state the campaign is in then."""
+    """Changes a campaign, and prints its state after that."""
     with _campaigns(url) as campaigns:
         getattr(campaigns, how)(id_)
-        sent = campaigns.show(id_)
-    click.echo(json.dumps(_record(sent)) if as_json else _line(sent))
+        status = campaigns.show(id_)
+    click.echo(json.dumps(_record(status)) if as_json else _line(status))
 
 
 @contextlib.contextmanager
 def _campaigns(url: str | None) -> Iterator[Campaigns]:
+    _require_rq()
     from leanq.campaigns.rq_queue import Campaigns
 
     with _connected(url) as connection:
         yield Campaigns(connection, _prefix())
+
+
+def _require_rq() -> None:
+    try:
+        import rq  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "campaigns as jobs need RQ, which is not installed: pip install 'leanq[campaigns]'"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -350,19 +376,19 @@ def _prefix() -> str:
     return check_name("LEANQ_PREFIX", os.environ.get("LEANQ_PREFIX", Settings.prefix))
 
 
-def _line(sent: Sent) -> str:
+def _line(status: CampaignStatus) -> str:
     from leanq.commands.progress import summary
 
-    of = "" if sent.total is None else f" of {sent.total:,}"
-    told = f"; {summary(sent.counts)}" if sent.counts else ""
-    why = f" ({sent.error})" if sent.error and sent.error != sent.state else ""
-    name = Path(sent.campaign.data).name
-    return f"{sent.id}  {sent.state}{why}  {name}: {sent.rows:,}{of} rows{told}"
+    of = "" if status.total is None else f" of {status.total:,}"
+    counts = f"; {summary(status.counts)}" if status.counts else ""
+    why = f" ({status.error})" if status.error and status.error != status.state else ""
+    name = Path(status.campaign.data).name
+    return f"{status.id}  {status.state}{why}  {name}: {status.rows:,}{of} rows{counts}"
 
 
-def _record(sent: Sent) -> dict[str, Any]:
+def _record(status: CampaignStatus) -> dict[str, Any]:
     return {
-        **asdict(sent),
-        "sent": sent.sent.isoformat(),
-        "begins": sent.begins.isoformat() if sent.begins else None,
+        **asdict(status),
+        "submitted_at": status.submitted_at.isoformat(),
+        "starts_at": status.starts_at.isoformat() if status.starts_at else None,
     }

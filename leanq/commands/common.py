@@ -21,7 +21,6 @@ EXIT_NOT_ACCEPTED = 1
 EXIT_USAGE = 2
 EXIT_INFRASTRUCTURE = 3
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
 EXIT_READER_GONE = 141
 """What a shell says of a program that SIGPIPE has ended."""
 
@@ -74,31 +73,49 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
+class Stopped(Exception):  # noqa: N818
+    """A signal has stopped the command, which has cleaned up.
+
+    Attributes:
+        exit_code: what a shell says of a program that the signal has ended.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__("interrupted" if number == signal.SIGINT else "terminated")
+        self.exit_code = 128 + number
+
+
 def interruptible(main: Coroutine[Any, Any, _T]) -> _T:
-    """What ``main`` returns. Ctrl-C cancels it, and a second one ends the process at once.
+    """What ``main`` returns. SIGINT or SIGTERM cancels it, and a second one ends the process.
 
     Raises:
-        KeyboardInterrupt: after the first.
+        Stopped: after the first.
     """
+    came: list[int] = []
 
     async def run() -> _T:
         loop, task = asyncio.get_running_loop(), asyncio.create_task(main)
 
-        def interrupt(*_: object) -> None:
+        def stop(number: int, _: object) -> None:
             # As an exception it would come amid the cleaning up; and nothing outlives the process.
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for each in before:
+                signal.signal(each, signal.SIG_DFL)
+            came.append(number)
             loop.call_soon_threadsafe(task.cancel)
 
-        before = signal.getsignal(signal.SIGINT)
-        if before != signal.SIG_IGN:
-            signal.signal(signal.SIGINT, interrupt)
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        # A program that was started in the background ignores SIGINT.
+        before = {n: handler for n, handler in before.items() if handler != signal.SIG_IGN}
+        for number in before:
+            signal.signal(number, stop)
         try:
             return await task
         finally:
-            if not task.cancelled():
-                signal.signal(signal.SIGINT, before)
+            if not came:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     try:
         return asyncio.run(run())
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        raise Stopped(came[0] if came else signal.SIGINT) from None

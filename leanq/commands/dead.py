@@ -13,6 +13,7 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings
+from leanq.commands.tables import columns, printable
 from leanq.errors import InvalidRequestError, QueueFullError, UnknownEnvironmentError, WireError
 from leanq.queue import wire
 from leanq.queue.keys import retry_request_id, shard_of
@@ -20,6 +21,10 @@ from leanq.queue.queue import Queue, every_shard
 from leanq.queue.results import DeadLetter, Full, UnknownEnvironment
 
 _T = TypeVar("_T")
+
+# Of a request id's part after the shard.
+_LEAST_PREFIX = 8
+_MOST = 10_000
 
 
 @click.group()
@@ -31,7 +36,7 @@ def dead() -> None:
 @options.queue
 @click.option(
     "--limit",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, _MOST),
     default=100,
     show_default=True,
     help="How many to show.",
@@ -51,21 +56,28 @@ def list_(url: str | None, as_json: bool, limit: int) -> None:
         ]
         return sorted(letters, key=lambda letter: -letter.died_s)[:limit]
 
-    for letter in _run(url, look):
-        record = _record(letter)
-        if as_json:
+    records = [_record(letter) for letter in _run(url, look)]
+    if as_json:
+        for record in records:
             click.echo(json.dumps(record))
-        else:
-            click.echo(
-                "{request_id}  {died}  {environment}  {tenant}  last on {worker}".format(**record)
-            )
+        return
+    if not records:
+        click.echo("no dead letters")
+        return
+    shown = ("request_id", "died", "environment", "tenant", "attempts", "worker")
+    titles = ("REQUEST", "DIED", "ENVIRONMENT", "TENANT", "ATTEMPTS", "LAST WORKER")
+    rows = [[printable(str(record[name])) for name in shown] for record in records]
+    click.echo("\n".join(columns(titles, rows, left={*titles} - {"ATTEMPTS"})))
 
 
 @dead.command()
 @click.argument("request_id")
 @options.queue
 def show(request_id: str, url: str | None, as_json: bool) -> None:
-    """Show one dead letter with its Lean code."""
+    """Show one dead letter with its Lean code.
+
+    REQUEST_ID may be shortened to its first characters, eight after the dash at least.
+    """
     letter = _run(url, lambda queues: _find(queues, request_id))
     record = _record(letter)
     try:
@@ -95,8 +107,7 @@ def retry(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     async def send(queues: Sequence[Queue]) -> list[tuple[str, str]]:
         letters = [await _find(queues, request_id) for request_id in request_ids]
         return [
-            (request_id, await _send_again(queues, a))
-            for request_id, a in zip(request_ids, letters, strict=True)
+            (letter.submission.request_id, await _send_again(queues, letter)) for letter in letters
         ]
 
     for old, new in _run(url, send):
@@ -112,11 +123,10 @@ def drop(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Remove dead letters for good."""
 
     async def remove(queues: Sequence[Queue]) -> list[str]:
-        for request_id in request_ids:
-            await _find(queues, request_id)
+        letters = [await _find(queues, request_id) for request_id in request_ids]
         return [
             request_id
-            for request_id in request_ids
+            for request_id in (letter.submission.request_id for letter in letters)
             if await queues[shard_of(request_id)].drop_dead(request_id)
         ]
 
@@ -145,7 +155,8 @@ async def _send_again(queues: Sequence[Queue], letter: DeadLetter) -> str:
     return new
 
 
-async def _find(queues: Sequence[Queue], request_id: str) -> DeadLetter:
+async def _find(queues: Sequence[Queue], text: str) -> DeadLetter:
+    request_id = await _whole_id(queues, text)
     shard = shard_of(request_id)
     letter = await queues[shard].dead_letter(request_id) if shard < len(queues) else None
     if letter is None:
@@ -153,6 +164,20 @@ async def _find(queues: Sequence[Queue], request_id: str) -> DeadLetter:
             f"there is no dead letter {request_id}; 'leanq dead list' shows them"
         )
     return letter
+
+
+async def _whole_id(queues: Sequence[Queue], text: str) -> str:
+    """The id of the one dead letter that begins so; ``text`` itself if there is none."""
+    shard = shard_of(text)
+    if shard >= len(queues) or len(text.partition("-")[2]) < _LEAST_PREFIX:
+        return text
+    ids = await queues[shard].dead_request_ids(_MOST)
+    if text in ids:
+        return text
+    found = [request_id for request_id in ids if request_id.startswith(text)]
+    if len(found) > 1:
+        raise InvalidRequestError(f"{len(found)} dead letters begin with {text}; give more of it")
+    return found[0] if found else text
 
 
 def _record(letter: DeadLetter) -> dict[str, Any]:

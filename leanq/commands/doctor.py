@@ -18,6 +18,7 @@ from leanq import __version__
 from leanq.commands import options
 from leanq.commands.worker import project_here
 from leanq.errors import LeanQError, ReplError
+from leanq.lean.audit.judges import Judges
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.repl.program import ReplProgram, find_repl
@@ -56,8 +57,9 @@ def doctor(url: str | None, as_json: bool, lean: str | None, repl: str | None) -
         if as_json:
             click.echo(json.dumps(asdict(finding)))
         else:
-            mark = click.style("ok     " if finding.works else "MISSING", bold=not finding.works)
-            click.echo(f"{mark} {finding.what:12} {finding.text}")
+            mark = "ok    " if finding.works else "FAILED"
+            mark = click.style(mark, fg="green" if finding.works else "red", bold=True)
+            click.echo(f"{mark}  {finding.what:11}  {finding.text}")
     return 0 if all(finding.works for finding in findings) else 3
 
 
@@ -69,6 +71,7 @@ async def _examine(url: str | None, lean: str | None, repl: str | None) -> list[
     environment = _try(findings, "lean", lambda: open_environment("default", folder, lean=lean))
     findings.append(await _sandbox())
     if environment:
+        findings.append(await _judge(environment))
         findings.append(await _check(environment))
         if repl:
             findings += await _examine_repl(environment, repl)
@@ -126,6 +129,17 @@ async def _sandbox() -> Finding:
         return Finding("sandbox", True, ", ".join(walls))
     text = f"only {', '.join(walls) or 'process groups'}: allow user namespaces to keep "
     return Finding("sandbox", True, text + "candidates off the network (see DESIGN.md)")
+
+
+async def _judge(environment: Environment) -> Finding:
+    judges = Judges(environment, slots=1)
+    try:
+        why = await judges.unavailable()
+    finally:
+        await judges.close()
+    if why:
+        return Finding("judge", False, f"what Lean accepts stays unjudged: {why}")
+    return Finding("judge", True, "passes its self-test with honest and forged files")
 
 
 async def _check(environment: Environment) -> Finding:

@@ -68,6 +68,12 @@ repl = click.option(
     help="What starts Lean's REPL, such as 'lake env path/to/repl'.",
 )
 
+embedded = click.option(
+    "--embedded",
+    is_flag=True,
+    help="Run a server and a worker for this call, whatever Redis is named.",
+)
+
 env_of_state = click.option(
     "--env",
     metavar="NAME",
@@ -115,9 +121,8 @@ lean = combined(
         help="Allow an axiom besides the environment's own; may be given several times.",
     ),
     click.option(
-        "--audit/--no-audit", default=True, help="Audit what Lean accepts [default: yes]."
+        "--audit/--no-audit", default=True, help="Judge what Lean accepts [default: yes]."
     ),
-    click.option("--replay", is_flag=True, help="Replay what Lean accepts in the kernel."),
 )
 """How Lean is asked; the fields of :class:`~leanq.producer.request_builder.Check`."""
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Literal
 
 import click
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings
-from leanq.errors import UsageError
-from leanq.queue.queue import every_shard
+from leanq.errors import UnknownEnvironmentError, UsageError
+from leanq.queue.queue import Queue, every_shard
 from leanq.queue.settings import Settings, check_name
 
 _which = options.combined(
@@ -51,7 +52,7 @@ def _change(
     if as_json:
         click.echo(json.dumps({what: name, "paused": hold, "changed": changed}))
         return
-    state = "paused: what waits is kept, what runs goes on" if hold else "goes on"
+    state = "is paused: its requests wait, what runs goes on" if hold else "goes on"
     click.echo(f"{what} {name} {state}{'' if changed else ', as before'}")
 
 
@@ -59,4 +60,17 @@ async def _hold_back(
     settings: Settings, kind: Literal["environment", "tenant"], name: str, hold: bool
 ) -> bool:
     async with every_shard(settings) as queues:
+        if kind == "environment":
+            await _check_environment(queues, name)
         return any([await queue.pause(kind, name, hold=hold) for queue in queues])
+
+
+async def _check_environment(queues: Sequence[Queue], name: str) -> None:
+    """Raises UnknownEnvironmentError for one that is neither offered nor paused."""
+    known = {known for queue in queues for known in await queue.environments()}
+    if name in known:
+        return
+    if f"e:{name}" in (await queues[0].status()).paused:
+        return
+    names = f"known: {', '.join(sorted(known))}" if known else "no environment is known"
+    raise UnknownEnvironmentError(f"no worker has ever offered the environment {name!r}; {names}")

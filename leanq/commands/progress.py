@@ -1,4 +1,4 @@
-"""How far a campaign is, on a terminal or in plain lines."""
+"""Progress of a campaign, on a terminal or in plain lines."""
 
 from __future__ import annotations
 
@@ -13,23 +13,27 @@ import click
 
 from leanq.campaigns.coordinator import Command, Progress
 
-# Plain lines come so far apart (s); rates are those of the last minute.
+# Between two plain lines; the time over which rates are taken.
 _LINE_S = 10.0
 _RATE_S = 60.0
-_BAD_SHOWN = 100
+_BAD_ROWS_SHOWN = 100
 
 
 class Shown(contextlib.ExitStack):
-    """Shows a campaign's progress on standard error; ``counts`` is the last seen."""
+    """Shows a campaign's progress on standard error.
+
+    Attributes:
+        last: the last progress that was reported.
+    """
 
     def __init__(self, data: str, quiet: bool) -> None:
         super().__init__()
-        self.counts: dict[str, int] = {}
+        self.last = Progress(None, 0, {})
         self._data = data
         self._quiet = quiet
         self._bad = 0
         self._bar: Any = None
-        self._told_s = time.monotonic()
+        self._printed_s = time.monotonic()
         # (time in s, rows)
         self._seen: deque[tuple[float, int]] = deque()
 
@@ -37,18 +41,19 @@ class Shown(contextlib.ExitStack):
         super().__enter__()
         if sys.stderr.isatty() and not self._quiet:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as Bar
 
             columns = (BarColumn(), TextColumn("{task.description}"))
             self._bar = self.enter_context(
                 # Lines are left whole, as people copy them.
-                Progress(*columns, transient=True, console=Console(stderr=True, soft_wrap=True))
+                Bar(*columns, transient=True, console=Console(stderr=True, soft_wrap=True))
             )
             self._task = self._bar.add_task("", total=None)
         return self
 
-    async def look(self, progress: Progress) -> Command:
-        self.counts = dict(progress.counts)
+    async def update(self, progress: Progress) -> Command:
+        self.last = progress
         now_s = time.monotonic()
         self._seen.append((now_s, progress.rows))
         while self._seen[0][0] < now_s - _RATE_S:
@@ -58,17 +63,20 @@ class Shown(contextlib.ExitStack):
             self._bar.update(
                 self._task, total=progress.total, completed=progress.rows, description=text
             )
-        elif not self._quiet and now_s - self._told_s >= _LINE_S:
-            self._told_s = now_s
-            _tell(self._text(progress))
-        return "go on"
+        elif not self._quiet and now_s - self._printed_s >= _LINE_S:
+            self._printed_s = now_s
+            _print(self._text(progress))
+        return "run"
 
-    def bad(self, line: int, error: str) -> None:
+    def bad_row(self, line: int, error: str) -> None:
         self._bad += 1
-        if self._bad <= _BAD_SHOWN:
-            _tell(f"{self._data}:{line}: {error}")
-        elif self._bad == _BAD_SHOWN + 1:
-            _tell("more bad rows are in the results alone")
+        if self._bad <= _BAD_ROWS_SHOWN:
+            _print(f"{self._data}:{line}: {error}")
+        elif self._bad == _BAD_ROWS_SHOWN + 1:
+            _print("further bad rows are only in the results")
+
+    def warn(self, text: str) -> None:
+        _print(f"WARNING: {text}")
 
     def _text(self, progress: Progress) -> str:
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
@@ -80,15 +88,15 @@ class Shown(contextlib.ExitStack):
         return "; ".join([*parts, summary(progress.counts)])
 
 
-def _tell(text: str) -> None:
-    # Named, as click would write past what keeps lines above a progress bar.
+def _print(text: str) -> None:
+    # The stream is named, since click's own would write across the progress bar.
     click.echo(f"leanq: {text}", file=sys.stderr)
 
 
 def summary(counts: Mapping[str, int]) -> str:
     """Counts by verdict as one line, the most frequent first."""
-    told = sorted(counts.items(), key=lambda item: -item[1])
-    return ", ".join(f"{count:,} {name}" for name, count in told if count) or "nothing"
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{count:,} {name}" for name, count in ordered if count) or "nothing"
 
 
 def _clock(seconds: float) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from leanq.campaigns.report.comparison import Comparing, Comparison
+from leanq.campaigns.report.comparison import Comparator, Comparison
 from leanq.campaigns.report.figures import Report, summarise
 from leanq.campaigns.report.outcomes import Outcome, one_line, outcomes
 from leanq.campaigns.report.sections import markdown, sections, text
@@ -34,14 +34,17 @@ def report(results: str, against: str | None, output: str | None, as_json: bool)
     if against is None:
         found = summarise(_read(results))
     else:
-        comparing = Comparing()
-        before = summarise(comparing.old(_read(against)))
-        found = summarise(comparing.new(_read(results)))
-        comparison = comparing.result()
+        comparator = Comparator()
+        before = summarise(comparator.old(_read(against)))
+        found = summarise(comparator.new(_read(results)))
+        comparison = comparator.result()
     title = one_line(f"Report on {Path(results).name}")
     intro = one_line(results if against is None else f"{results} against {against}", 1000)
     try:
-        drawn = _draw(plot, found, before, comparison)
+        # Beside an unrelated file there is nothing to see.
+        drawn = not (comparison and not comparison.matched) and _draw(
+            plot, found, before, comparison
+        )
         parts = sections(found, comparison, before, _WRITTEN)
         image = plot.name if drawn else None
         page.write_text(markdown(title, intro, image, parts), encoding="utf-8")
@@ -85,7 +88,7 @@ def _draw(path: Path, found: Report, before: Report | None, comparison: Comparis
     try:
         from leanq.campaigns.report.plot import draw
     except ImportError:
-        click.echo("leanq: no plot: it needs matplotlib (pip install matplotlib)", err=True)
+        click.echo("leanq: no plot: it needs matplotlib (pip install 'leanq[campaigns]')", err=True)
         return False
     draw(path, found, before, comparison)
     return True

@@ -52,7 +52,6 @@ _options = options.combined(
     ),
     click.option(
         "--min-workers",
-        "least",
         type=click.IntRange(0),
         default=0,
         show_default=True,
@@ -60,7 +59,6 @@ _options = options.combined(
     ),
     click.option(
         "--max-workers",
-        "most",
         type=click.IntRange(1),
         default=100,
         show_default=True,
@@ -84,7 +82,7 @@ _options = options.combined(
     ),
     click.option(
         "--scale-down-delay",
-        "excess_s",
+        "scale_down_delay_s",
         type=options.DURATION,
         default="4m",
         show_default=True,

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import sys
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 import click
 
-from leanq.client import LeanQClient
+from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import queue_url
+from leanq.commands.common import interruptible, queue_url
 from leanq.errors import InvalidRequestError, RequestError
 from leanq.lean.recipes import Recipe, unpack_export
 from leanq.producer.request_builder import InEnvironment
+from leanq.queue.queue import every_shard
+from leanq.states import RedisStates
 
 _UNAVAILABLE_TIMEOUT_S = 30.0
 _T = TypeVar("_T")
+
+# A state's id is 64 digits; eight say in which shard and bucket it is.
+_PREFIX = re.compile(r"[0-9a-f]{8,63}")
 
 
 @click.group()
@@ -34,8 +39,8 @@ def state() -> None:
 @options.env_of_state
 def show(state: str, url: str | None, as_json: bool, env: str | None) -> None:
     """Show the recipe of a state: its source up to the hole, and the tactics so far."""
-    where: InEnvironment = options.in_environment(env, {})
-    recipe = unpack_export(ask(url, lambda client: client.export(state, **where)))
+    state, exported = _export(url, state, env)
+    recipe = unpack_export(exported)
     line, column = _place(recipe)
     tactics = [tactic.text for tactic in recipe.tactics]
     if as_json:
@@ -69,8 +74,7 @@ def export(state: str, url: str | None, as_json: bool, env: str | None, output: 
 
     With --json an object with these bytes in base 64.
     """
-    where: InEnvironment = options.in_environment(env, {})
-    data = ask(url, lambda client: client.export(state, **where))
+    state, data = _export(url, state, env)
     if as_json:
         data = json.dumps({"state": state, "exported": base64.b64encode(data).decode()}).encode()
         data += b"\n"
@@ -100,14 +104,62 @@ def import_(file: str, url: str | None, as_json: bool, env: str) -> None:
     click.echo(json.dumps({"state": state}) if as_json else state)
 
 
-def ask(url: str | None, call: Callable[[LeanQClient], Future[_T]]) -> _T:
-    """The result of one call of a client; raises InvalidRequestError where no worker can do it."""
-    with LeanQClient(queue_url(url), unavailable_timeout_s=_UNAVAILABLE_TIMEOUT_S) as client:
-        try:
-            return call(client).result()
-        except RequestError as error:
-            # No worker can carry it out as it is, as with bad input that is seen here.
-            raise InvalidRequestError(str(error)) from None
+def _export(url: str | None, state: str, env: str | None) -> tuple[str, bytes]:
+    """The state's whole id, and its export."""
+    where: InEnvironment = options.in_environment(env, {})
+
+    async def export(client: AsyncLeanQClient, whole: str) -> tuple[str, bytes]:
+        return whole, await client.export(whole, **where)
+
+    return ask_about(url, state, export)
+
+
+def ask_about(
+    url: str | None, state: str, call: Callable[[AsyncLeanQClient, str], Awaitable[_T]]
+) -> _T:
+    """As :func:`ask`, of the state whose id, or a unique beginning of it, is ``state``."""
+
+    async def of_whole_id(client: AsyncLeanQClient) -> _T:
+        return await call(client, await _whole_id(client, state))
+
+    return ask(url, of_whole_id)
+
+
+async def _whole_id(client: AsyncLeanQClient, text: str) -> str:
+    if not _PREFIX.fullmatch(text):
+        # The client refuses what is no id.
+        return text
+    found: set[str] = set()
+    for settings in client.clusters:
+        async with every_shard(settings) as queues:
+            found.update(await RedisStates(queues).beginning_with(text))
+    if len(found) == 1:
+        return found.pop()
+    if not found:
+        raise InvalidRequestError(f"no state is known whose id begins with {text}")
+    some = ", ".join(state[: len(text) + 8] for state in sorted(found)[:3])
+    raise InvalidRequestError(
+        f"the ids of {len(found)} states begin with {text}: {some}, …; give more digits"
+    )
+
+
+def ask(url: str | None, call: Callable[[AsyncLeanQClient], Awaitable[_T]]) -> _T:
+    """The result of one call of a client, which Ctrl-C and SIGTERM withdraw.
+
+    Raises:
+        InvalidRequestError: no worker can carry it out as it is.
+        Stopped: a signal came.
+    """
+
+    async def run() -> _T:
+        wait_s = _UNAVAILABLE_TIMEOUT_S
+        async with AsyncLeanQClient(queue_url(url), unavailable_timeout_s=wait_s) as client:
+            return await call(client)
+
+    try:
+        return interruptible(run())
+    except RequestError as error:
+        raise InvalidRequestError(str(error)) from None
 
 
 def _place(recipe: Recipe) -> tuple[int, int]:

@@ -15,23 +15,23 @@ from typing import Any
 import click
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings, until_signal
+from leanq.commands.tables import columns, counted, duration, plural, printable
 from leanq.errors import QueueError, UsageError
 from leanq.fleet.history import history
-from leanq.fleet.stats import FleetStats, decisions_of, fleet_stats_of, info_of
+from leanq.fleet.stats import FleetStats, decisions_of, environments_of, fleet_stats_of, info_of
 from leanq.queue.queue import every_shard, look
-from leanq.queue.results import Status
 from leanq.queue.settings import Settings, without_password
 
 _EVERY_S = 1.0
 # Rates are over so many looks: enough to be read, few enough to follow.
 _LOOKS = 11
-# Of the workers in plain output, which no screen bounds.
+# Of the workers in plain output of --watch, which no screen bounds.
 _MOST_WORKERS = 10
+_SHOWN_OF_WORKERS: Mapping[str, type] = {"slots": int, "started": float, "environments": list}
 
 
 @click.command()
@@ -58,73 +58,101 @@ def status(url: str | None, as_json: bool, since_s: float | None, watch: bool) -
 
 
 def _once(settings: Settings, as_json: bool) -> None:
-    """Prints one look at the queue."""
-    record = _record_of(settings, asyncio.run(look(settings)))
-    if as_json:
-        click.echo(json.dumps(record, default=str))
-    else:
-        click.echo("\n".join(_lines(record)))
+    found = asyncio.run(look(settings))
+    record = _record_of(settings, FleetStats(time.time(), found, environments_of(found)))
+    click.echo(json.dumps(record, default=str) if as_json else "\n".join(_lines(record)))
 
 
 def _since(settings: Settings, as_json: bool, since_s: float) -> None:
     """Prints what happened in the last so many seconds, also when all workers are gone."""
-    rows = asyncio.run(history(settings, since_s))
+    periods = asyncio.run(history(settings, since_s))
     if as_json:
-        for row in rows:
-            click.echo(json.dumps(asdict(row)))
+        for period in periods:
+            click.echo(json.dumps(asdict(period)))
         return
-    click.echo("from              submitted  finished  waited  ran     waiting  workers  ended")
-    for row in rows:
-        ended = sum(row.finished.values())
-        start = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.start_s))
-        verdicts = ", ".join(f"{name} {count}" for name, count in sorted(row.finished.items()))
-        click.echo(
-            f"{start}  {row.submitted:9}  {ended:8}  {row.waited_s / max(1, ended):4.1f} s"
-            f"  {row.ran_s / max(1, ended):4.1f} s  {row.waiting:7}  {row.workers:7}  {verdicts}"
-        )
-    if not rows:
-        click.echo("nothing was noted in that time")
+    if not periods:
+        click.echo("nothing was recorded in that time")
+        return
+    rows = []
+    for period in periods:
+        ended = sum(period.finished.values())
+        start = time.strftime("%Y-%m-%d %H:%M", time.localtime(period.start_s))
+        means = (duration(total / max(1, ended)) for total in (period.waited_s, period.ran_s))
+        counts = (f"{n:,}" for n in (period.submitted, ended))
+        most = (f"{n:,}" for n in (period.waiting, period.workers))
+        rows.append((start, *counts, *means, *most, counted(period.finished)))
+    titles = ("FROM", "SUBMITTED", "FINISHED", "WAIT", "RUN", "WAITING", "WORKERS", "VERDICTS")
+    click.echo("\n".join(columns(titles, rows, left=("VERDICTS",))))
+    click.echo("WAIT and RUN are means; WAITING and WORKERS the most at one time.")
 
 
-def _record_of(settings: Settings, found: Status) -> dict[str, Any]:
-    """What ``leanq status --json`` prints."""
-    counters = found.counters
+# What a look says
+
+
+def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None) -> dict[str, Any]:
+    """What ``leanq status --json`` prints; with rates where there were looks before."""
+    status = seen.status
+    counters = status.counters
     return {
+        "at_s": seen.at_s,
         "url": without_password(settings.url),
-        "waiting": [asdict(row) for row in found.priorities],
-        "quarantined": dict(found.quarantined),
-        "paused": dict(found.paused),
-        "running": sum(row.held for row in found.workers),
-        "dead": found.dead,
-        "submitted": counters.get("submitted", 0),
-        "settled": counters.get("settled", 0),
-        "coalesced": counters.get("coalesced", 0),
-        "remembered": counters.get("remembered", 0),
-        "reaped": counters.get("reaped", 0),
-        "released": counters.get("released", 0),
-        "fenced": counters.get("fenced", 0),
-        "prefixes": _counted(counters, "way:"),
-        "warm_hits": counters.get("warm_hits", 0),
-        "warm_misses": counters.get("warm_misses", 0),
-        "reassignments": counters.get("reassignments", 0),
-        "verdicts": _counted(counters, "verdict:"),
-        "scaler": {environment: asdict(told) for environment, told in decisions_of(found).items()},
-        "environments": {
-            environment: info_of(about) for environment, about in sorted(found.environments.items())
+        "environments": _environments(seen, rates),
+        "waiting": [asdict(row) for row in status.priorities],
+        "quarantined": dict(status.quarantined),
+        "paused": dict(status.paused),
+        "running": sum(row.held for row in status.workers),
+        "dead": status.dead,
+        **{
+            name: counters.get(name, 0)
+            for name in (
+                *("submitted", "settled", "coalesced", "remembered", "reaped", "released"),
+                *("fenced", "warm_hits", "warm_misses", "reassignments"),
+            )
         },
+        "prefixes": _beginning(counters, "way:"),
+        "verdicts": _beginning(counters, "verdict:"),
+        "reasons": _beginning(counters, "reason:"),
+        "scaler": {name: asdict(made) for name, made in decisions_of(status).items()},
         "workers": [
             {
                 "worker": row.worker,
                 "running": row.held,
                 "lease_s": round(row.lease_s, 1),
-                **{k: v for k, v in info_of(row.info).items() if isinstance(v, _SHOWN.get(k, ()))},
+                **{
+                    name: value
+                    for name, value in info_of(row.info).items()
+                    if isinstance(value, _SHOWN_OF_WORKERS.get(name, ()))
+                },
             }
-            for row in found.workers
+            for row in sorted(status.workers, key=lambda row: (-row.held, row.worker))
         ],
     }
 
 
-def _counted(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
+def _environments(seen: FleetStats, rates: _Rates | None) -> dict[str, dict[str, Any]]:
+    """Of each environment what it is and what it does, the busiest first."""
+    found = {}
+    by_size = sorted(
+        seen.environments.items(), key=lambda item: (-(item[1].waiting + item[1].running), item[0])
+    )
+    for name, stats in by_size:
+        came, ended = (rates and rates.of(name)) or (None, None)
+        found[name] = {
+            **info_of(seen.status.environments.get(name, b"")),
+            "waiting": stats.waiting + stats.quarantined,
+            "paused": stats.held,
+            "oldest_s": round(stats.oldest_s, 1),
+            "submitted_per_s": came,
+            "finished_per_s": ended,
+            "running": stats.running,
+            "slots_busy": stats.busy,
+            "slots_idle": stats.slots - stats.busy,
+            "workers": stats.workers,
+        }
+    return found
+
+
+def _beginning(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
     """The counters whose names begin so, by the rest of their names."""
     return {
         name.removeprefix(prefix): n
@@ -133,78 +161,127 @@ def _counted(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
     }
 
 
-_SHOWN: Mapping[str, type] = {"slots": int, "started": float, "environments": list}
+# A look for people
 
 
 def _lines(record: dict[str, Any]) -> Iterator[str]:
-    """A record for people."""
-    yield f"queue     {record['url']}"
-    waiting = sum(row["waiting"] for row in record["waiting"])
-    yield f"waiting   {waiting}"
-    for row in record["waiting"]:
-        text = f"{row['waiting']} of {row['tenants']} tenants"
-        if row["held"]:
-            text += f", {row['held']} held back"
-        if row["held"] < row["waiting"]:
-            text += f", the oldest for {row['oldest_s']:.1f} s"
-        yield f"          {row['environment']}, priority {row['priority']}: {text}"
-    for environment, count in record["quarantined"].items():
-        yield f"          {environment}: {count} quarantined requests, each to run alone"
-    for name, since_s in sorted(record["paused"].items()):
-        what = "environment" if name.startswith("e:") else "tenant"
-        yield f"paused    {what} {name[2:]}, since {time.time() - since_s:.0f} s (leanq resume)"
-    yield f"running   {record['running']}"
-    yield from _summary(record)
-    for environment, about in record["environments"].items():
-        yield f"offered   {environment}: {_about(about)}"
-    for row in record["workers"]:
-        yield f"worker    {row['worker']}: {', '.join(_worker_cells(row))}"
+    yield from map(printable, _summary(record))
+    for table in (_environment_table(record), _waiting_table(record), _worker_table(record)):
+        if table:
+            yield ""
+            yield from map(printable, table)
     if not record["workers"]:
-        yield "worker    none is alive; start one with 'leanq worker'"
+        yield ""
+        yield "no worker is alive; start one with 'leanq worker'"
 
 
 def _summary(record: dict[str, Any]) -> Iterator[str]:
-    """The part of :func:`_lines` that is about the queue as a whole, and the scaler."""
-    counts = ", ".join(f"{name} {count}" for name, count in record["verdicts"].items())
-    yield f"ended     {counts or 'nothing yet'}"
-    if record["coalesced"] or record["remembered"]:
-        yield (
-            f"saved     {record['coalesced']} by an identical request's run, "
-            f"{record['remembered']} by a remembered verdict"
-        )
-    yield (
-        f"trouble   {record['reaped']} reaped, {record['released']} released, "
-        f"{record['fenced']} late results, {record['dead']} dead letters"
-        f"{' (leanq dead list)' if record['dead'] else ''}"
-    )
+    """The queue as a whole, and what the scaler decided."""
+    yield f"queue       {record['url']}"
+    waiting = sum(row["waiting"] for row in record["waiting"])
+    waiting += sum(record["quarantined"].values())
+    yield f"waiting     {waiting:,}"
+    yield f"running     {record['running']:,}"
+    finished = sum(record["verdicts"].values())
+    verdicts = counted(record["verdicts"])
+    yield f"finished    {finished:,}{f': {verdicts}' if verdicts else ''}"
+    if record["reasons"]:
+        yield f"reasons     {counted(record['reasons'])}"
+    for name, since_s in sorted(record["paused"].items()):
+        what, option = ("environment", "env") if name.startswith("e:") else ("tenant", "tenant")
+        age = duration(time.time() - since_s)
+        yield f"paused      {what} {name[2:]} for {age} (leanq resume --{option} {name[2:]})"
+    for name, count in record["quarantined"].items():
+        text = "to run alone, since their workers died"
+        yield f"quarantined {plural(count, 'request')} of {name}, {text}"
+    retries = {
+        "requeued after an expired lease": record["reaped"],
+        "returned by workers that stopped": record["released"],
+        "stale results refused": record["fenced"],
+    }
+    if any(retries.values()):
+        yield f"retries     {counted(retries)}"
+    if record["dead"]:
+        text = "that took down too many workers (leanq dead list)"
+        yield f"dead        {plural(record['dead'], 'request')} {text}"
+    shared = {
+        "joined an identical run": record["coalesced"],
+        "answered from remembered verdicts": record["remembered"],
+    }
+    if any(shared.values()):
+        yield f"shared      {counted(shared)}"
     if record["prefixes"]:
-        ways = ", ".join(f"{name} {count}" for name, count in record["prefixes"].items())
-        yield f"prefixes  {ways}"
+        ways = {_WAYS.get(name, name): count for name, count in record["prefixes"].items()}
+        yield f"snapshots   {counted(ways)}"
     if record["warm_hits"] or record["warm_misses"]:
         yield (
-            f"warm      {record['warm_hits']} hits, {record['warm_misses']} misses, "
-            f"{record['reassignments']} stolen from workers that did not come"
+            f"placement   {record['warm_hits']:,} on a warm worker, {record['warm_misses']:,} "
+            f"elsewhere, {record['reassignments']:,} reassigned"
         )
-    for environment, told in record["scaler"].items():
+    for name, made in record["scaler"].items():
+        age = duration(time.time() - made["at"])
         yield (
-            f"scaler    {environment}: {told['target']} workers, before {told['order']} "
-            f"({told['reason']}, {time.time() - told['at']:.0f} s ago, {told['who']}): "
-            f"{told['text']}"
+            f"scaler      {name}: {made['target']} workers wanted, {made['order']} before "
+            f"({made['reason']}, {age} ago, {made['who']}): {made['text']}"
         )
 
 
-def _worker_cells(row: dict[str, Any]) -> tuple[str, str, str, str]:
-    """What a worker does, how long its lease lasts, since when it is there, and what it serves."""
-    lease = f"lease {row['lease_s']} s" if row["lease_s"] > 0 else "LAPSED"
-    age_s = time.time() - row.get("started", time.time())
-    serves = f"serves {', '.join(map(str, row.get('environments', [])))}"
-    return f"{row['running']} of {row.get('slots', '?')} slots", lease, f"up {age_s:.0f} s", serves
+# What became of the part of a text that comes before its holes.
+_WAYS = {
+    "warm": "loaded from this worker's disk",
+    "cold": "loaded from Redis",
+    "replayed": "elaborated",
+    "failed": "failed to load",
+}
 
 
-def _about(about: dict[str, Any]) -> str:
-    if "lean" not in about:
-        return str(about.get("driver", "?"))
-    return f"Lean {about['lean']}, fingerprint {str(about.get('fingerprint', ''))[:12]}"
+def _environment_table(
+    record: dict[str, Any], *, watched: bool = False, most: int | None = None
+) -> list[str]:
+    """By environment what waits and runs; ``watched``: with rates, which take two looks."""
+    rows = []
+    for name, each in list(record["environments"].items())[:most]:
+        oldest = duration(each["oldest_s"]) if each["waiting"] > each["paused"] else "–"
+        row = [name, f"{each['waiting']:,}", oldest]
+        if watched:
+            rates = (each["submitted_per_s"], each["finished_per_s"])
+            row += ("–" if rate is None else f"{rate:,.1f}" for rate in rates)
+        slots = each["slots_busy"] + each["slots_idle"]
+        row += (f"{count:,.0f}" for count in (each["running"], slots, each["workers"]))
+        if not watched:
+            lean = str(each.get("lean") or each.get("driver") or "–")
+            row += (lean, str(each.get("fingerprint") or "–")[:12])
+        rows.append(row)
+    if not rows:
+        return []
+    rates_of = ("IN/S", "OUT/S") if watched else ()
+    what_it_is = () if watched else ("LEAN", "FINGERPRINT")
+    titles = ("ENVIRONMENT", "WAITING", "OLDEST", *rates_of, "RUNNING", "SLOTS", "WORKERS")
+    return columns((*titles, *what_it_is), rows, left=what_it_is)
+
+
+def _waiting_table(record: dict[str, Any]) -> list[str]:
+    rows = []
+    for row in record["waiting"]:
+        oldest = duration(row["oldest_s"]) if row["held"] < row["waiting"] else "–"
+        counts = (f"{row[what]:,}" for what in ("waiting", "held"))
+        rows.append(
+            (row["environment"], str(row["priority"]), *counts, oldest, f"{row['tenants']:,}")
+        )
+    titles = ("ENVIRONMENT", "PRIORITY", "WAITING", "PAUSED", "OLDEST", "TENANTS")
+    return columns(titles, rows) if rows else []
+
+
+def _worker_table(record: dict[str, Any], most: int | None = None) -> list[str]:
+    rows = []
+    for row in record["workers"][:most]:
+        lease = duration(row["lease_s"]) if row["lease_s"] > 0 else "expired"
+        age_s = time.time() - row.get("started", time.time())
+        serves = ", ".join(map(str, row.get("environments", []))) or "–"
+        slots = str(row.get("slots", "?"))
+        rows.append((row["worker"], f"{row['running']:,}", slots, lease, duration(age_s), serves))
+    titles = ("WORKER", "RUNNING", "SLOTS", "LEASE", "UP", "SERVES")
+    return columns(titles, rows, left=("SERVES",)) if rows else []
 
 
 # --watch
@@ -239,18 +316,19 @@ async def _look_again(settings: Settings, show: _Show) -> None:
     async with every_shard(settings) as queues:
         while True:
             start_s = loop.time()
-            look = asyncio.create_task(fleet_stats_of(queues))
+            look_ = asyncio.create_task(fleet_stats_of(queues))
             try:
-                while not (await asyncio.wait({look}, timeout=_EVERY_S))[0]:
+                while not (await asyncio.wait({look_}, timeout=_EVERY_S))[0]:
                     late = f"no answer for {loop.time() - start_s:.0f} s"
                     show(_Seen(seen.record, late))
-                seen = _Seen(_watched(settings, look.result(), rates))
+                rates.add(look_.result())
+                seen = _Seen(_record_of(settings, look_.result(), rates))
             except QueueError as error:
                 # It may come back, and then this goes on.
                 seen = _Seen(seen.record, str(error))
             finally:
-                look.cancel()
-                await asyncio.gather(look, return_exceptions=True)
+                look_.cancel()
+                await asyncio.gather(look_, return_exceptions=True)
             show(seen)
             await asyncio.sleep(max(0.0, start_s + _EVERY_S - loop.time()))
 
@@ -263,7 +341,8 @@ class _Rates:
 
     def add(self, seen: FleetStats) -> None:
         counts = {
-            name: (l_.submitted, l_.finished.total()) for name, l_ in seen.environments.items()
+            name: (stats.submitted, stats.finished.total())
+            for name, stats in seen.environments.items()
         }
         # A server that was restarted, or a replica that took over, counts from less.
         if self._looks and any(
@@ -281,33 +360,6 @@ class _Rates:
             return None
         came, ended = (last[name][n] - first.get(name, (0, 0))[n] for n in (0, 1))
         return round(came / (end_s - start_s), 2), round(ended / (end_s - start_s), 2)
-
-
-def _watched(settings: Settings, seen: FleetStats, rates: _Rates) -> dict[str, Any]:
-    """That of ``leanq status`` with the time and, by environment, what moves; busiest first."""
-    rates.add(seen)
-    record = _record_of(settings, seen.status)
-    record["workers"].sort(key=lambda row: (-row["running"], row["worker"]))
-    environments = {}
-    by_size = sorted(
-        seen.environments.items(), key=lambda item: -(item[1].waiting + item[1].running)
-    )
-    for name, environment in by_size:
-        came, ended = rates.of(name) or (None, None)
-        environments[name] = {
-            "waiting": environment.waiting + environment.quarantined,
-            "oldest_s": round(environment.oldest_s, 1),
-            "submitted_per_s": came,
-            "finished_per_s": ended,
-            "running": environment.running,
-            "slots_busy": environment.busy,
-            "slots_idle": environment.slots - environment.busy,
-            "workers": environment.workers,
-        }
-    return {"at_s": seen.at_s} | record | {"environments": environments}
-
-
-# Plain output
 
 
 @contextlib.contextmanager
@@ -331,33 +383,27 @@ def _blocks() -> Iterator[_Show]:
 
 
 def _block(seen: _Seen) -> Iterator[str]:
-    yield f"at        {time.strftime('%Y-%m-%d %H:%M:%S')}"
+    yield f"at          {time.strftime('%Y-%m-%d %H:%M:%S')}"
     if seen.trouble or not seen.record:
-        yield f"trouble   {seen.trouble}"
+        yield f"error       {seen.trouble}"
         return
+    yield from map(printable, _summary(seen.record))
+    yield ""
+    yield from map(printable, _environment_table(seen.record, watched=True))
+    yield ""
     workers = seen.record["workers"]
-    yield from _lines(seen.record | {"workers": workers[:_MOST_WORKERS]})
+    yield _worker_count(workers)
+    yield from map(printable, _worker_table(seen.record, _MOST_WORKERS))
     if len(workers) > _MOST_WORKERS:
-        yield f"          and {len(workers) - _MOST_WORKERS} more"
-    for name, environment in seen.record["environments"].items():
-        cells = ", ".join(map(" ".join, zip(_cells(environment), _TITLES, strict=True)))
-        yield f"moves     {name}: {cells}"
+        yield f"and {len(workers) - _MOST_WORKERS:,} more"
 
 
-_TITLES = ("waiting", "s old", "in/s", "out/s", "running", "slots busy", "idle", "workers")
-
-
-def _cells(environment: dict[str, Any]) -> Iterator[str]:
-    """One environment for people: under these titles, or before them."""
-    yield f"{environment['waiting']:,}"
-    yield f"{environment['oldest_s']:.0f}"
-    for rate in (environment["submitted_per_s"], environment["finished_per_s"]):
-        yield "–" if rate is None else f"{rate:,.1f}"
-    for what in ("running", "slots_busy", "slots_idle", "workers"):
-        yield f"{environment[what]:,.0f}"
-
-
-# The live view
+def _worker_count(workers: list[dict[str, Any]]) -> str:
+    expired = sum(row["lease_s"] <= 0 for row in workers)
+    if not workers:
+        return "no worker is alive; start one with 'leanq worker'"
+    text = f"{plural(len(workers) - expired, 'worker')} alive"
+    return text + (f", {plural(expired, 'expired lease')}" if expired else "")
 
 
 @contextlib.contextmanager
@@ -373,64 +419,51 @@ def _live() -> Iterator[_Show]:
             live.update(last, refresh=True)
 
         yield show
-    # The screen is gone, and whoever ended it may want to keep what it showed.
+    # The screen is gone, and its reader may want to keep what it showed.
     console.print(last)
 
 
 def _view(seen: _Seen, console: Console) -> RenderableType:
-    title = Text(f"leanq  {time.strftime('%H:%M:%S')}", style="bold")
-    trouble = [_text(seen.trouble, "bold red")] if seen.trouble else []
+    title = _text(f"leanq  {time.strftime('%H:%M:%S')}", "bold")
+    if seen.trouble:
+        title = _text(f"leanq  {time.strftime('%H:%M:%S')}  {seen.trouble}", "bold red")
     record = seen.record
     if record is None:
-        return Group(title, *trouble)
-    if trouble:
-        trouble.append(Text(f"the last look was {time.time() - record['at_s']:.0f} s ago"))
-    title.append_text(_text(f"  {record['url']}", "not bold dim"))
-    shown = dict(list(record["environments"].items())[: max(1, console.height // 4)])
-    environments = _table("environment", *_TITLES)
-    for name, environment in shown.items():
-        environments.add_row(_text(name), *_cells(environment))
-    more = (
-        [Text(f"and {n} more", style="dim")]
-        if (n := len(record["environments"]) - len(shown))
-        else []
-    )
-    told = {name: told for name, told in record["scaler"].items() if name in shown}
-    about = [_row(line) for line in _summary(record | {"scaler": told})]
-    head = Group(title, *trouble, Text(), environments, *more, Text(), *about, Text())
-    # One line is the count of workers.
-    room = console.height - len(console.render_lines(head, pad=False)) - 1
-    return Group(head, *_workers(record["workers"], room))
+        return Group(title)
+    rows = [title]
+    if seen.trouble:
+        rows.append(_text(f"the last look was {time.time() - record['at_s']:.0f} s ago"))
+    shown = max(1, console.height // 4)
+    names = list(record["environments"])
+    kept = {name: made for name, made in record["scaler"].items() if name in names[:shown]}
+    rows += (_text(line, _style(line)) for line in _summary(record | {"scaler": kept}))
+    rows += _table(_environment_table(record, watched=True, most=shown))
+    if len(names) > shown:
+        rows.append(_text(f"and {len(names) - shown} more", "dim"))
+    workers = record["workers"]
+    rows += (Text(), _text(_worker_count(workers), "bold" if workers else "yellow"))
+    # Below the titles; a line of the summary that is longer than the screen takes several.
+    room = console.height - len(console.render_lines(Group(*rows), pad=False)) - 1
+    if room > 0 and workers:
+        table = _worker_table(record, room)
+        rows.append(_text(table[0], "dim"))
+        for line, row in zip(table[1:], workers, strict=False):
+            rows.append(
+                _text(line, "red" if row["lease_s"] <= 0 else "" if row["running"] else "dim")
+            )
+    return Group(*rows)
 
 
-def _workers(rows: list[dict[str, Any]], room: int) -> Iterator[RenderableType]:
-    if not rows:
-        yield Text("no worker is alive; start one with 'leanq worker'", style="yellow")
-        return
-    lapsed = sum(row["lease_s"] <= 0 for row in rows)
-    count = Text(f"{len(rows) - lapsed} workers alive", style="bold")
-    yield count.append(f", {lapsed} lapsed", style="red") if lapsed else count
-    table = _table()
-    for _ in range(5):
-        table.add_column(no_wrap=True)
-    for row in rows[: max(0, room)]:
-        style = "red" if row["lease_s"] <= 0 else "" if row["running"] else "dim"
-        table.add_row(*map(_text, (row["worker"], *_worker_cells(row))), style=style)
-    yield table
+def _table(lines: list[str]) -> Iterator[Text]:
+    if lines:
+        yield Text()
+        yield _text(lines[0], "dim")
+        yield from map(_text, lines[1:])
 
 
-def _table(*titles: str) -> Table:
-    table = Table(box=None, show_header=bool(titles), pad_edge=False, padding=(0, 2, 0, 0))
-    for number, title in enumerate(titles):
-        table.add_column(title, justify="right" if number else "left", no_wrap=True)
-    return table
-
-
-def _row(text: str) -> Text:
-    is_bad = text.startswith("trouble") and any(c in "123456789" for c in text)
-    return _text(text, "yellow" if is_bad else "")
+def _style(line: str) -> str:
+    return "yellow" if line.startswith(("paused", "retries", "dead", "quarantined")) else ""
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Without what would steer a terminal: names come from whoever wrote them into Redis."""
-    return Text("".join(c if c.isprintable() else "�" for c in text), style=style)
+    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")

@@ -9,7 +9,8 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import exit_code
-from leanq.commands.state import ask
+from leanq.commands.replies import coloured
+from leanq.commands.state import ask_about
 from leanq.commands.submit import read_source
 from leanq.producer.request_builder import Check
 from leanq.queue.requests import Reply, step_reply_to_json
@@ -26,7 +27,8 @@ def step(
 ) -> int:
     """Try a tactic on a state and print what is left to prove.
 
-    STATE is an id that a check or a step has printed. A TACTIC of - is standard input.
+    STATE is an id that a check or a step has printed, or its first digits, eight at least. A
+    TACTIC of - is standard input.
 
     Exit code: as of submit; 1 also where goals are left.
     """
@@ -34,7 +36,7 @@ def step(
     if not isinstance(text, str):
         raise text
     asked: Check = options.in_environment(env, how)
-    reply = ask(url, lambda client: client.step(state, text, **asked))
+    reply = ask_about(url, state, lambda client, whole: client.step(whole, text, **asked))
     if as_json:
         click.echo(json.dumps(step_reply_to_json(reply)))
     else:
@@ -43,7 +45,8 @@ def step(
 
 
 def _lines(reply: Reply) -> list[str]:
-    lines = [f"{reply.verdict} ({reply.wall_s:.2f} s)"]
+    reason = f"{reply.reason}; " if reply.reason else ""
+    lines = [f"{coloured(reply.verdict)} ({reason}{reply.wall_s:.2f} s)"]
     if reply.state:
         lines.append(f"state {reply.state}")
     lines += ("\n" + goal for goal in reply.goals)

@@ -7,21 +7,21 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from itertools import islice
 from os.path import isfile
-from typing import Any, TextIO, Unpack
+from typing import Any, Unpack
 
 import click
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import exit_code, interruptible, worst
-from leanq.commands.worker import make_worker
+from leanq.commands.common import Stopped, interruptible, worst
+from leanq.commands.replies import Ended, Summary, lines_of
 from leanq.errors import InvalidRequestError, LeanQError, TooLargeError, UsageError
-from leanq.local import EmbeddedServer, UpFile, embedded_settings, running
-from leanq.producer.request_builder import Check
+from leanq.local import UpFile
+from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.queue.queue import look
 from leanq.queue.requests import Reply, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
@@ -30,86 +30,179 @@ from leanq.queue.wire import unpack_info
 # Files that are read and outstanding at a time, so that memory stays flat for any number.
 _WINDOW = 512
 _HINT_AFTER_S = 3.0
-
-_COLOURS = {"accepted": "green", "incomplete": "yellow", "rejected": "red"}
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How one file ended: a reply, or why there is none."""
-
-    file: str
-    reply: Reply | None = None
-    error: LeanQError | None = None
-
-    @property
-    def exit_code(self) -> int:
-        """As :func:`leanq.commands.common.exit_code`."""
-        return exit_code(self.error or (self.reply.verdict if self.reply else None))
-
+# A command that is done sooner has no use for a progress bar.
+_PROGRESS_AFTER_S = 2.0
 
 _Source = str | UsageError
 """The Lean text of a file, or what is wrong with it."""
 
+Show = Callable[[Ended], None]
+
+Ask = Callable[[AsyncLeanQClient, str], Coroutine[Any, Any, Reply]]
+"""What is asked about the text of each file."""
+
+ToJson = Callable[[Reply], dict[str, Any]]
+
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE|FOLDER...")
 @options.queue
+@options.embedded
 @options.env
 @options.lean
-def submit(files: tuple[str, ...], url: str | None, as_json: bool, **how: Unpack[Check]) -> int:
+def submit(
+    paths: tuple[str, ...], url: str | None, as_json: bool, embedded: bool, **how: Unpack[Check]
+) -> int:
     """Check Lean files and print each one's verdict as it comes.
 
-    A FILE of - is standard input. Without a queue (--url, LEANQ_URL or leanq up) a server and
-    a worker are started for the length of the call.
+    Of a FOLDER all .lean files below it are checked. A FILE of - is standard input. Where nothing
+    names a Redis (--url, LEANQ_URL or 'leanq up'), a server and a worker run for the length of the
+    call.
 
-    Exit code: 0 if all are accepted; 1 if one is rejected, incomplete, exhausted or unverified;
-    2 for wrong usage or input that cannot be read; 3 where leanq could not give Lean's verdict,
-    or no Redis answers.
+    Exit code: 0 if all are accepted; 1 if any is rejected, incomplete, exhausted or unverified;
+    3 if leanq could not give a verdict of Lean's, or no Redis answers; 2 for wrong usage and for
+    files that cannot be read.
     """
+
+    def ask(client: AsyncLeanQClient, code: str) -> Coroutine[Any, Any, Reply]:
+        return client.check(code, **how)
+
+    return run_files(paths, url, embedded, as_json, how, ask, check_reply_to_json)
+
+
+def run_files(
+    paths: Sequence[str],
+    url: str | None,
+    embedded: bool,
+    as_json: bool,
+    how: Check,
+    ask: Ask,
+    to_json: ToJson,
+) -> int:
+    """Asks about each file, prints each end as it comes and a summary; the exit code.
+
+    Raises:
+        Stopped: a signal came; what was outstanding is withdrawn.
+        UsageError: a folder that cannot be read, or has no .lean files.
+    """
+    files = list(lean_files(paths))
     # A pipe or a terminal can keep its reader waiting, so what may be one is read while no
     # worker depends on this process and Ctrl-C ends it at once.
     early = {file: read_source(file) for file in files if file == "-" or not isfile(file)}
-    return interruptible(_submit(files, early, url, how, as_json))
+    batch = _Batch(files, early, how, ask)
+    started_s = time.monotonic()
+    try:
+        interruptible(batch.run(url, embedded, as_json, to_json))
+    except Stopped as stopped:
+        click.echo(f"leanq: {stopped}: {batch.left()}", err=True)
+        raise
+    if not as_json:
+        click.echo(batch.summary.line(time.monotonic() - started_s), err=True)
+    warning = batch.summary.warning(how["env"])
+    if warning:
+        click.echo(f"leanq: {warning}", err=True)
+    return worst(batch.summary.codes)
 
 
-async def _submit(
-    files: Sequence[str],
-    early: Mapping[str, _Source],
-    url: str | None,
-    options: Check,
-    as_json: bool,
-) -> int:
-    codes = set()
-    async with (
-        queue_at(url) as (place, worker),
-        AsyncLeanQClient(place, unavailable_timeout_s=30.0) as client,
-    ):
-        idle = asyncio.create_task(hint(client.clusters, options))
+def lean_files(paths: Sequence[str]) -> Iterator[str]:
+    """The files that are named, and of folders all .lean files below them, sorted.
+
+    Names that begin with a dot are passed over, since a project keeps its packages under one, and
+    links to folders are not followed.
+
+    Raises:
+        UsageError: a folder cannot be read, or there are no such files.
+    """
+    for path in paths:
+        if path == "-" or not os.path.isdir(path):
+            yield path
+            continue
+        found = sorted(_below(path))
+        if not found:
+            raise UsageError(f"there are no .lean files in {path}")
+        yield from found
+
+
+def _below(folder: str) -> Iterator[str]:
+    def refuse(error: OSError) -> None:
+        raise UsageError(f"{error.filename}: {error.strerror}")
+
+    for where, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in names:
+            if name.endswith(".lean") and not name.startswith("."):
+                yield os.path.join(where, name)
+
+
+class _Batch:
+    """The files of one call, on their way through the queue."""
+
+    def __init__(
+        self, files: Sequence[str], early: Mapping[str, _Source], how: Check, ask: Ask
+    ) -> None:
+        self.summary = Summary()
+        self._files = files
+        self._early = early
+        self._how = how
+        self._ask = ask
+        self._begun = 0
+        self._sent = 0
+        self._answered = 0
+
+    def left(self) -> str:
+        """What had no verdict when the call was stopped."""
+        withdrawn, unsent = self._sent - self._answered, len(self._files) - self._begun
+        text = f"{withdrawn:,} {'request' if withdrawn == 1 else 'requests'} withdrawn"
+        return text + (f", {unsent:,} not sent" if unsent else "")
+
+    async def run(self, url: str | None, embedded: bool, as_json: bool, to_json: ToJson) -> None:
+        async with (
+            queue_at(url, embedded=embedded) as (place, worker),
+            AsyncLeanQClient(place, unavailable_timeout_s=30.0) as client,
+        ):
+            # What is wrong with an option is said once, and before anything is sent.
+            RequestBuilder(client.settings, self._how["tenant"]).shared(self._how)
+            idle = asyncio.create_task(hint(client.clusters, self._how))
+            try:
+                async with _shown(len(self._files), as_json, to_json) as show:
+                    checks = (self._check(client, file) for file in self._files)
+                    async for ended in _ends(checks, worker):
+                        self.summary.add(ended)
+                        show(ended)
+            finally:
+                idle.cancel()
+                await asyncio.gather(idle, return_exceptions=True)
+
+    async def _check(self, client: AsyncLeanQClient, file: str) -> Ended:
+        self._begun += 1
+        source = self._early[file] if file in self._early else read_source(file)
+        if isinstance(source, UsageError):
+            return Ended(file, error=source)
+        self._sent += 1
         try:
-            with _progress(len(files), as_json) as show:
-                checks = (_check(client, file, early, options) for file in files)
-                async for ended in _ends(checks, worker):
-                    codes.add(ended.exit_code)
-                    show(ended)
-        finally:
-            idle.cancel()
-            await asyncio.gather(idle, return_exceptions=True)
-    return worst(codes)
+            ended = Ended(file, reply=await self._ask(client, source))
+        except LeanQError as error:
+            ended = Ended(file, error=error)
+        self._answered += 1
+        return ended
 
 
 @contextlib.asynccontextmanager
 async def queue_at(
-    url: str | None,
+    url: str | None, *, embedded: bool = False
 ) -> AsyncIterator[tuple[str | Settings, set[asyncio.Task[None]]]]:
     """The queue at ``url``, or of ``leanq up``, or a whole one for the length of the call.
 
-    With the task of the worker beside it, if there is one.
+    With the task of the worker beside it, if there is one. ``embedded``: in any case the last.
     """
-    url = url or UpFile(os.environ).read()
-    if url:
-        yield url, set()
+    named = None if embedded else url or UpFile(os.environ).read()
+    if named:
+        yield named, set()
         return
+    # Their import takes as long as a small check, and most calls name a queue.
+    from leanq.commands.worker import make_worker
+    from leanq.local import EmbeddedServer, embedded_settings, running
+
     with contextlib.closing(EmbeddedServer()) as server:
         settings = embedded_settings(server, os.environ)
         # Before the first request, so that a missing Lean is an error, not a wait; and while the
@@ -143,18 +236,6 @@ async def _ends(
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-async def _check(
-    client: AsyncLeanQClient, file: str, early: Mapping[str, _Source], options: Check
-) -> Ended:
-    source = early[file] if file in early else read_source(file)
-    if isinstance(source, UsageError):
-        return Ended(file, error=source)
-    try:
-        return Ended(file, reply=await client.check(source, **options))
-    except LeanQError as error:
-        return Ended(file, error=error)
-
-
 def read_source(file: str) -> _Source:
     """The Lean text in ``file``, or on standard input for ``-``; or what is wrong with it."""
     if file == "-" and sys.stdin is None:
@@ -163,8 +244,6 @@ def read_source(file: str) -> _Source:
     try:
         with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
             data = stream.read(MAX_REQUEST_BYTES + 1)
-    except IsADirectoryError:
-        return InvalidRequestError("is a directory; name the .lean files in it")
     except OSError as error:
         return InvalidRequestError(error.strerror or str(error))
     if len(data) > MAX_REQUEST_BYTES:
@@ -176,63 +255,67 @@ def read_source(file: str) -> _Source:
         return InvalidRequestError(text)
 
 
-@contextlib.contextmanager
-def _progress(total: int, as_json: bool) -> Any:
-    """Yields what shows one end: JSON lines, plain lines, or lines above a progress bar."""
+@contextlib.asynccontextmanager
+async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Show]:
+    """Yields what shows one end: JSON lines, or plain lines, above a progress bar on a terminal."""
     if as_json:
-        yield lambda ended: print(json.dumps(_record(ended)), flush=True)
-    elif total > 1 and sys.stdout.isatty():
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+        yield lambda ended: print(json.dumps(_record(ended, to_json)), flush=True)
+        return
+    if not (sys.stdout.isatty() or sys.stderr.isatty()):
+        yield _print
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-        columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        # Lines are left whole, as people copy them, and errors stay out of the output.
-        console, shared = Console(soft_wrap=True), sys.stderr.isatty()
-        with Progress(*columns, transient=True, console=console, redirect_stderr=shared) as bar:
-            task = bar.add_task("checking", total=total)
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Lines are left whole, as people copy them; what goes elsewhere than the bar is left alone.
+    console = Console(soft_wrap=True, stderr=not sys.stdout.isatty())
+    bar = Progress(
+        *columns,
+        transient=True,
+        console=console,
+        redirect_stdout=sys.stdout.isatty(),
+        redirect_stderr=sys.stderr.isatty(),
+    )
+    task = bar.add_task("checking", total=total)
 
-            def show(ended: Ended) -> None:
-                _print_plain(ended, sys.stdout)
-                bar.advance(task)
+    async def begin() -> None:
+        await asyncio.sleep(_PROGRESS_AFTER_S)
+        bar.start()
 
-            yield show
-    else:
-        yield lambda ended: _print_plain(ended, sys.stdout)
+    def show(ended: Ended) -> None:
+        _print(ended)
+        bar.advance(task)
+
+    beginning = asyncio.create_task(begin())
+    try:
+        yield show
+    finally:
+        beginning.cancel()
+        bar.stop()
 
 
-def _print_plain(ended: Ended, out: TextIO) -> None:
+def _print(ended: Ended) -> None:
+    # The streams are named, as click would write past what keeps lines above a progress bar.
     if ended.reply is None:
         click.echo(f"leanq: {ended.file}: {ended.error}", file=sys.stderr)
-        return
-    reply = ended.reply
-    verdict = click.style(reply.verdict, fg=_COLOURS.get(reply.verdict or "", "magenta"), bold=True)
-    notes = [f"{reply.wall_s:.2f} s"]
-    if reply.axioms is not None:
-        notes.append(f"axioms: {', '.join(reply.axioms) or 'none'}")
-    lines = [f"{ended.file}: {verdict} ({'; '.join(notes)})"]
-    for m in reply.messages:
-        head, *more = m.text.splitlines() or [""]
-        lines.append(f"  {ended.file}:{m.line}:{m.column}: {m.severity}: {head}")
-        lines += [f"    {line}" for line in more]
-    for s in reply.sorries:
-        lines.append(f"  {ended.file}:{s.line}:{s.column}: state {s.state or 'unknown'}")
-        lines += [f"    {line}" for line in (s.goal or "").splitlines()]
-    click.echo("\n".join(lines), file=out)
+    else:
+        click.echo("\n".join(lines_of(ended.file, ended.reply)), file=sys.stdout)
 
 
-def _record(ended: Ended) -> dict[str, Any]:
+def _record(ended: Ended, to_json: ToJson) -> dict[str, Any]:
     if ended.reply is None:
         return {"file": ended.file, "verdict": None, "error": str(ended.error)}
-    return {"file": ended.file, **check_reply_to_json(ended.reply)}
+    return {"file": ended.file, **to_json(ended.reply)}
 
 
-async def hint(clusters: Sequence[Settings], options: Check) -> None:
-    """Says why nothing happens, when it is paused or nobody is there to work."""
+async def hint(clusters: Sequence[Settings], how: Check) -> None:
+    """Says why nothing happens, when it is paused or no worker is alive."""
     await asyncio.sleep(_HINT_AFTER_S)
     # The client itself reports a server that is out of reach.
     with contextlib.suppress(LeanQError):
         seen = [await look(settings) for settings in clusters]
-        env, tenant = options["env"], options["tenant"]
+        env, tenant = how["env"], how["tenant"]
         for kind, what, name in (("e", "environment", env), ("t", "tenant", tenant)):
             if any(f"{kind}:{name}" in status.paused for status in seen):
                 text = f"the {what} {name!r} is paused; the requests wait (leanq resume)"

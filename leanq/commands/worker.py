@@ -65,7 +65,7 @@ worker_options = options.combined(
         "--trust-steps",
         is_flag=True,
         help="Take the REPL's word, which can be wrong, for a step that completes a proof: "
-        "no audit, no list of axioms. Not with --replay.",
+        "no audit, no list of axioms.",
     ),
     click.option(
         "--metrics-port",

@@ -1,7 +1,7 @@
 """What became of requests in the last hours, from totals that outlive the fleet.
 
-Once a minute whoever comes first notes a shard's totals so far (``note_minute``, ``library.lua``).
-What happened between two such notes is their difference, and counts for the period of the first.
+Once a minute the first call of a script notes the shard's totals so far. What happened between two
+such notes is their difference, and counts for the period of the first.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from leanq.errors import UsageError
+from leanq.fleet.stats import read_total
 from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings
 
 MINUTE_S = 60
-# What library.lua keeps.
+# What the scripts keep.
 _MOST_S = 1500 * MINUTE_S
 # Of at most so many rows.
 _MOST_ROWS = 48
@@ -57,7 +58,7 @@ async def noted(settings: Settings, since_s: float) -> list[list[Mapping[str, in
     """The notes of each shard of the last ``since_s`` seconds, oldest first, and after them the
     totals of now; raises UnavailableError, and UsageError for more than a day."""
     if since_s > _MOST_S:
-        raise UsageError("totals are noted for a day; ask for the last 24h at most")
+        raise UsageError("totals are kept for a day; ask for the last 24h at most")
     first = int((time.time() - since_s) // MINUTE_S)
     async with every_shard(settings) as queues:
         notes = await asyncio.gather(*(queue.minutes(first) for queue in queues))
@@ -78,7 +79,8 @@ def periods(shards: Sequence[Sequence[Mapping[str, int]]], since_s: float) -> li
             start_s = before["minute"] * MINUTE_S // length_s * length_s
             period = found.setdefault(start_s, Period(start_s, length_s))
             _add(period, before, after)
-            waiting = sum(n for name, n in before.items() if name.startswith("waiting:"))
+            reads = ((read_total(name), n) for name, n in before.items())
+            waiting = sum(n for read, n in reads if read and read.what == "waiting")
             for what, count in (("waiting", waiting), ("workers", before.get("workers", 0))):
                 at = seen[start_s, what]
                 at[number] = max(at[number], count)
@@ -93,13 +95,13 @@ def _add(period: Period, before: Mapping[str, int], after: Mapping[str, int]) ->
     for name, total in after.items():
         # A failover may have rolled a counter back.
         new = max(0, total - before.get(name, 0))
-        kind, _, rest = name.partition(":")
-        if kind == "s":
+        read = read_total(name)
+        what = read and read.what
+        if what == "submitted":
             period.submitted += new
-        elif kind == "f" and new:
-            verdict = rest.rpartition(":")[2]
-            period.finished[verdict] = period.finished.get(verdict, 0) + new
-        elif kind == "w_ms":
+        elif read and what == "finished" and new:
+            period.finished[read.part] = period.finished.get(read.part, 0) + new
+        elif what == "waited_ms":
             period.waited_s += new / 1000
-        elif kind == "r_ms":
+        elif what == "ran_ms":
             period.ran_s += new / 1000

@@ -1,4 +1,4 @@
-"""The fleet at a fleet_stats: per environment what waits, runs and could run; for metrics, for the
+"""The fleet at a moment: per environment what waits, runs and could run; for metrics, for the
 scaler and for people."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from leanq.errors import WireError
 from leanq.queue import wire
@@ -143,7 +143,7 @@ def environments_of(status: Status) -> dict[str, EnvironmentStats]:
                 environment.slots += slots * part
                 environment.busy += min(worker.held, slots) * part
     for name, count in status.tallies.items():
-        _tally(environments, name, count)
+        _add_total(environments, name, count)
     return dict(environments)
 
 
@@ -179,19 +179,51 @@ def info_of(data: bytes) -> dict[str, Any]:
         return {}
 
 
-def _tally(environments: Mapping[str, EnvironmentStats], name: str, count: int) -> None:
+class Total(NamedTuple):
+    """What one of the totals counts that the scripts keep by environment.
+
+    Attributes:
+        what: ``submitted``, ``finished``, ``waiting``; ``waited_ms``, ``ran_ms``, ``took_ms`` for a
+            sum of times, ``waited``, ``ran``, ``took`` for a bucket of their histogram.
+        part: the verdict of ``finished``, the number of a bucket.
+    """
+
+    what: str
+    environment: str
+    part: str = ""
+
+
+_WHAT = {
+    "s": "submitted",
+    "f": "finished",
+    "waiting": "waiting",
+    **{f"{kind}_ms": f"{what}_ms" for kind, what in (("w", "waited"), ("r", "ran"), ("t", "took"))},
+    "w": "waited",
+    "r": "ran",
+    "t": "took",
+}
+
+
+def read_total(name: str) -> Total | None:
+    """The meaning of a total's name, such as ``f:mathlib:accepted``; None if it has none here."""
     kind, _, rest = name.partition(":")
     # A name may not hold a colon, so what follows one is no part of it.
-    environment_name, _, last = rest.partition(":")
-    if not environment_name:
+    environment, _, part = rest.partition(":")
+    what = _WHAT.get(kind)
+    return Total(what, environment, part) if what and environment else None
+
+
+def _add_total(environments: Mapping[str, EnvironmentStats], name: str, count: int) -> None:
+    total = read_total(name)
+    if total is None:
         return
-    environment = environments[environment_name]
-    times = {"w": environment.waited, "r": environment.ran, "t": environment.took}.get(kind[:1])
-    if kind == "s":
-        environment.submitted = count
-    elif kind == "f":
-        environment.finished[last] = count
-    elif times and kind.endswith("_ms"):
-        times.sum_s = count / 1000
-    elif times and last.isdecimal() and int(last) < len(times.counts):
-        times.counts[int(last)] = count
+    stats, what = environments[total.environment], total.what
+    times = {"waited": stats.waited, "ran": stats.ran, "took": stats.took}
+    if what == "submitted":
+        stats.submitted = count
+    elif what == "finished":
+        stats.finished[total.part] = count
+    elif what.removesuffix("_ms") in times and what.endswith("_ms"):
+        times[what.removesuffix("_ms")].sum_s = count / 1000
+    elif what in times and total.part.isdecimal() and int(total.part) < len(times[what].counts):
+        times[what].counts[int(total.part)] = count

@@ -1,7 +1,9 @@
-"""A check: a text compiled, and audited where Lean would accept it.
+"""A check: a text compiled, and judged where Lean would accept it.
 
-The compiled result is read as data, and Lean is asked about the imported constants that it rests
-on, in a process that never sees the candidate. See :mod:`leanq.lean.audit.audit`.
+What the candidate's process says is a claim. Where it is that all is well, the compiled file is
+read once, and from these bytes a judge that never ran the candidate derives what counts: see
+:mod:`leanq.lean.audit.judge`. Lean is asked about the imported constants that the file rests on,
+in a process that never sees the candidate: see :mod:`leanq.lean.audit.audit`.
 """
 
 from __future__ import annotations
@@ -11,35 +13,45 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from leanq.errors import AuditError
 from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
-from leanq.lean.audit.olean import Module, read_module
-from leanq.lean.diagnostics import Printed
-from leanq.lean.process import MODULE, Lean, Run, limits_of, olean
+from leanq.lean.audit.ending import Ended
+from leanq.lean.audit.judges import Judgement, Judges, Parts
+from leanq.lean.audit.olean import read_parts
+from leanq.lean.audit.programs import runs_programs
+from leanq.lean.audit.survey import Survey
+from leanq.lean.diagnostics import Judged
+from leanq.lean.process import Lean, Run, limits_of, olean
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
-from leanq.lean.syntax import Header, name_examples, split_header
-from leanq.queue.requests import LEAN_VERDICTS, Message, Reply, Request
+from leanq.lean.syntax import Header, example_names, name_examples, split_header
+from leanq.queue.requests import LEAN_VERDICTS, Failure, Message, Reason, Reply, Request, Theorem
 
 # An example that is compiled under a name is no less right for being a definition.
-_NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")
+NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")
 _HEADERS_REMEMBERED = 256
 
 
 class Auditor:
-    """Audits in one environment, and remembers which axioms are behind what it imports."""
+    """Judges and audits in one environment, and remembers which axioms are behind what it imports.
 
-    def __init__(self, lean: Lean) -> None:
+    Attributes:
+        judges: the judges of the environment.
+    """
+
+    def __init__(self, lean: Lean, judges: Judges) -> None:
+        self.judges = judges
         self._lean = lean
         self._known: OrderedDict[tuple[str, ...], ImportedAxioms] = OrderedDict()
 
-    async def findings(self, module: Module, header: Header, allowed: Sequence[str]) -> Findings:
+    async def findings(self, survey: Survey, header: Header, allowed: Sequence[str]) -> Findings:
         """What a compiled text rests on; raises AuditError."""
         environment = self._lean.environment
         return await audit(
-            module,
+            survey,
             allowed=allowed,
             environment_allowed=environment.allowed_axioms,
             imported=self._imported(header),
@@ -57,6 +69,37 @@ class Auditor:
         return known
 
 
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a candidate has to prove, compiled on its own.
+
+    Attributes:
+        file: the compiled file.
+        ending: the name of the declaration behind its text.
+        theorems: those to prove; none stands for all that the text declares.
+        holes: definitions whose values the candidate may choose; None for all that are a sorry.
+        is_whole: whether all that it declares has to stand in the candidate, beside the theorems.
+        stand_in: an axiom of ours in the candidate.
+    """
+
+    file: Parts
+    ending: Sequence[str]
+    theorems: Sequence[Sequence[str | int]] = ()
+    holes: Sequence[str] | None = ()
+    is_whole: bool = False
+    stand_in: str = ""
+
+    def order(self) -> dict[str, Any]:
+        """What the judge has to know of it."""
+        return {
+            "target_ending": self.ending,
+            "theorems": self.theorems,
+            "holes": self.holes,
+            "is_whole": self.is_whole,
+            "stand_in": self.stand_in,
+        }
+
+
 async def check(
     lean: Lean,
     auditor: Auditor,
@@ -64,125 +107,227 @@ async def check(
     code: str,
     *,
     load: LocalSnapshot | None = None,
+    target: Target | None = None,
+    options: Sequence[str] = (),
 ) -> Reply:
-    """Lean's verdict on ``code`` within the request's budgets, by its rules.
+    """The verdict on ``code`` within the request's budgets, by its rules.
 
-    ``load``: a snapshot of the text's header, which none but imports have made.
+    Args:
+        load: a snapshot of the text's header, which none but imports have made.
+        target: what the text has to prove as well.
+        options: flags for Lean besides the environment's.
     """
-    compilation = Compilation(lean, request, code, load)
+    compilation = Compilation(lean, request, code, load=load, target=target, options=options)
     async with lean.sandbox() as sandbox:
-        run = await lean.run(sandbox, code, limits_of(request), load=load)
-        reply = await compilation.judge(sandbox, run)
-    return await compilation.audit(auditor, reply)
+        reply = await compilation.compile(sandbox)
+    return await compilation.judge(auditor, reply)
 
 
 class Compilation:
-    """One candidate on its way: compiled, judged, and audited where that is due."""
+    """One candidate on its way: compiled, and judged where that is due."""
 
     def __init__(
-        self, lean: Lean, request: Request, code: str, load: LocalSnapshot | None = None
+        self,
+        lean: Lean,
+        request: Request,
+        code: str,
+        *,
+        load: LocalSnapshot | None = None,
+        target: Target | None = None,
+        options: Sequence[str] = (),
     ) -> None:
-        self._header = split_header(code)
-        self._module: Module | None = None
         self._lean = lean
         self._request = request
-        self._code = code
+        self._header = split_header(code)
+        self._ended = Ended.of(code)
         self._load = load
+        self._target = target
+        self._options = options
+        self._file: Parts | None = None
+        self._named: tuple[Parts, tuple[str, ...]] | None = None
 
-    async def judge(self, sandbox: Sandbox, run: Run) -> Reply:
-        """Lean's verdict by a run that compiled the code in this sandbox."""
-        request = self._request
-        verdict, messages = run.judged()
-        reply = Reply(
-            verdict=verdict,
-            messages=messages,
-            fingerprint=self._lean.environment.fingerprint,
-            cpu_s=run.done.exit.cpu_s,
-        )
-        if verdict != "accepted" or not (request.audit or request.replay):
+    async def compile(self, sandbox: Sandbox) -> Reply:
+        """Lean's verdict, which stands unless it is ``accepted``."""
+        if not self._request.audit:
+            run = await self._run(sandbox, self._ended.code)
+            return self._told(run.judged, run)
+        ended = self._ended
+        run = await self._run(sandbox, ended.text)
+        judged, was_read = run.judged, True
+        if judged.verdict == "rejected" and ended.is_involved(judged.messages):
+            # Lean shall find its errors in the text as it is.
+            run = await self._run(sandbox, ended.code)
+            judged, was_read = run.judged, False
+        reply = self._told(replace(judged, messages=ended.own(judged.messages)), run)
+        if reply.verdict != "accepted":
             return reply
+        if not was_read:
+            return _unread(reply)
         started = time.monotonic()
-        if request.replay:
-            reply = await self._replay(sandbox, reply)
-        if request.audit and reply.verdict == "accepted":
-            reply = await self._read(sandbox, reply)
+        reply = await self._read(sandbox, reply)
         return replace(reply, audit_s=time.monotonic() - started)
 
-    async def audit(self, auditor: Auditor, reply: Reply) -> Reply:
-        """The last word on what :meth:`judge` has said."""
-        if self._module is None:
+    def _told(self, judged: Judged, run: Run) -> Reply:
+        fingerprint = self._lean.environment.fingerprint
+        return judged.reply(fingerprint=fingerprint, cpu_s=run.done.exit.cpu_s)
+
+    async def _run(self, sandbox: Sandbox, text: str) -> Run:
+        limits = limits_of(self._request)
+        return await self._lean.run(sandbox, text, limits, options=self._options, load=self._load)
+
+    async def judge(self, auditor: Auditor, reply: Reply) -> Reply:
+        """The last word on what :meth:`compile` has said."""
+        if self._file is None or reply.verdict != "accepted":
             return reply
         started = time.monotonic()
+        judgement = await self._judgement(auditor.judges, self._file)
+        reply = replace(reply, cpu_s=reply.cpu_s + judgement.cpu_s)
+        reply = await self._after_judge(auditor, reply, judgement)
+        return replace(reply, audit_s=reply.audit_s + time.monotonic() - started)
+
+    async def _judgement(self, judges: Judges, file: Parts) -> Judgement:
+        limits = limits_of(self._request)
+        order: dict[str, Any] = {"ending": self._ended.name}
+        if self._target is not None:
+            order |= self._target.order()
+            return await judges.verify(self._header, self._target.file, file, order, limits)
+        if self._named is not None:
+            named, names = self._named
+            order |= {"names": names}
+            return await judges.examples(self._header, file, named, order, limits)
+        return await judges.judge(self._header, file, self._ended.name, limits)
+
+    async def _after_judge(self, auditor: Auditor, reply: Reply, found: Judgement) -> Reply:
+        if found.limit:
+            text = f"Lean accepts it, and the judge could not finish: {found.limit}"
+            return _unjudged(reply, "judge_limit", text)
+        if found.rule:
+            return _denied(reply, found)
+        names = sorted(found.theorems, key=self._place)
+        reply = replace(reply, theorems=tuple(Theorem(each, "") for each in names))
+        if found.differences:
+            return _differs(reply, found)
+        if not found.ended:
+            return _unread(reply)
         try:
             allowed = self._request.allow_axioms
-            found = await auditor.findings(self._module, self._header, allowed)
+            findings = await auditor.findings(found.survey, self._header, allowed)
         except AuditError as error:
             return _unaudited(reply, error)
-        spent_s = reply.audit_s + time.monotonic() - started
-        return replace(_after_audit(reply, found), audit_s=spent_s)
-
-    async def _read(self, sandbox: Sandbox, reply: Reply) -> Reply:
-        """Reads the compiled result, with every example under a name of ours."""
-        salt = f"leanq_{secrets.token_hex(8)}"
-        named = await asyncio.to_thread(name_examples, self._code, salt)
-        if named is not None:
-            # The same work once more must not fail for a budget that it only just kept.
-            run = await self._lean.run(
-                sandbox,
-                named,
-                limits_of(self._request, 2.0),
-                options=_NAMED_OPTIONS,
-                load=self._load,
-            )
-            if not run.compiled:
-                verdict, messages = run.judged()
-                if verdict not in LEAN_VERDICTS:
-                    return replace(reply, verdict=verdict, messages=messages)
-                why = next(m.text for m in messages if m.severity == "error")
-                return _unaudited(reply, AuditError(f"its examples, given names: {why}"))
-        try:
-            self._module = await asyncio.to_thread(read_module, olean(sandbox))
-        except AuditError as error:
-            return _unaudited(reply, error)
+        reply = _after_audit(reply, findings)
+        if reply.verdict == "accepted" and not found.proved:
+            text = f"Lean accepts it, and it cannot be judged here: {found.unavailable}"
+            return _unjudged(reply, "judge_unavailable", text)
+        if reply.verdict == "accepted" and self._target is None:
+            word = await asyncio.to_thread(runs_programs, self._ended.code)
+            if word is not None:
+                return _programmed(reply, word, trusted=self._request.trust_programs)
         return reply
 
-    async def _replay(self, sandbox: Sandbox, reply: Reply) -> Reply:
-        """Lets the toolchain's own checker replay the result in the kernel."""
-        command = self._lean.environment.toolchain.replay_command
-        assert command is not None
-        variables = self._lean.variables(sandbox)
-        variables["LEAN_PATH"] = f"{sandbox.scratch}:{variables['LEAN_PATH']}"
-        done = await sandbox.run(
-            [*command, MODULE],
-            env=variables,
-            cwd=sandbox.scratch,
-            limits=limits_of(self._request),
+    def _place(self, name: str) -> tuple[int, str]:
+        """Where a name seems to stand in the text: files keep no order."""
+        return self._ended.code.find(name.rpartition(".")[2]), name
+
+    async def _read(self, sandbox: Sandbox, reply: Reply) -> Reply:
+        """Takes the compiled file, and that of the text with every example under a name of ours."""
+        try:
+            file = await asyncio.to_thread(read_parts, olean(sandbox))
+            if self._target is None and (refused := await self._read_named(sandbox, reply)):
+                return refused
+        except AuditError as error:
+            return _unaudited(reply, error)
+        self._file = file
+        return reply
+
+    async def _read_named(self, sandbox: Sandbox, reply: Reply) -> Reply | None:
+        salt = f"leanq_{secrets.token_hex(8)}"
+        text = await asyncio.to_thread(name_examples, self._ended.text, salt)
+        if text is None:
+            return None
+        # The same work once more must not fail for a budget that it only just kept.
+        limits = limits_of(self._request, 2.0)
+        run = await self._lean.run(sandbox, text, limits, options=NAMED_OPTIONS, load=self._load)
+        if not run.compiled:
+            return _unnamed(reply, run)
+        named = await asyncio.to_thread(read_parts, olean(sandbox))
+        self._named = named, example_names(self._ended.text, salt)
+        return None
+
+
+def _unnamed(reply: Reply, run: Run) -> Reply:
+    """What becomes of a text that does not compile with names for its examples."""
+    judged = run.judged
+    if judged.verdict not in LEAN_VERDICTS:
+        return replace(
+            reply, verdict=judged.verdict, reason=judged.reason, messages=judged.messages
         )
-        if done.exit.stopped:
-            verdict, messages = Run(done, Printed(b""), compiled=True).judged()
-            return replace(reply, verdict=verdict, messages=(*reply.messages, *messages))
-        if done.exit.code == 0:
-            return reply
-        said = (done.stderr or done.stdout).decode(errors="replace").strip()[-2000:]
-        return _rejected(reply, f"leanq: the kernel does not accept it when replayed\n{said}")
+    why = next(m.text for m in judged.messages if m.severity == "error")
+    return _unaudited(reply, AuditError(f"its examples, given names: {why}"))
 
 
 def _after_audit(reply: Reply, findings: Findings) -> Reply:
     reply = replace(reply, axioms=findings.axioms)
     if findings.forbidden:
         names = ", ".join(findings.forbidden)
-        return _rejected(reply, f"leanq: it declares or rests on axioms not allowed: {names}")
+        text = f"it declares or rests on axioms not allowed: {names}"
+        return _rejected(reply, "forbidden_axiom", text)
     if findings.incomplete:
         note = Message("warning", 1, 0, "leanq: it rests on sorryAx")
-        return replace(reply, verdict="incomplete", messages=(*reply.messages, note))
+        messages = (*reply.messages, note)
+        return replace(reply, verdict="incomplete", reason="sorry", messages=messages)
     return reply
+
+
+def _denied(reply: Reply, found: Judgement) -> Reply:
+    reasons: dict[str, Reason] = {
+        "reserved_name": "reserved_name",
+        "statement_differs": "statement_differs",
+    }
+    return _rejected(reply, reasons.get(found.rule, "kernel_refused"), found.text)
+
+
+def _differs(reply: Reply, found: Judgement) -> Reply:
+    failed = tuple(
+        Failure(name, "statement_differs", f"{rule}: {text}")
+        for name, rule, text in found.differences
+    )
+    first = failed[0]
+    text = f"it is not what the target states: {first.name}: {first.text}"
+    return _rejected(replace(reply, failed=failed), "statement_differs", text)
+
+
+def _programmed(reply: Reply, word: str, *, trusted: bool) -> Reply:
+    """What becomes of a text that can put another result in the place of its own."""
+    if trusted:
+        return replace(reply, reason="runs_programs")
+    text = (
+        f"leanq: Lean accepts it, but {word!r} lets it run programs while it is compiled, so leanq "
+        "cannot vouch for the result; verify it against a target, or vouch for it yourself "
+        "(--trust-programs)"
+    )
+    messages = (*reply.messages, Message("warning", 1, 0, text))
+    return replace(reply, verdict="unverified", reason="runs_programs", messages=messages)
+
+
+def _unread(reply: Reply) -> Reply:
+    return _rejected(
+        reply,
+        "not_read_to_end",
+        "Lean has not read the text to its end, as after `#exit`; remove what stops it",
+    )
 
 
 def _unaudited(reply: Reply, error: AuditError) -> Reply:
     """What cannot be audited is never accepted."""
-    return _rejected(reply, f"leanq: the compiled result cannot be audited: {error}")
+    text = f"the compiled result cannot be audited: {error}"
+    return _rejected(reply, "kernel_refused", text)
 
 
-def _rejected(reply: Reply, text: str) -> Reply:
-    note = Message("error", 1, 0, text)
-    return replace(reply, verdict="rejected", messages=(*reply.messages, note))
+def _rejected(reply: Reply, reason: Reason, text: str) -> Reply:
+    note = Message("error", 1, 0, f"leanq: {text}")
+    return replace(reply, verdict="rejected", reason=reason, messages=(*reply.messages, note))
+
+
+def _unjudged(reply: Reply, reason: Reason, text: str) -> Reply:
+    note = Message("warning", 1, 0, f"leanq: {text}")
+    return replace(reply, verdict="unjudged", reason=reason, messages=(*reply.messages, note))

@@ -1,4 +1,4 @@
-"""What Lean printed, and what verdict it amounts to.
+"""What Lean printed and how it ended, and what verdict that amounts to, and why.
 
 Lean's ``--json`` prints one object per message. Code that is being elaborated can print to
 the same stream, so a line may have other text before its object, or be no object at all;
@@ -12,10 +12,11 @@ import json
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeGuard, get_args
 
-from leanq.lean.sandbox.sandbox import Exit
-from leanq.queue.requests import Message, Severity, Verdict
+from leanq.lean.sandbox.sandbox import Exit, Finished, Limits
+from leanq.queue.requests import Message, Reason, Reply, Severity, Verdict
 
 Position = tuple[int, int]
 """A line from 1, and a column from 0 in code points."""
@@ -35,9 +36,19 @@ _SORRY = re.compile(r"declaration uses (?:'sorry'|`sorry`)")
 
 # A deterministic budget that ran out: the message itself, or the cause that a tactic reports.
 _BUDGET = re.compile(
-    r"^[ \t]*(?:\(deterministic\) timeout|maximum recursion depth"
-    r"|\(kernel\) deterministic timeout|\(kernel\) deep recursion)\b",
+    r"^[ \t]*(?:\(kernel\) )?"
+    r"(?:(?P<heartbeats>\(deterministic\) timeout|deterministic timeout)"
+    r"|maximum recursion depth|deep recursion)\b",
     re.MULTILINE,
+)
+# An import that leads nowhere, as versions since 4.0 say it.
+_UNKNOWN_IMPORT = re.compile(
+    r"unknown (?:module prefix|package) '[^'\n]*'|object file '[^\n]*' of module \S+ does not exist"
+)
+# Notation, a tactic, or a name of a library that this Lean has never heard of.
+_UNKNOWN_WORD = re.compile(
+    r"unexpected token|expected token|unknown tactic|elaboration function for"
+    r"|[Uu]nknown (?:identifier|constant) [`'](?:[A-Z]|[^`'.]+\.)"
 )
 _OUT_OF_MEMORY = re.compile(rb"out of memory", re.IGNORECASE)
 
@@ -85,26 +96,82 @@ class Printed:
         self.messages = tuple(messages)
 
 
-def judge(printed: Printed, end: Exit, stderr: bytes, *, compiled: bool) -> Verdict:
-    """The verdict before any audit.
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What an answer of Lean's amounts to before any audit; ``reason`` is None where accepted."""
+
+    verdict: Verdict
+    reason: Reason | None
+    messages: tuple[Message, ...]
+
+    def reply(self, **fields: Any) -> Reply:
+        """As a reply, with these fields besides."""
+        return Reply(self.verdict, self.messages, reason=self.reason, **fields)
+
+
+def judge(printed: Printed, done: Finished, limits: Limits, *, compiled: bool) -> Judged:
+    """What a process of Lean's amounts to that ran within these limits.
 
     ``compiled``: whether Lean wrote its result, without which nothing is accepted.
     """
-    if end.stopped in ("cpu", "wall") or end.signal == signal.SIGXCPU:
-        return "timeout"
-    if end.stopped == "memory":
-        return "memory"
+    end = done.exit
     if end.stopped is not None or end.code is None:
-        return "crashed"
+        return judge_end(printed.messages, end, limits, done.stderr)
+    judged = judge_printed(printed)
+    if judged.verdict in ("rejected", "exhausted") or (end.code == 0 and compiled):
+        return judged
+    return judge_end(printed.messages, end, limits, done.stderr)
+
+
+def judge_printed(printed: Printed, *, open_goals: bool = False) -> Judged:
+    """What Lean's messages alone amount to; ``open_goals``: there are, whether or not it warned."""
+    verdict: Verdict = "accepted"
     if printed.failed:
-        return "rejected"
-    if printed.exhausted:
-        return "exhausted"
-    if end.code != 0:
-        return "memory" if _OUT_OF_MEMORY.search(stderr) else "crashed"
-    if not compiled:
-        return "crashed"
-    return "incomplete" if printed.sorry else "accepted"
+        verdict = "rejected"
+    elif printed.exhausted:
+        verdict = "exhausted"
+    elif printed.sorry or open_goals:
+        verdict = "incomplete"
+    return Judged(verdict, reason_of(verdict, printed.messages), printed.messages)
+
+
+def judge_end(messages: tuple[Message, ...], end: Exit, limits: Limits, stderr: bytes) -> Judged:
+    """What the end of a process amounts to that was stopped, or ended in no good order.
+
+    The last of the messages says which limit it met and what it used, or of what it died.
+    """
+    verdict, reason, text = _end(end, limits, stderr)
+    said = stderr.decode(errors="replace").strip()
+    last = Message("error", 1, 0, f"leanq: {text}\n{said[-2000:]}" if said else f"leanq: {text}")
+    return Judged(verdict, reason, (*messages, last))
+
+
+def reason_of(verdict: Verdict, messages: Iterable[Message]) -> Reason | None:
+    """Why a verdict is not accepted that Lean's messages have made."""
+    errors = (message for message in messages if message.severity == "error")
+    if verdict == "rejected":
+        unknown = any(_UNKNOWN_IMPORT.match(error.text) for error in errors)
+        return "unknown_import" if unknown else "lean_error"
+    if verdict == "exhausted":
+        budgets = filter(None, (_BUDGET.search(error.text) for error in errors))
+        first = next(budgets, None)
+        return "recursion_depth" if first and not first["heartbeats"] else "heartbeats"
+    return "sorry" if verdict == "incomplete" else None
+
+
+def has_unknown_words(messages: Iterable[Message]) -> bool:
+    """Whether an error is about notation, a tactic or a name of a library, which Lean does not know
+    in this environment."""
+    return any(m.severity == "error" and _UNKNOWN_WORD.match(m.text) for m in messages)
+
+
+def moved_up(message: Message, lines: int) -> Message:
+    """A message about a text that so many lines were put in front of, as one about the text."""
+    # What is said of those lines, or of the whole, stands at the text's beginning.
+    if message.line <= lines:
+        return replace(message, line=1, column=0, end_line=None, end_column=None)
+    end_line = None if message.end_line is None else message.end_line - lines
+    return replace(message, line=message.line - lines, end_line=end_line)
 
 
 def is_budget(message: Message) -> bool:
@@ -112,18 +179,27 @@ def is_budget(message: Message) -> bool:
     return _BUDGET.search(message.text) is not None
 
 
-def last_words(end: Exit, stderr: bytes) -> Message:
-    """Why Lean's process did not end by itself in good order, as a message of leanq's."""
+def _end(end: Exit, limits: Limits, stderr: bytes) -> tuple[Verdict, Reason, str]:
+    used_mb, allowed_mb = end.peak_bytes >> 20, limits.memory_bytes >> 20
+    if end.stopped == "cpu" or (end.stopped is None and end.signal == signal.SIGXCPU):
+        used = f"Lean was stopped after {end.cpu_s:.3g} s of CPU time"
+        return "timeout", "cpu_time", f"{used}; the request allows {limits.cpu_s:g} s"
+    if end.stopped == "wall":
+        used = f"Lean was stopped after {end.wall_s:.3g} s, of which {end.cpu_s:.3g} s of CPU time"
+        return "timeout", "wall_time", f"{used}; the request allows {limits.wall_s:g} s in all"
+    if end.stopped == "memory":
+        used = f"Lean was stopped when it held {used_mb} MB of memory"
+        return "memory", "memory", f"{used}; the request allows {allowed_mb} MB"
     if end.stopped == "output":
-        text = "leanq: Lean was stopped because it printed too much"
-    elif end.stopped == "memory":
-        text = "leanq: Lean was stopped because it used more memory than it may"
-    elif end.signal is not None:
-        text = f"leanq: Lean died of {signal_name(end.signal)}"
-    else:
-        text = f"leanq: Lean ended with exit code {end.code} before it had checked the file"
-    said = stderr.decode(errors="replace").strip()
-    return Message("error", 1, 0, f"{text}\n{said[-2000:]}" if said else text)
+        allowed = f"at most {limits.output_bytes >> 20} MB are read"
+        return "crashed", "process_died", f"Lean was stopped because it printed too much; {allowed}"
+    if end.signal is not None:
+        return "crashed", "process_died", f"Lean died of {signal_name(end.signal)}"
+    if end.code != 0 and _OUT_OF_MEMORY.search(stderr):
+        used = f"Lean found no more memory when it held {used_mb} MB"
+        return "memory", "memory", f"{used}; the request allows {allowed_mb} MB"
+    ended = f"Lean ended with exit code {end.code} before it had checked the file"
+    return "crashed", "process_died", ended
 
 
 def signal_name(number: int) -> str:

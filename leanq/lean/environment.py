@@ -20,10 +20,12 @@ All functions block.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -34,7 +36,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leanq.errors import ToolchainError
-from leanq.lean.syntax import split_header
+from leanq.lean.syntax import Header, split_header
 from leanq.lean.toolchain import (
     LAUNCHER,
     Toolchain,
@@ -49,6 +51,7 @@ CORE_AXIOMS = frozenset({"eq_of_heq"})
 
 _CORE_SOURCE = Path(__file__).resolve().parent / "data" / "Core.lean"
 _CORE_HEADER = "prelude\nimport Core\n"
+_CORE_NEEDS_BYTES = 4 << 20
 _MODULE_PARTS = (".olean", ".olean.private", ".olean.server", ".ir")
 _PROJECT_FILES = (".lean", "lakefile.toml", "lake-manifest.json", "lean-toolchain")
 # A file that was changed this recently may change again within the same tick of its clock.
@@ -92,7 +95,7 @@ class Environment:
             "PATH": "/usr/bin:/bin",
         }
         if prefix := self.toolchain.prefix:
-            # Without it leanchecker and the REPL would look for a `lean` on PATH and ask it.
+            # Without it the REPL would look for a `lean` on PATH and ask it.
             variables["LEAN_SYSROOT"] = str(prefix)
         return variables
 
@@ -105,12 +108,9 @@ class Environment:
         if self.toolchain.prefix:
             wanted = [self.toolchain.prefix, self.toolchain.program]
         else:
-            python = Path(sys.executable).resolve()
-            prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-            wanted = [self.toolchain.program.parent, LAUNCHER, *map(Path, sorted(prefixes))]
-            wanted += [python, python.parent.parent / "lib"]
+            wanted = [self.toolchain.program.parent, LAUNCHER, *python_folders()]
         wanted += self.search_path
-        # Both ends of a link: whoever mounts needs its name, whoever opens its target.
+        # Both ends of a link: a mount needs its name, an open its target.
         both = [path for each in wanted for path in (each, each.resolve())]
         return tuple(dict.fromkeys(path for path in both if path.exists()))
 
@@ -120,7 +120,7 @@ class Environment:
         The first folder that knows the first part of the name decides, even where it then
         lacks the module. A name that would lead out of the folders is found nowhere.
         """
-        parts = [quoted or plain for quoted, plain in _NAME_PART.findall(module)]
+        parts = module_parts(module)
         if not parts or any(part in (".", "..") or set(part) & set("/\0") for part in parts):
             return None
         library = self.toolchain.library
@@ -129,6 +129,21 @@ class Environment:
                 olean = folder.joinpath(*parts[:-1], f"{parts[-1]}.olean")
                 return olean if olean.is_file() else None
         return None
+
+    def missing(self, header: Header) -> tuple[str, ...]:
+        """The modules that a text with this header imports and that are not here."""
+        wanted = header.imports if header.is_prelude else ("Init", *header.imports)
+        return tuple(module for module in wanted if self.find_olean(module) is None)
+
+    def libraries(self) -> tuple[str, ...]:
+        """What can be imported, by the first part of its modules' names, such as ``Mathlib``."""
+        library = self.toolchain.library
+        found: set[str] = set()
+        for folder in (*self.search_path, *([library] if library else [])):
+            with contextlib.suppress(OSError):
+                names = os.listdir(folder)
+                found |= {name.removesuffix(".olean") for name in names if name.endswith(".olean")}
+        return tuple(sorted(found))
 
     def changed(self) -> bool:
         """Whether Lean, the compiled modules or the project's files are others than at opening.
@@ -140,6 +155,18 @@ class Environment:
             return _scan(self.toolchain, self.search_path, self.project).stamp() != self._stamp
         except OSError:
             return True
+
+
+def module_parts(module: str) -> tuple[str, ...]:
+    """The parts of a module's name (``Mathlib.Data.Nat.Basic``)."""
+    return tuple(quoted or plain for quoted, plain in _NAME_PART.findall(module))
+
+
+def python_folders() -> tuple[Path, ...]:
+    """The folders and files that this Python needs to run."""
+    python = Path(sys.executable).resolve()
+    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
+    return (*map(Path, sorted(prefixes)), python, python.parent.parent / "lib")
 
 
 def open_environment(
@@ -338,7 +365,7 @@ def _remember(memory: Path, hashes: Mapping[_File, str]) -> None:
 
 
 def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path:
-    """The folder of the compiled Core for the wheel's Lean, made if nobody has made it yet.
+    """The folder of the compiled Core for the wheel's Lean, made if it is not there yet.
 
     It appears whole, by a rename; of several processes that make it at once the first wins.
     """
@@ -355,6 +382,9 @@ def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path
             command = (*toolchain.command, "-o", "core/Core.olean", "Core.lean")
             done = ask(command, environ, Path(scratch))
             if done.returncode != 0:
+                free_bytes = shutil.disk_usage(scratch).free
+                if free_bytes < _CORE_NEEDS_BYTES:
+                    raise _full(made.parent, free_bytes)
                 raise ToolchainError(
                     f"Lean {toolchain.version} cannot compile {_CORE_SOURCE}: {last_words(done)};"
                     " install the versions that belong together: pip install 'leanq[local]'"
@@ -367,10 +397,20 @@ def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path
                 if not (made / "Core.olean").is_file():
                     raise
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _full(made.parent, shutil.disk_usage(cache).free) from error
         raise ToolchainError(
             f"cannot write {made} ({error.strerror}); name a writable cache folder with LEANQ_CACHE"
         ) from error
     return made
+
+
+def _full(folder: Path, free_bytes: int) -> ToolchainError:
+    return ToolchainError(
+        f"the disk of the cache folder {folder} is full ({free_bytes >> 20} MB free), and Core"
+        f" needs {_CORE_NEEDS_BYTES >> 20} MB there; free some, or name a folder on another disk"
+        " with LEANQ_CACHE"
+    )
 
 
 def _checked_folder(name: str, path: Path) -> Path:

@@ -13,17 +13,21 @@ from pathlib import Path
 from typing import TypeVar
 
 from leanq.errors import QueueFullError, RecipeError, UnavailableError, UsageError
+from leanq.lean.audit.judges import Judges
 from leanq.lean.check import Auditor, check
+from leanq.lean.diagnostics import has_unknown_words, moved_up
 from leanq.lean.environment import Environment, cache_folder
 from leanq.lean.process import Lean
 from leanq.lean.recipes import pack_export, read_recipe, unpack_export
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.snapshots.cost_model import Costs
 from leanq.lean.snapshots.prefixes import Prefixes
-from leanq.lean.snapshots.store import Snapshots
+from leanq.lean.snapshots.store import LocalSnapshot, Snapshots
 from leanq.lean.steps.holes import is_genuine
 from leanq.lean.steps.moves import other_environment
 from leanq.lean.steps.trials import Trials
+from leanq.lean.syntax import split_header
+from leanq.lean.targets import Targets
 from leanq.queue.queue import backoff_s
 from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.settings import Settings
@@ -42,10 +46,12 @@ class Opened:
     lean: Lean
     auditor: Auditor
     prefixes: Prefixes
+    targets: Targets
     trials: Trials
 
     async def close(self) -> None:
         await self.prefixes.close()
+        await self.auditor.judges.close()
         await self.lean.close()
 
 
@@ -102,6 +108,7 @@ class LeanDriver:
     async def open(self, states: States) -> None:
         self._states = states
         await self._opened.lean.open()
+        self._opened.auditor.judges.open()
 
     async def close(self) -> None:
         await self._opened.close()
@@ -110,22 +117,28 @@ class LeanDriver:
         await self._notice_changes()
         answer = {
             "check": self._check,
+            "verify": self._verify,
             "step": self._step,
             "export": self._export,
             "import": self._import,
         }.get(request.op)
         if answer is None:
             return Reply(error=f"the lean driver cannot {request.op}")
-        toolchain = self._opened.lean.environment.toolchain
-        if request.replay and toolchain.replay_command is None:
-            return Reply(error=f"Lean {toolchain.version} here has no leanchecker to replay with")
         started = time.monotonic()
-        header = self._opened.lean.environment.header_for(request.code) if request.code else ""
+        environment = self._opened.lean.environment
+        header = environment.header_for(request.code) if request.code else ""
         try:
             reply = await answer(replace(request, code=header + request.code))
         except (UsageError, QueueFullError) as error:
             return Reply(error=str(error))
-        reply = moved_up(reply, header.count("\n"))
+        reply = without_header(reply, header.count("\n"))
+        if header and reply.reason == "lean_error" and has_unknown_words(reply.messages):
+            reply = replace(reply, reason="unknown_import")
+        if reply.verdict == "accepted" and not request.audit:
+            reply = replace(reply, verdict="unjudged", reason="not_audited")
+        if reply.reason == "unknown_import":
+            note = await asyncio.to_thread(explain_import, environment, request.code)
+            reply = replace(reply, messages=(*reply.messages, note))
         return replace(reply, wall_s=time.monotonic() - started)
 
     async def _check(self, request: Request) -> Reply:
@@ -142,6 +155,16 @@ class LeanDriver:
         except QueueFullError as error:
             return without_states(reply, error)
         return replace(reply, sorries=sorries)
+
+    async def _verify(self, request: Request) -> Reply:
+        opened = self._opened
+        target = await opened.targets.of_request(request)
+
+        def verify(header: LocalSnapshot | None) -> Awaitable[Reply]:
+            lean, auditor = opened.lean, opened.auditor
+            return check(lean, auditor, request, request.code, load=header, target=target)
+
+        return await opened.prefixes.with_header(request.code, verify, self._states)
 
     async def _step(self, request: Request) -> Reply:
         return await self._insist(lambda: self._opened.trials.step(request, self._states))
@@ -186,8 +209,11 @@ class LeanDriver:
             nice=self._nice,
             inbox_root=self._cache.inbox_root if self._cache else None,
         )
-        auditor, prefixes = Auditor(lean), Prefixes(lean, snapshots, self._costs)
-        return Opened(lean, auditor, prefixes, Trials(lean, auditor, prefixes))
+        judges = Judges(environment, slots=self._slots, hidden=self._hidden, nice=self._nice)
+        auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self._costs)
+        targets = Targets(lean)
+        trials = Trials(lean, auditor, prefixes, targets)
+        return Opened(lean, auditor, prefixes, targets, trials)
 
     async def _notice_changes(self) -> None:
         """Takes a new fingerprint when the environment's files have changed."""
@@ -204,21 +230,31 @@ class LeanDriver:
             self._looked_at_s = time.monotonic()
 
 
-def moved_up(reply: Reply, lines: int) -> Reply:
-    """A reply about a text that so many lines were put in front of, as one about the text alone."""
+def without_header(reply: Reply, lines: int) -> Reply:
+    """A reply about a text behind a header of so many lines, as one about the text alone."""
     if not lines:
         return reply
-    messages = tuple(_message_moved_up(message, lines) for message in reply.messages)
-    sorries = tuple(replace(sorry, line=sorry.line - lines) for sorry in reply.sorries)
+    messages = tuple(moved_up(message, lines) for message in reply.messages)
+    sorries = tuple(
+        replace(sorry, line=sorry.line - lines, end_line=sorry.end_line and sorry.end_line - lines)
+        for sorry in reply.sorries
+    )
     return replace(reply, messages=messages, sorries=sorries)
 
 
-def _message_moved_up(message: Message, lines: int) -> Message:
-    # What is said of those lines, or of the whole text, stands at the text's beginning.
-    if message.line <= lines:
-        return replace(message, line=1, column=0, end_line=None, end_column=None)
-    end_line = None if message.end_line is None else message.end_line - lines
-    return replace(message, line=message.line - lines, end_line=end_line)
+def explain_import(environment: Environment, code: str) -> Message:
+    """What an environment lacks that a text wants, what it has, and what to do about it."""
+    missing = environment.missing(split_header(code))
+    lacks = f"lacks {', '.join(missing[:5])}" if missing else "lacks a module that this text needs"
+    found = environment.libraries()
+    has = ", ".join(found[:10]) + (f" and {len(found) - 10} more" if found[10:] else "")
+    text = (
+        f"leanq: the environment {environment.name!r} {lacks}; it has {has or 'no library'} "
+        f"(Lean {environment.toolchain.version}). Choose the environment that has it with --env, "
+        "and serve it with: leanq worker --env NAME=FOLDER, the folder of a Lake project that is "
+        "built"
+    )
+    return Message("error", 1, 0, text)
 
 
 def without_states(reply: Reply, error: QueueFullError) -> Reply:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leanq.errors import SandboxError, ToolchainError
-from leanq.lean.diagnostics import Printed, judge, last_words
+from leanq.lean.diagnostics import Judged, Printed, judge
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
-from leanq.queue.requests import Message, Request, Verdict, Way
+from leanq.queue.requests import Request, Way
 
 # The module as which every candidate's result is kept; no library calls its own so.
 MODULE = "LeanqSubmission"
@@ -28,23 +28,21 @@ _ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of Lean on a text.
+    """One run of Lean on a text within limits.
 
     ``compiled``: whether it wrote its result. ``way``: how it came by what the text begins with.
     """
 
     done: Finished
+    limits: Limits
     printed: Printed
     compiled: bool
     way: Way = "replayed"
 
-    def judged(self) -> tuple[Verdict, tuple[Message, ...]]:
-        """The verdict before any audit, and the messages that go with it."""
-        end, stderr = self.done.exit, self.done.stderr
-        verdict = judge(self.printed, end, stderr, compiled=self.compiled)
-        if verdict in ("crashed", "memory"):
-            return verdict, (*self.printed.messages, last_words(end, stderr))
-        return verdict, self.printed.messages
+    @property
+    def judged(self) -> Judged:
+        """The verdict before any audit, why, and the messages that go with it."""
+        return judge(self.printed, self.done, self.limits, compiled=self.compiled)
 
 
 class Lean:
@@ -73,7 +71,7 @@ class Lean:
         self._hidden = tuple(hidden)
         self._nice = nice
         self._inbox_root = inbox_root
-        # Who has waited longest comes first: it is the most likely to have started.
+        # The one idle for longest comes first: its spare is the most likely to have started.
         self._idle: deque[Sandbox] = deque()
         # The command that each sandbox was last used for first, as it is likely to be again.
         self._expected: dict[Sandbox, Sequence[str]] = {}
@@ -145,7 +143,7 @@ class Lean:
             printed = Printed(done.stdout)
         else:
             printed = await asyncio.to_thread(Printed, done.stdout)
-        return Run(done, printed, not compile_ or olean(sandbox).is_file())
+        return Run(done, limits, printed, not compile_ or olean(sandbox).is_file())
 
     async def ask(self, source: str) -> str:
         """What Lean prints about a source of ours, which imports the environment alone.
@@ -179,7 +177,7 @@ class Lean:
     def _prepare(self, sandbox: Sandbox) -> None:
         """Start the Lean that is likely to be wanted next."""
         command = self._expected.get(sandbox) or self._arguments(_COMPILE)
-        # In trouble, whoever comes next starts Lean himself and hears of it.
+        # Where that fails, the next request starts Lean itself and gets the error.
         with contextlib.suppress(SandboxError):
             sandbox.prepare(command, env=self.variables(sandbox), cwd=sandbox.scratch)
 

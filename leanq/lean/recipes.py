@@ -14,7 +14,7 @@ edges::
 ``R`` and ``S`` are the record's first byte, ``parent`` the 32 bytes of the parent's id, the rest is
 msgpack; holes are pairs of an offset in characters and a form. The id of a record is the
 BLAKE2b-256 hash of its bytes. As these hold the parent's id, it is the hash of the whole recipe,
-and nobody can pass off one recipe for another.
+and no recipe can be passed off for another.
 """
 
 from __future__ import annotations

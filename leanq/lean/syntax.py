@@ -175,11 +175,20 @@ def name_examples(code: str, salt: str) -> str | None:
     """
     pieces: list[str] = []
     done = 0
-    first_number = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest())
-    for number, offset in enumerate(_example_offsets(code), first_number):
+    for number, offset in enumerate(_example_offsets(code), _first_number(salt)):
         pieces += code[done:offset], "def ", _three_letters(number)
         done = offset + len("example")
     return "".join([*pieces, code[done:]]) if pieces else None
+
+
+def example_names(code: str, salt: str) -> tuple[str, ...]:
+    """The names that :func:`name_examples` gives."""
+    numbered = enumerate(_example_offsets(code), _first_number(salt))
+    return tuple(_three_letters(number) for number, _ in numbered)
+
+
+def _first_number(salt: str) -> int:
+    return int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest())
 
 
 def _three_letters(number: int) -> str:

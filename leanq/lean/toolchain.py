@@ -21,8 +21,10 @@ is run. All functions block.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -34,12 +36,15 @@ from typing import Literal
 
 from leanq.errors import ToolchainError
 
+log = logging.getLogger("leanq.worker")
+
 Source = Literal["option", "LEANQ_LEAN", "lake", "PATH", "wheel"]
 
 LAUNCHER = Path(__file__).resolve().parent / "data" / "lean_launcher.py"
 
 # Long, because a proxy of elan may download a toolchain, and lake packages, when first asked.
 ANSWER_TIMEOUT_S = 300.0
+SILENT_S = 3.0
 
 _LAKEFILES = ("lakefile.toml", "lakefile.lean")
 _VERSION = re.compile(r"^Lean \(version ([^\s,)]+)(?:[^)\n]*?, commit ([0-9a-f]+))?", re.MULTILINE)
@@ -70,7 +75,6 @@ class Toolchain:
     commit: str
     source: Source
     prefix: Path | None
-    replay_command: tuple[str, ...] | None
 
     @property
     def program(self) -> Path:
@@ -87,6 +91,14 @@ class Toolchain:
     def library(self) -> Path | None:
         """The folder of the compiled standard library, where there is one."""
         return self.prefix / "lib" / "lean" if self.prefix else None
+
+    @property
+    def shared_library(self) -> Path | None:
+        """Lean as a shared library, where there is one: what the judge's kernel comes from."""
+        if self.source == "wheel":
+            return self.program
+        library = self.prefix and self.prefix / "lib" / "lean" / "libleanshared.so"
+        return library if library and library.is_file() else None
 
     def __str__(self) -> str:
         commit = f" ({self.commit[:12]})" if self.commit else ""
@@ -143,8 +155,9 @@ def ask(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a trusted program to its end, with nothing of leanq's own settings in its environment.
 
-    Raises ToolchainError when it cannot be started or takes longer than ANSWER_TIMEOUT_S; its
-    whole process group is then killed, since proxies and wrappers have children.
+    After SILENT_S without an answer the log says what is waited for. Raises ToolchainError when it
+    cannot be started or takes longer than ANSWER_TIMEOUT_S; its whole process group is then killed,
+    since proxies and wrappers have children.
     """
     try:
         process = subprocess.Popen(
@@ -160,14 +173,27 @@ def ask(
         raise ToolchainError(f"cannot be started ({error.strerror})") from error
     with process:
         try:
-            stdout, stderr = process.communicate(timeout=ANSWER_TIMEOUT_S)
+            stdout, stderr = _communicate(process, command)
         except subprocess.TimeoutExpired:
             raise ToolchainError(f"gave no answer in {ANSWER_TIMEOUT_S:g} s") from None
         finally:
-            # Until it is waited for, its group cannot belong to anybody else.
+            # Until it is waited for, its group's number cannot be another's.
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _communicate(process: subprocess.Popen[bytes], command: Sequence[str]) -> tuple[bytes, bytes]:
+    try:
+        return process.communicate(timeout=min(SILENT_S, ANSWER_TIMEOUT_S))
+    except subprocess.TimeoutExpired:
+        log.warning(
+            "still waiting for an answer of `%s`, for %g s at most: elan may be downloading a"
+            " toolchain, or the program hangs",
+            shlex.join(command),
+            ANSWER_TIMEOUT_S,
+        )
+    return process.communicate(timeout=max(0.0, ANSWER_TIMEOUT_S - SILENT_S))
 
 
 def last_words(done: subprocess.CompletedProcess[bytes]) -> str:
@@ -243,15 +269,12 @@ def _toolchain(
     is_proxy = source == "PATH" or (program.resolve().parent / "elan").exists()
     if is_proxy and os.access(prefix / "bin" / "lean", os.X_OK):
         probe = replace(probe, command=(str(prefix / "bin" / "lean"),))
-    # Lean's own kernel replay, part of the toolchain from 4.28 on.
-    checker = Path(probe.command[0]).resolve().parent / "leanchecker"
     return Toolchain(
         command=probe.command,
         version=version,
         commit=commit,
         source=source,
         prefix=prefix,
-        replay_command=(str(checker),) if os.access(checker, os.X_OK) else None,
     )
 
 
@@ -267,7 +290,7 @@ def _wheel(environ: Mapping[str, str]) -> Toolchain:
     command = (sys.executable, "-I", "-S", str(LAUNCHER), str(library))
     probe = _Probe(command, "wheel", None, environ)
     version, commit = probe.version_and_commit()
-    return Toolchain(command, version, commit, "wheel", None, None)
+    return Toolchain(command, version, commit, "wheel", None)
 
 
 def _trouble(source: Source, program: Path, text: str) -> ToolchainError:

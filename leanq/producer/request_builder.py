@@ -63,15 +63,13 @@ class Check(InEnvironment, total=False):
         timeout_s: budget of CPU time in seconds (60); beyond it the verdict is ``timeout``.
         memory_mb: resident memory in MiB (4096); beyond it the verdict is ``memory``.
         allow_axioms: axioms allowed beside the environment's own.
-        audit: whether what Lean accepts is audited (True).
-        replay: whether the kernel replays it as well, where the toolchain can (False).
+        audit: whether what Lean accepts is judged and audited (True).
     """
 
     timeout_s: float
     memory_mb: int
     allow_axioms: Iterable[str]
     audit: bool
-    replay: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +264,6 @@ def _budgeted(request: Request, options: Check) -> Request:
         memory_mb=options.get("memory_mb", 4096),
         allow_axioms=tuple(sorted(set(_axioms(options)))),
         audit=options.get("audit", True),
-        replay=options.get("replay", False),
     )
 
 

@@ -44,7 +44,7 @@ FLEET = (
     _gauge("leanq_up", "1 while the exporter reaches every shard of the queue."),
     _gauge(
         "leanq_requests",
-        "Requests by state: waiting, held, running, quarantined request.",
+        "Requests by state: waiting, held, running, quarantined.",
         "environment",
         "state",
     ),
@@ -79,9 +79,7 @@ SCALER = (
     _gauge("leanq_scaler_term", "The terms of the decision.", "environment", "term"),
     _gauge("leanq_scaler_target_workers", "Workers wanted.", "environment"),
     _counter("leanq_scaler_decisions_total", "Decisions by reason.", "environment", "reason"),
-    _counter(
-        "leanq_scaler_errors_total", "RequestBuilder to the target that failed.", "environment"
-    ),
+    _counter("leanq_scaler_errors_total", "Calls to the target that failed.", "environment"),
 )
 
 WORKER = (
@@ -90,7 +88,7 @@ WORKER = (
     _counter("leanq_lean_starts_total", "Programs started in sandboxes.", "program"),
     _counter("leanq_lean_deaths_total", "Programs that did not end by themselves.", "reason"),
     _counter("leanq_worker_snapshots_total", "What became of snapshots here.", "event"),
-    _counter("leanq_redis_errors_total", "RequestBuilder to Redis that failed.", "kind"),
+    _counter("leanq_redis_errors_total", "Calls to Redis that failed.", "kind"),
 )
 
 

@@ -102,8 +102,7 @@ class Request:
         memory_mb: resident memory, in MiB.
         scratch_mb: disk that the candidate's processes may fill, in MiB.
         allow_axioms: names of axioms allowed beside the environment's own.
-        audit: whether what Lean accepts is audited.
-        replay: whether the kernel also replays what Lean accepts.
+        audit: whether what Lean accepts is judged and audited.
         trust_programs: whether the caller vouches for a text that runs programs of its own.
         traceparent: the caller's trace context as W3C writes it, for the worker's log.
     """
@@ -119,7 +118,6 @@ class Request:
     memory_mb: int = 4096
     allow_axioms: tuple[str, ...] = ()
     audit: bool = True
-    replay: bool = False
     traceparent: str = ""
     target: str = ""
     theorems: tuple[str, ...] = ()

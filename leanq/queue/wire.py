@@ -287,7 +287,7 @@ _REQUEST = _Shape(
         **dict.fromkeys(("delay_s", "timeout_s", "wall_s"), _number),
         **dict.fromkeys(("memory_mb", "scratch_mb"), _is(int)),
         **dict.fromkeys(("allow_axioms", "theorems", "holes"), _each(_text)),
-        **dict.fromkeys(("audit", "replay", "trust_programs"), _is(bool)),
+        **dict.fromkeys(("audit", "trust_programs"), _is(bool)),
     },
 )
 _REPLY = _Shape(

@@ -1,4 +1,4 @@
-"""Campaigns whose coordinators, workers and servers die: they go on, and check nothing twice."""
+"""Campaigns whose coordinators, workers and servers die are resumed, and check nothing twice."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from collections.abc import Iterator
 import pytest
 import rq
 from rq.command import send_shutdown_command
-from support.campaigns import RESUMED_S, Desk, desk_at, dismiss, gone, horse_of, start_again
+from support.campaigns import (
+    RESUMED_S,
+    Desk,
+    coordinator_of,
+    desk_at,
+    has_ended,
+    start_again,
+    stop_worker,
+)
 from support.fleets import Recorder, look, serving, until
 from support.servers import Server, own_server
 from support.terminals import Terminal, ended
 
 from leanq.queue.settings import Settings
+
+pytestmark = pytest.mark.slow
 
 ROWS = [f"row {number}" for number in range(20)]
 HELD = [f"held {number}" for number in range(3)]
@@ -43,7 +53,7 @@ def amid(desk: Desk, driver: Recorder) -> str:
     return id_
 
 
-def ends_well(desk: Desk, driver: Recorder, id_: str) -> None:
+def finishes(desk: Desk, driver: Recorder, id_: str) -> None:
     """Lets a campaign end; no row was checked twice, for what is in flight is waited for."""
     driver.let_go()
     desk.reaches(id_, "finished")
@@ -52,67 +62,67 @@ def ends_well(desk: Desk, driver: Recorder, id_: str) -> None:
 
 
 def test_a_coordinator_is_killed(desk: Desk, driver: Recorder, settings: Settings) -> None:
-    boss = desk.hire()
+    worker = desk.start_worker()
     id_ = amid(desk, driver)
     for _ in range(2):
-        horse = horse_of(boss)
-        os.kill(horse, signal.SIGKILL)
-        horse_of(boss, after=horse)
+        coordinator = coordinator_of(worker)
+        os.kill(coordinator, signal.SIGKILL)
+        coordinator_of(worker, after=coordinator)
         desk.reaches(id_, "running")
-        # It has not forgotten what it said.
+        # Its progress is not lost.
         assert desk.look(id_).rows == len(ROWS)
-    ends_well(desk, driver, id_)
+    finishes(desk, driver, id_)
     assert look(settings).counters["submitted"] == len(ROWS + HELD)
 
 
 def test_a_worker_is_killed(desk: Desk, driver: Recorder) -> None:
-    boss = desk.hire()
+    worker = desk.start_worker()
     id_ = amid(desk, driver)
-    horse = horse_of(boss)
+    coordinator = coordinator_of(worker)
     # Another one was killed between RQ's list and its registry, so that this is in neither.
     queue = desk.campaigns.queue
     taken = desk.send()
     desk.connection.lmove(queue.key, queue.intermediate_queue_key)
-    other = desk.hire()
-    boss.kill()
-    until(lambda: gone(horse))
-    # A third finds out, with no help of anybody's.
+    other = desk.start_worker()
+    worker.kill()
+    until(lambda: has_ended(coordinator))
+    # The other worker finds out by itself.
     desk.reaches(taken, "finished")
-    horse_of(other)
-    ends_well(desk, driver, id_)
+    coordinator_of(other)
+    finishes(desk, driver, id_)
 
 
-def test_a_worker_is_told_to_stop(desk: Desk, driver: Recorder) -> None:
-    boss = desk.hire()
+def test_a_worker_is_stopped(desk: Desk, driver: Recorder) -> None:
+    worker = desk.start_worker()
     id_ = amid(desk, driver)
-    horse = horse_of(boss)
-    assert "fail" not in dismiss(boss)
-    assert gone(horse)
+    coordinator = coordinator_of(worker)
+    assert "fail" not in stop_worker(worker)
+    assert has_ended(coordinator)
     assert desk.look(id_).state == "queued"
-    desk.hire()
-    ends_well(desk, driver, id_)
+    desk.start_worker()
+    finishes(desk, driver, id_)
 
 
-def test_a_worker_hears_what_rq_tells_it(desk: Desk, driver: Recorder) -> None:
-    boss = desk.hire()
+def test_a_worker_obeys_shutdown_commands_of_rq(desk: Desk, driver: Recorder) -> None:
+    worker = desk.start_worker()
     (name,) = (worker.name for worker in rq.Worker.all(queue=desk.campaigns.queue))
     send_shutdown_command(desk.connection, name)
-    assert ended(boss).code == 0
+    assert ended(worker).code == 0
 
 
-def test_a_worker_out_of_work_is_told_to_stop(desk: Desk, driver: Recorder) -> None:
-    boss = desk.hire()
-    dismiss(boss)
+def test_a_worker_out_of_work_is_stopped(desk: Desk, driver: Recorder) -> None:
+    worker = desk.start_worker()
+    stop_worker(worker)
     assert desk.run("worker", "--burst") == ""
 
 
 def test_the_server_is_restarted(terminal: Terminal, stored: Server) -> None:
     driver = Recorder()
     with desk_at(terminal, stored.settings) as desk, serving(stored.settings, driver):
-        desk.hire()
+        desk.start_worker()
         id_ = amid(desk, driver)
         restart(stored)
-        ends_well(desk, driver, id_)
+        finishes(desk, driver, id_)
 
 
 def test_rqs_server_is_away(
@@ -120,41 +130,41 @@ def test_rqs_server_is_away(
 ) -> None:
     """The campaign goes on without it, and is finished when it is back."""
     with desk_at(terminal, settings, stored.settings.url) as desk:
-        boss = desk.hire()
+        worker = desk.start_worker()
         id_ = amid(desk, driver)
-        horse = horse_of(boss)
+        coordinator = coordinator_of(worker)
         stored.stop()
         part = desk.folder / "c0.out.part"
         driver.let_go()
         until(lambda: not part.exists(), RESUMED_S)
-        # Not seen by RQ, as nobody could tell it.
-        until(lambda: gone(horse), 2 * RESUMED_S)
+        # RQ cannot know yet, as its server is down.
+        until(lambda: has_ended(coordinator), 2 * RESUMED_S)
         start_again(stored)
-        ends_well(desk, driver, id_)
+        finishes(desk, driver, id_)
 
 
-def test_rqs_server_goes_and_the_worker_is_told_to_stop(
+def test_rqs_server_goes_and_the_worker_is_stopped(
     terminal: Terminal, stored: Server, settings: Settings, driver: Recorder
 ) -> None:
     with desk_at(terminal, settings, stored.settings.url) as desk:
-        boss, idle = desk.hire(), desk.hire()
+        worker, idle = desk.start_worker(), desk.start_worker()
         id_ = amid(desk, driver)
         stored.stop()
         # Both at once, as each tries for a while to tell the server.
-        for each in (boss, idle):
+        for each in (worker, idle):
             each.send_signal(signal.SIGTERM)
-        assert [ended(each).code for each in (boss, idle)] == [0, 0]
+        assert [ended(each).code for each in (worker, idle)] == [0, 0]
         start_again(stored)
-        desk.hire()
-        ends_well(desk, driver, id_)
+        desk.start_worker()
+        finishes(desk, driver, id_)
 
 
-def test_one_is_resumed_and_whoever_was_putting_it_away_dies(desk: Desk, driver: Recorder) -> None:
-    desk.hire()
+def test_one_is_resumed_and_the_worker_that_pauses_it_dies(desk: Desk, driver: Recorder) -> None:
+    desk.start_worker()
     id_ = amid(desk, driver)
     desk.run("pause", id_)
     until(lambda: id_ in desk.campaigns.queue.scheduled_job_registry)
-    # Nobody looks whether it is still to be there.
+    # As if the worker had died before it looked for the user's command.
     desk.connection.hset(f"{desk.campaigns.queue.name}:{id_}", "command", "")
     assert desk.look(id_).state != "paused"
     desk.reaches(id_, "running")
@@ -163,16 +173,16 @@ def test_one_is_resumed_and_whoever_was_putting_it_away_dies(desk: Desk, driver:
     assert [record["id"] for record in desk.results(id_)] == [*range(len(ROWS + HELD))]
 
 
-def test_one_that_kills_its_coordinators_is_given_up(desk: Desk, driver: Recorder) -> None:
-    boss = desk.hire()
+def test_one_whose_coordinators_all_die_fails(desk: Desk, driver: Recorder) -> None:
+    worker = desk.start_worker()
     id_ = desk.send(*HELD)
     until(lambda: len(driver.running) == len(HELD))
-    dismiss(boss)
+    stop_worker(worker)
     # As if the last twenty had been killed as well.
     with contextlib.closing(sqlite3.connect(f"{desk.folder}/c0.out.state")) as journal, journal:
-        journal.execute("UPDATE meta SET value = '20' WHERE name = 'barren'")
-    desk.hire()
-    error = "the campaign is given up: 20 coordinators have died over it without a single result"
+        journal.execute("UPDATE meta SET value = '20' WHERE name = 'fruitless_starts'")
+    desk.start_worker()
+    error = "the campaign has failed: 20 coordinators in a row died without a single result"
     assert desk.reaches(id_, "failed").error == error
     assert f"{id_}  failed ({error})" in desk.run("list")
     driver.let_go()

@@ -1,4 +1,4 @@
-"""Campaigns as jobs of RQ: sent, shown, held, ended, taken up again and chained."""
+"""Campaigns as jobs of a real RQ, and what is withdrawn from the queue and asked for again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from leanq.queue.settings import Settings
 
 
 @pytest.fixture
-def boss(desk: Desk, driver: Recorder) -> Popen:
+def worker(desk: Desk, driver: Recorder) -> Popen:
     """One that runs campaigns."""
-    return desk.hire()
+    return desk.start_worker()
 
 
 def is_at(desk: Desk, id_: str, rows: int) -> Callable[[], bool]:
@@ -33,7 +33,7 @@ def held(driver: Recorder, count: int = 1) -> None:
     until(lambda: len(driver.running) == count)
 
 
-def ends_well(desk: Desk, *ids: str) -> None:
+def finishes(desk: Desk, *ids: str) -> None:
     """Waits for the end, and sees to it that there is one record for each row, in order."""
     for id_ in ids:
         sent = desk.reaches(id_, "finished")
@@ -78,7 +78,8 @@ class Dashboard:
         return dict(answer.json)
 
 
-def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, boss: Popen) -> None:
+@pytest.mark.slow
+def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, worker: Popen) -> None:
     first = desk.send("a", "held", "b")
     second = desk.send("c", "d", options=("--order", "finished"))
     until(is_at(desk, first, 2))
@@ -104,7 +105,7 @@ def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, boss: Popen
     assert (dashboard.jobs("queued"), dashboard.jobs("started")) == ([second], [first])
     assert "c0.jsonl" in str(dashboard.job(first)["description"])
     driver.let_go()
-    ends_well(desk, first, second)
+    finishes(desk, first, second)
     assert Counter(driver.started) == Counter([b"a", b"held", b"b", b"c", b"d"])
     assert {*dashboard.jobs("finished")} == {first, second}
     assert dashboard.job(first)["status"] == "finished"
@@ -113,24 +114,29 @@ def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, boss: Popen
     assert not os.path.exists(f"{desk.folder}/c0.out.state")
 
 
-def test_held_while_it_runs(desk: Desk, driver: Recorder, settings: Settings, boss: Popen) -> None:
+def test_a_running_campaign_is_paused_and_resumed(
+    desk: Desk, driver: Recorder, settings: Settings, worker: Popen
+) -> None:
     id_ = desk.send("a", "held", "b")
     until(is_at(desk, id_, 2))
     assert desk.run("pause", id_).split()[1] in ("pausing", "paused")
     desk.reaches(id_, "paused")
     # What was in flight is withdrawn.
     until(lambda: driver.stopped == [b"held"])
-    assert not look(settings).levels
+    assert not look(settings).priorities
     assert desk.terminal.run("campaign", "pause", id_).code == 2
     assert f"{id_}  paused" in desk.run("list")
     assert desk.run("resume", id_).split()[1] in ("queued", "running")
     held(driver)
     driver.let_go()
-    ends_well(desk, id_)
+    finishes(desk, id_)
     assert Counter(driver.started) == Counter([b"a", b"b", b"held", b"held"])
 
 
-def test_held_and_let_go_in_quick_succession(desk: Desk, driver: Recorder, boss: Popen) -> None:
+@pytest.mark.slow
+def test_one_is_paused_and_resumed_in_quick_succession(
+    desk: Desk, driver: Recorder, worker: Popen
+) -> None:
     id_ = desk.send("a", "held")
     held(driver)
     for turn in range(6):
@@ -143,36 +149,37 @@ def test_held_and_let_go_in_quick_succession(desk: Desk, driver: Recorder, boss:
         assert desk.look(id_).state not in ("paused", "pausing")
     held(driver)
     driver.let_go()
-    ends_well(desk, id_)
+    finishes(desk, id_)
 
 
-def test_held_before_it_begins(desk: Desk, driver: Recorder, boss: Popen) -> None:
+@pytest.mark.slow
+def test_one_is_paused_before_it_starts(desk: Desk, driver: Recorder, worker: Popen) -> None:
     running = desk.send("held")
     held(driver)
     queued = desk.send("a")
     later = desk.send("b", options=("--in", "1h"))
     soon = desk.send("c", options=("--in", "1s"))
     assert [desk.look(each).state for each in (queued, later)] == ["queued", "scheduled"]
-    assert "begins    20" in desk.run("show", later)
-    begins = desk.look(later).begins
-    assert begins
-    assert 3000 < (begins - desk.look(later).sent).total_seconds() < 4200
+    assert "starts    20" in desk.run("show", later)
+    starts_at = desk.look(later).starts_at
+    assert starts_at
+    assert 3000 < (starts_at - desk.look(later).submitted_at).total_seconds() < 4200
     for id_ in (queued, later):
         assert desk.run("pause", id_).split()[1] == "paused"
     driver.let_go()
-    ends_well(desk, running, soon)
+    finishes(desk, running, soon)
     # Its turn has come, and it was put away.
     until(lambda: queued in desk.campaigns.queue.scheduled_job_registry)
     assert desk.look(queued).state == "paused"
     assert desk.run("resume", queued).split()[1] in ("queued", "running", "finished")
-    ends_well(desk, queued)
+    finishes(desk, queued)
     assert desk.run("resume", later).split()[1] == "scheduled"
     assert desk.run("cancel", later).split()[1] == "cancelled"
     assert b"b" not in driver.started
 
 
-def test_cancelled_and_taken_up_again(
-    desk: Desk, driver: Recorder, settings: Settings, boss: Popen
+def test_one_is_cancelled_and_retried(
+    desk: Desk, driver: Recorder, settings: Settings, worker: Popen
 ) -> None:
     running = desk.send("a", "held")
     until(is_at(desk, running, 1))
@@ -181,7 +188,7 @@ def test_cancelled_and_taken_up_again(
     assert desk.run("cancel", running).split()[1] in ("cancelling", "cancelled")
     desk.reaches(running, "cancelled")
     until(lambda: driver.stopped == [b"held"])
-    assert not look(settings).levels
+    assert not look(settings).priorities
     # What had come is kept.
     assert os.path.exists(f"{desk.folder}/c0.out.part")
     assert not os.path.exists(f"{desk.folder}/c0.out")
@@ -189,57 +196,20 @@ def test_cancelled_and_taken_up_again(
     driver.let_go()
     for id_ in (running, queued):
         assert desk.run("retry", id_).split()[1] in ("queued", "running", "finished")
-    ends_well(desk, running, queued)
+    finishes(desk, running, queued)
     assert Counter(driver.started) == Counter([b"a", b"held", b"held", b"b"])
-
-
-def test_paused_then_cancelled(desk: Desk, driver: Recorder, boss: Popen) -> None:
-    id_ = desk.send("a", "held")
-    until(is_at(desk, id_, 1))
-    desk.campaigns.pause(id_)
-    desk.reaches(id_, "paused")
-    assert desk.run("cancel", id_).split()[1] == "cancelled"
-    driver.let_go()
-    desk.run("retry", id_)
-    ends_well(desk, id_)
-    assert driver.started.count(b"a") == 1
-
-
-def test_one_after_another(desk: Desk, driver: Recorder, boss: Popen) -> None:
-    first = desk.send("a", "held")
-    until(is_at(desk, first, 1))
-    second = desk.send("b", options=("--after", first))
-    third = desk.send("c", options=("--after", first, "--after", second))
-    desk.campaigns.pause(first)
-    desk.reaches(first, "paused")
-    assert [desk.look(each).state for each in (second, third)] == ["waiting", "waiting"]
-    assert f"after     {first}\n" in desk.run("show", second)
-    assert desk.run("pause", third).split()[1] == "paused"
-    assert desk.run("resume", third).split()[1] == "waiting"
-    # Ended is not finished.
-    desk.campaigns.resume(first)
-    held(driver)
-    desk.campaigns.cancel(first)
-    desk.reaches(first, "cancelled")
-    assert desk.look(second).state == "waiting"
-    driver.let_go()
-    desk.campaigns.retry(first)
-    ends_well(desk, first, second, third)
-    assert [each for each in driver.started if each in (b"b", b"c")] == [b"b", b"c"]
-    # One that has finished need not be waited for.
-    ends_well(desk, desk.send("d", options=("--after", first)))
 
 
 def test_only_rows_without_a_verdict_are_checked_again(desk: Desk, settings: Settings) -> None:
     judge = Judge()
     with serving(settings, judge):
-        desk.hire()
+        desk.start_worker()
         codes = ("accepted 1", "timeout 2", "rejected 3", "crashed 4")
         id_ = desk.send(*codes, environment="default")
-        ends_well(desk, id_)
+        finishes(desk, id_)
         assert desk.look(id_).counts == {"accepted": 1, "timeout": 1, "rejected": 1, "crashed": 1}
         desk.run("retry", id_)
-        ends_well(desk, id_)
+        finishes(desk, id_)
         assert desk.look(id_).counts["accepted"] == 3
     found = [record["verdict"] for record in desk.results(id_)]
     assert found == ["accepted", "accepted", "rejected", "accepted"]

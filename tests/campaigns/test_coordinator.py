@@ -1,16 +1,15 @@
-"""Coordinators in one process: windows, what they withdraw, how they go on, what they refuse."""
+"""Coordinators in one process: windows, what they withdraw, how they resume, what they refuse."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
+import resource
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 from support.fleets import Recorder, working
@@ -20,14 +19,14 @@ from support.waiting import eventually
 from leanq.campaigns import coordinator as module
 from leanq.campaigns.campaign import Campaign
 from leanq.campaigns.coordinator import Command, Plan, Progress
-from leanq.campaigns.dataset import Fields, open_data
+from leanq.campaigns.dataset import Fields, open_dataset
+from leanq.campaigns.dataset.row import FIRST_ROWS
 from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import read_results
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError, UnknownEnvironmentError, UsageError
-from leanq.queue.requests import Reply, Request
+from leanq.queue.requests import Message, Reply, Request
 from leanq.queue.settings import Settings
-from leanq.states import States
 
 pytestmark = pytest.mark.usefixtures("swept")
 
@@ -38,8 +37,9 @@ class Judge(Recorder):
     def __init__(self) -> None:
         super().__init__("default")
 
-    async def open(self, states: States) -> None:
-        await super().open(states)
+    def hold(self) -> None:
+        """Texts that begin with ``held`` wait again."""
+        self._gate.clear()
 
     async def run(self, request: Request) -> Reply:
         return await super().run(replace(request, payload=request.code.encode()))
@@ -48,25 +48,35 @@ class Judge(Recorder):
         if request.code.startswith("held"):
             await self._gate.wait()
         verdict: Any = request.code.split()[-1]
+        if request.code.startswith("import"):
+            text = "unknown module prefix 'Mathlib'\nNo directory 'Mathlib' in the search path"
+            messages = (Message("error", 1, 0, text),)
+            return Reply(verdict, reason="unknown_import", messages=messages)
         return Reply(verdict=verdict)
 
 
 @dataclass
-class Watcher:
-    command: Command = "go on"
-    looks: list[Progress] = field(default_factory=list)
-    told: list[tuple[int, str]] = field(default_factory=list)
+class Observed:
+    """An observer that keeps what is reported, and gives the command of its test."""
+
+    command: Command = "run"
+    updates: list[Progress] = field(default_factory=list)
+    bad_rows: list[tuple[int, str]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def counts(self) -> Mapping[str, int]:
-        return self.looks[-1].counts if self.looks else {}
+        return self.updates[-1].counts if self.updates else {}
 
-    async def look(self, progress: Progress) -> Command:
-        self.looks.append(progress)
+    async def update(self, progress: Progress) -> Command:
+        self.updates.append(progress)
         return self.command
 
-    def bad(self, line: int, error: str) -> None:
-        self.told.append((line, error))
+    def bad_row(self, line: int, error: str) -> None:
+        self.bad_rows.append((line, error))
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
 
 @dataclass
@@ -76,7 +86,7 @@ class Stage:
     settings: Settings
     folder: Path
     judge: Judge
-    watcher: Watcher
+    observer: Observed
 
     def campaign(self, *rows: object, **plan: Any) -> Campaign:
         data = self.folder / "data.jsonl"
@@ -86,7 +96,7 @@ class Stage:
 
     async def run(self, campaign: Campaign, **how: Any) -> Command:
         async with AsyncLeanQClient(self.settings, **how) as client:
-            return await campaign.run(client, self.watcher)
+            return await campaign.run(client, self.observer)
 
     def records(self) -> list[dict[str, Any]]:
         return list(read_results(str(self.folder / "out.jsonl")))
@@ -104,7 +114,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 async def stage(settings: Settings, tmp_path: Path) -> AsyncIterator[Stage]:
     judge = Judge()
     async with working(settings, judge, slots=64):
-        yield Stage(settings, tmp_path, judge, Watcher())
+        yield Stage(settings, tmp_path, judge, Observed())
 
 
 def row(number: int, *codes: str, **more: Any) -> dict[str, Any]:
@@ -118,15 +128,15 @@ async def test_no_more_are_in_flight_than_the_window_allows(stage: Stage) -> Non
     running = asyncio.create_task(stage.run(stage.campaign(*rows, window=5)))
     await eventually(lambda: len(stage.judge.running) == 5)
     stage.judge.let_go()
-    assert await running == "go on"
+    assert await running == "finished"
     assert stage.judge.most == 5
     assert stage.verdicts() == 40 * ["accepted"] + 20 * ["rejected"]
     assert [record["sample"] for record in stage.records()[40:]] == list(range(20))
-    assert stage.watcher.looks[-1] == Progress(41, 41, {"accepted": 40, "rejected": 20})
+    assert stage.observer.updates[-1] == Progress(41, 41, {"accepted": 40, "rejected": 20})
 
 
 async def test_large_texts_are_few_at_a_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(module, "_MAX_IN_FLIGHT_BYTES", 1000)
     rows = [row(n, f"held {n}{400 * 'x'} accepted") for n in range(12)]
     running = asyncio.create_task(stage.run(stage.campaign(*rows)))
     # The third was begun while the first two were not yet more than that.
@@ -143,15 +153,17 @@ async def test_records_are_in_the_order_of_rows_or_of_their_ends(stage: Stage) -
         running = asyncio.create_task(stage.run(campaign))
         await eventually(
             lambda: (
-                sum(stage.watcher.looks[-1].counts.values()) == 2 if stage.watcher.looks else False
+                sum(stage.observer.updates[-1].counts.values()) == 2
+                if stage.observer.updates
+                else False
             )
         )
         stage.judge.let_go()
         await running
         assert [record["id"] for record in stage.records()] == ids
         Path(campaign.out).unlink()
-        stage.judge._gate.clear()
-        stage.watcher.looks.clear()
+        stage.judge.hold()
+        stage.observer.updates.clear()
 
 
 async def test_blank_lines_are_no_rows(stage: Stage) -> None:
@@ -159,15 +171,17 @@ async def test_blank_lines_are_no_rows(stage: Stage) -> None:
     data = Path(campaign.data)
     data.write_text("\n" + data.read_text().replace("\n", "\n \n\n"))
     running = asyncio.create_task(stage.run(campaign))
-    looks = stage.watcher.looks
-    await eventually(lambda: looks and looks[-1] == Progress(3, 2, {"accepted": 1, "rejected": 1}))
-    stage.watcher.command = "pause"
+    updates = stage.observer.updates
+    await eventually(
+        lambda: updates and updates[-1] == Progress(3, 2, {"accepted": 1, "rejected": 1})
+    )
+    stage.observer.command = "pause"
     await running
-    looks.clear()
-    stage.watcher.command = "go on"
+    updates.clear()
+    stage.observer.command = "run"
     stage.judge.let_go()
-    assert await stage.run(campaign) == "go on"
-    assert looks[-1] == Progress(3, 3, {"accepted": 2, "rejected": 1})
+    assert await stage.run(campaign) == "finished"
+    assert updates[-1] == Progress(3, 3, {"accepted": 2, "rejected": 1})
     assert [record["line"] for record in stage.records()] == [2, 5, 8]
 
 
@@ -183,12 +197,77 @@ async def test_bad_rows_stand_in_the_results_and_stop_nothing(stage: Stage) -> N
     await stage.run(campaign)
     assert stage.verdicts() == ["accepted", None, None, None, None, "rejected"]
     told = [(record["line"], record["error"]) for record in stage.records() if "error" in record]
-    assert sorted(stage.watcher.told) == told
+    assert sorted(stage.observer.bad_rows) == told
     assert told[1] == (3, "line 1 has the same id")
     assert [line for line, _ in told] == [2, 3, 4, 5]
 
 
+async def test_a_wrong_field_name_stops_before_anything_is_written(stage: Stage) -> None:
+    rows = [{"id": n, "proof": "accepted"} for n in range(3)]
+    campaign = stage.campaign(*rows)
+    with pytest.raises(UsageError) as raised:
+        await stage.run(campaign)
+    assert str(raised.value) == (
+        f"{campaign.data} has no field 'code' in its first 3 rows, but 'id', 'proof'; "
+        "name the right one with --code-field"
+    )
+    assert [path.name for path in stage.folder.iterdir()] == ["data.jsonl"]
+    with pytest.raises(UsageError, match="no field 'of' in its first 3 rows"):
+        await stage.run(replace(campaign, fields=Fields(code="proof", problem="of")))
+    assert await stage.run(replace(campaign, fields=Fields(code="proof"))) == "finished"
+    assert stage.verdicts() == 3 * ["accepted"]
+
+
+async def test_a_field_that_comes_later_is_not_wrong(stage: Stage) -> None:
+    rows = [{"id": n} for n in range(FIRST_ROWS - 1)]
+    await stage.run(stage.campaign(*rows, row(100, "accepted")))
+    assert stage.verdicts() == [None] * (FIRST_ROWS - 1) + ["accepted"]
+
+
+@pytest.mark.parametrize("wrong", [25, 26])
+async def test_a_wrong_environment_is_warned_of_once(stage: Stage, wrong: int) -> None:
+    codes = ["import Mathlib rejected"] * wrong + ["rejected"] * (50 - wrong)
+    rows = [row(n, code) for n, code in enumerate([*codes, *(["import A rejected"] * 60)])]
+    await stage.run(stage.campaign(*rows, window=1))
+    expected = (
+        "26 of the first 50 results have the reason unknown_import in the environment 'default': "
+        "unknown module prefix 'Mathlib' No directory 'Mathlib' in the search path; is it the "
+        "environment that the data is written for?"
+    )
+    assert stage.observer.warnings == ([expected] if wrong > 25 else [])
+    assert Counter(record["reason"] for record in stage.records())["unknown_import"] == wrong + 60
+
+
+async def test_a_small_campaign_in_a_wrong_environment_warns_at_its_end(stage: Stage) -> None:
+    await stage.run(stage.campaign(row(1, "import Mathlib rejected"), row(2, "import A rejected")))
+    (warning,) = stage.observer.warnings
+    assert warning.startswith("2 of the first 2 results have the reason unknown_import")
+
+
 # First success
+
+
+async def test_problems_without_a_success_are_counted_also_when_resumed(stage: Stage) -> None:
+    rows = [
+        row(1, "rejected", "accepted"),
+        row(2, "rejected"),
+        row(3, "held accepted"),
+        {"id": 4, "code": 7},
+    ]
+    campaign = stage.campaign(*rows, first_success=True)
+    running = asyncio.create_task(stage.run(campaign))
+    updates = stage.observer.updates
+    await eventually(lambda: bool(updates) and updates[-1].rows == 3)
+    assert updates[-1].unsolved == 2
+    stage.observer.command = "pause"
+    assert await running == "paused"
+    stage.observer.command = "run"
+    stage.judge.let_go()
+    assert await stage.run(campaign) == "finished"
+    assert updates[-1].unsolved == 1
+    Path(campaign.out).unlink()
+    assert await stage.run(replace(campaign, plan=Plan())) == "finished"
+    assert updates[-1].unsolved is None
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -229,23 +308,25 @@ class Gun(AsyncLeanQClient):
 
 async def test_an_attempt_that_was_just_sent_when_another_succeeds(stage: Stage) -> None:
     campaign = stage.campaign(row(1, "first", "second", "third"), first_success=True)
-    assert await campaign.run(Gun(stage.settings), stage.watcher) == "go on"
+    assert await campaign.run(Gun(stage.settings), stage.observer) == "finished"
     assert stage.verdicts() == ["accepted", "cancelled", "cancelled"]
 
 
 # Ends before the end
 
 
-async def test_what_was_in_flight_is_asked_for_again_and_runs_once(stage: Stage) -> None:
+async def test_what_was_in_flight_is_submitted_again_and_runs_once(stage: Stage) -> None:
     """A coordinator that vanishes withdraws nothing, and its successor waits for the same runs."""
     rows = [row(n, f"{n} accepted") for n in range(5)] + [row(9, "held accepted")]
     campaign = stage.campaign(*rows)
     async with AsyncLeanQClient(stage.settings) as client:
-        running = asyncio.create_task(campaign.run(client, stage.watcher))
+        running = asyncio.create_task(campaign.run(client, stage.observer))
         await eventually(lambda: b"held accepted" in stage.judge.running)
         await eventually(
             lambda: (
-                stage.watcher.looks[-1].counts == {"accepted": 5} if stage.watcher.looks else False
+                stage.observer.updates[-1].counts == {"accepted": 5}
+                if stage.observer.updates
+                else False
             )
         )
         # As SIGKILL would: neither the journal nor the queue hears of it.
@@ -256,23 +337,25 @@ async def test_what_was_in_flight_is_asked_for_again_and_runs_once(stage: Stage)
     for path, content in stash.items():
         path.write_bytes(content)
     stage.judge.let_go()
-    assert await stage.run(campaign) == "go on"
+    assert await stage.run(campaign) == "finished"
     assert stage.verdicts() == 6 * ["accepted"]
     assert Counter(stage.judge.started).most_common(1)[0][1] == 1
 
 
 @pytest.mark.parametrize("command", ["pause", "cancel"])
-async def test_what_is_told_to_stop_withdraws_and_can_go_on(stage: Stage, command: Command) -> None:
+async def test_a_paused_or_cancelled_campaign_withdraws_and_can_be_resumed(
+    stage: Stage, command: Command
+) -> None:
     campaign = stage.campaign(row(1, "accepted"), row(2, "held accepted"))
     running = asyncio.create_task(stage.run(campaign))
     await eventually(lambda: b"held accepted" in stage.judge.running)
-    stage.watcher.command = command
-    assert await running == command
+    stage.observer.command = command
+    assert await running == {"pause": "paused", "cancel": "cancelled"}[command]
     await eventually(lambda: stage.judge.stopped == [b"held accepted"])
     assert not Path(campaign.out).exists()
-    stage.watcher.command = "go on"
+    stage.observer.command = "run"
     stage.judge.let_go()
-    assert await stage.run(campaign) == "go on"
+    assert await stage.run(campaign) == "finished"
     assert stage.verdicts() == ["accepted", "accepted"]
     assert Counter(stage.judge.started) == {b"accepted": 1, b"held accepted": 2}
 
@@ -291,49 +374,49 @@ async def test_a_server_that_stays_away_leaves_the_rows_for_later(
                 await running
             server.start()
             stage.judge.let_go()
-            assert await stage.run(campaign) == "go on"
+            assert await stage.run(campaign) == "finished"
     assert stage.verdicts() == ["accepted", "accepted"]
-    assert stage.watcher.told == []
+    assert stage.observer.bad_rows == []
 
 
-async def test_a_disk_that_is_full_leaves_the_rows_for_later(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disk_that_is_full_leaves_the_rows_for_later(stage: Stage) -> None:
     campaign = stage.campaign(row(1, "held accepted"), row(2, "accepted"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     running = asyncio.create_task(stage.run(campaign))
     await eventually(lambda: b"held accepted" in stage.judge.running)
-    with monkeypatch.context() as patch:
-        full = sqlite3.OperationalError("database or disk is full")
-        patch.setattr(Journal, "_set", Mock(side_effect=full))
-        with pytest.raises(UsageError, match="state cannot be written: database or disk is full"):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(UsageError, match=r"out.jsonl.(part|state) cannot be written"):
             await running
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     stage.judge.let_go()
-    assert await stage.run(campaign) == "go on"
-    # Nothing was withdrawn, for whoever goes on could not know that.
+    assert await stage.run(campaign) == "finished"
+    # Nothing was withdrawn, since the next coordinator could not know of it.
     assert stage.verdicts() == ["accepted", "accepted"]
     assert stage.judge.stopped == []
-    assert stage.watcher.told == []
+    assert stage.observer.bad_rows == []
 
 
-async def test_an_environment_that_nobody_offers(stage: Stage) -> None:
+async def test_an_environment_that_no_worker_offers(stage: Stage) -> None:
     campaign = stage.campaign(row(1, "accepted"), options={"env": "elsewhere"})
     with pytest.raises(UnknownEnvironmentError, match="elsewhere"):
         await stage.run(campaign)
-    assert stage.watcher.told == []
+    assert stage.observer.bad_rows == []
 
 
-async def test_a_campaign_over_which_coordinators_vanish_is_given_up(
+async def test_a_campaign_whose_coordinators_all_die_fails(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_BARREN", 2)
+    monkeypatch.setattr(module, "_MAX_FRUITLESS_STARTS", 2)
     campaign = stage.campaign(row(1, "accepted"))
-    # Whoever ends with an error has not vanished.
+    # A coordinator that ends with an error has not died.
     for _ in range(3):
         with pytest.raises(UnknownEnvironmentError):
             await stage.run(replace(campaign, plan=Plan(options={"env": "elsewhere"})))
     Path(campaign.out + ".state").unlink()
-    purpose = campaign._purpose(open_data(campaign.data, campaign.fields))
+    purpose = campaign.purpose(open_dataset(campaign.data, campaign.fields))
     for _ in range(2):
         Journal(campaign.out, purpose).close()
-    with pytest.raises(UsageError, match="given up: 2 coordinators have died over it"):
+    with pytest.raises(UsageError, match="has failed: 2 coordinators in a row died"):
         await stage.run(campaign)

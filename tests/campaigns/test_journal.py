@@ -1,9 +1,10 @@
-"""Journals against a small model: what was committed is there, once, whoever dies where."""
+"""Journals against a small model: what was committed is there once, wherever a process dies."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import tempfile
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from leanq.campaigns import journal as module
 from leanq.campaigns.journal import BusyError, Cursor, Journal, Order
-from leanq.campaigns.results import read_results, write_results
+from leanq.campaigns.results import pack, read_results, write_results
 from leanq.errors import UsageError
 
 PURPOSE = {"data": "x"}
@@ -41,8 +42,10 @@ class JournalMachine(RuleBasedStateMachine):
         self.added: dict[tuple[int, int], dict[str, Any]] = {}
         self.solved: set[str] = set()
         self.solved_now: set[str] = set()
+        self.problems: set[str] = set()
+        self.problems_now: set[str] = set()
         self.cursor = self.cursor_now = Cursor()
-        self.barren = 1
+        self.fruitless_starts = 1
         self.journal = Journal(self.out, PURPOSE)
 
     @rule(
@@ -57,31 +60,39 @@ class JournalMachine(RuleBasedStateMachine):
             self.journal.add(made)
 
     @rule(line=st.integers(1, 6))
+    def add_problem(self, line: int) -> None:
+        self.journal.add_problem(f"r{line}")
+        self.problems_now.add(f"r{line}")
+
+    @rule(line=st.integers(1, 6))
     def solve(self, line: int) -> None:
         self.journal.solve(f"r{line}")
         self.solved_now.add(f"r{line}")
+        self.problems_now.add(f"r{line}")
 
     @rule(line=st.integers(1, 9), start=st.integers(0, 99))
     def commit(self, line: int, start: int) -> None:
-        self.barren = 0 if self.added else self.barren
+        self.fruitless_starts = 0 if self.added else self.fruitless_starts
         self.kept |= self.added
         self.solved |= self.solved_now
+        self.problems |= self.problems_now
         self.added.clear()
         self.cursor = Cursor(line, start)
         self.journal.commit(self.cursor)
 
     @rule(torn=st.binary(max_size=20))
-    def die_and_go_on(self, torn: bytes) -> None:
+    def die_and_resume(self, torn: bytes) -> None:
         """A process ends anywhere: what the system had of it at that moment is what is there."""
         # Its last lines may have been written and not yet committed.
-        self.journal._part.write(b"".join(self.journal._lines) + torn)
         self.journal.close()
+        with open(f"{self.out}.part", "ab") as part:
+            part.write(b"".join(map(pack, self.added.values())) + torn)
         self.added.clear()
-        self.solved_now = set(self.solved)
+        self.solved_now, self.problems_now = set(self.solved), set(self.problems)
         self.journal = Journal(self.out, PURPOSE)
-        self.barren += 1
+        self.fruitless_starts += 1
         assert self.journal.cursor == self.cursor
-        assert self.journal.barren == self.barren
+        assert self.journal.fruitless_starts == self.fruitless_starts
         for place in ((line, sample) for line in range(1, 7) for sample in range(2)):
             assert self.journal.has(*place) == (place in self.kept)
 
@@ -94,7 +105,7 @@ class JournalMachine(RuleBasedStateMachine):
         assert found == [self.kept[place] for place in places]
         assert os.listdir(self.folder) == ["out.jsonl"]
         assert Journal.is_whole(self.out)
-        with pytest.raises(UsageError, match="is there already"):
+        with pytest.raises(UsageError, match="exists"):
             Journal(self.out, PURPOSE)
         if retry:
             order_of = dict(zip(places, found, strict=True))
@@ -106,8 +117,10 @@ class JournalMachine(RuleBasedStateMachine):
             os.remove(self.out)
             self.kept, self.solved = {}, set()
         self.journal = Journal(self.out, PURPOSE, retry=retry)
-        self.solved_now, self.cursor = set(self.solved), Cursor()
-        self.barren = 0 if self.kept else 1
+        self.problems = set(self.solved)
+        self.solved_now, self.problems_now = set(self.solved), set(self.solved)
+        self.cursor = Cursor()
+        self.fruitless_starts = 0 if self.kept else 1
 
     @rule(line=st.integers(1, 6), other=st.integers(1, 6))
     def name(self, line: int, other: int) -> None:
@@ -119,6 +132,7 @@ class JournalMachine(RuleBasedStateMachine):
         told = [r["verdict"] or "error" for r in {**self.kept, **self.added}.values()]
         counts = {name: count for name, count in self.journal.counts.items() if count}
         assert counts == {name: told.count(name) for name in told}
+        assert self.journal.unsolved == len(self.problems_now - self.solved_now)
         for line in range(1, 7):
             assert self.journal.is_solved(f"r{line}") == (f"r{line}" in self.solved_now)
 
@@ -127,9 +141,10 @@ class JournalMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-def test_journals_keep_what_was_committed() -> None:
+@pytest.mark.parametrize("examples", [15, pytest.param(60, marks=pytest.mark.slow)])
+def test_journals_keep_what_was_committed(examples: int) -> None:
     run_state_machine_as_test(
-        JournalMachine, settings=profile(profile.get_profile("leanq"), max_examples=60)
+        JournalMachine, settings=profile(profile.get_profile("leanq"), max_examples=examples)
     )
 
 
@@ -140,7 +155,7 @@ def out(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("order", ["input", "finished"])
 @pytest.mark.parametrize("step", ["replace", "remove"])
-def test_whoever_dies_amid_the_end_can_be_succeeded(
+def test_a_death_while_results_are_written_loses_nothing(
     out: str, order: Order, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(out, PURPOSE)
@@ -168,12 +183,12 @@ def test_whoever_dies_amid_the_end_can_be_succeeded(
     assert os.listdir(Path(out).parent) == ["out.jsonl"]
 
 
-def test_whoever_dies_while_results_are_taken_back_can_be_succeeded(
+def test_a_death_at_the_start_of_a_retry_loses_nothing(
     out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [record(line, 0, "accepted") for line in range(1, 5)]
     write_results(out, records)
-    monkeypatch.setattr(module, "_BATCH", 1)
+    monkeypatch.setattr(module, "_RETRY_BATCH", 1)
     commit = Journal.commit
 
     def die(journal: Journal, cursor: Cursor) -> None:
@@ -192,10 +207,10 @@ def test_whoever_dies_while_results_are_taken_back_can_be_succeeded(
     assert list(read_results(out)) == records
 
 
-def test_results_that_cannot_be_taken_back_stay_as_they_are(out: str) -> None:
+def test_results_that_cannot_be_retried_stay_as_they_are(out: str) -> None:
     Path(out).write_text("mine\n")
     for _ in range(2):
-        with pytest.raises(UsageError, match="no record of a result"):
+        with pytest.raises(UsageError, match="expected a record"):
             Journal(out, PURPOSE, retry=True)
         assert os.listdir(Path(out).parent) == ["out.jsonl"]
     assert Path(out).read_text() == "mine\n"
@@ -233,7 +248,7 @@ def test_files_that_are_no_journals(out: str) -> None:
     journal.commit(Cursor(2, 0))
     journal.close()
     Path(out + ".part").write_text("")
-    with pytest.raises(UsageError, match=r"part is damaged: it ends before byte"):
+    with pytest.raises(UsageError, match=r"part is damaged: it has 0 bytes where"):
         Journal(out, PURPOSE)
     Path(out + ".state").write_text("not a database, but long enough to be taken for one" * 99)
     with pytest.raises(UsageError, match=r"state cannot be written: file is not a database"):
@@ -245,13 +260,16 @@ def test_results_that_cannot_be_written(tmp_path: Path) -> None:
         Journal(str(tmp_path / "missing" / "out.jsonl"), PURPOSE)
 
 
-def test_a_disk_that_is_full(out: str) -> None:
+def test_a_file_that_may_not_grow(out: str) -> None:
     journal = Journal(out, PURPOSE)
-    journal._part.close()
-    journal._part = open("/dev/full", "ab")  # noqa: SIM115
     journal.add(record(1, 0, "accepted"))
-    with pytest.raises(UsageError, match="No space left on device"):
-        journal.commit(Cursor(2, 0))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(UsageError, match=r"part cannot be written: File too large"):
+            journal.commit(Cursor(2, 0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     journal.close()
     successor = Journal(out, PURPOSE)
     assert not successor.has(1, 0)
@@ -265,7 +283,7 @@ def test_numbers_and_texts_are_two_kinds_of_ids(out: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["out.parquet", "OUT.PARQUET"])
-def test_results_in_parquet_are_taken_up_again(tmp_path: Path, name: str) -> None:
+def test_results_in_parquet_are_retried(tmp_path: Path, name: str) -> None:
     out = str(tmp_path / name)
     journal = Journal(out, PURPOSE)
     for line, verdict in ((1, "accepted"), (2, "timeout")):

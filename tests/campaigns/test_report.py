@@ -23,8 +23,15 @@ def write(path: Path, records: Iterable[Record]) -> str:
 
 FIXTURE = [
     done("a1", "accepted", cpu_s=1.0, sample=0),
-    done("a1", "rejected", cpu_s=3.0, sample=1, messages=said("unsolved goals\n⊢ False")),
-    done("a2", "timeout", cpu_s=60.0, sample=0, attempts=2),
+    done(
+        "a1",
+        "rejected",
+        cpu_s=3.0,
+        sample=1,
+        reason="lean_error",
+        messages=said("unsolved goals\n⊢ False"),
+    ),
+    done("a2", "timeout", reason="cpu_time", cpu_s=60.0, sample=0, attempts=2),
     bad("a2", 2, "sample 1 is empty", sample=1),
 ]
 
@@ -42,7 +49,7 @@ verdicts
 
 solved and pass@k
   solved: 1 of 2 problems
-  counted as failures, though Lean gave no verdict: 1 of the infrastructure's, 1 error
+  counted as failures, though Lean gave no verdict: 1 outcome of leanq's, 1 error
   k  pass@k  95% interval  problems
   1  25.0 %  4.2 – 71.6 %         2
   2  50.0 %  9.5 – 90.5 %         2
@@ -62,17 +69,22 @@ slowest, by CPU time
 
 flaky
   0 texts with different verdicts, 1 record with more than one lease, \
-1 with a verdict of the infrastructure
+1 outcome of leanq's
 
 more than one lease
   record  verdict      CPU     wall  leases  line
   a2 [0]  timeout  60.00 s  60.50 s       2     2
 
-verdicts of the infrastructure
+outcomes of leanq's
   record  verdict      CPU     wall  leases  line
   a2 [0]  timeout  60.00 s  60.50 s       2     2
 
-why Lean said no
+reasons
+  records  reason
+        1  lean_error
+        1  cpu_time
+
+first errors of Lean
   records  text, its names and numbers left out
         1  unsolved goals
 
@@ -153,9 +165,13 @@ def test_an_empty_file_is_a_report_of_nothing(
     assert not (tmp_path / "run.report.png").exists()
     old = write(tmp_path / "old.jsonl", FIXTURE)
     assert report(path, old, None, as_json=False) == 0
-    assert "0 only in the newer file, 4 only in the older" in capsys.readouterr().out
+    assert "No record is in both files: 0 in the newer and 4 in the older (" in (
+        capsys.readouterr().out
+    )
     assert report(old, path, None, as_json=False) == 0
-    assert "4 only in the newer file, 0 only in the older" in capsys.readouterr().out
+    assert (
+        "4 in the newer (a1 [0], a1 [1], a2 [0], …) and 0 in the older" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,3 +246,23 @@ def test_nothing_that_is_read_is_written_over(tmp_path: Path) -> None:
         report(path, None, str(tmp_path / "nowhere" / "page.md"), as_json=False)
     with pytest.raises(UsageError, match=r"missing\.jsonl"):
         report(str(tmp_path / "missing.jsonl"), None, None, as_json=False)
+
+
+def test_files_without_a_common_record_are_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = write(tmp_path / "old.jsonl", (done(f"a{n}", "accepted") for n in range(40)))
+    new = write(tmp_path / "new.jsonl", (done(f"b{n}", "rejected") for n in range(1, 3)))
+    assert report(new, old, None, as_json=False) == 0
+    out, err = capsys.readouterr()
+    section = out.partition("against the older file\n")[2]
+    sentence, blank, written = section.splitlines()
+    assert sentence == (
+        "  No record is in both files: 2 in the newer (b1, b2) and 40 in the older "
+        "(a0, a1, a2, …), so nothing is compared."
+    )
+    assert (blank, written) == ("", f"written: {tmp_path / 'new.report.md'}")
+    assert "before" not in out
+    assert err == ""
+    assert not (tmp_path / "new.report.png").exists()
+    assert "0 of 0" not in (tmp_path / "new.report.md").read_text()

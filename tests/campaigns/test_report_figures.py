@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.records import Record, bad, done, said
 
-from leanq.campaigns.report.comparison import Comparing, Comparison
+from leanq.campaigns.report.comparison import Comparator, Comparison
 from leanq.campaigns.report.estimates import (
     mean_of_differences,
     mean_of_shares,
@@ -22,6 +22,7 @@ from leanq.campaigns.report.estimates import (
 )
 from leanq.campaigns.report.figures import CPU_EDGES_S, Quantiles, Report, passes, summarise
 from leanq.campaigns.report.outcomes import ENDS, normalised, outcomes
+from leanq.errors import UsageError
 
 
 def of(records: Iterable[Record]) -> Report:
@@ -29,10 +30,10 @@ def of(records: Iterable[Record]) -> Report:
 
 
 def compared(old: Iterable[Record], new: Iterable[Record]) -> Comparison:
-    comparing = Comparing()
-    summarise(comparing.old(outcomes(old, "old.jsonl")))
-    summarise(comparing.new(outcomes(new, "new.jsonl")))
-    return comparing.result()
+    comparator = Comparator()
+    summarise(comparator.old(outcomes(old, "old.jsonl")))
+    summarise(comparator.new(outcomes(new, "new.jsonl")))
+    return comparator.result()
 
 
 # Estimates
@@ -249,11 +250,32 @@ def test_complaints_are_grouped_without_their_names() -> None:
             bad("a6", 6, "line 6 has 4000 characters"),
         ]
     )
-    assert [(each.text, each.count) for each in found.reasons] == [
+    assert [(each.text, each.count) for each in found.complaints] == [
         ("Unknown identifier …", 2),
-        ("an axiom that is not allowed", 1),
+        ("no error of Lean's: rejected by the judge", 1),
     ]
     assert [(each.text, each.count) for each in found.errors] == [("line # has # characters", 2)]
+
+
+def test_reasons_are_counted() -> None:
+    found = of(
+        [
+            done("a1", "rejected", reason="unknown_import"),
+            done("a2", "rejected", reason="lean_error"),
+            done("a3", "accepted", reason=None),
+            done("a4", "timeout", reason="cpu_time"),
+            done("a5", "rejected", reason="unknown_import"),
+            done("a6", "rejected"),
+            bad("a7", 7, "no JSON"),
+        ]
+    )
+    assert list(found.reasons.items()) == [
+        ("unknown_import", 2),
+        ("lean_error", 1),
+        ("cpu_time", 1),
+    ]
+    with pytest.raises(UsageError, match="its reason is 7"):
+        of([done("a1", "rejected", reason=7)])
 
 
 @pytest.mark.parametrize(

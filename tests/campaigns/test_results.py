@@ -23,15 +23,26 @@ from leanq.campaigns import results
 from leanq.campaigns.dataset import BadRow, Row
 from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import cancelled, of_error, of_reply, pack, read_results, write_results
-from leanq.commands.submit import Ended, _record
 from leanq.errors import UsageError
-from leanq.queue.requests import Message, Reason, Reply, Severity, Sorry, Verdict
+from leanq.queue.requests import (
+    Failure,
+    Message,
+    Reason,
+    Reply,
+    Severity,
+    Sorry,
+    Theorem,
+    Verdict,
+    check_reply_to_json,
+)
 
 REPLY_FIELDS = [
-    *("verdict", "reason", "messages", "sorries", "axioms", "attempts", "worker"),
+    *("verdict", "reason", "messages", "sorries", "theorems", "failed", "axioms"),
+    *("attempts", "worker"),
     *("queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "request_id", "code_hash"),
 ]
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+CHECK_FIELDS = [name for name in REPLY_FIELDS if name != "failed"]
 COUNTS = st.integers(0, (1 << 32) - 1)
 SECONDS = st.floats(0, 1e9)
 REPLIES = st.builds(
@@ -62,6 +73,8 @@ REPLIES = st.builds(
         ),
         max_size=3,
     ).map(tuple),
+    theorems=st.lists(st.builds(Theorem, TEXTS, TEXTS), max_size=2).map(tuple),
+    failed=st.lists(st.builds(Failure, TEXTS, TEXTS, TEXTS), max_size=2).map(tuple),
     axioms=st.none() | st.lists(TEXTS, max_size=3).map(tuple),
     fingerprint=st.none() | TEXTS,
     request_id=TEXTS,
@@ -80,6 +93,7 @@ ROWS = st.builds(
     problem=st.none() | TEXTS | st.integers(),
     codes=st.lists(TEXTS, min_size=1, max_size=3).map(tuple),
     listed=st.booleans(),
+    target=st.none() | TEXTS,
 )
 BAD_ROWS = st.builds(BadRow, COUNTS, COUNTS, st.none() | TEXTS | st.integers(), TEXTS)
 
@@ -122,13 +136,33 @@ def left_in(folder: Path) -> list[str]:
 def test_a_record_has_its_fields_in_order() -> None:
     reply = Reply("accepted", axioms=("propext",), worker="w", attempts=1)
     plain = of_reply(Row(3, 9, "a", None, ("x",), False), 0, reply)
-    assert list(plain) == ["id", "line", *REPLY_FIELDS]
+    assert list(plain) == ["id", "line", *CHECK_FIELDS]
     sampled = of_reply(Row(3, 9, 7, "p", ("x", "∀"), True), 1, reply)
-    assert list(sampled) == ["id", "line", "sample", "problem", *REPLY_FIELDS]
+    assert list(sampled) == ["id", "line", "sample", "problem", *CHECK_FIELDS]
     assert [sampled[name] for name in ("id", "line", "sample", "problem")] == [7, 3, 1, "p"]
     assert sampled["code_hash"] == blake2b("∀".encode(), digest_size=8).hexdigest()
     assert len(sampled["code_hash"]) == 16
     assert plain["axioms"] == ["propext"]
+
+
+def test_a_record_of_a_row_with_a_target_says_what_failed() -> None:
+    reply = Reply(
+        "rejected",
+        reason="statement_differs",
+        failed=(Failure("t", "statement_differs", "expected p, got q"),),
+        theorems=(Theorem("t", "q"),),
+    )
+    rows = [Row(1, 2, "a", None, ("x",), False, target) for target in (None, "", "t", "u")]
+    plain, *verified = (of_reply(row, 0, reply) for row in rows)
+    assert "failed" not in plain
+    for record in verified:
+        assert list(record) == ["id", "line", *REPLY_FIELDS]
+        expected = {"name": "t", "rule": "statement_differs", "text": "expected p, got q"}
+        assert record["failed"] == [expected]
+        assert record["theorems"] == [{"name": "t", "statement": "q"}]
+        assert record["reason"] == "statement_differs"
+    # The same code against another target is another text.
+    assert len({record["code_hash"] for record in (plain, *verified)}) == 4
 
 
 def test_a_record_of_an_error_has_what_is_known() -> None:
@@ -154,18 +188,18 @@ def test_a_record_of_an_error_has_what_is_known() -> None:
 
 def test_what_was_not_sent_is_cancelled() -> None:
     record = cancelled(Row(1, 2, "a", None, ("x", "y"), True), 1)
-    assert list(record) == ["id", "line", "sample", *REPLY_FIELDS]
-    assert record["verdict"] == "cancelled"
+    assert list(record) == ["id", "line", "sample", *CHECK_FIELDS]
+    assert (record["verdict"], record["reason"]) == ("cancelled", "withdrawn")
     assert (record["messages"], record["attempts"], record["request_id"]) == ([], 0, "")
 
 
 @given(REPLIES)
 def test_submit_writes_the_same_fields_of_a_reply(reply: Reply) -> None:
-    line = _record(Ended("x.lean", reply))
+    line = check_reply_to_json(reply)
     record = of_reply(Row(1, 2, "a", None, ("x",), False), 0, reply)
-    shared = [name for name in REPLY_FIELDS if name in line]
+    shared = [name for name in CHECK_FIELDS if name in line]
     assert {name: record[name] for name in shared} == {name: line[name] for name in shared}
-    assert set(REPLY_FIELDS) - set(shared) == {"audit_s", "fingerprint", "code_hash"}
+    assert set(CHECK_FIELDS) - set(shared) == {"audit_s", "fingerprint", "code_hash"}
 
 
 @given(records())
@@ -335,7 +369,7 @@ def test_results_that_are_none(tmp_path: Path) -> None:
         list(read_results(str(tmp_path / "gone.parquet")))
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"id": ["a"]}), path)
-    with pytest.raises(UsageError, match="has no one column 'line'"):
+    with pytest.raises(UsageError, match="must have exactly one column 'line'"):
         list(read_results(str(path)))
 
 
@@ -343,7 +377,7 @@ def test_without_pyarrow_a_campaign_does_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow, .* \(pip install pyarrow\)"):
+    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[campaigns\]'"):
         Journal(str(tmp_path / "results.parquet"), {})
     assert left_in(tmp_path) == []
 
@@ -354,7 +388,7 @@ def test_without_pyarrow_nothing_is_touched(
     path = tmp_path / "results.parquet"
     path.write_text("old")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow, .* \(pip install pyarrow\)"):
+    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[campaigns\]'"):
         write_results(str(path), some(1))
     with pytest.raises(UsageError, match="needs pyarrow"):
         list(read_results(str(path)))

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.data_sets import ALL, TEXTS, read, resumes_everywhere
 
-from leanq.campaigns.dataset import MAX_CODE_BYTES, BadRow, Fields, Row, jsonl, open_data
+from leanq.campaigns.dataset import MAX_CODE_BYTES, BadRow, Fields, Row, jsonl, open_dataset
 from leanq.queue.requests import Request
 from leanq.queue.settings import MAX_REQUEST_BYTES
 from leanq.queue.wire import pack_request
@@ -70,7 +70,7 @@ def test_jsonl_comes_back_as_it_was_written(
     if rows and not last_ends:
         data = data.rstrip(b"\r\n")
     with file_of(data) as path:
-        opened = open_data(path, Fields())
+        opened = open_dataset(path, Fields())
         found = list(opened.rows())
         assert [(r.line, r.id, r.codes) for r in found if isinstance(r, Row)] == expected
         assert [isinstance(r, Row) and r.listed for r in found] == [
@@ -83,7 +83,7 @@ def test_jsonl_comes_back_as_it_was_written(
 @given(st.lists(st.sampled_from([b"\n", b" ", b"\r", b"\0", b"{}", b"[", b'{"id": 1}', b"\xff"])))
 def test_any_bytes_are_rows_good_or_bad(parts: list[bytes]) -> None:
     with file_of(b"".join(parts)) as path:
-        opened = open_data(path, Fields())
+        opened = open_dataset(path, Fields())
         found = list(opened.rows())
         assert opened.total() == len(found)
         assert all(isinstance(row, BadRow) for row in found)
@@ -239,7 +239,7 @@ def test_a_line_that_is_too_long_is_not_held(
         out.write(b'{"id": 2, "code": "')
         out.seek(64 << 20, os.SEEK_CUR)
         out.write(b'"}\n' + good + b"\n" + exactly + b" ")
-    opened = open_data(str(path), Fields())
+    opened = open_dataset(str(path), Fields())
     assert peak_bytes(opened.rows()) < 8 << 20
     first, long, after, last = opened.rows()
     assert isinstance(first, Row)
@@ -259,7 +259,7 @@ def test_memory_is_flat_for_any_number_of_rows(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     row = json.dumps({"id": 1, "code": "x" * 1000}) + "\n"
     path.write_text(row * 20_000)
-    opened = open_data(str(path), Fields())
+    opened = open_dataset(str(path), Fields())
     assert peak_bytes(opened.rows()) < 4 << 20
     # Somewhat more, for a chunk in pieces.
     tracemalloc.start()
@@ -275,13 +275,13 @@ def test_other_data_has_another_fingerprint(tmp_path: Path, change: str) -> None
     path = tmp_path / "data.jsonl"
     text = '{"id": 1, "code": "x"}\n' * 10_000
     path.write_text(text)
-    before = open_data(str(path), Fields()).fingerprint
+    before = open_dataset(str(path), Fields()).fingerprint
     os.utime(path, (1, 1))
-    assert open_data(str(path), Fields()).fingerprint == before
+    assert open_dataset(str(path), Fields()).fingerprint == before
     changed = {
         "longer": text + " ",
         "beginning": text.replace("1", "2", 1),
         "end": text[:-5] + 'y"}\n\n',
     }
     path.write_text(changed[change])
-    assert open_data(str(path), Fields()).fingerprint != before
+    assert open_dataset(str(path), Fields()).fingerprint != before

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.data_sets import ALL, TEXTS, put, read, resumes_everywhere, table
 
-from leanq.campaigns.dataset import MAX_CODE_BYTES, BadRow, Fields, Row, open_data
+from leanq.campaigns.dataset import MAX_CODE_BYTES, BadRow, Fields, Row, open_dataset
 from leanq.errors import UsageError
 
 # A folder
@@ -28,7 +28,7 @@ def test_a_folder_is_sorted_by_whole_paths(tmp_path: Path) -> None:
     put(tmp_path, {name: name.encode() for name in names})
     put(tmp_path, {"notes.txt": b"", ".lake/x.lean": b"", ".hidden.lean": b"", "a/.lean": b""})
     (tmp_path / "folder.lean").mkdir()
-    opened = open_data(str(tmp_path), Fields())
+    opened = open_dataset(str(tmp_path), Fields())
     rows = list(opened.rows())
     assert [row.id for row in rows] == sorted(names)
     assert [row.line for row in rows] == [1, 2, 3, 4, 5, 6, 7]
@@ -49,7 +49,7 @@ def test_files_that_cannot_be_checked_are_bad_rows(tmp_path: Path) -> None:
     (tmp_path / "linked.lean").symlink_to(tmp_path / "good.lean")
     os.mkfifo(tmp_path / "pipe.lean")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/name\xff.lean")).write_bytes(b"x")
-    opened = open_data(str(tmp_path), Fields())
+    opened = open_dataset(str(tmp_path), Fields())
     found = {r.id: r.error if isinstance(r, BadRow) else r.codes for r in opened.rows()}
     assert found == {
         "bytes.lean": "no UTF-8 text: byte 3 is 0xff",
@@ -66,12 +66,12 @@ def test_files_that_cannot_be_checked_are_bad_rows(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_names_or_sizes_is_another(tmp_path: Path) -> None:
     put(tmp_path, {"a.lean": b"1", "b.lean": b"2"})
-    seen = [open_data(str(tmp_path), Fields()).fingerprint for _ in range(2)]
+    seen = [open_dataset(str(tmp_path), Fields()).fingerprint for _ in range(2)]
     assert seen[0] == seen[1]
     (tmp_path / "a.lean").write_bytes(b"12")
-    seen.append(open_data(str(tmp_path), Fields()).fingerprint)
+    seen.append(open_dataset(str(tmp_path), Fields()).fingerprint)
     (tmp_path / "b.lean").rename(tmp_path / "c.lean")
-    seen.append(open_data(str(tmp_path), Fields()).fingerprint)
+    seen.append(open_dataset(str(tmp_path), Fields()).fingerprint)
     assert len(set(seen)) == 3
 
 
@@ -90,7 +90,7 @@ def test_parquet_comes_back_as_it_was_written(
         patch.setattr("leanq.campaigns.dataset.parquet._BATCH_ROWS", batch)
         names, codes = zip(*rows, strict=True)
         path = table(Path(folder, "data.PARQUET"), group, id=names, other=names, code=codes)
-        opened = open_data(str(path), Fields())
+        opened = open_dataset(str(path), Fields())
         found = [(r.line, r.next, r.id, r.codes) for r in opened.rows() if isinstance(r, Row)]
         assert found == [(n, n, name, (code,)) for n, (name, code) in enumerate(rows, 1)]
         assert opened.total() == len(rows)
@@ -140,7 +140,7 @@ def test_a_row_group_is_not_held(tmp_path: Path) -> None:
     pq.write_table(columns, path, use_dictionary=False, write_batch_size=16)
     del columns
     before = pa.total_allocated_bytes()
-    held = [pa.total_allocated_bytes() - before for _ in open_data(str(path), Fields()).rows()]
+    held = [pa.total_allocated_bytes() - before for _ in open_dataset(str(path), Fields()).rows()]
     assert len(held) == 600
     assert pq.read_metadata(path).num_row_groups == 1
     assert 0 < max(held) < 14 << 20 < path.stat().st_size
@@ -149,8 +149,8 @@ def test_a_row_group_is_not_held(tmp_path: Path) -> None:
 def test_without_pyarrow_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(tmp_path / "data.parquet", id=[1], code=["x"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow, .* \(pip install pyarrow\)"):
-        open_data(str(path), Fields())
+    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[campaigns\]'"):
+        open_dataset(str(path), Fields())
 
 
 def test_a_damaged_parquet_file_is_told(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def _other(folder: Path) -> Path:
         (lambda _: "-", "standard input"),
         (lambda _: "x\0", "null byte"),
         (lambda folder: folder, "there are no .lean files"),
-        (_no_columns, "has no one column 'code'; it has 'id', 'text'"),
+        (_no_columns, "must have exactly one column 'code'; it has 'id', 'text'"),
         (_no_parquet, "data.parquet: "),
         (_array, "is a JSON array"),
         (_pipe, "neither a file nor a folder"),
@@ -205,14 +205,14 @@ def _other(folder: Path) -> Path:
 )
 def test_what_is_no_data_set(tmp_path: Path, make: Callable[[Path], Any], why: str) -> None:
     with pytest.raises(UsageError, match=why) as raised:
-        open_data(str(make(tmp_path)), Fields())
+        open_dataset(str(make(tmp_path)), Fields())
     assert "\n" not in str(raised.value)
 
 
 def test_a_folders_files_have_no_fields(tmp_path: Path) -> None:
     put(tmp_path, {"a.lean": b""})
     with pytest.raises(UsageError, match="no fields"):
-        open_data(str(tmp_path), Fields(problem="p"))
+        open_dataset(str(tmp_path), Fields(problem="p"))
 
 
 def test_data_may_go_while_it_is_read(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_data_may_go_while_it_is_read(tmp_path: Path) -> None:
     put(tmp_path, {"a.jsonl": b"{}"})
     table(tmp_path / "a.parquet", id=[1], code=["x"])
     for name in ("folder", "a.jsonl", "a.parquet"):
-        opened = open_data(str(tmp_path / name), Fields())
+        opened = open_dataset(str(tmp_path / name), Fields())
         (tmp_path / name).rename(tmp_path / f"moved-{name}")
         with pytest.raises(UsageError, match=f"{name}.*: No such file or directory"):
             list(opened.rows())

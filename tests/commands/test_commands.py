@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -87,7 +88,18 @@ def test_every_command_and_option_is_explained(words: str) -> None:
             assert parameter.help.endswith((".", "]"))
 
 
-@pytest.mark.parametrize("words", ["submit", "worker", "status", "reap", "doctor"])
+# Those that start a server of their own, or read files.
+WITHOUT_A_QUEUE = {"up", "campaign report"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        w
+        for w, each in COMMANDS.items()
+        if not isinstance(each, click.Group) and w not in WITHOUT_A_QUEUE
+    ],
+)
 def test_commands_that_talk_to_the_queue_take_its_url_and_speak_json(words: str) -> None:
     options = {name for parameter in COMMANDS[words].params for name in parameter.opts}
     assert {"--url", "--json"} <= options
@@ -95,7 +107,8 @@ def test_commands_that_talk_to_the_queue_take_its_url_and_speak_json(words: str)
 
 def test_the_options_of_the_contract() -> None:
     contract = {
-        "submit": "--env --tenant --priority --timeout --memory --allow-axiom --no-audit --replay",
+        "submit": "--env --tenant --priority --timeout --memory --allow-axiom --no-audit "
+        "--embedded",
         "worker": "--slots --driver --env --lean --grace --nice --cpu-share",
         "reap": "--watch",
     }
@@ -103,6 +116,26 @@ def test_the_options_of_the_contract() -> None:
         parameters = COMMANDS[words].params
         options = {name for p in parameters for name in (*p.opts, *p.secondary_opts)}
         assert set(names.split()) <= options
+
+
+def test_as_a_module(terminal: Terminal) -> None:
+    done = ended(terminal.start(program=(sys.executable, "-m", "leanq", "--version")))
+    assert (done.code, done.out) == (0, f"leanq, version {__version__}\n")
+
+
+def test_each_command_is_imported_when_it_is_called(terminal: Terminal) -> None:
+    """So none waits for, or fails for, what another one needs."""
+    code = (
+        "import sys; from leanq.cli import main; sys.argv = ['leanq', 'pause', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print([m for m in sys.modules if m.startswith('leanq.commands.')], file=sys.stderr)"
+    )
+    done = ended(terminal.start(program=(sys.executable, "-c", code)))
+    assert "leanq.commands.pause" in done.err
+    assert not any(
+        f"leanq.commands.{name}" in done.err for name in ("campaign", "status", "submit")
+    )
 
 
 def test_version_and_wrong_usage(terminal: Terminal) -> None:
@@ -154,8 +187,8 @@ def test_status_of_an_empty_queue(place: Terminal) -> None:
     for name in ("quarantined", "verdicts", "environments"):
         assert record[name] == {}
     shown = place.run("status").out
-    assert "waiting   0\n" in shown
-    assert "none is alive; start one with 'leanq worker'" in shown
+    assert "waiting     0\n" in shown
+    assert "no worker is alive; start one with 'leanq worker'" in shown
     password = place.environ["LEANQ_URL"].partition("@")[0].rpartition(":")[2]
     assert password not in shown + json.dumps(record)
 
@@ -194,11 +227,13 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
 
     done = await asyncio.to_thread(place.run, "status")
     assert done.code == 0
-    assert "waiting   3" in done.out
-    assert "warm      0 hits, 1 misses, 0 stolen" in done.out
-    assert "echo, priority 1: 3 of 1 tenants" in done.out
-    assert "w1: 2 of 4 slots" in done.out
-    assert "w2: 0 of ? slots" in done.out
+    assert "waiting     3\n" in done.out
+    assert "placement   0 on a warm worker, 1 elsewhere, 0 reassigned\n" in done.out
+    words = [line.split() for line in done.out.splitlines()]
+    assert ["echo", "1", "3", "0"] in [line[:4] for line in words]
+    assert ["w1", "2", "4"] in [line[:3] for line in words]
+    assert ["w2", "0", "?"] in [line[:3] for line in words]
+    assert all(len(line) <= 80 for line in done.out.splitlines()[1:])
 
     for worker in ("w1", "w2", "w3"):
         leases = [(job.request_id, job.token) for job in claimed.jobs] if worker == "w1" else []
@@ -223,7 +258,7 @@ async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue
     (record,) = (await asyncio.to_thread(place.run, "status", "--json")).lines
     assert (record["coalesced"], record["remembered"]) == (3, 2)
     shown = (await asyncio.to_thread(place.run, "status")).out
-    assert "saved     3 by an identical request's run, 2 by a remembered verdict\n" in shown
+    assert "shared      3 joined an identical run, 2 answered from remembered" in shown
 
 
 def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Settings) -> None:
@@ -291,7 +326,9 @@ def test_worker_offers_environments_by_name(
     about = record["environments"]["mine"]
     assert (about["driver"], about["lean"]) == ("lean", core.toolchain.version)
     shown = place.run("status").out
-    assert f"mine: Lean {core.toolchain.version}, fingerprint {about['fingerprint'][:12]}" in shown
+    assert [core.toolchain.version, about["fingerprint"][:12]] in (
+        line.split()[-2:] for line in shown.splitlines()
+    )
     worker.send_signal(signal.SIGTERM)
     assert ended(worker).code == 0
 

@@ -39,7 +39,7 @@ def test_doctor_where_all_is_well(terminal: Terminal, core: Environment) -> None
     done = terminal.run("doctor", "--json")
     assert (done.code, done.err) == (0, "")
     found = by_name(done.lines)
-    assert list(found) == ["leanq", "python", "server", "lean", "sandbox", "check"]
+    assert list(found) == ["leanq", "python", "server", "lean", "sandbox", "judge", "check"]
     assert all(finding["works"] for finding in found.values())
     assert found["leanq"]["text"] == __version__
     assert found["server"]["text"].startswith("embedded, version ")
@@ -60,7 +60,7 @@ def test_doctor_looks_at_the_named_server(place: Terminal, settings: Settings) -
 def test_doctor_without_lean(terminal: Terminal) -> None:
     done = terminal.run("doctor", environ={"LEANQ_LEAN": "/no/such/lean"})
     assert (done.code, done.err) == (3, "")
-    missing = [line for line in done.out.splitlines() if line.startswith("MISSING")]
+    missing = [line for line in done.out.splitlines() if line.startswith("FAILED")]
     assert len(missing) == 1
     assert "/no/such/lean" in missing[0]
     assert "set LEANQ_LEAN to" in missing[0]
@@ -148,6 +148,6 @@ def test_doctor_finds_what_is_wrong_with_a_repl(
 def test_doctor_without_such_a_repl(terminal: Terminal, core: Environment) -> None:
     done = terminal.run("doctor", "--repl", "lake env no/such/repl")
     assert done.code == 3
-    (line,) = [line for line in done.out.splitlines() if line.startswith("MISSING")]
+    (line,) = [line for line in done.out.splitlines() if line.startswith("FAILED")]
     assert "no program 'no/such/repl'" in line
     assert "build the REPL" in line

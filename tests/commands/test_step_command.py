@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 import sys
@@ -10,7 +11,9 @@ import pytest
 from support.paths import ROOT
 from support.terminals import Done, Terminal, ended, samples
 
+from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings
+from leanq.states import RedisStates
 
 FIELDS = ["verdict", "reason", "state", "goals", "messages"]
 THEOREM = "prelude\nimport Core\ntheorem t (p q : Prop) (hp : p) (hq : q) : And p q :=\n  sorry\n"
@@ -63,6 +66,33 @@ def test_show(client: Terminal, state: str) -> None:
     assert (shown["state"], shown["source"]) == (step["state"], THEOREM)
     assert (shown["line"], shown["column"]) == (4, 2)
     assert shown["tactics"] == ["constructor\nexact hp"]
+
+
+def test_an_id_may_be_shortened(client: Terminal, state: str) -> None:
+    (whole,) = client.run("state", "show", state, "--json").lines
+    (short,) = client.run("state", "show", state[:8], "--json").lines
+    assert short == whole
+    (line,) = client.run("step", state[:20], "constructor", "--json").lines
+    assert line["verdict"] == "incomplete"
+    for text in (state[:7], f"{state[:8]}X"):
+        done = client.run("step", text, "constructor")
+        assert (done.code, f"'{text}' is no state" in done.err) == (2, True)
+    other = f"{int(state[:8], 16) ^ 1:08x}"
+    done = client.run("step", other, "constructor")
+    assert (done.code, done.err) == (2, f"leanq: no state is known whose id begins with {other}\n")
+
+
+async def test_a_prefix_of_several_states_is_refused(client: Terminal, fleet: Settings) -> None:
+    ids = [f"0123456789{digit}" + 53 * "0" for digit in "ab"]
+    async with every_shard(fleet) as queues:
+        states = RedisStates(queues)
+        await states.keep(dict.fromkeys(ids, b"Rsomething"))
+        assert await states.beginning_with("01234567") == ids
+        assert await states.beginning_with("0123456789b") == ids[1:]
+        assert await states.beginning_with("01234568") == []
+    done = await asyncio.to_thread(client.run, "state", "show", "01234567")
+    assert (done.code, done.out) == (2, "")
+    assert "the ids of 2 states begin with 01234567: 0123456789a00000, " in done.err
 
 
 def test_export_and_import(client: Terminal, state: str) -> None:
@@ -120,4 +150,6 @@ def test_a_check_shows_goals(client: Terminal) -> None:
     done = client.run("submit", *samples("incomplete"))
     assert done.code == 1
     assert "    ⊢ And q p\n" in done.out
-    assert re.search(r"incomplete\.lean:\d+:\d+: state [0-9a-f]{64}\n", done.out)
+    assert re.search(
+        r"incomplete\.lean:\d+:\d+: sorry\n(    .*\n)+    state [0-9a-f]{64}\n", done.out
+    )

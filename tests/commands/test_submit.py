@@ -7,6 +7,7 @@ import re
 import signal
 from pathlib import Path
 
+import click
 import pytest
 from support.fleets import look, until
 from support.terminals import (
@@ -19,9 +20,10 @@ from support.terminals import (
     wait_for_line,
 )
 
-from leanq.commands.submit import Ended
+from leanq.commands.replies import Ended, Summary
+from leanq.commands.submit import lean_files
 from leanq.errors import QueueFullError, RequestError, UnavailableError, UsageError
-from leanq.queue.requests import Reply
+from leanq.queue.requests import Reason, Reply
 from leanq.queue.settings import Settings
 
 FIELDS = [
@@ -81,7 +83,8 @@ def test_json_lines(client: Terminal) -> None:
 def test_plain_lines(client: Terminal) -> None:
     wrong, silent = samples("wrong", "silent_sorry")
     done = client.run("submit", wrong, silent)
-    assert (done.code, done.err) == (1, "")
+    assert done.code == 1
+    assert re.fullmatch(r"1 incomplete, 1 rejected in \d+\.\d s\n", done.err)
     shown = re.sub(r"\d+\.\d\d s", "N s", done.out)
     assert (
         f"""{wrong}: rejected (N s)
@@ -103,40 +106,94 @@ def test_plain_lines(client: Terminal) -> None:
     assert "\x1b" not in done.out
 
 
-def test_lines_come_as_files_finish_and_an_interrupt_withdraws_the_rest(
-    client: Terminal, fleet: Settings
+@pytest.mark.parametrize(
+    ("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+)
+def test_lines_come_as_files_finish_and_a_signal_withdraws_the_rest(
+    client: Terminal, fleet: Settings, number: signal.Signals, word: str
 ) -> None:
     process = client.start("submit", *samples("stack_overflow", "and_swap"))
     assert "and_swap.lean: accepted" in wait_for_line(process.stdout, "")
     assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     done = ended(process)
-    assert (done.code, done.err.strip()) == (130, "")
+    code = 130 if number == signal.SIGINT else 143
+    assert (done.code, done.err.strip()) == (code, f"leanq: {word}: 1 request withdrawn")
     until(lambda: sum(row.held for row in look(fleet).workers) == 0)
 
 
 def test_a_terminal_shows_progress_and_a_pipe_does_not(client: Terminal) -> None:
-    files = samples("and_swap", "wrong", "or_swap")
+    """A progress bar, where it takes longer than two seconds, colours, and whole lines."""
+    files = samples("and_swap", "wrong", "or_swap", "stack_overflow")
+    slow = ("--timeout", "3")
     with screen() as (ours, theirs):
         environ = {"TERM": "xterm", "COLUMNS": "40"}
         errors = client.folder / "errors"
         with errors.open("wb") as stderr:
             process = client.start(
-                "submit", *files, "missing.lean", stdout=theirs, stderr=stderr, environ=environ
+                "submit",
+                *slow,
+                *files,
+                "missing.lean",
+                stdout=theirs,
+                stderr=stderr,
+                environ=environ,
             )
         os.close(theirs)
         shown = read_terminal(ours)
         assert process.wait() == 2
     assert "checking" in shown
-    assert "/4" in shown
+    assert "/5" in shown
+    assert re.search(r"\x1b\[[^ ]*maccepted", shown)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r\n", "\n")
     # However narrow it is: what is copied from it must be whole.
     assert f"{files[1]}:7:2: error: Type mismatch\n" in text
     assert f"{files[0]}: accepted" in text
     assert "missing" not in text
-    with open(errors) as file:
-        assert file.read() == "leanq: missing.lean: No such file or directory\n"
-    assert "checking" not in client.run("submit", *files).out
+    missing, summary = errors.read_text().splitlines()
+    assert missing == "leanq: missing.lean: No such file or directory"
+    assert summary.startswith("2 accepted, 1 rejected, 1 timeout, 1 not checked in ")
+    done = client.run("submit", *slow, *files)
+    assert "checking" not in done.out
+    assert "\x1b" not in done.out + done.err
+
+
+def test_no_progress_and_no_colour_where_they_are_not_wanted(client: Terminal) -> None:
+    with screen() as (ours, theirs):
+        environ = {"TERM": "xterm", "NO_COLOR": "1"}
+        process = client.start("submit", *samples("and_swap"), stdout=theirs, environ=environ)
+        os.close(theirs)
+        shown = read_terminal(ours)
+        assert process.wait() == 0
+    assert "\x1b" not in shown
+    assert "accepted" in shown
+
+
+def test_a_verdict_by_a_limit_names_the_limit(client: Terminal) -> None:
+    (slow,) = samples("stack_overflow")
+    done = client.run("submit", "--timeout", "0.5", slow)
+    assert ": timeout (cpu_time; " in done.out
+    assert re.search(r"stopped after \d.* s of CPU time; the request allows 0\.5 s\n", done.out)
+    done = client.run("submit", "--memory", "48", slow)
+    assert ": memory (memory; " in done.out
+    assert re.search(r" held \d+ MB of memory; the request allows 48 MB\n", done.out)
+
+
+def test_a_folder_is_all_its_lean_files(client: Terminal) -> None:
+    folder = client.folder / "proofs"
+    for name in ("b/z.lean", "b/a.lean", "a.lean", ".lake/x.lean", "b/.hidden.lean", "note.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((SAMPLES / "standalone.lean").read_bytes())
+    assert list(lean_files(["x.lean", str(folder), "-"])) == [
+        *("x.lean", f"{folder}/a.lean", f"{folder}/b/a.lean", f"{folder}/b/z.lean", "-")
+    ]
+    done = client.run("submit", str(folder))
+    assert (done.code, len(done.out.splitlines())) == (0, 3)
+    assert done.err.startswith("3 accepted in ")
+    (client.folder / "empty").mkdir()
+    done = client.run("submit", "empty")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "leanq: there are no .lean files in empty\n"
 
 
 def test_text_in_any_locale(client: Terminal) -> None:
@@ -170,6 +227,7 @@ VERDICTS = {
     "rejected": 1,
     "exhausted": 1,
     "unverified": 1,
+    "unjudged": 3,
     "timeout": 3,
     "memory": 3,
     "crashed": 3,
@@ -197,17 +255,34 @@ def test_the_exit_code_of_each_end(ended: Ended, code: int) -> None:
     assert ended.exit_code == code
 
 
+def test_a_batch_in_the_wrong_environment_is_told_of() -> None:
+    summary = Summary()
+    for n in range(3):
+        reason: Reason = "unknown_import" if n else "lean_error"
+        summary.add(Ended(f"{n}", reply=Reply("rejected", reason=reason)))
+    assert summary.warning("mathlib") == (
+        "2 of 3 texts import what the environment 'mathlib' does not have; is it the right --env?"
+    )
+    summary.add(Ended("accepted", reply=Reply("accepted")))
+    assert summary.warning("mathlib") is None
+    assert summary.line(1.14) == "".join(
+        (
+            click.style("1 accepted", fg="green"),
+            ", ",
+            click.style("3 rejected", fg="red"),
+            " in 1.1 s",
+        )
+    )
+
+
 def test_options_reach_the_worker(client: Terminal) -> None:
     cheat = client.file("cheat.lean", "prelude\nimport Core\naxiom cheat : False\n")
     done = client.run("submit", "--allow-axiom", "cheat", cheat, "--json")
     assert (done.code, done.lines[0]["axioms"]) == (0, ["cheat"])
     done = client.run("submit", "--no-audit", *samples("silent_sorry"), "--json")
-    assert (done.code, done.lines[0]["axioms"]) == (0, None)
+    assert (done.code, done.lines[0]["verdict"]) == (3, "unjudged")
     done = client.run("submit", "--memory", "48", *samples("stack_overflow"), "--json")
     assert (done.code, done.lines[0]["verdict"]) == (3, "memory")
-    done = client.run("submit", "--replay", *samples("and_swap"))
-    assert (done.code, done.out) == (2, "")
-    assert "leanchecker" in done.err
 
 
 # Bad input
@@ -217,7 +292,6 @@ def test_bad_files_say_what_is_wrong_and_keep_no_good_one_from_being_checked(
     client: Terminal,
 ) -> None:
     good = client.file("good.lean", (SAMPLES / "standalone.lean").read_bytes())
-    (client.folder / "folder.lean").mkdir()
     bad = {
         client.file("empty.lean", ""): "empty",
         client.file("blank.lean", " \n\t\n"): "empty",
@@ -226,15 +300,15 @@ def test_bad_files_say_what_is_wrong_and_keep_no_good_one_from_being_checked(
         client.file("nul.lean", "prelude\0"): "NUL",
         client.file("large.lean", b"-" * 20_000_000): "16 MB",
         "/dev/zero": "16 MB",
-        str(client.folder / "folder.lean"): "directory",
         str(client.folder / "missing.lean"): "No such file",
         str(client.folder / ("x" * 300)): "too long",
         "-": "empty",
     }
     done = client.run("submit", *bad, good)
     assert done.code == 2
-    errors = done.err.splitlines()
+    *errors, summary = done.err.splitlines()
     assert len(errors) == len(bad)
+    assert summary.startswith(f"1 accepted, {len(bad)} not checked in ")
     for file, text in bad.items():
         (line,) = [line for line in errors if line.startswith(f"leanq: {file}: ")]
         assert text in line
@@ -271,7 +345,8 @@ def test_bad_files_say_what_is_wrong_and_keep_no_good_one_from_being_checked(
 def test_wrong_options(client: Terminal, option: str, value: str, text: str) -> None:
     done = client.run("submit", *samples("and_swap"), option, value)
     assert (done.code, done.out) == (2, "")
-    assert text in done.err.splitlines()[-1]
+    assert text in done.err
+    assert done.err.count("leanq: ") <= 1
     assert "secret" not in done.err
 
 

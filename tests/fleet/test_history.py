@@ -98,4 +98,4 @@ def test_what_a_fleet_did_that_is_gone(
     assert sum(row["submitted"] for row in rows) == 2
     assert sum(row["finished"].get("rejected", 0) for row in rows) == 1
     assert sum(row["ran_s"] for row in rows) > 0.05
-    assert "rejected 1" in terminal.run("status", "--since", "1d").out
+    assert "1 rejected" in terminal.run("status", "--since", "1d").out

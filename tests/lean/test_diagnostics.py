@@ -11,13 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from leanq.lean.diagnostics import Printed, judge, last_words
-from leanq.lean.sandbox.process import Exit
+from leanq.lean.diagnostics import Judged, Printed, judge
+from leanq.lean.sandbox.process import Exit, Finished, Limits
 from leanq.queue.requests import Message, Reply
 from leanq.queue.wire import pack_reply, unpack_reply
 
 ENDED = Exit(code=0, signal=None, stopped=None, cpu_s=0.1, wall_s=0.1, peak_bytes=1 << 20)
 FAILED = replace(ENDED, code=1)
+LIMITS = Limits(cpu_s=10.0, wall_s=60.0, memory_bytes=512 << 20)
 
 HEARTBEATS = (
     "(deterministic) timeout at `whnf`, maximum number of heartbeats (2000) has been reached\n\n"
@@ -46,8 +47,19 @@ def line(text: str, severity: str = "error", **more: Any) -> bytes:
     return json.dumps(fields | more, ensure_ascii=False).encode() + b"\n"
 
 
+def judged(stdout: bytes, end: Exit = ENDED, stderr: bytes = b"", compiled: bool = True) -> Judged:
+    return judge(Printed(stdout), Finished(end, stdout, stderr), LIMITS, compiled=compiled)
+
+
 def verdict(stdout: bytes, end: Exit = ENDED, stderr: bytes = b"", compiled: bool = True) -> str:
-    return judge(Printed(stdout), end, stderr, compiled=compiled)
+    return judged(stdout, end, stderr, compiled).verdict
+
+
+def last_words(end: Exit, stderr: bytes = b"") -> str:
+    """What leanq adds to what Lean has printed."""
+    message = judged(b"", end, stderr, compiled=False).messages[-1]
+    assert (message.severity, message.line, message.column) == ("error", 1, 0)
+    return message.text
 
 
 def test_a_message_as_lean_prints_it() -> None:
@@ -230,21 +242,76 @@ def test_signals(number: int, expected: str) -> None:
 
 @pytest.mark.parametrize("number", range(1, signal.NSIG))
 def test_every_signal_has_last_words(number: int) -> None:
-    message = last_words(replace(ENDED, code=None, signal=number), b"")
-    assert message.severity == "error"
-    assert str(number) in message.text or "SIG" in message.text
+    text = last_words(replace(ENDED, code=None, signal=number))
+    assert str(number) in text or "SIG" in text or number == signal.SIGXCPU
 
 
 def test_last_words_name_the_cause_and_quote_the_end() -> None:
-    text = last_words(replace(ENDED, code=None, signal=6), b"Stack overflow detected.\n").text
+    text = last_words(replace(ENDED, code=None, signal=6), b"Stack overflow detected.\n")
     assert text == "leanq: Lean died of SIGABRT\nStack overflow detected."
-    assert "exit code 7" in last_words(replace(ENDED, code=7), b"").text
-    killed = Exit(None, signal.SIGKILL, None, 1.0, 1.0, 1)
-    assert "printed too much" in last_words(replace(killed, stopped="output"), b"").text
-    assert "memory" in last_words(replace(killed, stopped="memory"), b"").text
-    long = last_words(FAILED, b"a" * 5000 + "ende\u0301".encode() + b"\xff").text
+    assert "exit code 7" in last_words(replace(ENDED, code=7))
+    long = last_words(FAILED, b"a" * 5000 + "ende\u0301".encode() + b"\xff")
     assert len(long) < 2200
     assert long.endswith("ende\u0301\ufffd")
+
+
+# Reasons
+
+
+@pytest.mark.parametrize(
+    ("end", "verdict", "reason", "said"),
+    [
+        ({"stopped": "cpu"}, "timeout", "cpu_time", "after 12.5 s of CPU time; the request allows"),
+        ({"signal": signal.SIGXCPU}, "timeout", "cpu_time", "the request allows 10 s"),
+        ({"stopped": "wall"}, "timeout", "wall_time", "after 61 s, of which 12.5 s of CPU time"),
+        ({"stopped": "wall"}, "timeout", "wall_time", "the request allows 60 s in all"),
+        ({"stopped": "memory"}, "memory", "memory", "held 700 MB of memory; the request allows"),
+        ({"stopped": "memory"}, "memory", "memory", "allows 512 MB"),
+        ({"stopped": "output"}, "crashed", "process_died", "too much; at most 64 MB are read"),
+        ({"stopped": "killed"}, "crashed", "process_died", "SIGKILL"),
+        ({"signal": signal.SIGSEGV}, "crashed", "process_died", "Lean died of SIGSEGV"),
+        ({"code": 134, "signal": None}, "crashed", "process_died", "exit code 134"),
+    ],
+)
+def test_an_end_has_a_reason_and_names_the_limit_and_what_was_used(
+    end: dict[str, Any], verdict: str, reason: str, said: str
+) -> None:
+    killed = Exit(None, signal.SIGKILL, None, 12.5, 61.0, 700 << 20)
+    found = judged(b"", replace(killed, **end), compiled=False)
+    assert (found.verdict, found.reason) == (verdict, reason)
+    assert said in found.messages[-1].text
+
+
+def test_lean_that_finds_no_memory_has_the_reason_memory() -> None:
+    found = judged(b"", FAILED, b"INTERNAL PANIC: out of memory\n", compiled=False)
+    assert (found.verdict, found.reason) == ("memory", "memory")
+    assert "the request allows 512 MB" in found.messages[-1].text
+
+
+@pytest.mark.parametrize(
+    ("stdout", "verdict", "reason"),
+    [
+        (b"", "accepted", None),
+        (line("declaration uses `sorry`", "warning"), "incomplete", "sorry"),
+        (line("Type mismatch"), "rejected", "lean_error"),
+        (line("Type mismatch") + line(HEARTBEATS), "rejected", "lean_error"),
+        (line(HEARTBEATS) + line(RECURSION), "exhausted", "heartbeats"),
+        (line(RECURSION) + line(HEARTBEATS), "exhausted", "recursion_depth"),
+        (line("(kernel) deterministic timeout"), "exhausted", "heartbeats"),
+        (line("(kernel) deep recursion detected"), "exhausted", "recursion_depth"),
+        (line("unknown module prefix 'Mathlib'\n\nNo directory"), "rejected", "unknown_import"),
+        (line("unknown package 'Mathlib'"), "rejected", "unknown_import"),
+        (
+            line("object file '/lib/A/B.olean' of module A.B does not exist"),
+            "rejected",
+            "unknown_import",
+        ),
+        (line("I know of an unknown module prefix 'A'"), "rejected", "lean_error"),
+    ],
+)
+def test_what_lean_says_has_a_reason(stdout: bytes, verdict: str, reason: str | None) -> None:
+    found = judged(stdout)
+    assert (found.verdict, found.reason) == (verdict, reason)
 
 
 # Floods
@@ -391,5 +458,6 @@ def test_nothing_that_is_printed_raises_or_makes_a_failure_a_success(
     if code != 0:
         assert found in ("rejected", "exhausted", "crashed", "memory")
     assert verdict(stdout, end, stderr, compiled=False) != "accepted"
-    reply = Reply(verdict="crashed", messages=(*Printed(stdout).messages, last_words(end, stderr)))
+    reply = judged(stdout, end, stderr).reply()
+    assert (reply.reason is None) == (reply.verdict == "accepted")
     assert unpack_reply("", pack_reply("", reply)).messages == reply.messages

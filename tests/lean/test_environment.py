@@ -366,6 +366,27 @@ def test_core_in_a_cache_that_cannot_be_written() -> None:
         open_environment("core", None, environ={"LEANQ_CACHE": __file__})
 
 
+@pytest.mark.parametrize("room", ["4k", "200k"])
+@pytest.mark.usefixtures("core")
+def test_core_on_a_disk_that_is_full(tmp_path: Path, room: str) -> None:
+    code = (
+        "import sys; from leanq.lean.environment import open_environment\n"
+        "try: open_environment('core', None, environ={'LEANQ_CACHE': sys.argv[1]})\n"
+        "except Exception as error: print(type(error).__name__, error)\n"
+    )
+    # In a mount namespace of its own, whose end takes the disk with it.
+    mount = f"mount -t tmpfs -o size={room} small {tmp_path} || exit 77"
+    run = shlex.join([sys.executable, "-c", code, str(tmp_path)])
+    command = ["unshare", "-rm", "sh", "-c", f"{mount}; exec {run}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, text=True)
+    if done.returncode in (1, 77) and not done.stdout:
+        pytest.skip(f"no disk can be mounted here: {done.stderr}")
+    assert done.stdout.startswith(
+        f"ToolchainError the disk of the cache folder {tmp_path}/core is full (0 MB free)"
+    )
+    assert "name a folder on another disk with LEANQ_CACHE" in done.stdout
+
+
 @pytest.mark.usefixtures("core")
 def test_core_goes_where_the_variables_say(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": "relative, so ignored"}

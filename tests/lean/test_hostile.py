@@ -1,4 +1,4 @@
-"""Bytes in the queue that nobody of leanq's has written: nothing crashes, and each request ends."""
+"""Bytes in the queue that leanq has not written: nothing crashes, and each request ends."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ async def test_a_flood_of_output(site: Site, line: str) -> None:
     assert len(pack_reply("token", reply)) < 1 << 20
 
 
-async def test_what_takes_long_with_large_input_holds_nobody_up(
+async def test_what_takes_long_with_large_input_holds_no_other_request_up(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -239,7 +239,7 @@ async def test_two_checks_at_once_do_not_meet(site: Site, tmp_path: Path) -> Non
         assert "exit code 0" in reply.messages[-1].text
 
 
-async def test_a_dead_warden_costs_one_request(site: Site, tmp_path: Path) -> None:
+async def test_a_dead_supervisor_costs_one_request(site: Site, tmp_path: Path) -> None:
     driver = await site.driver()
     (sandbox,) = driver._opened.lean._idle
     task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))

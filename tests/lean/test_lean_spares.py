@@ -34,20 +34,21 @@ async def test_a_spare_serves_one_check(site: Site) -> None:
 
 
 @pytest.mark.parametrize("audit", [True, False])
-async def test_whoever_comes_after_another_command_line_is_served(site: Site, audit: bool) -> None:
+async def test_a_check_after_another_command_line_is_served(site: Site, audit: bool) -> None:
     driver = await site.driver()
     example = "prelude\nimport Core\nexample (p : Prop) : p → p := id\n"
     hole = "prelude\nimport Core\ntheorem t (p : Prop) : p → p := sorry\n"
     for _ in range(2):
         reply = await driver.run(check(example, audit=audit))
-        assert (reply.verdict, reply.axioms) == ("accepted", () if audit else None)
+        taken = "accepted" if audit else "unjudged"
+        assert (reply.verdict, reply.axioms) == (taken, () if audit else None)
         (sorry,) = (await driver.run(check(hole, audit=audit))).sorries
-        for tactic, verdict in (("intro h", "incomplete"), ("exact id", "accepted")):
+        for tactic, verdict in (("intro h", "incomplete"), ("exact id", taken)):
             request = Request(op="step", state=sorry.state or "", tactic=tactic, audit=audit)
             assert (await driver.run(request)).verdict == verdict
 
 
-async def test_a_spare_that_was_killed_costs_nobody_a_check(site: Site) -> None:
+async def test_a_spare_that_was_killed_costs_no_check(site: Site) -> None:
     driver = await site.driver()
     pid = await spare(site)
     os.kill(pid, signal.SIGKILL)
@@ -84,7 +85,7 @@ async def test_no_spare_outlives_a_change(site: Site, monkeypatch: pytest.Monkey
     await spare(site)
 
 
-async def test_a_warden_that_died_idle_costs_nobody_a_check(site: Site) -> None:
+async def test_a_supervisor_that_died_idle_costs_no_check(site: Site) -> None:
     driver = await site.driver()
     await spare(site)
     (sandbox,) = driver._opened.lean._idle

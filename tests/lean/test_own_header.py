@@ -60,7 +60,7 @@ async def test_a_state_is_that_of_the_same_text_with_the_header_written_out(eith
     (sorry,) = (await driver.run(check(code))).sorries
     (again,) = (await driver.run(check(code))).sorries
     (explicit,) = (await driver.run(check(HEADER + code))).sorries
-    assert sorry == again == replace(explicit, line=1)
+    assert sorry == again == replace(explicit, line=1, end_line=1)
 
 
 async def test_steps_lead_on_from_there_to_an_end(either: Site) -> None:

@@ -130,7 +130,7 @@ def test_what_no_store_holds_is_refused() -> None:
     ],
 )
 def test_impossible_recipes_are_refused(holes: tuple[Hole, ...], opened: int, said: str) -> None:
-    """Whoever makes them himself gets ids that fit, and no more."""
+    """A client that makes them itself gets ids that fit, and no more."""
     recipe = Recipe(replace(SOURCE, holes=holes), opened)
     with pytest.raises(RecipeError, match=said):
         read_recipe(recipe.id, back(recipe))

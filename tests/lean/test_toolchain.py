@@ -150,7 +150,7 @@ def test_wheel_is_found_where_there_is_nothing_else(wheel: tuple[str, ...]) -> N
     assert found.command == wheel
     assert found.version == "4.35.0"
     assert found.commit == "eb6cafb7290e8bd5f2937522d8d804f58f02bafc"
-    assert (found.prefix, found.library, found.replay_command) == (None, None, None)
+    assert (found.prefix, found.library) == (None, None)
     assert found.program.name == "libleanshared.so"
     assert str(found) == f"Lean 4.35.0 (eb6cafb7290e) from wheel: {found.program}"
 
@@ -192,10 +192,8 @@ def test_real_lean_behind_a_script_is_described_in_full(
     tmp_path: Path, wheel: tuple[str, ...]
 ) -> None:
     lean = real_lean(tmp_path, wheel)
-    checker = script(tmp_path / "bin" / "leanchecker", "exit 0")
     found = find_toolchain(str(lean), environ={"PATH": SYSTEM})
     assert found.version == "4.35.0"
-    assert found.replay_command == (str(checker),)
     assert (found.prefix, found.library) == (tmp_path, tmp_path / "lib" / "lean")
 
 
@@ -265,7 +263,7 @@ def test_lake_is_asked_once_and_names_lean_and_folders(tmp_path: Path) -> None:
     environ = {"PATH": f"{tmp_path}/bin:{SYSTEM}", "LEAN_PATH": "/of/the/worker"}
     found, folders = find_toolchain_and_path(None, folder, environ)
     assert (found.source, found.command) == ("lake", (str(lean),))
-    # The toolchain's own library is Lean's affair, and the worker's LEAN_PATH nobody's.
+    # The toolchain's own library is for Lean to add, and the worker's LEAN_PATH is left out.
     assert folders == (Path("/packages/with space/lib"), folder / "build" / "lib")
     assert calls.read_text().count("called") == 1
 
@@ -365,6 +363,17 @@ def test_lean_that_hangs_is_killed_with_its_children(
     with pytest.raises(ToolchainError, match=r"gave no answer in 0\.5 s"):
         find_toolchain(str(lean), environ={"PATH": SYSTEM})
     until(lambda: not alive(int(pid_file.read_text())))
+
+
+def test_lean_that_answers_late_is_waited_for_aloud(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(toolchain_module, "SILENT_S", 0.2)
+    lean = canned_lean(tmp_path / "toolchain")
+    slow = script(tmp_path / "slow", f'sleep 0.5; exec {lean} "$@"')
+    assert find_toolchain(str(slow), environ={"PATH": SYSTEM}).version == "4.20.0"
+    said = caplog.messages[0]
+    assert said.startswith(f"still waiting for an answer of `{slow} --version`, for 300 s at most")
 
 
 def alive(pid: int) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.campaigns import desk_at, dismiss
+from support.campaigns import desk_at, stop_worker
 from support.fleets import Recorder, echo_body, serving, submission, working
 from support.paths import ROOT
 from support.required import missing
@@ -237,7 +237,7 @@ def test_campaigns_run_as_two_of_them(socket: Path, terminal: Terminal) -> None:
         ids.append(desk.send("third", options=("--after", ids[0])))
         held = desk.send("fourth")
         desk.run("pause", held)
-        boss = desk.hire()
+        boss = desk.start_worker()
         for id_ in ids:
             desk.reaches(id_, "finished")
         desk.run("resume", held)
@@ -245,7 +245,7 @@ def test_campaigns_run_as_two_of_them(socket: Path, terminal: Terminal) -> None:
         desk.run("retry", held)
         desk.reaches(held, "finished")
         assert len([*desk.campaigns.list()]) == 4
-        dismiss(boss)
+        stop_worker(boss)
 
 
 @pytest.mark.parametrize(

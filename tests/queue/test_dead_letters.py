@@ -93,9 +93,10 @@ def test_list_and_show(buried: Terminal) -> None:
     row = rows["0-check"]
     assert (row["environment"], row["tenant"], row["attempts"]) == ("gone", "t", 1)
     assert row["worker"] == "w"
-    assert len(buried.run("dead", "list").out.splitlines()) == 3
-    assert len(buried.run("dead", "list", "--limit", "2").out.splitlines()) == 2
-    assert "3 dead letters (leanq dead list)" in buried.run("status").out
+    assert len(buried.run("dead", "list").out.splitlines()) == 4
+    assert len(buried.run("dead", "list", "--limit", "2").out.splitlines()) == 3
+    told = "dead        3 requests that took down too many workers (leanq dead list)\n"
+    assert told in buried.run("status").out
     shown = buried.run("dead", "show", "0-check").out
     assert shown.endswith("\n\ntheorem killer : True := trivial\n")
     assert "timeout_s   60.0\n" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 
 import pytest
@@ -9,7 +10,7 @@ from support.shards import Shard
 from support.terminals import SAMPLES, Terminal, ended, wait_for_line
 
 from leanq.fleet.stats import environments_of
-from leanq.queue.queue import Queue
+from leanq.queue.queue import Queue, every_shard
 from leanq.queue.settings import Settings
 
 
@@ -104,25 +105,46 @@ async def test_what_is_held_back_is_reserved_to_nobody(shard: Shard) -> None:
     await shard.settle(*jobs)
 
 
+def offer(settings: Settings, *environments: str) -> None:
+    """A worker that offered these environments and left."""
+
+    async def come_and_go() -> None:
+        async with every_shard(settings) as queues:
+            for queue in queues:
+                await queue.register("w", b"", dict.fromkeys(environments, b""))
+                await queue.release("w", [], leave=True)
+
+    asyncio.run(come_and_go())
+
+
 @pytest.mark.usefixtures("swept")
 def test_from_the_command_line(terminal: Terminal, settings: Settings) -> None:
     terminal.use(settings)
     done = terminal.run("pause", "--env", "core")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        "leanq: no worker has ever offered the environment 'core'; no environment is known\n"
+    )
+    offer(settings, "core", "default")
+    done = terminal.run("resume", "--env", "cor")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith("'cor'; known: core, default\n")
+    done = terminal.run("pause", "--env", "core")
     assert (done.code, done.out) == (
         0,
-        "environment core paused: what waits is kept, what runs goes on\n",
+        "environment core is paused: its requests wait, what runs goes on\n",
     )
     assert terminal.run("pause", "--tenant", "me", "--json").lines == [
         {"tenant": "me", "paused": True, "changed": True}
     ]
     shown = terminal.run("status")
-    assert "paused    environment core" in shown.out
-    assert "paused    tenant me" in shown.out
+    assert "paused      environment core for " in shown.out
+    assert "paused      tenant me for " in shown.out
     submit = terminal.start("submit", str(SAMPLES / "wrong.lean"), "--tenant", "me")
     said = wait_for_line(submit.stderr, "the tenant 'me' is paused; the requests wait")
     assert said.endswith("(leanq resume)\n")
     shown = terminal.run("status")
-    assert "default, priority 1: 1 of 1 tenants, 1 held back\n" in shown.out
+    assert ["default", "1", "1", "1", "–", "1"] in map(str.split, shown.out.splitlines())
     submit.send_signal(signal.SIGINT)
     ended(submit)
     assert terminal.run("resume", "--env", "core").out == "environment core goes on\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 from collections.abc import Callable
 from typing import Any, get_args
 
@@ -65,7 +66,6 @@ requests = (
         op=st.just("check"),
         code=programs,
         audit=st.booleans(),
-        replay=st.booleans(),
         **limits,
     )
     | st.builds(
@@ -269,6 +269,12 @@ def test_json_has_the_fields_of_the_contract(reply: Reply) -> None:
     step = step_reply_to_json(reply)
     assert list(step) == ["verdict", "reason", "state", "goals", "messages"]
     assert json.loads(json.dumps([check, verify, step])) == [check, verify, step]
+
+
+@quick
+@given(replies)
+def test_replies_survive_pickle(reply: Reply) -> None:
+    assert everything(pickle.loads(pickle.dumps(reply))) == everything(reply)
 
 
 def test_only_verdicts_of_lean_and_the_judge_earn_a_reward() -> None:

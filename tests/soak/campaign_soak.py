@@ -1,8 +1,8 @@
-"""The soak of campaigns: real Lean, and everybody who has a part in it is killed.
+"""The soak of campaigns: real Lean, while coordinators, workers and the server are killed.
 
 A campaign runs on two workers of leanq's and two of RQ's, of which some are killed at random
 moments, and the server as well. It has to end with one record for each row, the same as of a run
-that nobody has disturbed, and nothing may have been checked twice that a coordinator knew of.
+without kills, and nothing may have been checked twice.
 ``make soak-campaign`` does it with 5,000 rows and five kills, the tests with some.
 """
 
@@ -102,8 +102,8 @@ class Storm:
     def __init__(self, desk: Desk, server: Server, outcome: Outcome) -> None:
         self._desk, self._server, self._outcome = desk, server, outcome
         self._rng = random.Random(f"kills {outcome.plan.seed}")
-        self._workers = [self._hire_worker() for _ in range(2)]
-        self._bosses = [desk.hire() for _ in range(2)]
+        self._workers = [self._start_worker() for _ in range(2)]
+        self._campaign_workers = [desk.start_worker() for _ in range(2)]
         self._deadline_s = time.monotonic() + outcome.plan.seconds
 
     def run(self, data: Path, out: Path) -> None:
@@ -119,10 +119,10 @@ class Storm:
             self._wait(lambda row=row: self._rows() >= row)
             time.sleep(self._rng.uniform(0.0, min(1.0, _MOMENT_S * plan.rows)))
             self._kill(kinds[number % len(kinds)])
-        # It may also be put off for some seconds.
+        # After the last row it may be requeued for some seconds.
         self._wait(lambda: desk.look(self._id).state in ("finished", "failed", "cancelled"))
-        sent = desk.look(self._id)
-        assert sent.state == "finished", sent
+        status = desk.look(self._id)
+        assert status.state == "finished", status
         found = look(self._server.settings).counters
         names = ("submitted", "settled", "coalesced", "reaped", "fenced", "released")
         self._outcome.counters = {name: found.get(name, 0) for name in names}
@@ -135,18 +135,18 @@ class Storm:
         elif kind == "worker":
             self._workers.remove(worker := self._rng.choice(self._workers))
             self._end(worker)
-            self._workers.append(self._hire_worker())
+            self._workers.append(self._start_worker())
         else:
             self._wait(lambda: self._busy() or not self._part.exists())
-            boss = self._busy()
-            assert boss, "the campaign ended before it could be killed"
+            worker = self._busy()
+            assert worker, "the campaign ended before it could be killed"
             if kind == "coordinator":
-                os.kill(children(boss.pid)[0], signal.SIGKILL)
+                os.kill(children(worker.pid)[0], signal.SIGKILL)
             else:
-                self._bosses.remove(boss)
-                self._end(boss)
-                self._bosses.append(self._desk.hire())
-            # What it has written before it died is no sign of life.
+                self._campaign_workers.remove(worker)
+                self._end(worker)
+                self._campaign_workers.append(self._desk.start_worker())
+            # Only what is written from now on shows that the campaign is resumed.
             size_bytes = self._size_bytes()
         killed_s = time.monotonic()
         self._wait(lambda: self._size_bytes() > size_bytes or not self._part.exists())
@@ -157,13 +157,13 @@ class Storm:
 
     def _busy(self) -> Popen | None:
         """The worker that has a coordinator."""
-        return next((each for each in self._bosses if children(each.pid)), None)
+        return next((each for each in self._campaign_workers if children(each.pid)), None)
 
     def _end(self, process: Popen) -> None:
         process.kill()
         process.wait()
 
-    def _hire_worker(self) -> Popen:
+    def _start_worker(self) -> Popen:
         worker = self._desk.terminal.start(
             "worker", "--slots", "1", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )

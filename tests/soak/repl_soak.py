@@ -61,7 +61,7 @@ async def converse(lean: AsyncLeanQClient, rng: random.Random, tally: Tally) -> 
     ]:
         tally.wrong.append(f"{code}: {reply.messages}")
     code = f"{header}define a{word}\nuse a{word}\n"
-    tally.note(await lean.check(code, audit=False), "accepted", code)
+    tally.note(await lean.check(code, audit=False), "unjudged", code)
     code = f"{header}-- {word}\ntheorem t := by sorry\n"
     reply = await lean.check(code, audit=False)
     tally.note(reply, "incomplete", code)

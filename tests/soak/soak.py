@@ -203,7 +203,9 @@ class Storm:
         self.scene.fleet.replace_the_ended()
         status = look(self._settings)
         alive = self.scene.fleet.joined()
-        idle = not (status.levels or status.quarantined or any(row.held for row in status.workers))
+        idle = not (
+            status.priorities or status.quarantined or any(row.held for row in status.workers)
+        )
         return (
             self._wrecks.look() and idle and len(status.workers) == self.plan.workers == len(alive)
         )

@@ -1,4 +1,4 @@
-"""What the tests of campaigns as jobs share: a desk where they are sent, and drivers that judge."""
+"""Campaigns as jobs in tests: a desk to submit them at, and a driver that gives verdicts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from leanq.campaigns.results import read_results
-from leanq.campaigns.rq_queue import Campaigns, Sent
+from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
 from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
 from support.fleets import Recorder, until
@@ -22,7 +22,7 @@ from support.terminals import Terminal, ended
 
 Popen = subprocess.Popen[bytes]
 
-# As long as a campaign may stand still after whoever coordinated it has vanished.
+# Within which a campaign has to be resumed after its coordinator has died.
 RESUMED_S = 30.0
 
 
@@ -40,7 +40,7 @@ class Judge(Recorder):
 
 
 class Desk:
-    """A user who sends campaigns to RQ, and sees what becomes of them."""
+    """A user who submits campaigns to RQ and follows them."""
 
     def __init__(self, terminal: Terminal, settings: Settings, rq_url: str | None = None) -> None:
         self.terminal, self.folder = terminal, terminal.folder
@@ -52,23 +52,23 @@ class Desk:
         self._names = iter(f"c{number}" for number in range(100))
 
     def run(self, *arguments: str) -> str:
-        """What a command prints that has to succeed."""
+        """The output of a command, which has to succeed."""
         done = self.terminal.run("campaign", *arguments)
         assert done.code == 0, done
         return done.out
 
     def send(self, *codes: str, options: tuple[str, ...] = (), environment: str = "echo") -> str:
-        """Sends a campaign over these texts; its id."""
+        """Submits a campaign over these texts; its id."""
         name = next(self._names)
         rows = (json.dumps({"id": n, "code": code}) for n, code in enumerate(codes))
         data = self.terminal.file(f"{name}.jsonl", "\n".join(rows))
         out = str(self.folder / f"{name}.out")
         return self.run("submit", data, "--out", out, "--env", environment, *options).strip()
 
-    def look(self, id_: str) -> Sent:
+    def look(self, id_: str) -> CampaignStatus:
         return self.campaigns.show(id_)
 
-    def reaches(self, id_: str, *states: str, deadline_s: float = RESUMED_S) -> Sent:
+    def reaches(self, id_: str, *states: str, deadline_s: float = RESUMED_S) -> CampaignStatus:
         """Waits until the campaign is in one of these states."""
         try:
             until(lambda: self.look(id_).state in states, deadline_s)
@@ -79,54 +79,54 @@ class Desk:
     def results(self, id_: str) -> list[dict[str, Any]]:
         return list(read_results(self.look(id_).campaign.out))
 
-    def hire(self) -> Popen:
+    def start_worker(self) -> Popen:
         """Starts a ``leanq campaign worker`` and waits until RQ knows it."""
         before = self._workers()
-        boss = self.terminal.start("campaign", "worker", stdout=subprocess.DEVNULL)
-        until(lambda: self._workers() > before or boss.poll() is not None)
-        assert boss.poll() is None, ended(boss)
-        return boss
+        worker = self.terminal.start("campaign", "worker", stdout=subprocess.DEVNULL)
+        until(lambda: self._workers() > before or worker.poll() is not None)
+        assert worker.poll() is None, ended(worker)
+        return worker
 
     def _workers(self) -> int:
         return int(self.connection.scard(f"rq:workers:{self.campaigns.queue.name}"))  # type: ignore[arg-type]
 
 
-def horse_of(boss: Popen, *, after: int = 0) -> int:
-    """The process that coordinates for a worker, once there is one, which is not ``after``."""
+def coordinator_of(worker: Popen, *, after: int = 0) -> int:
+    """The pid of a worker's coordinator, once there is one that is not ``after``."""
     found: list[int] = []
 
     def begun() -> bool:
-        found[:] = [pid for pid in children(boss.pid) if pid != after]
+        found[:] = [pid for pid in children(worker.pid) if pid != after]
         return bool(found)
 
     until(begun, RESUMED_S)
     return found[0]
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     return not running(pid)
 
 
-def dismiss(boss: Popen) -> str:
-    """Tells a worker to stop; what it said."""
-    boss.send_signal(signal.SIGTERM)
-    done = ended(boss)
+def stop_worker(worker: Popen) -> str:
+    """Stops a worker with SIGTERM; returns what it printed to standard error."""
+    worker.send_signal(signal.SIGTERM)
+    done = ended(worker)
     assert done.code == 0, done
     return done.err
 
 
 def start_again(server: Server) -> None:
-    """Starts a server that has kept what it knew, and waits until it knows that again."""
+    """Starts a persistent server again, and waits until it has loaded its data."""
     server.start()
 
-    def knows() -> bool:
+    def loaded() -> bool:
         with redis.Redis.from_url(server.settings.url) as connection:
             try:
                 return bool(connection.ping())
             except redis.exceptions.BusyLoadingError:
                 return False
 
-    until(knows)
+    until(loaded)
 
 
 @contextlib.contextmanager
@@ -137,6 +137,6 @@ def desk_at(terminal: Terminal, settings: Settings, rq_url: str | None = None) -
         yield desk
         for process in terminal.processes:
             if process.poll() is None:
-                dismiss(process)
+                stop_worker(process)
         for sent in desk.campaigns.list():
             desk.connection.delete(f"{desk.campaigns.queue.name}:{sent.id}")

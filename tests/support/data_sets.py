@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
-from leanq.campaigns.dataset import BadRow, Data, Fields, Row, open_data
+from leanq.campaigns.dataset import BadRow, Dataset, Fields, Row, open_dataset
 
-ALL = Fields("name", "proof", "task", "head", "start")
+ALL = Fields(id="name", code="proof", problem="task", header="head", prompt="start")
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
 def read(path: str | Path, fields: Fields = Fields()) -> list[Row | BadRow]:  # noqa: B008
-    return list(open_data(str(path), fields).rows())
+    return list(open_dataset(str(path), fields).rows())
 
 
 def put(folder: Path, files: dict[str, bytes]) -> None:
@@ -31,7 +31,7 @@ def table(path: Path, group: int = 1 << 20, **columns: Any) -> Path:
     return path
 
 
-def resumes_everywhere(data: Data) -> None:
+def resumes_everywhere(data: Dataset) -> None:
     """From each row's ``next``, the rest is exactly what it was."""
     whole = list(data.rows())
     for place, row in enumerate(whole, 1):

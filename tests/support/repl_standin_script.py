@@ -364,7 +364,7 @@ class Output:
             for start, end in itertools.pairwise([0, *sorted(cuts), len(data)]):
                 sys.stdout.buffer.write(data[start:end])
                 sys.stdout.buffer.flush()
-                # Whoever reads now sees a part alone, most of the time.
+                # A reader sees a part alone now, most of the time.
                 time.sleep(self._rng.uniform(0, 0.002) if self._rng else 0)
 
 

@@ -87,12 +87,12 @@ def running(pid: int) -> bool:
         return False
 
 
-def needs(sandbox: Sandbox, *walls: str, landlock: int | None = None) -> None:
-    """Skip unless one of these walls stands here, or Landlock of at least that ABI."""
+def needs(sandbox: Sandbox, *kinds: str, landlock: int | None = None) -> None:
+    """Skip unless one of these kinds of isolation is here, or Landlock of at least that ABI."""
     have = sandbox.isolation
-    abi = next((int(wall[9:]) for wall in have if wall.startswith("landlock-")), 0)
-    if not set(walls) & set(have) and (landlock is None or abi < landlock):
-        pytest.skip(f"too few walls on this machine: {have}")
+    abi = next((int(kind[9:]) for kind in have if kind.startswith("landlock-")), 0)
+    if not set(kinds) & set(have) and (landlock is None or abi < landlock):
+        pytest.skip(f"too little isolation on this machine: {have}")
 
 
 @contextlib.asynccontextmanager

@@ -14,12 +14,12 @@ from leanq.errors import UsageError
 _SUFFIX = ".lean"
 
 
-class Folder:
+class FolderDataset:
     """The files in a folder and below it, sorted by their relative paths, which are their ids.
 
-    Positions count files. Names that begin with a dot are passed over, since a project keeps its
-    packages under one; links to folders are not followed, so none can lead back. A byte of a name
-    that is no UTF-8 stands in the id as ``\\xNN``.
+    Positions count files. Names that begin with a dot are skipped, since a project keeps its
+    packages under one; links to folders are not followed, as they may form cycles. A byte of a
+    name that is no UTF-8 stands in the id as ``\\xNN``.
 
     Raises:
         UsageError: the folder or one below it cannot be read, or there are no such files; or
@@ -28,7 +28,9 @@ class Folder:
 
     def __init__(self, path: str, fields: Fields) -> None:
         if fields != Fields():
-            raise UsageError(f"{path} is a folder; its files have no fields that could be named")
+            raise UsageError(
+                f"{path} is a folder, whose files have no fields; leave the --*-field options out"
+            )
         self.path = path
         digest, self._total = blake2b(digest_size=8), 0
         for name in self._names():
@@ -40,6 +42,9 @@ class Folder:
 
     def total(self) -> int:
         return self._total
+
+    def check_fields(self) -> None:
+        """Files have no fields."""
 
     def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
         for name in islice(self._names(), start, None):
@@ -54,10 +59,10 @@ class Folder:
             line += 1
 
     def _names(self, below: str = "") -> Iterator[str]:
-        """The relative paths, sorted as whole texts though only one folder is held at a time."""
+        """The relative paths, sorted as whole texts with only one folder in memory at a time."""
         try:
             with os.scandir(f"{self.path}/{below}") as entries:
-                # With the slash that its files' paths have, a folder stands where they belong.
+                # A folder is sorted with the slash that follows it in its files' paths.
                 names = sorted(
                     f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
                     for entry in entries
@@ -75,14 +80,14 @@ class Folder:
 def _size_bytes(path: str) -> int:
     try:
         return os.stat(path).st_size
-    except OSError:  # of a row that will be a bad one
+    except OSError:  # it will be a bad row
         return -1
 
 
 def _read(path: str) -> str:
     """The text of a file. Raises UnfitError."""
     try:
-        # A pipe would keep its reader waiting.
+        # Opening a pipe would block.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):

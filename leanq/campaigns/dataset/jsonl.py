@@ -7,20 +7,29 @@ import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import islice
 from typing import Any, BinaryIO
 
-from leanq.campaigns.dataset.row import BadRow, Fields, Row, UnfitError, read_row
+from leanq.campaigns.dataset.row import (
+    FIRST_ROWS,
+    BadRow,
+    Fields,
+    Row,
+    UnfitError,
+    read_row,
+    require_fields,
+)
 from leanq.errors import UsageError
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 MAX_LINE_BYTES = 4 * MAX_REQUEST_BYTES
-"""The longest line that is read: of several texts, or of one with many escaped characters."""
+"""The longest line that is read; it may hold several texts, or many escaped characters."""
 
 _CHUNK_BYTES = 1 << 20
 _END_BYTES = 1 << 16
 
 
-class Jsonl:
+class JsonlDataset:
     """A JSONL file: UTF-8, with or without a byte order mark. Positions are offsets in bytes.
 
     Raises:
@@ -37,9 +46,9 @@ class Jsonl:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from None
         self._begin = len(BOM_UTF8) if head.startswith(BOM_UTF8) else 0
-        # In a file of lines this is one bad row; what is called .json may well be a single array.
+        # In a .jsonl file such a line is a bad row, but a .json file is often a single array.
         if path.lower().endswith(".json") and head[self._begin :].lstrip().startswith(b"["):
-            raise UsageError(f"{path} is a JSON array; what is read has one JSON object per line")
+            raise UsageError(f"{path} is a JSON array; expected one JSON object per line")
         self.fingerprint = f"jsonl:{size_bytes}:{ends_hash(path)}"
 
     def total(self) -> int:
@@ -58,7 +67,25 @@ class Jsonl:
             raise UsageError(f"{self.path}: {error.strerror}") from None
         return count + is_row
 
+    def check_fields(self) -> None:
+        require_fields(self.path, self._fields, self._first_records())
+
     def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
+        for number, following, found in self._lines(line, start):
+            if isinstance(found, UnfitError):
+                yield BadRow(number, following, None, str(found))
+            else:
+                yield read_row(self._fields, number, following, found)
+
+    def _first_records(self) -> Iterator[dict[str, Any]]:
+        for _, _, found in islice(self._lines(1, 0), FIRST_ROWS):
+            if not isinstance(found, UnfitError):
+                yield found
+
+    def _lines(
+        self, line: int, start: int
+    ) -> Iterator[tuple[int, int, dict[str, Any] | UnfitError]]:
+        """Each line that is not blank: its number, where the next one begins, and what it holds."""
         position = max(start, self._begin)
         try:
             with open(self.path, "rb", buffering=_CHUNK_BYTES) as stream:
@@ -73,19 +100,12 @@ class Jsonl:
                         error = (
                             f"the line has {size_bytes} bytes; at most {MAX_LINE_BYTES} are read"
                         )
-                        yield BadRow(line, position, None, error)
+                        yield line, position, UnfitError(error)
                     elif _is_row(text):
-                        yield self._row(line, position, text)
+                        yield line, position, _parse(text)
                     line += 1
         except OSError as error:
             raise UsageError(f"{self.path}: {error.strerror}") from None
-
-    def _row(self, line: int, following: int, text: bytes) -> Row | BadRow:
-        try:
-            record = _parse(text)
-        except UnfitError as error:
-            return BadRow(line, following, None, str(error))
-        return read_row(self._fields, line, following, record)
 
 
 def ends_hash(path: str) -> str:
@@ -113,20 +133,18 @@ def _skip_line(stream: BinaryIO) -> int:
     return skipped
 
 
-def _parse(text: bytes) -> dict[str, Any]:
+def _parse(text: bytes) -> dict[str, Any] | UnfitError:
     try:
         record = json.loads(text.decode())
     except UnicodeDecodeError as error:
         found = text[error.start]
-        raise UnfitError(f"no UTF-8 text: byte {error.start + 1} is 0x{found:02x}") from None
+        return UnfitError(f"no UTF-8 text: byte {error.start + 1} is 0x{found:02x}")
     except json.JSONDecodeError as error:
         # What is missing at the end would be found missing after the line's own end.
         column = min(error.pos, len(error.doc.rstrip())) + 1
-        raise UnfitError(f"no JSON: {error.msg} at column {column}") from None
+        return UnfitError(f"no JSON: {error.msg} at column {column}")
     except RecursionError:
-        raise UnfitError("JSON that is nested too deeply") from None
-    except ValueError:  # which int() raises
-        raise UnfitError("JSON with a number of too many digits") from None
-    if not isinstance(record, dict):
-        raise UnfitError("no JSON object")
-    return record
+        return UnfitError("JSON that is nested too deeply")
+    except ValueError:  # int() refuses so many digits
+        return UnfitError("JSON with a number of too many digits")
+    return record if isinstance(record, dict) else UnfitError("no JSON object")

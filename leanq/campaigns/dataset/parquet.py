@@ -1,4 +1,4 @@
-"""Parquet files: data sets, and results as a table. They need pyarrow, which leanq does not."""
+"""Parquet files, read by rows, and data sets in them. They need pyarrow (``leanq[campaigns]``)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class ParquetFile:
         """
         if absent := next((name for name in columns if self.columns.count(name) != 1), None):
             found = ", ".join(map(repr, self.columns))
-            raise UsageError(f"{self.path} has no one column {absent!r:.60}; it has {found:.500}")
+            raise UsageError(
+                f"{self.path} must have exactly one column {absent!r:.60}; it has {found:.500}"
+            )
         return self._records(columns, start)
 
     def _records(self, columns: Sequence[str], start: int) -> Iterator[dict[str, Any]]:
@@ -53,20 +55,20 @@ class ParquetFile:
             for group in range(file.num_row_groups):
                 count = file.metadata.row_group(group).num_rows
                 if start < count:
-                    yield from self._of_group(file, group, columns, start)
+                    yield from self._group_records(file, group, columns, start)
                 start = max(0, start - count)
 
-    def _of_group(
+    def _group_records(
         self, file: Any, group: int, columns: Sequence[str], start: int
     ) -> Iterator[dict[str, Any]]:
         batches = file.iter_batches(
             batch_size=_batch_rows(file.metadata.row_group(group), columns),
             row_groups=[group],
             columns=columns,
-            # A coordinator waits for Lean, not for this; and a process with threads forks badly.
+            # Lean takes far longer than this, and a process with threads does not fork safely.
             use_threads=False,
         )
-        while (batch := self._told(lambda: next(batches, None))) is not None:
+        while (batch := self._reading(lambda: next(batches, None))) is not None:
             if start < batch.num_rows:
                 values = [_values(batch.column(name)[start:]) for name in columns]
                 for row in zip(*values, strict=True):
@@ -74,24 +76,24 @@ class ParquetFile:
             start = max(0, start - batch.num_rows)
 
     def _open(self) -> Any:
-        return self._told(
+        return self._reading(
             lambda: self._parquet.ParquetFile(
                 self.path, buffer_size=_BUFFER_BYTES, pre_buffer=False
             )
         )
 
-    def _told(self, read: Callable[[], Any]) -> Any:
+    def _reading(self, read: Callable[[], Any]) -> Any:
         """What ``read`` returns; UsageError where the file is at fault."""
         try:
             return read()
         except self._errors as error:
-            # Where the system refuses, pyarrow's words for it are many, and the path is among them.
+            # pyarrow's own text for an error of the system is long and repeats the path.
             number = error.errno if isinstance(error, OSError) else None
             why = os.strerror(number) if number else " ".join(str(error).split())
             raise UsageError(f"{self.path}: {why:.200}") from None
 
 
-class Parquet:
+class ParquetDataset:
     """A data set in a Parquet file. Positions count rows.
 
     Raises:
@@ -102,14 +104,15 @@ class Parquet:
         self.path = path
         self._fields = fields
         self._file = ParquetFile(path)
-        named = (fields.id, fields.code, fields.problem, fields.header, fields.prompt)
-        # Each once, as several fields may be taken from one column.
-        self._columns = list(dict.fromkeys(name for name in named if name is not None))
+        self._columns = fields.columns
         self._file.records(self._columns)
         self.fingerprint = f"parquet:{os.path.getsize(path)}:{ends_hash(path)}"
 
     def total(self) -> int:
         return self._file.count
+
+    def check_fields(self) -> None:
+        """The columns have been checked when the file was opened."""
 
     def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
         for record in self._file.records(self._columns, start):
@@ -124,7 +127,7 @@ def pyarrow(path: str) -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise UsageError(
-            f"{path}: Parquet needs pyarrow, which is not installed (pip install pyarrow)"
+            f"{path}: Parquet needs pyarrow, which is not installed: pip install 'leanq[campaigns]'"
         ) from None
 
 
@@ -149,7 +152,7 @@ def _values(column: Any) -> list[Any]:
 
 
 def _value(cell: Any) -> Any:
-    """A cell as Python has it; no text where its bytes are none."""
+    """A cell as Python has it; bytes, which are no text, where it is not UTF-8."""
     try:
         return cell.as_py()
     except ValueError:

@@ -1,15 +1,22 @@
-"""What a row of a data set is, and what has to stand in its fields."""
+"""A row of a data set: its fields, what is read from them, and what makes it a bad row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from leanq.errors import UsageError
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 MAX_CODE_BYTES = MAX_REQUEST_BYTES - 4096
-"""The longest text to check: the request's other fields take some hundred bytes beside it."""
+"""The longest text to check, with its target; a request's other fields take some hundred bytes."""
+
+FIRST_ROWS = 100
+"""How many rows are read to find out whether the data set has the fields."""
+
+_LISTED_FIELDS = 20
 
 _KINDS: Mapping[type, str] = {
     type(None): "null",
@@ -25,13 +32,35 @@ _KINDS: Mapping[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The names of the fields in a data set; ``None`` for those that it has not."""
+    """The names of the fields in a data set; ``None`` for what it does not have.
+
+    Attributes:
+        id: names the row.
+        code: the text to check, or a list of texts.
+        problem: names what the row is an attempt at.
+        target: the theorems that the code has to prove, as Lean text with ``sorry`` for proofs.
+        header, prompt: texts that precede the code; a row may lack them.
+    """
 
     id: str = "id"
     code: str = "code"
     problem: str | None = None
+    target: str | None = None
     header: str | None = None
     prompt: str | None = None
+
+    @property
+    def required(self) -> Mapping[str, str]:
+        """The fields that no row may lack: what they hold, and their names."""
+        kinds = ("id", "code", "problem", "target")
+        named = {kind: getattr(self, kind) for kind in kinds}
+        return {kind: name for kind, name in named.items() if name is not None}
+
+    @property
+    def columns(self) -> list[str]:
+        """All names, each once, as several fields may be read from one column."""
+        named = (*self.required.values(), self.header, self.prompt)
+        return list(dict.fromkeys(name for name in named if name is not None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +68,13 @@ class Row:
     """What is to be checked.
 
     Attributes:
-        line: where the row stands, from 1: the line of a JSONL file, the row of a Parquet file,
-            the place among a folder's sorted files.
-        next: where the following row begins; only the data itself knows what it means.
-        problem: of what the row is one attempt; ``None`` where the data names none.
+        line: the row's place, from 1: the line of a JSONL file, the row of a Parquet file, the
+            place among a folder's sorted files.
+        next: where the following row begins, in units of the data set's own.
+        problem: what the row is an attempt at; ``None`` where the data names none.
         codes: whole texts to check: header, prompt and code.
-        listed: whether the code was a list of texts, and not a text alone.
+        listed: whether the code was a list of texts, and not a single text.
+        target: what the codes are verified against; ``None`` where they are only checked.
     """
 
     line: int
@@ -53,11 +83,12 @@ class Row:
     problem: str | int | None
     codes: tuple[str, ...]
     listed: bool
+    target: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be checked, and why; ``id`` is ``None`` where it has none to speak of."""
+    """A row that cannot be checked, and why; ``id`` is ``None`` where it has no valid one."""
 
     line: int
     next: int
@@ -65,23 +96,30 @@ class BadRow:
     error: str
 
 
-class Data(Protocol):
-    """A data set, which can be read from any row on in memory that does not grow with it."""
+class Dataset(Protocol):
+    """A data set that can be read from any row on, in memory that does not grow with it."""
 
     @property
     def path(self) -> str: ...
 
     @property
     def fingerprint(self) -> str:
-        """Tells whether this is still the same data: equal for equal data, and for other data
-        different unless it has the same size, beginning and end."""
+        """Equal for equal data; different for other data, unless that has the same size, beginning
+        and end."""
 
     def total(self) -> int | None:
-        """The number of rows, bad ones too, if it can be told cheaply."""
+        """The number of rows, bad ones included; ``None`` if counting them were expensive."""
+
+    def check_fields(self) -> None:
+        """Reads the first rows to find a wrong field name before anything is checked.
+
+        Raises:
+            UsageError: none of the first rows has one of the required fields.
+        """
 
     def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
-        """The rows from ``start`` on, where what is numbered ``line`` begins: after a row that is
-        its ``next``, and ``row.line + 1`` even if a blank line follows.
+        """The rows from ``line`` on, which begins at ``start``. To resume after a row, pass
+        ``row.line + 1`` (even if a blank line follows) and ``row.next``.
 
         Raises:
             UsageError: the data can no longer be read.
@@ -92,16 +130,41 @@ class UnfitError(Exception):
     """Why something is no row; its text is one short line."""
 
 
+def require_fields(path: str, fields: Fields, records: Iterable[Mapping[str, Any]]) -> None:
+    """Raises UsageError if there are ``records``, and they all lack a required field.
+
+    Args:
+        records: the first rows of the data set at ``path``.
+    """
+    found: Counter[str] = Counter()
+    count = 0
+    for record in records:
+        count += 1
+        found.update(record.keys())
+    for kind, name in fields.required.items():
+        if count and not found[name]:
+            known = [repr(each)[:60] for each, _ in found.most_common(_LISTED_FIELDS)]
+            more = ", …" if len(found) > len(known) else ""
+            raise UsageError(
+                f"{path} has no field {name!r:.60} in its first {count:,} "
+                f"row{'s' * (count > 1)}, but {', '.join(known) or 'no field at all'}{more}; "
+                f"name the right one with --{kind}-field"
+            )
+
+
 def read_row(fields: Fields, line: int, following: int, record: Mapping[str, Any]) -> Row | BadRow:
     """The row whose fields are in ``record``; ``following`` is its ``next``."""
     name: str | int | None = None
     try:
         name = _name(fields.id, record)
         problem = None if fields.problem is None else _name(fields.problem, record)
+        target = None if fields.target is None else _text(fields.target, record)
         codes, listed = _codes(fields, record)
+        for code in codes if target is not None else ():
+            check_size(_size_bytes(code, fields.code) + _size_bytes(target or "", fields.target))
     except UnfitError as error:
         return BadRow(line, following, name, str(error))
-    return Row(line, following, name, problem, codes, listed)
+    return Row(line, following, name, problem, codes, listed, target)
 
 
 def check_size(size_bytes: int) -> None:
@@ -115,10 +178,18 @@ def _name(field: str, record: Mapping[str, Any]) -> str | int:
     if isinstance(value, str):
         _size_bytes(value, field)
         return value
-    # bool is an int in Python, but true is no name.
+    # In Python, bool is an int.
     if type(value) is int:
         return value
     raise UnfitError(f"{_the(field)} is {_kind(value)}; it must be a text or a whole number")
+
+
+def _text(field: str, record: Mapping[str, Any]) -> str:
+    value = _required(field, record)
+    if not isinstance(value, str):
+        raise UnfitError(f"{_the(field)} is {_kind(value)}; it must be a text")
+    check_size(_size_bytes(value, field))
+    return value
 
 
 def _codes(fields: Fields, record: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:

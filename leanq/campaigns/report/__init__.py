@@ -1,1 +1,1 @@
-"""Reports over results: figures (``report``), what changed (``comparison``), a page and a plot."""
+"""Reports on results: figures, a comparison with older results, and both as text and plot."""

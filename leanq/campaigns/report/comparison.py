@@ -1,4 +1,4 @@
-"""What became different between two files of results.
+"""What changed between two files of results.
 
 Records are matched by id and sample; where a row has no id, its line stands for it. A record with
 an error gives way to one with a verdict, for a second row with the same id ends with an error.
@@ -85,8 +85,8 @@ class Comparison:
     pairs: int
 
 
-class Comparing:
-    """Listens to the outcomes of the older file, then to those of the newer."""
+class Comparator:
+    """Compares the outcomes of an older file, which pass first, with those of a newer one."""
 
     def __init__(self) -> None:
         self._old: dict[_Key, int] = {}
@@ -99,7 +99,7 @@ class Comparing:
         self._several: dict[object, list[int]] = {}
 
     def old(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-        """Yields ``outcomes`` on. All of it must have passed before ``new`` begins."""
+        """Passes ``outcomes`` through. All have to have passed before ``new`` begins."""
         for outcome in outcomes:
             key = _key(outcome)
             if outcome.end != "error" or key not in self._old:
@@ -108,7 +108,7 @@ class Comparing:
             yield outcome
 
     def new(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-        """Yields ``outcomes`` on."""
+        """Passes ``outcomes`` through."""
         for outcome in outcomes:
             if outcome.end == "error":
                 self._errors.append(outcome)
@@ -151,7 +151,7 @@ class Comparing:
             pairs[1] += rise
 
     def result(self) -> Comparison:
-        """What came of it, once all has passed."""
+        """The comparison, once all outcomes have passed."""
         rises = self._alone + Counter(rise / n for n, rise in self._several.values())
         totals: Counter[str] = Counter()
         for (old, new), count in self._transitions.items():
@@ -175,7 +175,7 @@ class Comparing:
 
 
 def kind_of(old: str, new: str) -> str:
-    """``lost`` or ``gained``, where it is about being accepted; else ``other``."""
+    """``lost`` if only ``old`` is accepted, ``gained`` if only ``new`` is; else ``other``."""
     if old == new:
         return "other"
     return "lost" if old == "accepted" else "gained" if new == "accepted" else "other"

@@ -1,4 +1,4 @@
-"""Estimates with their 95% intervals: the same for the same counts, with no chance in them."""
+"""Estimates with their 95% intervals; deterministic, without resampling."""
 
 from __future__ import annotations
 

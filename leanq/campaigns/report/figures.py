@@ -1,11 +1,11 @@
 """The figures of a campaign's results.
 
-What counts as what, in pass@k: a record is a sample, and ``accepted`` is success. Everything else
-is failure, also where the infrastructure gave up or the row was bad: leaving such samples out would
-flatter whoever produces them. How many there are stands beside the figure. Only what was
-``cancelled`` is no sample, for it was withdrawn because a sibling had been accepted; where there is
-any, which samples exist depends on what was accepted, so pass@1 is too high, and pass@k for k > 1
-would leave out just the easy problems: it is not given. Which problems were solved is known still.
+In pass@k, a record is a sample and ``accepted`` is success. Everything else is failure, outcomes of
+leanq's and bad rows included: leaving them out would reward a model for texts that have no verdict.
+How many there are is shown beside the figure. Only ``cancelled`` records are no samples, since they
+were withdrawn when a sibling was accepted. Where there are any, the samples that exist depend on
+what was accepted: pass@1 is then too high, and pass@k for k > 1, which would leave out the easy
+problems, is not given. Which problems were solved is still exact.
 
 Memory: for a million records about 300 MB. What grows with their number are three floats each,
 a number for each different text, two for each problem of several samples; messages are not kept.
@@ -111,13 +111,14 @@ class Report:
         ends: how often each verdict came, ``error`` and ``none`` among them; in a fixed order.
         passes: pass@k for k = 1, 2, 4, …; only k = 1 where samples were cancelled.
         times: quantiles of ``queued_s``, ``cpu_s``, ``wall_s`` over all replies.
-        cpu_hours: of all of them.
+        cpu_hours: CPU time in Lean over all replies.
         cpu_median_s, cpu_bins: by verdict: the median, and counts between ``CPU_EDGES_S``.
         slowest: by CPU time, the slowest first.
         flaky_texts: equal texts with different verdicts (``cancelled`` aside).
         retried: records that took more than one lease, most leases first.
         infrastructure: records whose verdict is the infrastructure's.
-        errors, reasons: the commonest errors, and reasons why Lean rejected.
+        errors, complaints: the commonest errors of bad rows, and of Lean's first errors.
+        reasons: how often each reason came that is not null; the commonest first.
         environments: how many records each environment's fingerprint answered.
     """
 
@@ -137,7 +138,8 @@ class Report:
     retried: Listed
     infrastructure: Listed
     errors: tuple[Common, ...]
-    reasons: tuple[Common, ...]
+    complaints: tuple[Common, ...]
+    reasons: Mapping[str, int]
     environments: Mapping[str, int]
 
     @property
@@ -151,7 +153,8 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
     environments: Counter[str] = Counter()
     sampled_lines: set[int] = set()
     problems, times, texts = _Problems(), _Times(), _Texts()
-    errors, reasons = _Complaints(), _Complaints()
+    reasons: Counter[str] = Counter()
+    errors, complaints = _Complaints(), _Complaints()
     slowest, retried, infrastructure = _Most(SLOWEST), _Most(KEPT), _Most(KEPT)
     for outcome in outcomes:
         ends[outcome.end] += 1
@@ -169,7 +172,9 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
         if outcome.end in INFRASTRUCTURE:
             infrastructure.add(0, outcome)
         if outcome.complaint:
-            (errors if outcome.end == "error" else reasons).add(outcome.complaint)
+            (errors if outcome.end == "error" else complaints).add(outcome.complaint)
+        if outcome.reason:
+            reasons[outcome.reason] += 1
     by_samples = problems.by_samples()
     records, cancelled = ends.total(), ends["cancelled"]
     return Report(
@@ -189,7 +194,8 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
         retried=retried.listed(),
         infrastructure=infrastructure.listed(),
         errors=errors.commonest(),
-        reasons=reasons.commonest(),
+        complaints=complaints.commonest(),
+        reasons=dict(reasons.most_common()),
         environments=dict(environments.most_common(COMMONEST)),
     )
 
@@ -292,8 +298,8 @@ class _Texts:
 
 
 class _Complaints:
-    """Counts texts. Once there are too many different ones, only those known are counted on:
-    the commonest have come by then."""
+    """Counts texts. Once there are too many different ones, new ones are no longer counted: the
+    commonest have come by then."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What a report takes of a campaign's records."""
+"""What a report reads of each record."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ENDS = (*get_args(Verdict), "error", "none")
 """How a record can end: a verdict, an error, or as an echo does, with neither."""
 
 INFRASTRUCTURE = frozenset(get_args(Verdict)) - LEAN_VERDICTS - {"cancelled"}
-"""Verdicts that say nothing about the text, only that nobody found out."""
+"""Verdicts of leanq's own, which say nothing about the text."""
 
 NO_SAMPLES = frozenset({"cancelled", "none"})
-"""Ends of what was no attempt: withdrawn before anybody knew, or never one."""
+"""Ends of what is no attempt: withdrawn before it had a verdict, or an echo."""
 
 _QUOTED = re.compile(r"([Tt]actic )?(?:`[^`]+`|'[^\s']+'+|\"[^\"]*\"|«[^»]*»)")
 _NUMBER = re.compile(r"(?<![A-Za-z\d])\d+(?:\.\d+)*")
@@ -40,12 +40,13 @@ class Outcome:
     Attributes:
         id, line, sample, problem: as they stand in the record; ``None`` where absent.
         end: one of ``ENDS``.
+        reason: why the verdict is not ``accepted``; ``None`` where the record has none.
         code_hash: of the text that was checked; ``None`` where none was.
         fingerprint: the environment in which Lean answered.
         attempts: leases that it took; 0 where nothing was sent.
         times: ``None`` where there was no reply.
-        complaint: why Lean rejected it or what the error is, on one line without names and
-            numbers; empty where nothing was wrong.
+        complaint: Lean's first error, or why the row could not be checked, on one line without
+            names and numbers; empty where there is none.
     """
 
     id: str | int | None
@@ -53,6 +54,7 @@ class Outcome:
     sample: int | None
     problem: str | int | None
     end: str
+    reason: str | None
     code_hash: int | None
     fingerprint: str | None
     attempts: int
@@ -61,7 +63,7 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """What people call it: its id, or its line; and which sample of that it is."""
+        """For display: the id, or else the line; and the sample."""
         name = f"line {self.line}" if self.id is None else str(self.id)
         return name if self.sample is None else f"{name} [{self.sample}]"
 
@@ -69,8 +71,8 @@ class Outcome:
     def group(self) -> str | int | None:
         """Names the problem within one file; ``None`` where the record is a problem by itself.
 
-        A number is the line of a row with several samples. Ids do not tell problems: a bad row
-        may have the id of another row, or none.
+        A number is the line of a row with several samples. Ids do not identify problems: a bad
+        row may have the id of another row, or none.
         """
         if self.problem is not None:
             return str(self.problem)
@@ -98,7 +100,7 @@ def _outcome(record: dict[str, Any]) -> Outcome:
         if not isinstance(record.get(name), str | int | None):
             raise ValueError(f"its {name} is {record[name]!r:.80}")
     code_hash, sample = record.get("code_hash"), record.get("sample")
-    # What was withdrawn, or never sent, names no request, and its times are no measurements.
+    # The times of a text that was never sent, and so has no request id, are no measurements.
     measured = record.get("cpu_s") is not None and record.get("request_id") != ""
     return Outcome(
         id=record.get("id"),
@@ -106,12 +108,20 @@ def _outcome(record: dict[str, Any]) -> Outcome:
         sample=None if sample is None else int(sample),
         problem=record.get("problem"),
         end=end,
+        reason=_reason(record),
         code_hash=int(code_hash, 16) if code_hash else None,
         fingerprint=record.get("fingerprint"),
         attempts=int(record.get("attempts") or 0),
         times=Times(*_seconds(record)) if measured else None,
         complaint=normalised(error) if error else _complaint(end, record),
     )
+
+
+def _reason(record: dict[str, Any]) -> str | None:
+    reason = record.get("reason")
+    if not isinstance(reason, str | None):
+        raise ValueError(f"its reason is {reason!r:.80}")
+    return reason
 
 
 def _seconds(record: dict[str, Any]) -> Iterator[float]:
@@ -129,20 +139,19 @@ def _complaint(end: str, record: dict[str, Any]) -> str:
     for message in record.get("messages") or ():
         if message["severity"] == "error":
             return normalised(message["text"])
-    # Lean itself had nothing to say against what the audit rejects.
-    return "an axiom that is not allowed" if end == "rejected" else ""
+    # Lean itself has no error where the judge rejects.
+    return "no error of Lean's: rejected by the judge" if end == "rejected" else ""
 
 
 def normalised(text: str) -> str:
-    """The first line of ``text`` with quoted names as ``…`` and numbers as ``#``, so that equal
-    complaints about different things are equal. The name of a tactic that failed stays."""
+    """The first line of ``text`` with quoted names as ``…`` and numbers as ``#``, so that the same
+    complaint about different things is one text. The name of a tactic that failed stays."""
     first = next(filter(None, map(str.strip, text.splitlines())), "")[: 8 * _LONGEST_COMPLAINT]
     plain = _NUMBER.sub("#", _QUOTED.sub(lambda found: found[0] if found[1] else "…", first))
     return one_line(plain, _LONGEST_COMPLAINT)
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """``text`` with nothing that could move a terminal's cursor, and of at most ``most``
-    characters."""
+    """``text`` without control characters, cut to ``most`` characters."""
     shown = "".join(each if each.isprintable() else " " for each in text[: most + 1])
     return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -1,4 +1,4 @@
-"""A report as a picture. Importing this needs matplotlib, which leanq does not depend on."""
+"""A report as a plot. Importing this needs matplotlib (``leanq[campaigns]``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report as people read it: the same sections for a terminal and as Markdown."""
+"""A report as text: the same sections for a terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from leanq.campaigns.report.outcomes import one_line
 _NUMBER = re.compile(r"[-+]?\d[\d,.]*(?: [%sh])?|–|")
 _MARKUP = re.compile(r"([\\`*\[\]<>|$~#&]|(?<![^\W_])_|_(?![^\W_]))")
 _LONGEST_NAME = 80
+_EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,10 @@ class Section:
 def sections(
     report: Report, comparison: Comparison | None, before: Report | None, most: int
 ) -> Iterator[Section]:
-    """What is to be said, with at most ``most`` rows in each list of what changed, and half as
-    many in each list of what is flaky."""
+    """The report's sections, with at most ``most`` rows in each list of changes, and half as many
+    in each list of flaky records."""
+    if comparison and not comparison.matched:
+        before = None
     if not report.records:
         yield Section("no records", ("The file is empty: there is nothing to report.",))
     else:
@@ -42,10 +45,13 @@ def sections(
         if report.slowest:
             yield Section("slowest, by CPU time", *_records(report.slowest))
         yield from _flaky(report, most // 2)
-        yield from _common("why Lean said no", report.reasons)
+        if report.reasons:
+            rows = tuple((f"{count:,}", reason) for reason, count in report.reasons.items())
+            yield Section("reasons", (), ("records", "reason"), rows)
+        yield from _common("first errors of Lean", report.complaints)
         yield from _common("errors", report.errors)
     if comparison:
-        yield from _compared(comparison, most)
+        yield from _compared(comparison, most) if comparison.matched else (_disjoint(comparison),)
 
 
 def text(parts: Iterable[Section]) -> str:
@@ -109,14 +115,14 @@ def _passes(report: Report, before: Report | None) -> Section:
     unknown, errors = report.infrastructure.total, report.ends.get("error", 0)
     if unknown or errors:
         notes.append(
-            f"counted as failures, though Lean gave no verdict: {unknown:,} of the "
-            f"infrastructure's, {_count(errors, 'error')}"
+            f"counted as failures, though Lean gave no verdict: {_count(unknown, 'outcome')} of "
+            f"leanq's, {_count(errors, 'error')}"
         )
     if report.cancelled:
         notes += (
             f"{_count(report.cancelled, 'cancelled sample')} left out: which samples there are "
             "depends on what was accepted,",
-            "so pass@1 is too high, and pass@k for k > 1 cannot be told",
+            "so pass@1 is too high, and pass@k for k > 1 is unknown",
         )
     older = {each.k: each.share for each in before.passes} if before else {}
     header = ("k", "pass@k", "95% interval", "problems")
@@ -147,7 +153,7 @@ def _flaky(report: Report, most: int) -> Iterator[Section]:
         (
             f"{_count(texts.total, 'text')} with different verdicts, "
             f"{_count(retried.total, 'record')} with more than one lease, "
-            f"{failed.total:,} with a verdict of the infrastructure",
+            f"{_count(failed.total, 'outcome')} of leanq's",
         ),
     )
     if texts.total:
@@ -159,7 +165,7 @@ def _flaky(report: Report, most: int) -> Iterator[Section]:
         header = ("text", "verdicts", "first lines of the data")
         yield Section("equal texts, different verdicts", left_out, header, (*rows,))
     yield from _listed("more than one lease", retried, most)
-    yield from _listed("verdicts of the infrastructure", failed, most)
+    yield from _listed("outcomes of leanq's", failed, most)
 
 
 def _listed(title: str, listed: Listed, most: int) -> Iterator[Section]:
@@ -211,6 +217,18 @@ def _compared(comparison: Comparison, most: int) -> Iterator[Section]:
     yield from _changes("other changes", comparison.other, most)
     yield from _only("only in the newer file", comparison.only_new, most)
     yield from _only("only in the older file", comparison.only_old, most)
+
+
+def _disjoint(comparison: Comparison) -> Section:
+    found = []
+    for file, names in (("newer", comparison.only_new), ("older", comparison.only_old)):
+        shown = ", ".join(map(_name, names.names[:_EXAMPLES]))
+        more = ", …" if names.total > _EXAMPLES else ""
+        found.append(f"{names.total:,} in the {file}{f' ({shown}{more})' if shown else ''}")
+    return Section(
+        "against the older file",
+        (f"No record is in both files: {' and '.join(found)}, so nothing is compared.",),
+    )
 
 
 def _changes(title: str, changes: Changes, most: int) -> Iterator[Section]:

@@ -1,15 +1,12 @@
 """Which axioms a compiled file rests on, found without letting anything of the file run.
 
-The file's own constants are known as data (see :mod:`leanq.lean.audit.olean`), so a graph walk
-finds the axioms among them and the imported constants that they lead to. Of those, Lean itself says
-which axioms they rest on: `ImportedAxioms` asks it, in a process that imports what the file imports
-and never the file, and remembers the answers.
+The file's own constants are known as data (see :mod:`leanq.lean.audit.survey`), and so are the
+imported constants that they lead to. Of those, Lean itself says which axioms they rest on:
+`ImportedAxioms` asks it, in a process that imports what the file imports and never the file, and
+remembers the answers.
 
-Two rules are worth a thought. An axiom is told by the file that declares it, not by its name: a
-file without imports can declare ``axiom propext : False``, and nothing makes that one standard.
-And an unsafe constant proves nothing, as Lean's kernel keeps it out of safe ones; so only a
-``sorry`` in it counts, which its author should hear of. Where a safe constant leads to it all the
-same (a file can bypass the kernel), the walk goes on through it.
+An axiom is told by the file that declares it, not by its name: a file without imports can declare
+``axiom propext : False``, and nothing makes that one standard.
 """
 
 from __future__ import annotations
@@ -23,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leanq.errors import AuditError
-from leanq.lean.audit.olean import Constant, Module, Name, display, read_module
+from leanq.lean.audit.olean import Constant, Name, display, read_module
+from leanq.lean.audit.survey import Survey, reachable
 from leanq.lean.syntax import Header
 
 SORRY = "sorryAx"
@@ -53,30 +51,23 @@ class Findings:
 
 
 async def audit(
-    module: Module,
+    survey: Survey,
     *,
     allowed: Collection[str],
     environment_allowed: Collection[str],
     imported: ImportedAxioms,
 ) -> Findings:
-    """Finds the axioms behind every new constant of ``module``.
+    """Finds the axioms behind every constant of a file.
 
     ``allowed`` are the names that the client allows, whoever declares them; those of
     ``environment_allowed`` are allowed where they come from imports. Both as `display` writes
     them.
 
-    Raises `AuditError` if an imported constant cannot be resolved, or if the module's imports are
-    not those of ``imported``.
+    Raises `AuditError` if an imported constant cannot be resolved.
     """
-    imported.check_imports(module)
-    new = {constant.name: constant for constant in module.constants}
-    safe = [name for name, constant in new.items() if not constant.unsafe]
-    known = await imported.look_up(
-        {name for constant in new.values() for name in constant.references if name not in new}
-    )
-
-    new_axioms = {display(name) for name, constant in new.items() if constant.kind == "axiom"}
-    behind_safe = set().union(*(known[name] for name in _reachable(safe, new) if name in known))
+    known = await imported.look_up(survey.behind_any | survey.behind_safe)
+    new_axioms = set(map(display, survey.axioms))
+    behind_safe = set[str]().union(*(known[name] for name in survey.behind_safe))
     behind_any = new_axioms.union(*known.values())
 
     incomplete = SORRY in behind_any
@@ -119,17 +110,6 @@ class ImportedAxioms:
         self._find_olean = find_olean
         self._known: dict[Name, frozenset[str]] = {}
 
-    def check_imports(self, module: Module) -> None:
-        """Raises `AuditError` unless the module was compiled with this header's imports.
-
-        Our reading of the header decides what Lean is asked about, and Lean's own reading made
-        the module: they must not differ.
-        """
-        # Lean adds Init unless the file says prelude.
-        ours = {*self._header.imports, "Init"}
-        if ours != {*(display(each.module) for each in module.imports), "Init"}:
-            raise AuditError("the compiled file imports other modules than its header says")
-
     async def look_up(self, names: Collection[Name]) -> Mapping[Name, frozenset[str]]:
         """The axioms behind each of the names. Raises `AuditError` for one that is not found."""
         unknown = {name for name in names if name not in self._known}
@@ -151,7 +131,8 @@ class ImportedAxioms:
             self._known |= _read_answers(await self._ask(source), source, spoken)
         # Only now, as a hidden constant's axioms are those of all that is behind it.
         for name in unspeakable:
-            reached = _reachable([name], hidden)
+            behind = {each: constant.references for each, constant in hidden.items()}
+            reached = reachable([name], behind)
             self._known[name] = frozenset(
                 axiom for each in reached for axiom in self._axioms_at(each, hidden)
             )
@@ -205,19 +186,6 @@ def _modules_in(name: Name) -> Iterator[str]:
         elif run:
             yield display(tuple(run))
             run = []
-
-
-def _reachable(start: Iterable[Name], constants: Mapping[Name, Constant]) -> set[Name]:
-    """All names that lead there through ``constants``, those outside it included."""
-    seen = set(start)
-    todo = list(seen)
-    while todo:
-        constant = constants.get(todo.pop())
-        if constant is not None:
-            fresh = constant.references - seen
-            seen |= fresh
-            todo += fresh
-    return seen
 
 
 def _read_answers(printed: str, source: str, names: Collection[Name]) -> dict[Name, frozenset[str]]:

@@ -7,25 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from leanq.errors import ReplError
-from leanq.lean.diagnostics import Position, Printed
+from leanq.lean.diagnostics import Judged, Position, Printed, judge_printed
 from leanq.lean.recipes import Hole
 from leanq.lean.repl.protocol import Elaborated, Opened
 from leanq.lean.repl.session import Session, TimedOut
 from leanq.lean.sandbox.sandbox import Limits
-from leanq.lean.steps.goals import Judged, Seen, look
+from leanq.lean.steps.goals import Seen, look
 from leanq.lean.steps.holes import Draft, are_plain, draft_probe, find_holes
 from leanq.lean.syntax import Header, header_statements
-from leanq.queue.requests import Message, Verdict
+from leanq.queue.requests import Message
 
 
-def verdict_of(answer: Elaborated) -> Verdict:
-    """What Lean says of a text, before any audit."""
-    printed = Printed.of(answer.messages)
-    if printed.failed:
-        return "rejected"
-    if printed.exhausted:
-        return "exhausted"
-    return "incomplete" if printed.sorry or answer.sorries else "accepted"
+def judged_of(answer: Elaborated) -> Judged:
+    """What Lean says of a text, before any audit; without messages about its header."""
+    return judge_printed(Printed.of(answer.messages), open_goals=bool(answer.sorries))
 
 
 def is_silent(answer: Elaborated) -> bool:
@@ -62,7 +57,7 @@ async def see(
         probed = await session.elaborate(draft.text, header, limits)
         if isinstance(probed, TimedOut):
             raise ReplError("it takes longer with empty blocks in the holes")
-        return verdict_of(probed), Printed.of(probed.messages).messages
+        return judged_of(probed)
 
     return await look(holes, run, lambda forms: draft_probe(code, holes, forms))
 

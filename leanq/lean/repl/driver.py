@@ -19,7 +19,7 @@ from leanq.errors import QueueFullError, ReplError
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver, Opened, without_states
 from leanq.lean.process import limits_of
-from leanq.lean.repl.checks import is_silent, messages_of, opened_at, see, verdict_of
+from leanq.lean.repl.checks import is_silent, judged_of, messages_of, opened_at, see
 from leanq.lean.repl.pickles import Pickles
 from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.session import Recycling, Session, TimedOut
@@ -104,7 +104,7 @@ class ReplDriver(LeanDriver):
             [request.code[header.end_offset :]],
             lambda session: self._elaborated(kept, session, request, header),
         )
-        if reply is None or (reply.verdict == "accepted" and (request.audit or request.replay)):
+        if reply is None or (reply.verdict == "accepted" and request.audit):
             return await super()._check(request)
         return reply
 
@@ -118,8 +118,9 @@ class ReplDriver(LeanDriver):
         code, limits = request.code, limits_of(request)
         answer = await session.elaborate(code, header, limits)
         if isinstance(answer, TimedOut):
-            return Reply("timeout")
-        reply = Reply(verdict_of(answer), messages_of(answer, session, header))
+            return answer.judged(limits).reply()
+        messages = messages_of(answer, session, header)
+        reply = replace(judged_of(answer), messages=messages).reply()
         if reply.verdict != "incomplete":
             return reply
         if is_silent(answer) and request.audit:
@@ -201,8 +202,8 @@ class ReplDriver(LeanDriver):
         )
         snapshots = Snapshots(self._cache, ()) if self._cache else None
         pickles = Pickles(snapshots, sessions, program, environment.fingerprint)
-        parts = opened.lean, opened.auditor, opened.prefixes, opened.trials
-        return _Kept(*parts, sessions, pickles)
+        lean, auditor, prefixes = opened.lean, opened.auditor, opened.prefixes
+        return _Kept(lean, auditor, prefixes, opened.targets, opened.trials, sessions, pickles)
 
     @property
     def _kept(self) -> _Kept:

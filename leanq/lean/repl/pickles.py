@@ -107,7 +107,7 @@ class Pickles:
 
     def begin(self, states: States) -> None:
         """Begins to make the pickle that is wanted, unless another is being made. To be called when
-        whoever holds the state is free."""
+        the process that holds the state is free."""
         if self._wanted and not self._saving:
             self._saving = asyncio.create_task(self._save(*self._wanted, states))
             self._saving.add_done_callback(self._saved)

@@ -3,7 +3,7 @@
 A command is a JSON object and a blank line, and so is its answer, but Lean code can write to the
 same output: before an answer, behind it, and something that looks like one. So every command is
 followed by a **probe**, a file of a random name that does not exist: what was printed until its
-name comes back holds exactly one answer, or cannot be trusted. Nobody can tell the name before.
+name comes back holds exactly one answer, or cannot be trusted. The name cannot be told before.
 The probe leaves nothing in the process, unlike any command that Lean elaborates.
 """
 
@@ -68,7 +68,7 @@ def unpickle_state(path: str, env: int) -> Command:
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An open goal: its proof state's number in the process, and where its ``sorry`` stands, which
-    nobody knows of one in a tactic."""
+    the REPL does not say of one in a tactic."""
 
     proof_state: int | None
     goal: str
@@ -125,7 +125,7 @@ Answer = Elaborated | Stepped | Refused
 
 
 def read_answer(found: Mapping[str, Any]) -> Answer:
-    """An answer as a value; fields that nobody here asks for are passed over.
+    """An answer as a value; fields that are not asked for here are passed over.
 
     Raises:
         ReplError: no REPL answers so.

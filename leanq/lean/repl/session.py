@@ -7,13 +7,13 @@ import math
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from leanq.errors import ReplError, SandboxError
-from leanq.lean.diagnostics import Found, Printed, signal_name
+from leanq.lean.diagnostics import Found, Judged, Printed, judge_end, signal_name
 from leanq.lean.repl.protocol import (
     Answer,
     Command,
@@ -31,7 +31,7 @@ from leanq.lean.repl.protocol import (
 from leanq.lean.sandbox.sandbox import Exit, Limits, Process, Sandbox, Usage
 from leanq.lean.syntax import Header, header_statements
 
-# Imports are nobody's affair but the machine's: a library may be large and a disk cold.
+# Imports depend on the machine alone, not on the candidate: a library may be large, a disk cold.
 _HEADER_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=16 << 30)
 # Its version takes the import of the smallest library at most.
 _VERSION_LIMITS = Limits(cpu_s=60.0, wall_s=60.0, memory_bytes=16 << 30)
@@ -48,10 +48,17 @@ _VERSION = re.compile(r'(?:Lean |")([^\s"]+)')
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The command alone has spent its budget of time, and the process is gone."""
+    """The command alone has spent its budget of time, and the process is gone.
+
+    ``exit`` has the times of this command.
+    """
 
     exit: Exit
     stderr: bytes
+
+    def judged(self, limits: Limits) -> Judged:
+        """What that amounts to for a command that was given these limits."""
+        return judge_end((), self.exit, limits, self.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +262,10 @@ class Session:
             if exchange.printed_bytes > _MOST_PRINTED_BYTES:
                 await self._process.kill()
         exit_ = await self._process.wait()
-        self.cpu_s += exit_.cpu_s - self._spent_s
+        cpu_s = exit_.cpu_s - self._spent_s
+        self.cpu_s += cpu_s
         if exit_.stopped in ("cpu", "wall") and not restless:
-            return TimedOut(exit_, self._process.stderr_tail)
+            return TimedOut(replace(exit_, cpu_s=cpu_s), self._process.stderr_tail)
         raise ReplError(await self._last_words("before it had answered"))
 
     async def end(self) -> None:

@@ -54,7 +54,7 @@ class Sessions:
         self._hidden = tuple(hidden)
         self._nice = nice
         self._inbox_root = inbox_root
-        # Who was used last comes last.
+        # The one used last comes last.
         self._idle: list[Session] = []
         self._count = 0
         self._starting: set[asyncio.Task[None]] = set()
@@ -210,7 +210,7 @@ class Sessions:
         task.add_done_callback(self._starting.discard)
 
     async def _start_spare(self) -> None:
-        # In trouble, whoever comes next starts his own and hears of it.
+        # Where that fails, the next request starts its own and gets the error.
         try:
             session = await self._start()
         except SandboxError as error:

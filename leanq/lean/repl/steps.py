@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from leanq.lean.diagnostics import Printed, is_budget
+from leanq.lean.diagnostics import Judged, Printed, is_budget, judge_printed, reason_of
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
-from leanq.lean.repl.checks import messages_of, opened_at, verdict_of
+from leanq.lean.repl.checks import judged_of, messages_of, opened_at
 from leanq.lean.repl.pickles import Pickles
 from leanq.lean.repl.protocol import Opened, Refused, Stepped
 from leanq.lean.repl.session import Live, Session, TimedOut
 from leanq.lean.sandbox.sandbox import Limits
+from leanq.lean.steps.goals import sorry_at
 from leanq.lean.steps.holes import are_plain, draft_trial
-from leanq.lean.steps.moves import Move, judged_apart
+from leanq.lean.steps.moves import Move, judged_apart, left_open
 from leanq.lean.syntax import Header, tokens
 from leanq.queue.requests import Message, Reply, Request, Sorry, Verdict
 from leanq.states import States
@@ -64,19 +65,18 @@ class LiveStep:
             self._forget_pickled()
             return await self.run(request, states)
         if isinstance(answer, TimedOut):
-            return Reply("timeout")
+            return answer.judged(self._limits).reply()
         if isinstance(answer, Refused):
             return await self._refused(self._failed(answer, lines_before))
         reply = self._told(answer)
         if reply.verdict != "accepted":
             return await self._refused(reply)
         if answer.goals or self._move.tactic.holes:
-            reply = replace(reply, verdict="incomplete")
-            return await self._go_on(reply, answer, states, pickled=live.pickled)
-        if self._trust and not request.replay and answer.is_completed and not live.pickled:
-            return reply
+            return await self._go_on(left_open(reply), answer, states, pickled=live.pickled)
+        if self._trust and answer.is_completed and not live.pickled:
+            return replace(reply, verdict="unjudged", reason="trusted_step")
         # Only Lean itself audits, and knows how to tell what is left open elsewhere.
-        if request.audit or request.replay or not self._move.is_whole:
+        if request.audit or not self._move.is_whole:
             return None
         return await self._close()
 
@@ -114,7 +114,7 @@ class LiveStep:
         before_s = session.cpu_s
         source = recipe.source
         read = await session.elaborate(source.code, self._header, self._limits)
-        if isinstance(read, TimedOut) or verdict_of(read) != "incomplete":
+        if isinstance(read, TimedOut) or judged_of(read).verdict != "incomplete":
             return None
         self._pickles.replayed(recipe, session.cpu_s - before_s)
         met = opened_at(source.holes, source.code, read.sorries).get(recipe.opened)
@@ -151,11 +151,11 @@ class LiveStep:
         draft = draft_trial(move.recipe, move.tactic)
         answer = await self._session.elaborate(draft.text, self._header, self._limits)
         if isinstance(answer, TimedOut):
-            return Reply("timeout")
+            return answer.judged(self._limits).reply()
         messages = messages_of(answer, self._session, self._header)
-        verdict = judged_apart(draft, verdict_of(answer), messages)
-        if verdict in ("rejected", "exhausted"):
-            return Reply(verdict, move.told(draft, messages))
+        judged = judged_apart(draft, replace(judged_of(answer), messages=messages))
+        if judged.verdict in ("rejected", "exhausted"):
+            return replace(judged, messages=move.told(draft, messages)).reply()
         return None
 
     def _failed(self, answer: Refused, lines_before: int) -> Reply:
@@ -165,20 +165,20 @@ class LiveStep:
             text = text[place.end() :]
             line, column = max(1, int(place[1]) - lines_before), int(place[2])
         message = self._move.given.message(Message("error", line, column, text))
-        return Reply("exhausted" if is_budget(message) else "rejected", (message,))
+        verdict: Verdict = "exhausted" if is_budget(message) else "rejected"
+        return Reply(verdict, (message,), reason=reason_of(verdict, [message]))
 
     def _told(self, answer: Stepped) -> Reply:
-        """What Lean says of a tactic, as long as nobody asks what is left."""
+        """What Lean says of a tactic, apart from what it leaves open."""
         printed = Printed.of(answer.messages)
-        verdict: Verdict = "accepted"
-        if printed.failed:
-            verdict = "rejected"
-        elif printed.exhausted:
-            verdict = "exhausted"
+        judged = judge_printed(printed)
+        if judged.verdict == "incomplete":
+            judged = Judged("accepted", None, judged.messages)
         # The REPL does not know where in a tactic anything happened.
         messages = [Message(each.severity, 1, 0, each.text) for each in printed.messages]
         messages += [Message("information", 1, 0, text) for text in answer.traces]
-        return Reply(verdict, tuple(map(self._move.given.message, messages)))
+        given = tuple(map(self._move.given.message, messages))
+        return replace(judged, messages=given).reply()
 
     async def _go_on(
         self, reply: Reply, answer: Stepped, states: States, *, pickled: bool
@@ -190,7 +190,7 @@ class LiveStep:
         records: dict[str, bytes] = {}
         held: dict[str, Opened] = {}
         if tactic.holes:
-            # Of several nobody knows which is which.
+            # Of several it is not known which is which.
             if not _has_one(answer, tactic) or not are_plain(tactic.text, tactic.holes):
                 return None
             (met,) = answer.sorries
@@ -199,7 +199,7 @@ class LiveStep:
                 state, record = move.opened(tactic, [0])[0]
                 records[state], held[state] = record, met
             line, column = _place_in(tactic)
-            sorries = (Sorry(line, column, met.goal, state),)
+            sorries = (sorry_at(line, column, met.goal, state),)
             if not goals:
                 reply, goals = replace(reply, state=state), (met.goal,)
         if answer.goals:
@@ -218,9 +218,9 @@ class LiveStep:
         draft = draft_trial(move.recipe, move.tactic)
         answer = await self._session.elaborate(draft.text, self._header, self._limits)
         if isinstance(answer, TimedOut):
-            return Reply("timeout")
+            return answer.judged(self._limits).reply()
         messages = messages_of(answer, self._session, self._header)
-        return move.closed(draft, Reply(verdict_of(answer), messages))
+        return move.closed(draft, replace(judged_of(answer), messages=messages).reply())
 
 
 def _has_failed(answer: Stepped | Refused | TimedOut) -> bool:

@@ -1,7 +1,7 @@
-"""The walls that Linux offers around a program, reached through ctypes.
+"""What Linux offers to isolate a program: namespaces, mounts, capabilities, Landlock, by ctypes.
 
-Only the supervisor imports this, since every call here changes the calling process for good.
-Each function does one thing and raises ``OSError`` where the kernel refuses it.
+For the supervisor and its monitor alone: most calls change the calling process for good. Each
+function does one thing and raises ``OSError`` where the kernel refuses it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def freeze_files(scratch: str) -> bool:
 
 
 def cover(folder: str) -> None:
-    """Put an empty folder that nobody may enter over ``folder``, if there is one."""
+    """Put an empty folder that no process may enter over ``folder``, if there is one."""
     if os.path.isdir(folder):
         flags = _RDONLY | _NOSUID | _NODEV | _NOEXEC
         _mount("none", folder, "tmpfs", flags, "size=4k,nr_inodes=1,mode=000")

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from leanq.lean.sandbox import isolation as confine
-from leanq.lean.sandbox.usage import Meter, descendants
+from leanq.lean.sandbox import isolation
+from leanq.lean.sandbox.usage import UsageSampler, descendants
 
 MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothing is cut
 
@@ -102,11 +102,11 @@ class Monitor:
             self._start(order["start"], fds)
         # The program may have ended while these were under way.
         elif "limit" in order and self._program and not _is_dying(self._program):
-            self._meter.sample()
+            self._usage.sample()
             self._renew(order["limit"], held_bytes=0)
         elif "renew" in order and self._program:
-            self._meter.sample()
-            held_bytes = self._meter.memory_bytes
+            self._usage.sample()
+            held_bytes = self._usage.memory_bytes
             cpu_s = self._renew(order["renew"], held_bytes=held_bytes)
             tell(self._channel, {"renewed": {"cpu_s": cpu_s, "memory_bytes": held_bytes}})
         elif "stop" in order and self._program:
@@ -115,7 +115,7 @@ class Monitor:
 
     def _start(self, order: dict[str, Any], fds: list[int]) -> None:
         self._statuses.clear()
-        self._meter = Meter()
+        self._usage = UsageSampler()
         try:
             pid = self._spawn(order, fds) if self._inside else self._fork(order, fds)
         except (OSError, ValueError) as error:
@@ -151,15 +151,15 @@ class Monitor:
 
     def _pause_s(self) -> float:
         """How long to the next sample."""
-        cpu_s = self._cpu_end_s - self._meter.cpu_s
-        memory_s = (self._memory_bytes - self._meter.memory_bytes) / _GROWTH_BYTES_PER_S
+        cpu_s = self._cpu_end_s - self._usage.cpu_s
+        memory_s = (self._memory_bytes - self._usage.memory_bytes) / _GROWTH_BYTES_PER_S
         return max(min(cpu_s, memory_s, self._look_s), _CLOSE_LOOK_S)
 
     def _renew(self, limits: dict[str, Any], *, held_bytes: int) -> float:
         """Count afresh, against new limits; the CPU seconds spent until now. What it holds already
         is no part of its memory's limit. To be called after a sample."""
-        spent_s = self._meter.cpu_s - self._cpu_base_s
-        self._cpu_base_s = self._meter.cpu_s
+        spent_s = self._usage.cpu_s - self._cpu_base_s
+        self._cpu_base_s = self._usage.cpu_s
         self._limit(limits, held_bytes=held_bytes)
         return spent_s
 
@@ -172,9 +172,9 @@ class Monitor:
         if now < self._look_at:
             return
         _reap(self._statuses)
-        self._meter.sample()
-        over = self._meter.memory_bytes > self._memory_bytes
-        if self._meter.cpu_s > self._cpu_end_s:
+        self._usage.sample()
+        over = self._usage.memory_bytes > self._memory_bytes
+        if self._usage.cpu_s > self._cpu_end_s:
             self._finish("cpu")
         elif over and self._over:
             self._finish("memory")
@@ -189,26 +189,26 @@ class Monitor:
         os.close(self._pidfd)
         status = os.waitstatus_to_exitcode(self._statuses[self._program])
         self._program = 0
-        # The kernel lets any process of this user do that. Whoever did it is to have the trouble,
-        # and not whoever comes next.
+        # The kernel lets any process of this user do that. The request whose program did it has to
+        # fail, not the next one.
         if _own_limits() != self._own_limits:
             raise OSError("the program has lowered the limits of its supervisor")
-        self._meter.conclude()
-        if stopped is None and self._limited and self._meter.cpu_s > self._cpu_end_s:
+        self._usage.conclude()
+        if stopped is None and self._limited and self._usage.cpu_s > self._cpu_end_s:
             stopped = "cpu"  # or it would depend on when the last sample was taken
         report = {
             "code": status if status >= 0 else None,
             "signal": -status if status < 0 else None,
             "stopped": stopped,
-            "cpu_s": self._meter.cpu_s,
+            "cpu_s": self._usage.cpu_s,
             "wall_s": time.monotonic() - self._started,
-            "peak_bytes": self._meter.peak_bytes,
+            "peak_bytes": self._usage.peak_bytes,
         }
         tell(self._channel, {"exit": report, "limited": self._limited})
 
     def _spawn(self, order: dict[str, Any], fds: list[int]) -> int:
-        """Start the program from within its walls; its pid. A fork of this process, which would
-        raise them after, costs a millisecond of CPU more. All descriptors but 0 to 2 close."""
+        """Start the program from this process, which is isolated itself; its pid. A fork that is
+        isolated afterwards costs a millisecond of CPU more. All descriptors but 0 to 2 close."""
         os.chdir(order["cwd"])
         argv: list[str] = order["argv"]
         pid = os.posix_spawn(
@@ -224,7 +224,8 @@ class Monitor:
         return pid
 
     def _fork(self, order: dict[str, Any], fds: list[int]) -> int:
-        """Start the program where the walls would make this process its equal; its pid."""
+        """Start the program and isolate it after the fork, where otherwise it could reach this
+        process; its pid."""
         trouble, report = os.pipe2(os.O_CLOEXEC)
         pid = os.fork()
         if pid == 0:
@@ -241,7 +242,7 @@ class Monitor:
         argv = order["argv"]
         try:
             os.setsid()
-            confine.die_with_parent(signal.SIGKILL)
+            isolation.die_with_parent(signal.SIGKILL)
             if os.getppid() != self._pid:
                 os._exit(1)
             for number, fd in enumerate(fds):
@@ -251,7 +252,7 @@ class Monitor:
             os.nice(self._nice)
             os.chdir(order["cwd"])
             if self._ruleset is not None:
-                confine.landlock_restrict(self._ruleset)
+                isolation.landlock_restrict(self._ruleset)
             os.execve(argv[0], argv, order["env"])
         except OSError as error:
             os.write(report, json.dumps([error.errno, error.strerror, error.filename]).encode())

@@ -230,7 +230,7 @@ class Process:
             count("leanq_lean_deaths_total", reason)
         if isinstance(end, SandboxError):
             self._exit.set_exception(end)
-            self._exit.exception()  # whether or not anybody waits
+            self._exit.exception()  # whether or not a task waits for it
         elif self._overflowed and end.stopped is None:
             self._exit.set_result(replace(end, stopped="output"))
         else:

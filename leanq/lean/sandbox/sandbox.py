@@ -3,7 +3,7 @@
 A :class:`Sandbox` is a slot's place to run Lean: a scratch folder, and a *supervisor* process
 (``leanq.lean.sandbox.supervisor``) that starts a program, measures it with all its descendants, and
 ends them all when the program ends, breaks a limit, is no longer wanted, or when the worker dies,
-by SIGKILL too. What the walls around the program are made of depends on the machine, see
+by SIGKILL too. How the program is isolated depends on the machine, see
 :attr:`Sandbox.isolation`:
 
 - ``pid-ns``: nothing escapes its end, whatever it does. Without it, see
@@ -72,7 +72,7 @@ class Sandbox:
     inbox: Path | None
     """A private folder that a program may read and not write to. ``close`` removes it."""
     isolation: tuple[str, ...]
-    """The walls that this machine allows, such as ``("user-ns", "pid-ns", ..., "landlock-7")``."""
+    """What isolates a program here, such as ``("user-ns", "pid-ns", ..., "landlock-7")``."""
     alive: bool
     """False once the supervisor has died or the sandbox was closed: open another."""
 
@@ -333,7 +333,7 @@ class Sandbox:
         error = SandboxError(reason)
         if not self._greeting.done():
             self._greeting.set_exception(error)
-            self._greeting.exception()  # whether or not anybody waits
+            self._greeting.exception()  # whether or not a task waits for it
         if self._process is not None and not self._process.ended:
             self._process.on_end(error)
 
@@ -363,7 +363,7 @@ def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
 
 
 def probe() -> tuple[str, ...]:
-    """The walls that this machine allows, as in :attr:`Sandbox.isolation`; takes some 100 ms.
+    """What isolates a program here, as in :attr:`Sandbox.isolation`; takes some 100 ms.
 
     Not for use inside an event loop. SandboxError: there can be no sandbox here.
     """

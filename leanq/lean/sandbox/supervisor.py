@@ -1,4 +1,4 @@
-"""The supervisor: a process beside the worker that starts programs, watches them and buries them.
+"""The supervisor: a process beside the worker that starts programs, watches and reaps them.
 
 It is two processes, so that either can go first::
 
@@ -11,7 +11,7 @@ Inner ends everything when the worker closes the socket or dies, when outer dies
 program (``leanq.lean.sandbox.monitor``). It sleeps in ``poll`` while nothing runs, and wakes at
 once when a program ends.
 
-As pid 1 it is certain: the kernel kills a namespace with its pid 1, whoever killed that. Without
+As pid 1 it is certain: the kernel kills a namespace with its pid 1, however that ended. Without
 a pid namespace, both are subreapers and look for descendants in /proc. That leaves two holes:
 a SIGKILL of outer *and* inner in the same moment, and a program that forks faster than the walk.
 Without Landlock's signal scope (ABI 6), such a program can also kill its supervisors itself.
@@ -43,7 +43,7 @@ import signal
 import socket
 from typing import Any
 
-from leanq.lean.sandbox import isolation as confine
+from leanq.lean.sandbox import isolation
 from leanq.lean.sandbox.monitor import IGNORED, MESSAGE_BYTES, Monitor, end_all, tell
 
 _FILE_BYTES = 8 << 30  # the largest file that a program may write
@@ -66,7 +66,7 @@ def empty(folder: str) -> None:
     """Remove everything in ``folder``: no link is followed, unwritable folders do not hinder.
 
     A program can nest folders deeper than any path or stack reaches, so each is first moved to
-    the top. Nobody else may be at work in ``folder``.
+    the top. No other process may be at work in ``folder``.
     """
     while True:
         os.chmod(folder, 0o700)
@@ -97,58 +97,60 @@ def _lower(limit: int, value: int) -> None:
 
 
 def _inner(
-    channel: socket.socket, hello: dict[str, Any], walls: list[str], fatal: list[int]
+    channel: socket.socket, hello: dict[str, Any], namespaces: list[str], fatal: list[int]
 ) -> int:
     """Take the last steps inside, then keep programs; the exit status of this process."""
     try:
-        confine.unshare([wall for wall in walls if wall not in _BY_MIDDLE])
-        if "pid" in walls:
-            confine.mount_proc()
+        isolation.unshare([each for each in namespaces if each not in _BY_MIDDLE])
+        if "pid" in namespaces:
+            isolation.mount_proc()
     except OSError:
         return _REFUSED
-    isolation = [f"{wall}-ns" for wall in walls]
-    if "mount" in walls:
-        if confine.freeze_files(hello["scratch"]):
-            isolation.append("read-only")
+    report = [f"{namespace}-ns" for namespace in namespaces]
+    if "mount" in namespaces:
+        if isolation.freeze_files(hello["scratch"]):
+            report.append("read-only")
         for folder in hello["hidden"]:
-            confine.cover(folder)
+            isolation.cover(folder)
     ruleset = None
-    if abi := confine.landlock_abi():
-        ruleset = confine.landlock_ruleset(
-            abi, writable=hello["scratch"], readable=hello["readable"], own_proc="pid" in walls
+    if abi := isolation.landlock_abi():
+        ruleset = isolation.landlock_ruleset(
+            abi, writable=hello["scratch"], readable=hello["readable"], own_proc="pid" in namespaces
         )
-        isolation.append(f"landlock-{abi}")
-    if "user" in walls:  # elsewhere this would count the whole machine's processes of this user
+        report.append(f"landlock-{abi}")
+    if (
+        "user" in namespaces
+    ):  # elsewhere this would count the whole machine's processes of this user
         _lower(resource.RLIMIT_NPROC, _PROCESSES)
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_FSIZE, _FILE_BYTES)
-    confine.renounce_privileges()
-    confine.adopt_orphans()
+    isolation.renounce_privileges()
+    isolation.adopt_orphans()
     if os.getpid() != 1 and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         raise OSError("this kernel has neither pid namespaces for us nor /proc/PID/task/*/children")
     # As pid 1 it need not be kept apart by Landlock from a program: the kernel lets no signal from
-    # below through to it, and nobody without privileges look into what is not dumpable.
-    inside = "pid" in walls
+    # below through to it, and no process without privileges look into one that is not dumpable.
+    inside = "pid" in namespaces
     if inside and ruleset is not None:
-        confine.landlock_restrict(ruleset)
-    tell(channel, {"isolation": isolation})
+        isolation.landlock_restrict(ruleset)
+    tell(channel, {"isolation": report})
     Monitor(channel, hello, ruleset, inside=inside).serve(fatal)
     return 0
 
 
 def _middle(
-    channel: socket.socket, hello: dict[str, Any], walls: list[str], fatal: list[int]
+    channel: socket.socket, hello: dict[str, Any], namespaces: list[str], fatal: list[int]
 ) -> int:
     """Enter the namespaces and leave inner in them, as a child of outer. Gone at once."""
     try:
-        confine.unshare([wall for wall in walls if wall in _BY_MIDDLE])
+        isolation.unshare([each for each in namespaces if each in _BY_MIDDLE])
     except OSError:
         return _REFUSED
     if os.fork() > 0:
         return 0
     status = 0
     try:
-        status = _inner(channel, hello, walls, fatal)
+        status = _inner(channel, hello, namespaces, fatal)
     except Exception as error:
         tell(channel, {"refused": f"{type(error).__name__}: {error}"})
     finally:
@@ -169,11 +171,11 @@ def main() -> None:
     if not packet:
         return
     hello = json.loads(packet)
-    confine.adopt_orphans()
-    for walls in _ATTEMPTS if hello["namespaces"] else ("",):
+    isolation.adopt_orphans()
+    for namespaces in _ATTEMPTS if hello["namespaces"] else ("",):
         middle = os.fork()
         if middle == 0:
-            os._exit(_middle(channel, hello, walls.split(), fatal))
+            os._exit(_middle(channel, hello, namespaces.split(), fatal))
         _, status = os.waitpid(middle, 0)
         if status == 0:
             _, status = os.waitpid(-1, 0)  # inner, our eldest child: the first to be found

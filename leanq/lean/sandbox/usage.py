@@ -29,12 +29,12 @@ def descendants() -> Iterator[int]:
             yield int(child)
 
 
-class Meter:
-    """What all descendants have used since the meter was made, as of the last sample.
+class UsageSampler:
+    """What all descendants have used since this was made, as of the last sample.
 
     CPU time is the larger of two sums, each of which can only miss something: the times that
     parents inherit when they wait for a child, and the times seen of each process itself. The
-    first misses children that nobody waits for, the second what ends between two samples.
+    first misses children that no process waits for, the second what ends between two samples.
 
     Memory is resident anonymous and shared memory. Mapped files, such as .olean files, do not
     count: they are the page cache, shared by all processes. Pages shared after a fork count

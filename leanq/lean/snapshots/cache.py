@@ -2,15 +2,15 @@
 
 The cache is a folder::
 
-    lock                held for a moment by whoever changes what is in the folder
+    lock                held for a moment by a process that changes what is in the folder
     entries/NAME/       one snapshot; it was used when the folder was last changed
         snapshot            as Lean wrote it
         manifest            its size, its hash and what it depends on
-    coming/NAME/        on its way in, locked by whoever brings it
+    coming/NAME/        on its way in, locked by the process that brings it
     inboxes/            for others: folders on the same disk, so that links into them can be made
 
 An entry comes and goes by a rename, so it is there as a whole or not at all, whatever ends its
-worker. What nobody has locked in ``coming`` was left by the dead, and is removed.
+worker. What stands unlocked in ``coming`` was left by a process that has died, and is removed.
 
 A snapshot's hash is verified when it comes, and again by each process before it is used for the
 first time and whenever the file is another one than it has verified: see :func:`_stamp`.
@@ -136,7 +136,7 @@ class SnapshotCache:
         except (OSError, ValueError):
             if not entry.exists():
                 return None
-        # It may have been replaced while we looked, which nobody can do under the lock.
+        # It may have been replaced while we looked; under the lock no process can do that.
         with self._disk(), self._locked():
             try:
                 return self._verify(entry)
@@ -168,7 +168,7 @@ class SnapshotCache:
         entry, folder = self._entry(key), file.parent
         with self._disk():
             (folder / _MANIFEST).write_bytes(manifest.pack())
-            # Nobody has a reason to write to it, and many may have links to it.
+            # No process has a reason to write to it, and many may have links to it.
             file.chmod(0o444)
             stamp = _stamp(file)
             with self._locked():
@@ -211,7 +211,7 @@ class SnapshotCache:
             folder.mkdir()
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             stack.callback(os.close, handle)
-            # Before anybody can take it for one that was left.
+            # Before another process can take it for one that was left.
             fcntl.flock(handle, fcntl.LOCK_EX)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         return folder
@@ -287,8 +287,8 @@ def _remove_if_left(folder: Path) -> None:
 def _stamp(file: Path) -> tuple[int, ...]:
     """What tells a file from another, and changes where its content is written to.
 
-    Not the time of the last change of its inode, though nobody can set that: every link to the file
-    and every removal of one moves it, and snapshots are exposed as links.
+    Not the time of the last change of its inode, though no program can set that: every link to the
+    file and every removal of one moves it, and snapshots are exposed as links.
     """
     stat = file.stat()
     return stat.st_size, stat.st_mtime_ns, stat.st_ino

@@ -25,9 +25,10 @@ costs something: so what is worth it for one text is worth it for every text tha
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from cachetools import LRUCache
 
 _NEW_WEIGHT = 0.2
 _MOST_RATIO = 4.0
@@ -79,7 +80,7 @@ class Costs:
         self._returns = _PRIOR_TEXTS * _PRIOR_USES
         self._loads = _PRIOR_LOADS
         self._fetches = _PRIOR_FETCHES
-        self._seen: OrderedDict[str, int] = OrderedDict()
+        self._seen: LRUCache[str, int] = LRUCache(_TEXTS_REMEMBERED)
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._replay_s = 0.0
 
@@ -87,10 +88,8 @@ class Costs:
         """A text was elaborated, in ``cpu_s``."""
         self._counts["replayed"] += 1
         self._replay_s += cpu_s
-        seen = self._seen.pop(key, 0)
+        seen = self._seen.get(key, 0)
         self._seen[key] = seen + 1
-        if len(self._seen) > _TEXTS_REMEMBERED:
-            self._seen.popitem(last=False)
         if seen:
             self._returns += 1
         else:

@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
+from cachetools import LRUCache
+
 from leanq.errors import LeanQError
 from leanq.lean.process import Lean, Run, limits_of
 from leanq.lean.recipes import snapshot_key, text_hash
@@ -65,7 +67,7 @@ class Prefixes:
         self._costs = costs
         self._fingerprint = lean.environment.fingerprint
         self._saving: asyncio.Task[None] | None = None
-        self._imports: dict[str, _Imports] = {}
+        self._imports: LRUCache[str, _Imports] = LRUCache(_HEADERS_REMEMBERED)
         self.counts: Counter[Way] = Counter()
 
     @property
@@ -119,13 +121,13 @@ class Prefixes:
         snapshot = await self._load(key, states)
         if snapshot:
             run = await self._run(sandbox, code, request, snapshot, False)
-            if run.judged()[0] not in _DOUBTFUL:
+            if run.judged.verdict not in _DOUBTFUL:
                 self._costs.loaded(run.done.exit.cpu_s)
                 return self._counted(run, "warm" if warm else "cold")
         run = await self._replay(sandbox, code, request, states, compile_)
         self._costs.replayed(key, run.done.exit.cpu_s)
         self._consider(key, source, run.done.exit.cpu_s, states, header=False)
-        if snapshot and run.judged()[0] not in _DOUBTFUL:
+        if snapshot and run.judged.verdict not in _DOUBTFUL:
             await self._drop(key, states)
         failed = snapshot is not None or self._damaged(states) > damaged
         return self._counted(run, "failed" if failed else "replayed")
@@ -139,9 +141,9 @@ class Prefixes:
         run = await self._run(sandbox, code, request, header, compile_)
         if header is None:
             self._imported(key, text, run.done.exit.cpu_s, states)
-        elif run.judged()[0] in _DOUBTFUL:
+        elif run.judged.verdict in _DOUBTFUL:
             run = await self._run(sandbox, code, request, None, compile_)
-            if run.judged()[0] not in _DOUBTFUL:
+            if run.judged.verdict not in _DOUBTFUL:
                 await self._drop(key, states)
         return run
 
@@ -168,8 +170,6 @@ class Prefixes:
         seen = self._imports.setdefault(key, _Imports())
         seen.count += 1
         seen.least_s = min(seen.least_s, cpu_s)
-        if len(self._imports) > _HEADERS_REMEMBERED:
-            del self._imports[next(iter(self._imports))]
         # What takes least has done hardly more than import.
         if seen.count >= _IMPORTS_SEEN:
             self._consider(key, header + "\n", seen.least_s, states, header=True)

@@ -37,7 +37,7 @@ higher ones take several times as long for little. It is paid once, and each who
 
 _BLOCK_BYTES = 1 << 20
 _MOST_DEPS_BYTES = 16 << 20
-# More memory than this is not lent to whoever has made a frame.
+# More memory than this is not lent to the maker of a frame.
 _MOST_WINDOW_BYTES = 1 << 27
 
 
@@ -101,7 +101,7 @@ class Snapshots:
 
     async def fetch(self, key: str, states: States) -> LocalSnapshot | None:
         """The snapshot from this machine's disk, else from the server, else None."""
-        # Whoever comes second finds on the disk what the first has fetched.
+        # The second request finds on the disk what the first has fetched.
         async with self._turns.setdefault(key, asyncio.Lock()):
             found = await asyncio.to_thread(self._open, key)
             if found:

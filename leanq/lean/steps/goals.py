@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
+from leanq.lean.diagnostics import Judged
 from leanq.lean.recipes import Form, Hole, Source, record_after, record_id
 from leanq.lean.steps.holes import Draft
-from leanq.queue.requests import LEAN_VERDICTS, Message, Sorry, Verdict
+from leanq.queue.requests import LEAN_VERDICTS, Sorry
 from leanq.states import States
-
-Judged = tuple[Verdict, tuple[Message, ...]]
 
 _FLIPPED: Mapping[Form, Form] = {"term": "tactic", "tactic": "term"}
 _MOST_PROBES = 4
@@ -38,9 +37,10 @@ async def look(
     forms: dict[int, Form] = {}
     for _ in range(_MOST_PROBES):
         draft = draft_with(missing)
-        verdict, messages = await run(draft)
-        if verdict not in LEAN_VERDICTS:
+        judged = await run(draft)
+        if judged.verdict not in LEAN_VERDICTS:
             break
+        messages = judged.messages
         found = draft.goals(messages)
         goals |= found
         forms |= {number: missing.pop(number) for number in found}
@@ -53,6 +53,11 @@ async def look(
     return Seen(tuple(known), goals)
 
 
+def sorry_at(line: int, column: int, goal: str | None, state: str | None) -> Sorry:
+    """The hole that begins here."""
+    return Sorry(line, column, goal, state, end_line=line, end_column=column + len("sorry"))
+
+
 def sorries_of(text: str, seen: Seen, opened: Mapping[int, tuple[str, bytes]]) -> tuple[Sorry, ...]:
     """The holes of a text with their places, goals and states."""
     sorries: list[Sorry] = []
@@ -62,7 +67,7 @@ def sorries_of(text: str, seen: Seen, opened: Mapping[int, tuple[str, bytes]]) -
         counted = hole.offset
         column = hole.offset - (text.rfind("\n", 0, hole.offset) + 1)
         state, _ = opened.get(number, (None, b""))
-        sorries.append(Sorry(line, column, seen.goals.get(number), state))
+        sorries.append(sorry_at(line, column, seen.goals.get(number), state))
     return tuple(sorries)
 
 

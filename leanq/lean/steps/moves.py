@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from leanq.lean.diagnostics import is_budget
+from leanq.lean.diagnostics import Judged, is_budget, reason_of
 from leanq.lean.environment import Environment
 from leanq.lean.recipes import Recipe, Tactic, read_recipe, record_after
+from leanq.lean.steps.goals import sorry_at
 from leanq.lean.steps.holes import Draft, Given, find_holes, misfit, read_tactic
-from leanq.queue.requests import Message, Reply, Request, Sorry, Verdict
+from leanq.queue.requests import Message, Reply, Request, Sorry
 from leanq.states import States
 
 
@@ -46,14 +47,14 @@ class Move:
             and (message.severity == "error" or message.text.startswith("leanq: "))
         ]
         if any(message.severity == "error" for message in told):
-            return tuple(told)
+            elsewhere = [message for message in elsewhere if message.text.startswith("leanq: ")]
         return (*told, *elsewhere)
 
     def placed(self, sorries: Sequence[Sorry]) -> tuple[Sorry, ...]:
         """Sorries of the tactic as it is kept, with places in what was given."""
         places = (self.given.place(sorry.line, sorry.column) for sorry in sorries)
         return tuple(
-            replace(sorry, line=line, column=column)
+            sorry_at(line, column, sorry.goal, sorry.state)
             for sorry, (line, column) in zip(sorries, places, strict=True)
         )
 
@@ -80,19 +81,27 @@ async def read_move(request: Request, states: States, environment: Environment) 
         return Reply(error=other_environment(recipe, environment))
     given, tactic, message = await asyncio.to_thread(_read, request.tactic)
     if message:
-        return Reply("rejected", (message,), fingerprint=fingerprint)
+        return Reply("rejected", (message,), reason="lean_error", fingerprint=fingerprint)
     return Move(request.state, recipe, given, tactic)
 
 
-def judged_apart(draft: Draft, verdict: Verdict, messages: Sequence[Message]) -> Verdict:
-    """The verdict on a draft once the messages that goals are left are set aside."""
-    counted = [message for message in messages if draft.level(message) is None]
+def judged_apart(draft: Draft, judged: Judged) -> Judged:
+    """What a draft amounts to once the messages that goals are left are set aside."""
+    counted = [message for message in judged.messages if draft.level(message) is None]
     errors = [message for message in counted if message.severity == "error"]
+    verdict = judged.verdict
     if verdict in ("rejected", "exhausted") and not errors:
-        return "incomplete"
-    if verdict == "rejected" and all(is_budget(message) for message in errors):
-        return "exhausted"
-    return verdict
+        verdict = "incomplete"
+    elif verdict == "rejected" and all(is_budget(message) for message in errors):
+        verdict = "exhausted"
+    if verdict == judged.verdict and verdict not in ("rejected", "exhausted"):
+        return judged
+    return replace(judged, verdict=verdict, reason=reason_of(verdict, counted))
+
+
+def left_open(reply: Reply) -> Reply:
+    """The reply to a tactic that worked and leaves goals."""
+    return replace(reply, verdict="incomplete", reason="goals_remain")
 
 
 def other_environment(recipe: Recipe, environment: Environment) -> str:

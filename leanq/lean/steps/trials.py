@@ -14,25 +14,29 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from leanq.lean.check import Auditor, Compilation, check
+from leanq.lean.audit.programs import runs_programs
+from leanq.lean.check import Auditor, check
+from leanq.lean.diagnostics import Judged
 from leanq.lean.process import Lean, Run
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.snapshots.prefixes import Prefixes
-from leanq.lean.steps.goals import Judged, keep_opened, look, sorries_of
+from leanq.lean.steps.goals import keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
-from leanq.lean.steps.moves import Move, judged_apart, read_move
-from leanq.queue.requests import Reply, Request, Sorry
+from leanq.lean.steps.moves import Move, judged_apart, left_open, read_move
+from leanq.lean.targets import Targets, named_as_in_source
+from leanq.queue.requests import Message, Reply, Request, Sorry
 from leanq.states import States
 
 
 class Trials:
     """Goals and steps in one environment."""
 
-    def __init__(self, lean: Lean, auditor: Auditor, prefixes: Prefixes) -> None:
+    def __init__(self, lean: Lean, auditor: Auditor, prefixes: Prefixes, targets: Targets) -> None:
         self._lean = lean
         self._auditor = auditor
         self._prefixes = prefixes
+        self._targets = targets
 
     async def sorries(self, request: Request, states: States) -> tuple[Sorry, ...]:
         """Every ``sorry`` of a checked text, with its goal and its state.
@@ -50,7 +54,7 @@ class Trials:
 
             async def run(draft: Draft) -> Judged:
                 done = await self._prefixes.run(sandbox, code, draft.text, request, states)
-                return done.judged()
+                return done.judged
 
             seen = await look(holes, run, lambda forms: draft_probe(code, holes, forms))
         return await keep_opened(code, seen, self._lean.environment.fingerprint, states)
@@ -78,7 +82,7 @@ class _Step:
 
     def __init__(self, trials: Trials, move: Move, request: Request, states: States) -> None:
         self._lean, self._prefixes = trials._lean, trials._prefixes
-        self._auditor = trials._auditor
+        self._auditor, self._targets = trials._auditor, trials._targets
         self._move = move
         self._request = request
         self._states = states
@@ -86,27 +90,19 @@ class _Step:
     async def run(self) -> Reply:
         move = self._move
         draft = draft_trial(move.recipe, move.tactic)
-        # What closes a proof without any other hole can be checked as it was tried.
         async with self._lean.sandbox() as sandbox:
-            run = await self._try(sandbox, draft, compile_=move.is_whole)
-            verdict, messages = run.judged()
-            left = [m for m in messages if draft.is_left(m)]
-            verdict = judged_apart(draft, verdict, messages)
-            outside = draft.left_outside(messages)
-            cpu_s = run.done.exit.cpu_s
-            reply = Reply(verdict, move.told(draft, messages), cpu_s=cpu_s, way=run.way)
-            if verdict not in ("accepted", "incomplete"):
+            run = await self._try(sandbox, draft)
+            judged = judged_apart(draft, run.judged)
+            left = [m for m in judged.messages if draft.is_left(m)]
+            outside = draft.left_outside(judged.messages)
+            reply = replace(judged, messages=move.told(draft, judged.messages)).reply(
+                cpu_s=run.done.exit.cpu_s, way=run.way
+            )
+            if judged.verdict not in ("accepted", "incomplete"):
                 return reply
             goals = tuple(goal for message in left for goal in read_goals(message))
             if goals or move.tactic.holes:
-                return await self._go_on(sandbox, replace(reply, verdict="incomplete"), goals)
-            if move.is_whole and not any(outside) and run.way in ("replayed", "failed"):
-                started = time.monotonic()
-                compilation = Compilation(self._lean, self._request, draft.text)
-                checked = await compilation.judge(sandbox, run)
-                checked = await compilation.audit(self._auditor, checked)
-                check_s = time.monotonic() - started
-                return replace(move.closed(draft, checked), audit_s=check_s, way=reply.way)
+                return await self._go_on(sandbox, left_open(reply), goals)
         return await self._close(reply, outside)
 
     async def _try(self, sandbox: Sandbox, draft: Draft, *, compile_: bool = False) -> Run:
@@ -122,7 +118,7 @@ class _Step:
         if tactic.holes:
 
             async def run(draft: Draft) -> Judged:
-                return (await self._try(sandbox, draft)).judged()
+                return (await self._try(sandbox, draft)).judged
 
             seen = await look(
                 tactic.holes, run, lambda forms: draft_trial(move.recipe, tactic, probes=forms)
@@ -141,8 +137,15 @@ class _Step:
         goals = () if first.goal is None else (first.goal,)
         return replace(reply, state=first.state, goals=goals, sorries=move.placed(sorries))
 
+    def _program(self) -> str | None:
+        """What in the tactics runs programs, which could find the stand-in and prove by it."""
+        move = self._move
+        texts = (tactic.text for tactic in (*move.recipe.tactics, move.tactic))
+        return next(filter(None, map(runs_programs, texts)), None)
+
     async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
-        """Nothing is left: the whole text has to stand a check."""
+        """Nothing is left: the whole text is verified against its source, so that whatever the
+        tactics are made of has changed nothing but what stands in the holes."""
         started = time.monotonic()
         move = self._move
         # A name that no library search offers, and that no tactic can have known.
@@ -150,11 +153,34 @@ class _Step:
         stand_in = f"_leanq_{secrets.token_hex(8)}" if others else ""
         draft = draft_trial(move.recipe, move.tactic, stand_in=stand_in, outside=outside)
         allowed = (*self._request.allow_axioms, *([stand_in] if stand_in else []))
+        word = self._program() if stand_in and not self._request.trust_programs else None
+        if word is not None:
+            return _unverified(reply, word)
         request = replace(self._request, allow_axioms=allowed)
-        checked = await check(self._lean, self._auditor, request, draft.text)
+        source = move.recipe.source.code
+        target, salt = await self._targets.of_source(source, self._request)
+        text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
+        checked = await check(
+            self._lean,
+            self._auditor,
+            request,
+            text,
+            target=replace(target, stand_in=stand_in),
+            options=options,
+        )
+        checked = replace(checked, theorems=())
         return replace(
             move.closed(draft, checked, stand_in),
             cpu_s=reply.cpu_s + checked.cpu_s,
             audit_s=time.monotonic() - started,
             way=reply.way,
         )
+
+
+def _unverified(reply: Reply, word: str) -> Reply:
+    text = (
+        f"leanq: nothing is left to prove here, but {word!r} lets the tactics run programs while "
+        "other goals are open, so leanq cannot vouch for it"
+    )
+    messages = (*reply.messages, Message("warning", 1, 0, text))
+    return replace(reply, verdict="unverified", reason="runs_programs", messages=messages)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.images import Image, Lean
 
 from leanq.errors import AuditError
-from leanq.lean.audit import olean
+from leanq.lean.audit import image as image_module
 from leanq.lean.audit.olean import Constant, Import, Module, Name, display, read_module
 
 
@@ -210,7 +210,7 @@ def test_work_over_all_constants_is_bounded(
     names = [image.name(f"a{number}") for number in range(20)]
     path = image.write(tmp_path / "x.olean", {name: image.axiom(name, term) for name in names})
     assert len(read_module(path).constants) == 20
-    monkeypatch.setattr(olean, "_MAX_STEPS", 1000)
+    monkeypatch.setattr(image_module, "_MAX_STEPS", 1000)
     with pytest.raises(AuditError, match="too long"):
         read_module(path)
 

@@ -16,7 +16,7 @@ from tests.lean.repl.test_repl_processes import BAD, GOOD, HEAD, verdict
 async def test_code_sees_nothing_of_earlier_requests(site: Site) -> None:
     driver = await site.standin()
     for header in ("", HEAD):
-        assert await verdict(driver, f"{header}define a\nuse a\n") == "accepted"
+        assert await verdict(driver, f"{header}define a\nuse a\n") == "unjudged"
         assert await verdict(driver, f"{header}use a\n") == "rejected"
 
 
@@ -65,7 +65,7 @@ async def test_a_header_that_failed_is_never_kept(site: Site) -> None:
     reply = await driver.run(check(f"import Missing\n{GOOD}", audit=False))
     assert reply.verdict == "rejected"
     assert "unknown module prefix 'Missing'" in reply.messages[0].text
-    assert await verdict(driver, f"{HEAD}{GOOD}") == "accepted"
+    assert await verdict(driver, f"{HEAD}{GOOD}") == "unjudged"
     assert list(headers(driver)) == ["import Library"]
     assert await verdict(driver, f"import Missing\n{GOOD}") == "rejected"
 
@@ -80,5 +80,5 @@ async def test_many_headers_at_a_time(site: Site) -> None:
             return await verdict(driver, code)
 
     verdicts = await asyncio.gather(*map(run, codes))
-    assert verdicts == ["rejected" if BAD in code else "accepted" for code in codes]
+    assert verdicts == ["rejected" if BAD in code else "unjudged" for code in codes]
     assert len(marked(f"--mark\0{site.marker}")) <= 3

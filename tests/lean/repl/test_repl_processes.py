@@ -1,4 +1,4 @@
-"""The repl driver and its processes: every way in which one can fail, and nobody is told wrong.
+"""The repl driver and its processes: each can fail in every way, and no request is answered wrong.
 
 A stand-in speaks the REPL's protocol here, in a tiny language of its own (``repl_standin_script``),
 and misbehaves where a text says so.
@@ -60,7 +60,7 @@ async def verdict(driver: ReplDriver, code: str, **options: Any) -> str | None:
 
 async def test_verdicts(site: Site) -> None:
     driver = await site.standin()
-    assert await verdict(driver, GOOD) == "accepted"
+    assert await verdict(driver, GOOD) == "unjudged"
     assert await verdict(driver, OPEN) == "incomplete"
     assert await verdict(driver, "theorem two := by silent sorry\n") == "incomplete"
     assert await verdict(driver, "#budget\n") == "exhausted"
@@ -85,7 +85,7 @@ async def test_both_spellings_of_the_warning(site: Site) -> None:
 @pytest.mark.parametrize("what", MISCHIEF)
 async def test_mischief_changes_no_verdict(site: Site, what: str) -> None:
     driver = await site.standin()
-    for code, expected in ((BAD, "rejected"), (GOOD, "accepted"), (OPEN, "incomplete")):
+    for code, expected in ((BAD, "rejected"), (GOOD, "unjudged"), (OPEN, "incomplete")):
         assert await verdict(driver, f"{code}-- standin:{what}\n") == expected
         # And none of what follows.
         for other, same in ((OPEN, "incomplete"), (BAD, "rejected")):
@@ -109,12 +109,12 @@ async def test_budgets_of_time(site: Site, what: str, options: dict[str, float])
         assert await verdict(driver, BAD) == "rejected"
 
 
-async def test_whoever_is_disturbed_is_not_timed_out(site: Site) -> None:
+async def test_a_request_that_is_disturbed_is_not_timed_out(site: Site) -> None:
     """A thread that another candidate left in the process has spent the budget."""
     driver = await site.standin()
-    assert await verdict(driver, f"{GOOD}-- standin:leave") == "accepted"
+    assert await verdict(driver, f"{GOOD}-- standin:leave") == "unjudged"
     await eventually(lambda: busy(site.marker) != [])
-    assert await verdict(driver, f"{GOOD}-- standin:slow=400", timeout_s=0.2) == "accepted"
+    assert await verdict(driver, f"{GOOD}-- standin:slow=400", timeout_s=0.2) == "unjudged"
     # It was found out by that.
     assert await verdict(driver, BAD) == "rejected"
     await eventually(lambda: busy(site.marker) == [])
@@ -140,7 +140,7 @@ async def test_cancelling_ends_what_runs(site: Site) -> None:
     assert await verdict(driver, BAD) == "rejected"
 
 
-async def test_a_dead_warden_costs_one_request(site: Site) -> None:
+async def test_a_dead_supervisor_costs_one_request(site: Site) -> None:
     driver = await site.standin()
     await eventually(lambda: bool(driver._kept.sessions._idle))
     supervisor = driver._kept.sessions._idle[-1].sandbox._supervisor
@@ -154,7 +154,7 @@ async def test_a_dead_warden_costs_one_request(site: Site) -> None:
 
 
 async def test_a_cancellation_costs_no_process(site: Site) -> None:
-    """What has ended is put away, whoever finds it and is cancelled."""
+    """What has ended is put away, even where the request that finds it is cancelled."""
     driver = await site.standin(slots=3)
     sessions = driver._kept.sessions
     header = split_header(HEAD)

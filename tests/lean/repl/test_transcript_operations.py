@@ -111,7 +111,7 @@ async def assert_step(
         assert reply.error == LEANS.error
         return []
     assert reply.error is None
-    assert reply.verdict == ("accepted" if row.verdict == "completed" else row.verdict)
+    assert reply.verdict == ("unjudged" if row.verdict == "completed" else row.verdict)
     assert [m.text.partition("\n")[0] for m in reply.messages] == row.messages
     assert list(reply.goals) == row.goals
     assert [[s.line, s.column, s.goal] for s in reply.sorries] == row.sorries

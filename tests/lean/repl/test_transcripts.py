@@ -88,7 +88,7 @@ async def test_the_driver_reproduces_it(sandbox: Sandbox, name: str) -> None:
 
 
 def assert_is_understood(answer: dict[str, Any]) -> None:
-    """Every field of it, as a value, except for those that nobody asks for."""
+    """Every field of it, as a value, except for those that are not asked for."""
     read = read_answer(answer)
     if isinstance(read, Refused):
         assert {"message": read.text} == answer

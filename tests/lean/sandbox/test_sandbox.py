@@ -51,7 +51,7 @@ async def test_big_input_and_both_outputs(sandbox: Sandbox) -> None:
     assert finished.stderr == data[::-1]
 
 
-async def test_input_that_nobody_reads(sandbox: Sandbox) -> None:
+async def test_input_that_is_not_read(sandbox: Sandbox) -> None:
     finished = await run(sandbox, "print('done')", stdin=bytes(2 * MB))
     assert finished.stdout == b"done\n"
 
@@ -100,7 +100,7 @@ async def test_one_program_at_a_time(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        # A child of a child is busy, and nobody waits for it yet.
+        # A child of a child is busy, and no process waits for it yet.
         """
         import os, time
         if os.fork() == 0:
@@ -121,7 +121,7 @@ async def test_one_program_at_a_time(sandbox: Sandbox) -> None:
                 os._exit(0)
             os.wait()
         """,
-        # Nobody ever waits for them, so the kernel adds their times to nobody's.
+        # No process waits for them, so the kernel adds their times to none.
         """
         import os, signal, time
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -321,6 +321,6 @@ async def test_opening_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_probe() -> None:
-    walls = probe()
-    assert all(isinstance(wall, str) for wall in walls)
-    assert ("pid-ns" in walls) <= ("mount-ns" in walls)
+    kinds = probe()
+    assert all(isinstance(kind, str) for kind in kinds)
+    assert ("pid-ns" in kinds) <= ("mount-ns" in kinds)

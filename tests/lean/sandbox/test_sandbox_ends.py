@@ -91,7 +91,7 @@ async def test_a_hasty_second_cancellation_changes_nothing(sandbox: Sandbox) -> 
 
 
 @pytest.mark.parametrize("which", ["outer", "inner"])
-async def test_the_warden_is_killed(sandbox: Sandbox, which: str) -> None:
+async def test_the_supervisor_is_killed(sandbox: Sandbox, which: str) -> None:
     marker = new_marker()
     task = asyncio.create_task(run(sandbox, DAEMON_AND_PARENT, marker))
     await eventually(lambda: len(marked(marker)) == 2)
@@ -106,7 +106,7 @@ async def test_the_warden_is_killed(sandbox: Sandbox, which: str) -> None:
         await run(sandbox, "")
 
 
-async def test_the_warden_minds_only_its_worker(sandbox: Sandbox) -> None:
+async def test_the_supervisor_minds_only_its_worker(sandbox: Sandbox) -> None:
     outer = sandbox._supervisor.pid
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         for pid in (outer, *children(outer)):
@@ -115,7 +115,7 @@ async def test_the_warden_minds_only_its_worker(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize("limit", ["NOFILE", "CPU", "NPROC"])
-async def test_who_lowers_the_limits_of_the_warden_has_the_trouble(
+async def test_who_lowers_the_limits_of_the_supervisor_has_the_trouble(
     sandbox: Sandbox, limit: str
 ) -> None:
     code = f"""
@@ -128,7 +128,7 @@ async def test_who_lowers_the_limits_of_the_warden_has_the_trouble(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_no_signal_reaches_the_warden(mode: str) -> None:
+async def test_no_signal_reaches_the_supervisor(mode: str) -> None:
     async with opened(mode) as sandbox:
         needs(sandbox, "pid-ns", landlock=6)
         code = """

@@ -150,7 +150,7 @@ async def test_a_damaged_snapshot_on_the_disk_costs_time(core: Environment, tmp_
 async def test_what_lean_cannot_load_is_replayed_and_dropped(
     core: Environment, tmp_path: Path, content: bytes
 ) -> None:
-    """As after an upgrade that kept the fingerprint, or by a fault of whoever saved it."""
+    """As after an upgrade that kept the fingerprint, or by a fault of the process that saved it."""
     shelf = Shelf()
     async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
         state = await begin(a)
@@ -253,7 +253,9 @@ def snapshot_keys(settings: Settings, kind: str) -> list[bytes]:
         return list(server.scan_iter(f"{{{settings.prefix}:*}}:{kind}:*", count=10_000))
 
 
-def test_steps_go_to_whoever_is_warm(core: Environment, settings: Settings, tmp_path: Path) -> None:
+def test_steps_go_to_the_worker_that_is_warm(
+    core: Environment, settings: Settings, tmp_path: Path
+) -> None:
     settings = replace(settings, lease_s=2.0)
     workers = [start_worker(settings, tmp_path / name) for name in "ab"]
     try:

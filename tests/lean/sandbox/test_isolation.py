@@ -33,7 +33,7 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_the_worker_and_the_warden_cannot_be_looked_into(mode: str) -> None:
+async def test_the_worker_and_the_supervisor_cannot_be_looked_into(mode: str) -> None:
     code = """
         import os, sys
         for pid in ["self", *sys.argv[1:], os.getppid()]:

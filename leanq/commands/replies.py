@@ -1,0 +1,109 @@
+"""What people see of replies: the lines of one, colours, and the summary of many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import get_args
+
+import click
+
+from leanq.commands.common import exit_code
+from leanq.errors import LeanQError
+from leanq.queue.requests import Reply, Verdict
+
+_COLOURS = {
+    "accepted": "green",
+    "unverified": "yellow",
+    "incomplete": "yellow",
+    "rejected": "red",
+    "exhausted": "red",
+}
+# Of leanq's outcomes, none of which says anything about the proof.
+_COLOUR_OF_OTHERS = "magenta"
+# A verdict for each text, from the best to the worst; then texts that could not be sent.
+_IN_SUMMARY = (*get_args(Verdict), "error")
+_UNKNOWN_IMPORT = "unknown_import"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one file ended: a reply, or why there is none."""
+
+    file: str
+    reply: Reply | None = None
+    error: LeanQError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """As :func:`leanq.commands.common.exit_code`."""
+        return exit_code(self.error or (self.reply.verdict if self.reply else None))
+
+
+def coloured(verdict: str | None) -> str:
+    """The verdict as a terminal shows it; ``click.echo`` strips the colour elsewhere."""
+    colour = _COLOURS.get(verdict or "", _COLOUR_OF_OTHERS)
+    return click.style(verdict or "no verdict", fg=colour, bold=True)
+
+
+def lines_of(file: str, reply: Reply) -> Iterator[str]:
+    """The lines of a reply to a check or a verification."""
+    notes: list[str] = [reply.reason] if reply.reason else []
+    notes.append(f"{reply.wall_s:.2f} s")
+    if reply.axioms is not None:
+        notes.append(f"axioms: {', '.join(reply.axioms) or 'none'}")
+    yield f"{file}: {coloured(reply.verdict)} ({'; '.join(notes)})"
+    for failure in reply.failed:
+        yield from _hanging(f"  {failure.name}: {failure.rule}: ", failure.text)
+    for m in reply.messages:
+        yield from _hanging(f"  {file}:{m.line}:{m.column}: {m.severity}: ", m.text)
+    for s in reply.sorries:
+        yield f"  {file}:{s.line}:{s.column}: sorry"
+        yield from (f"    {line}" for line in (s.goal or "").splitlines())
+        # On a line of its own it fits into 80 columns.
+        yield f"    state {s.state or 'unknown'}"
+
+
+def _hanging(head: str, text: str) -> Iterator[str]:
+    first, *more = text.splitlines() or [""]
+    yield f"{head}{first}"
+    yield from (f"    {line}".rstrip() for line in more)
+
+
+class Summary:
+    """Counts ends, for the last line of a command."""
+
+    def __init__(self) -> None:
+        self.codes: set[int] = set()
+        self.count = 0
+        self._verdicts: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+
+    def add(self, ended: Ended) -> None:
+        """Counts one more end."""
+        self.codes.add(ended.exit_code)
+        self.count += 1
+        self._verdicts[(ended.reply and ended.reply.verdict) or "error"] += 1
+        if ended.reply and ended.reply.reason:
+            self._reasons[ended.reply.reason] += 1
+
+    def line(self, seconds: float) -> str:
+        """``2 accepted, 1 rejected in 1.1 s``, with what was counted coloured."""
+        parts = []
+        for verdict in _IN_SUMMARY:
+            if count := self._verdicts[verdict]:
+                name = "not checked" if verdict == "error" else verdict
+                colour = _COLOURS.get(verdict, _COLOUR_OF_OTHERS)
+                parts.append(click.style(f"{count:,} {name}", fg=colour))
+        return f"{', '.join(parts) or 'nothing checked'} in {seconds:.1f} s"
+
+    def warning(self, env: str) -> str | None:
+        """What to say where most texts failed for one reason that is not theirs."""
+        unknown = self._reasons[_UNKNOWN_IMPORT]
+        if unknown < 2 or 2 * unknown <= self.count:
+            return None
+        return (
+            f"{unknown:,} of {self.count:,} texts import what the environment {env!r} does not "
+            "have; is it the right --env?"
+        )

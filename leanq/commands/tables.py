@@ -1,0 +1,49 @@
+"""Aligned columns, durations and counts, as all commands print them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+_GAP = "  "
+
+
+def columns(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[str] = ()
+) -> list[str]:
+    """A table as lines, titles first: the first column and those in ``left`` flush left."""
+    cells = [titles, *rows]
+    widths = [max(len(row[number]) for row in cells) for number in range(len(titles))]
+    flush_left = [number == 0 or title in left for number, title in enumerate(titles)]
+    return [
+        _GAP.join(
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(row, widths, flush_left, strict=True)
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that suits it, in at most six characters: ``4.2 s``, ``12 min``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    for unit, length, until in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
+        if seconds < until:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """``3 accepted, 1 rejected``, the most frequent first; empty for no counts."""
+    found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count:,} {name}" for name, count in found if count)
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """``1 request``, ``2 requests``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def printable(text: str) -> str:
+    """Without what would steer a terminal: names come from the writers of Redis."""
+    return "".join(c if c.isprintable() else "�" for c in text)

@@ -1,0 +1,268 @@
+"""Whether a compiled file proves what it says: its constants through the kernel once more.
+
+The process that does this has imported what the file imports and nothing else. Each safe constant
+is rebuilt (see :mod:`leanq.lean.audit.rebuild`) and added by the kernel, after those that it refers
+to. What the kernel makes by itself (inductive types, constructors, recursors with their rules,
+quotients) must then be what the file says. Unsafe and partial constants are left out, so a safe one
+that leads to one is unknown to the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from leanq.lean.audit.image import Image, Name, Raw, shape
+from leanq.lean.audit.kernel import Kernel, RefusedError
+from leanq.lean.audit.olean import display
+from leanq.lean.audit.rebuild import Rebuilder
+from leanq.lean.audit.statement import Interner, View
+
+_KERNEL_NAMES = """
+Nat Nat.zero Nat.succ Nat.add Nat.sub Nat.mul Nat.pow Nat.gcd Nat.div Nat.mod Nat.beq Nat.ble
+Nat.land Nat.lor Nat.xor Nat.shiftLeft Nat.shiftRight Nat.log2 Nat.testBit
+Bool Bool.true Bool.false String String.ofList String.mk Char Char.ofNat List List.nil List.cons
+Quot Quot.mk Quot.lift Quot.ind Eq Eq.refl
+eagerReduce dontcare reduceBool reduceNat Lean.reduceBool Lean.reduceNat
+"""
+KERNEL_NAMES: frozenset[Name] = frozenset(tuple(name.split(".")) for name in _KERNEL_NAMES.split())
+"""What the kernel, by name, computes with or takes to mean something. A wrong definition of such a
+name proves anything, as the kernel never looks at it."""
+
+_MADE_BY_KERNEL = ("inductive", "constructor", "recursor", "quotient")
+_RECURSOR_RULE = shape(0, 3)
+_QUOT_DECL = 4 << 1 | 1
+
+Rule = Literal["kernel_refused", "reserved_name", "statement_differs"]
+
+
+class DeniedError(Exception):
+    """The file does not stand: by which rule, and why."""
+
+    def __init__(self, rule: Rule, text: str) -> None:
+        super().__init__(text)
+        self.rule = rule
+
+
+def check_imports(image: Image, expected: frozenset[Name]) -> None:
+    """Raises `DeniedError` unless the file imports what its header says.
+
+    Our reading of the header decides what the judge imports, and Lean's own reading made the file:
+    they must not differ.
+    """
+    init = {("Init",)}  # which Lean adds unless the file says prelude
+    found = {each.module for each in image.imports()}
+    if found | init != expected | init:
+        raise DeniedError(
+            "kernel_refused", "the compiled result imports other modules than its header says"
+        )
+
+
+def check_reserved(image: Image, constants: dict[Name, Raw], reference: list[Image]) -> None:
+    """Raises `DeniedError` for a name that the kernel knows and that is not the library's own.
+
+    Args:
+        reference: the modules of the library that declare these names.
+    """
+    taken = constants.keys() & KERNEL_NAMES
+    if not taken:
+        return
+    interner = Interner()
+    ours = View(interner, image)
+    theirs: dict[Name, tuple[View, Raw]] = {}
+    for each in reference:
+        view = View(interner, each)
+        theirs |= {name: (view, raw) for name, raw in each.constants(taken).items()}
+    for name in sorted(taken, key=str):
+        known = theirs.get(name)
+        if known is None or ours.whole(constants[name]) != known[0].whole(known[1]):
+            raise DeniedError(
+                "reserved_name",
+                f"it declares {display(name)} otherwise than the library, and the kernel knows it "
+                "by its name",
+            )
+
+
+class Judge:
+    """One file in the kernel.
+
+    Attributes:
+        references: of each constant that was rebuilt, the constants that it refers to.
+    """
+
+    def __init__(self, kernel: Kernel, image: Image, constants: dict[Name, Raw]) -> None:
+        self._kernel, self._image, self._constants = kernel, image, constants
+        self._build = Rebuilder(kernel, image)
+        self._state: dict[Name, Literal["pending", "done"]] = {}
+        self._has_quotients = False
+        self.references: dict[Name, set[Name]] = {}
+
+    @property
+    def nodes(self) -> int:
+        """How many expressions were rebuilt."""
+        return self._build.nodes
+
+    def run(self) -> None:
+        """Raises `DeniedError` unless the kernel accepts every safe constant.
+
+        Also raises `Damaged` or `IndexError` for bytes that are none of Lean's, and
+        `KernelLimitError` where the kernel cannot tell.
+        """
+        for name, raw in self._constants.items():
+            if raw.safe:
+                self._add_with_needs(name)
+        for name, raw in self._constants.items():
+            if raw.safe and raw.kind in _MADE_BY_KERNEL:
+                same = self._kernel.has(self._build.name_of(name), self._info(raw))
+                if not same:
+                    known = "no such" if same is None else "another"
+                    raise _refused(name, f"the kernel has made {known} {raw.kind}")
+
+    def _add_with_needs(self, first: Name) -> None:
+        """Adds a constant after those that it refers to; without recursion."""
+        stack: list[tuple[Name, Callable[[], None] | None]] = [(first, None)]
+        state, constants = self._state, self._constants
+        while stack:
+            name, declare = stack.pop()
+            if declare is not None:
+                if state[name] == "pending":
+                    declare()
+                    state[name] = "done"
+                continue
+            raw = constants.get(name)
+            if raw is None or not raw.safe or name in state:
+                continue
+            state[name] = "pending"
+            declare, needs = self._prepare(raw)
+            stack.append((name, declare))
+            stack += [(each, None) for each in needs if each in constants and each not in state]
+
+    def _prepare(self, raw: Raw) -> tuple[Callable[[], None], set[Name]]:
+        """How to declare a constant, and what has to be there before."""
+        image, build, kernel = self._image, self._build, self._kernel
+        words, value, name = image.words, raw.value, raw.name
+        if raw.kind in ("constructor", "recursor"):
+            # The kernel makes them with their type.
+            field = words[value + 2]
+            owners = [image.name(field)] if raw.kind == "constructor" else image.names(field)
+            [_], self.references[name] = build.expressions(raw.type_)
+            return (lambda: None), {*owners}
+        if raw.kind == "quotient":
+            return self._declare_quotients, {("Eq",)}
+        if raw.kind == "inductive":
+            return self._prepare_inductive(raw)
+        roots = [raw.type_] if raw.body is None else [raw.type_, raw.body]
+        made, needs = build.expressions(*roots)
+        self.references[name] = needs
+        head = (build.name_of(name), build.names(words[raw.head + 2]), *made)
+        # The constructors of `Lean.Declaration`.
+        if raw.kind == "axiom":
+            declaration = kernel.construct(0, kernel.axiom_val(*head, 0))
+        elif raw.kind == "definition":
+            hints, all_ = build.hints(words[value + 3]), build.names(words[value + 4])
+            declaration = kernel.construct(1, kernel.definition_val(*head, hints, 1, all_))
+        elif raw.kind == "theorem":
+            all_ = build.names(words[value + 3])
+            declaration = kernel.construct(2, kernel.theorem_val(*head, all_))
+        else:
+            all_ = build.names(words[value + 3])
+            declaration = kernel.construct(3, kernel.opaque_val(*head, 0, all_))
+        return (lambda: self._add(name, declaration)), needs
+
+    def _declare_quotients(self) -> None:
+        if not self._has_quotients:
+            self._has_quotients = True
+            self._add(("Quot",), _QUOT_DECL)
+
+    def _prepare_inductive(self, raw: Raw) -> tuple[Callable[[], None], set[Name]]:
+        """The same for a type with all that are defined together with it."""
+        image, build, kernel = self._image, self._build, self._kernel
+        words = image.words
+        block = image.names(words[raw.value + 4])
+        if raw.name not in block or len(set(block)) != len(block):
+            raise _refused(raw.name, "it is not of its own block")
+        levels, params = image.levels(raw), image.small(words[raw.value + 2])
+        types, own, needs = [], set(block), set()
+        for each in block:
+            one = self._constants.get(each)
+            if (
+                one is None
+                or one.kind != "inductive"
+                or not one.safe
+                or image.names(words[one.value + 4]) != block
+                or image.levels(one) != levels
+                or image.small(words[one.value + 2]) != params
+            ):
+                raise _refused(each, f"it does not belong to the block of {display(raw.name)}")
+            [type_], used = build.expressions(one.type_)
+            constructors = image.names(words[one.value + 5])
+            self.references[each] = used | {*constructors}
+            needs |= used
+            own |= {*constructors}
+            made = []
+            for constructor in constructors:
+                part = self._constants.get(constructor)
+                if part is None or part.kind != "constructor" or not part.safe:
+                    raise _refused(constructor, f"it is no constructor of {display(each)}")
+                [part_type], used = build.expressions(part.type_)
+                needs |= used
+                made.append(kernel.construct(0, build.name_of(constructor), part_type))
+            types.append(kernel.construct(0, build.name_of(each), type_, kernel.list(made)))
+        for each in block:
+            self._state.setdefault(each, "pending")
+
+        def declare() -> None:
+            parameters = build.names(words[raw.head + 2])
+            self._add(
+                raw.name,
+                kernel.inductive_decl(parameters, kernel.nat(params), kernel.list(types), 0),
+            )
+            for each in block:
+                self._state[each] = "done"
+
+        return declare, needs - own
+
+    def _add(self, name: Name, declaration: int) -> None:
+        try:
+            self._kernel.add(declaration)
+        except RefusedError as error:
+            raise _refused(name, str(error)) from None
+
+    def _info(self, raw: Raw) -> int:
+        """The `Lean.ConstantInfo` that the file holds of what the kernel has made."""
+        image, build, kernel = self._image, self._build, self._kernel
+        words, value = image.words, raw.value
+        [type_], _ = build.expressions(raw.type_)
+        head = (build.name_of(raw.name), build.names(words[raw.head + 2]), type_)
+
+        def nat(field: int) -> int:
+            return kernel.nat(image.small(words[value + field]))
+
+        def flags(count: int) -> tuple[int, ...]:
+            return tuple(image.flag(value, number) for number in range(count))
+
+        if raw.kind == "inductive":
+            blocks = build.names(words[value + 4]), build.names(words[value + 5])
+            made = kernel.inductive_val(*head, nat(2), nat(3), *blocks, nat(6), *flags(3))
+            return kernel.construct(5, made)
+        if raw.kind == "constructor":
+            owner = build.name(words[value + 2])
+            made = kernel.constructor_val(*head, owner, nat(3), nat(4), nat(5), *flags(1))
+            return kernel.construct(6, made)
+        if raw.kind == "quotient":
+            return kernel.construct(4, kernel.quot_val(*head, image.scalar(value, 0)))
+        rules = []
+        for address in image.linked(words[value + 7]):
+            rule = image.object(address, _RECURSOR_RULE)
+            [right], _ = build.expressions(words[rule + 3])
+            fields = kernel.nat(image.small(words[rule + 2]))
+            rules.append(kernel.construct(0, build.name(words[rule + 1]), fields, right))
+        block = build.names(words[value + 2])
+        counts = (nat(3), nat(4), nat(5), nat(6))
+        return kernel.construct(
+            7, kernel.recursor_val(*head, block, *counts, kernel.list(rules), *flags(2))
+        )
+
+
+def _refused(name: Name, text: str) -> DeniedError:
+    return DeniedError("kernel_refused", f"Lean's kernel does not accept {display(name)}: {text}")

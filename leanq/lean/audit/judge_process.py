@@ -1,0 +1,228 @@
+"""The program that judges: it never runs a candidate, and reads its compiled file as data.
+
+It imports one header, once, and is then asked about files that were compiled with it. For each it
+forks a child, which has all limits and ends with its answer. Frames come through standard input and
+answers go to standard output, a line of JSON each::
+
+    first frame  {"library", "version", "path", "modules", "reference"}
+    answer       {"ready": why it cannot judge, or ""}
+    frame        {"sizes": of the parts of each file, "cpu_s", "memory_bytes", "op", …}, the parts
+    answer       {"answer": what the child says, or null where it did not come to its end, "cpu_s"}
+
+Without Lean's library it still reads: then "kernel" is false in its answers, and nothing is proved.
+The operations:
+
+- ``judge``: one file, ``ending`` (see :mod:`leanq.lean.audit.ending`).
+- ``examples``: the file of a text, and that of the text with its examples under names.
+- ``verify``: a target and a candidate.
+
+Only `main` may be called, and only in a process of its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from leanq.errors import AuditError
+from leanq.lean.audit.image import ASTRAY, Damaged, Image, Name, Raw
+from leanq.lean.audit.judge import (
+    DeniedError,
+    Judge,
+    check_imports,
+    check_reserved,
+)
+from leanq.lean.audit.kernel import Kernel, KernelLimitError, KernelUnavailableError
+from leanq.lean.audit.olean import display, open_image, read_parts
+from leanq.lean.audit.statement import compare, differs_beside, own_theorems
+from leanq.lean.audit.survey import survey
+
+_MAX_THEOREMS = 1000
+
+
+class _Bench:
+    """What all judgements of this process share."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.modules = [tuple(each) for each in order["modules"]]
+        self.reference = [Path(each) for each in order["reference"]]
+        self.kernel: Kernel | None = None
+        self.unavailable = ""
+        try:
+            if not order["library"]:
+                raise KernelUnavailableError("this toolchain has no library that the judge knows")
+            kernel = Kernel(order["library"], order["version"])
+            kernel.import_header(self.modules, order["path"])
+            self.kernel, self._header_env = kernel, kernel.env
+        except KernelUnavailableError as error:
+            self.unavailable = str(error)
+
+    def answer(self, order: dict[str, Any], files: Sequence[Sequence[bytes]]) -> dict[str, Any]:
+        """What is to be said about the files."""
+        try:
+            images = [open_image(parts) for parts in files]
+            if order["op"] == "examples":
+                return self._examples(images[0], images[1], order)
+            if order["op"] == "verify":
+                return self._verify(images[0], images[1], order)
+            return self._judge(images[0], order)
+        except DeniedError as error:
+            return {"rule": error.rule, "text": str(error)}
+        except Damaged as error:
+            return _damaged(str(error))
+        except IndexError:
+            return _damaged(ASTRAY)
+        except (KernelLimitError, MemoryError, RecursionError) as error:
+            return {"limit": str(error) or type(error).__name__}
+
+    def _judge(self, image: Image, order: dict[str, Any]) -> dict[str, Any]:
+        constants = image.constants()
+        ending = endings(image, constants, order["ending"])
+        check_imports(image, frozenset(self.modules))
+        check_reserved(image, constants, self._reference() if constants else [])
+        references: dict[Name, set[Name]] = {}
+        nodes = 0
+        if self.kernel is not None:
+            judge = Judge(self.kernel, image, constants)
+            judge.run()
+            references, nodes = judge.references, judge.nodes
+        found = survey(image, constants, references)
+        return {
+            "kernel": self.kernel is not None,
+            "ended": bool(ending),
+            "axioms": sorted(found.axioms.difference(ending), key=str),
+            "behind_safe": sorted(found.behind_safe, key=str),
+            "behind_any": sorted(found.behind_any, key=str),
+            "theorems": [display(each) for each in own_theorems(constants)[:_MAX_THEOREMS]],
+            "nodes": nodes,
+        }
+
+    def _verify(self, target: Image, candidate: Image, order: dict[str, Any]) -> dict[str, Any]:
+        target_end = endings(target, target.constants(), order["target_ending"])
+        found = compare(
+            target,
+            candidate,
+            theorems=[tuple(each) for each in order["theorems"]],
+            holes=order["holes"],
+            is_whole=order["is_whole"],
+            stand_in=order["stand_in"],
+            ignored=target_end | endings(candidate, candidate.constants(), order["ending"]),
+        )
+        differences = [(each.name, each.rule, each.text) for each in found.differences]
+        if any(order["target_ending"]) and not target_end:
+            differences.append(("", "target", "Lean has not read the target to its end"))
+        said = self._judge(candidate, order)
+        return {
+            **said,
+            "theorems": [display(each) for each in found.theorems[:_MAX_THEOREMS]],
+            "differences": differences,
+        }
+
+    def _examples(self, plain: Image, named: Image, order: dict[str, Any]) -> dict[str, Any]:
+        """Both files, which must differ in the examples alone.
+
+        An example leaves nothing in the file of the text, so it is judged under its name in the
+        other; what the text declares is judged as it stands.
+        """
+        said = self._judge(plain, order)
+        if (different := differs_beside(plain, named, order["names"])) is not None:
+            text = f"when its examples have names, {display(different)} means something else"
+            raise DeniedError("statement_differs", text)
+        if self.kernel is not None:
+            self.kernel.env = self._header_env
+        also = self._judge(named, order)
+        for key in ("axioms", "behind_safe", "behind_any"):
+            said[key] = sorted({*said[key], *also[key]}, key=str)
+        return {**said, "ended": said["ended"] and also["ended"]}
+
+    def _reference(self) -> list[Image]:
+        try:
+            return [open_image(read_parts(path.resolve())) for path in self.reference]
+        except AuditError:
+            return []
+
+
+def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) -> set[Name]:
+    """The declaration behind the text, if it is there: an axiom that says nothing.
+
+    Its name alone does not make it that, as a program of the text's could have read it: it has to
+    be a mere proposition, which proves nothing.
+    """
+    return {
+        name
+        for name, raw in constants.items()
+        if name[-2:] == tuple(ending) and raw.kind == "axiom" and image.is_prop(raw.type_)
+    }
+
+
+def _damaged(why: str) -> dict[str, Any]:
+    text = f"the compiled result cannot be audited: it is no readable .olean file: {why}"
+    return {"rule": "kernel_refused", "text": text}
+
+
+def _forked(bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]]) -> str:
+    """The line that tells what a child says; ``null`` where it did not come to its end."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(0)
+            os.close(1)
+            _limit(order)
+            _write(write, json.dumps(bench.answer(order, files)).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        said = pipe.read()
+    _, status, used = os.wait4(pid, 0)
+    answer = said.decode() if status == 0 and said else "null"
+    return f'{{"answer": {answer}, "cpu_s": {used.ru_utime + used.ru_stime:.6f}}}\n'
+
+
+def _limit(order: dict[str, Any]) -> None:
+    """Gives this process its limits; the sandbox has somewhat higher ones around them."""
+    cpu_s = max(1, int(order["cpu_s"]))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    try:
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except OSError:
+        return  # where /proc is hidden the sandbox alone counts
+    limit = held + int(order["memory_bytes"])
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) != size:
+        sys.exit(0)  # the worker has gone
+    return data
+
+
+def main() -> None:
+    """Answers until standard input ends."""
+    sys.set_int_max_str_digits(0)
+    stream, answers = sys.stdin.buffer, sys.stdout.fileno()
+    bench = _Bench(json.loads(stream.readline()))
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    _write(answers, json.dumps({"ready": bench.unavailable}).encode() + b"\n")
+    while line := stream.readline():
+        order = json.loads(line)
+        files = [[_read(stream, size) for size in sizes] for sizes in order["sizes"]]
+        _write(answers, _forked(bench, order, files).encode())

@@ -1,0 +1,468 @@
+"""The worker's side of the judge: its processes, and what they say.
+
+A judge's process serves one header, has a sandbox of its own that no candidate ever enters, and
+answers through a pipe that no candidate ever holds. See :mod:`leanq.lean.audit.judge_process`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from leanq.errors import AuditError, LeanQError
+from leanq.lean.audit.image import Damaged, Image, Name
+from leanq.lean.audit.olean import read_parts
+from leanq.lean.audit.survey import Survey
+from leanq.lean.environment import Environment, module_parts, python_folders
+from leanq.lean.sandbox.sandbox import Limits, Process, Sandbox
+from leanq.lean.syntax import Header
+
+# The process gets a package `leanq` that holds nothing yet: none of the worker's own modules.
+_BOOT = """
+import sys, types
+leanq = sys.modules["leanq"] = types.ModuleType("leanq")
+leanq.__path__ = [sys.argv[1]]
+from leanq.lean.audit.judge_process import main
+main()
+"""
+_PACKAGE = Path(__file__).resolve().parents[2]
+# A library may be large and a disk cold.
+_IMPORT_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=16 << 30)
+_IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=4 << 30, look_s=1.0)
+_SELF_TEST_LIMITS = Limits(cpu_s=60.0, wall_s=360.0, memory_bytes=4 << 30)
+# A short budget is one for Lean's work on the text; judging has at least this much.
+_LEAST_CPU_S, _LEAST_MEMORY_BYTES = 10.0, 512 << 20
+# The limits that the process gives its child come first: only the child is lost by them.
+_MARGIN_S, _MARGIN_BYTES = 5.0, 256 << 20
+_MOST_ANSWERED_BYTES = 64 << 20
+
+# Modules that declare what the kernel knows by name: ours, and those of Lean's own library.
+_REFERENCE = ("Core", "Init.Prelude", "Init.Core", "Init.Data.Nat.Basic", "Init.Data.Nat.Bitwise")
+
+_SELF_TEST = """prelude
+inductive LeanqFalse : Prop
+inductive LeanqTrue : Prop where | intro : LeanqTrue
+axiom leanqAssumed : LeanqFalse
+theorem leanqTrue : LeanqTrue := LeanqTrue.intro
+theorem leanqSame (p : Prop) (h : p) : p := h
+"""
+
+
+_NOTHING = Survey(frozenset(), frozenset(), frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a judge says of a file.
+
+    Attributes:
+        proved: whether the kernel has accepted every constant; else one of the next three says why.
+        rule: the rule by which the file is denied, "" if it is not.
+        limit: which limit the judge ran into, "" if into none.
+        unavailable: why there is no kernel here, "" if there is.
+        text: the rule's words.
+        ended: whether the text was read to its end.
+        survey: the file's own axioms, and which imported constants it leads to.
+        theorems: the theorems that it declares; of a verification, the target's.
+        differences: how a candidate differs from its target: name, rule and words.
+        nodes: how many expressions were rebuilt.
+        cpu_s: CPU seconds that it took.
+    """
+
+    proved: bool = False
+    rule: str = ""
+    limit: str = ""
+    unavailable: str = ""
+    text: str = ""
+    ended: bool = False
+    survey: Survey = _NOTHING
+    theorems: tuple[str, ...] = ()
+    differences: tuple[tuple[str, str, str], ...] = ()
+    nodes: int = 0
+    cpu_s: float = 0.0
+
+
+Parts = Sequence[bytes]
+"""The bytes of one compiled file, in its parts."""
+
+
+_passed: set[tuple[str, str, int, int]] = set()
+
+
+class Judges:
+    """The judges of one environment, with at most ``slots`` processes.
+
+    Args:
+        environment: what they import from, and whose library they load.
+        slots: how many files are judged at a time.
+        hidden: folders that a process must not see, where the machine can hide them.
+        nice: niceness of the processes.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        slots: int,
+        hidden: Sequence[Path] = (),
+        nice: int = 0,
+    ) -> None:
+        self._environment = environment
+        self._hidden, self._nice = tuple(hidden), nice
+        self._free = asyncio.Semaphore(slots)
+        self._slots = slots
+        self._idle: list[_JudgeProcess] = []
+        self._closed = False
+        self._self_test: asyncio.Task[str] | None = None
+
+    def open(self) -> None:
+        """Begins the self-test; files wait for it."""
+        self._self_test = asyncio.create_task(self._test())
+
+    async def unavailable(self) -> str:
+        """Why nothing can be judged here, "" where it can."""
+        if self._self_test is None:
+            self.open()
+        assert self._self_test is not None
+        return await asyncio.shield(self._self_test)
+
+    async def close(self) -> None:
+        """Ends every process."""
+        self._closed = True
+        if self._self_test is not None:
+            self._self_test.cancel()
+            await asyncio.gather(self._self_test, return_exceptions=True)
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(each.close() for each in idle))
+
+    async def judge(
+        self, header: Header, file: Parts, ending: Sequence[str], limits: Limits
+    ) -> Judgement:
+        """Whether a file that was compiled from a text with this header is proved.
+
+        Raises:
+            SandboxError: this machine failed.
+        """
+        return await self._ask(header, [file], {"op": "judge", "ending": ending}, limits)
+
+    async def examples(
+        self, header: Header, plain: Parts, named: Parts, order: Mapping[str, Any], limits: Limits
+    ) -> Judgement:
+        """The same of a text with examples, and of what it is with names for them."""
+        return await self._ask(header, [plain, named], {**order, "op": "examples"}, limits)
+
+    async def verify(
+        self,
+        header: Header,
+        target: Parts,
+        candidate: Parts,
+        order: Mapping[str, Any],
+        limits: Limits,
+    ) -> Judgement:
+        """The same of a candidate, and whether it states what a target states."""
+        return await self._ask(header, [target, candidate], {**order, "op": "verify"}, limits)
+
+    async def _ask(
+        self, header: Header, files: Sequence[Parts], order: Mapping[str, Any], limits: Limits
+    ) -> Judgement:
+        unavailable = await self.unavailable()
+        found = await self._asked(_modules(header), files, order, limits, bool(unavailable))
+        if found.unavailable and unavailable:
+            return replace(found, unavailable=unavailable)
+        return found
+
+    async def _asked(
+        self,
+        modules: Modules,
+        files: Sequence[Parts],
+        order: Mapping[str, Any],
+        limits: Limits,
+        without_kernel: bool = False,
+    ) -> Judgement:
+        limits = replace(
+            limits,
+            cpu_s=max(limits.cpu_s, _LEAST_CPU_S),
+            memory_bytes=max(limits.memory_bytes, _LEAST_MEMORY_BYTES),
+        )
+        async with self._free:
+            process = await self._take(modules, without_kernel)
+            done = False
+            try:
+                found = await process.ask(order, files, limits)
+                done = True
+            finally:
+                if not done or self._closed or not process.usable:
+                    await process.close()
+                else:
+                    self._idle.append(process)
+        return found
+
+    async def _take(self, modules: Modules, without_kernel: bool) -> _JudgeProcess:
+        """An idle process with this header, else a new one in another's place."""
+        for process in reversed(self._idle):
+            if process.serves == (modules, without_kernel):
+                self._idle.remove(process)
+                if process.usable:
+                    return process
+                await process.close()
+                break
+        if len(self._idle) >= self._slots:
+            await self._idle.pop(0).close()
+        return await _JudgeProcess.start(
+            self._environment, self._hidden, self._nice, modules, without_kernel
+        )
+
+    async def _test(self) -> str:
+        """Judges an honest file and forged ones; what is wrong with this judge, or "".
+
+        What has passed once in this process passes: the same library, by its path and its times.
+        """
+        key = _library_key(self._environment)
+        if key in _passed:
+            return ""
+        try:
+            wrong = await self._tested()
+        except (LeanQError, Damaged, IndexError, OSError) as error:
+            return f"the judge's self-test could not be run: {error}"
+        if not wrong:
+            _passed.add(key)
+        return wrong
+
+    async def _tested(self) -> str:
+        process = await _JudgeProcess.start(
+            self._environment, self._hidden, self._nice, (), without_kernel=False
+        )
+        try:
+            if process.unavailable:
+                return process.unavailable
+        finally:
+            await process.close()
+        honest = await self._compiled(_SELF_TEST)
+        order = {"op": "judge", "ending": ["", ""]}
+        expected = [(honest, ""), *((forged, "kernel_refused") for forged in _forged(honest))]
+        for file, rule in expected:
+            found = await self._asked((), [[file]], order, _SELF_TEST_LIMITS)
+            if found.rule != rule or found.proved == bool(rule):
+                said = found.rule or found.limit or ("proved" if found.proved else "nothing")
+                return (
+                    f"the judge fails its self-test with {self._environment.toolchain.version}: "
+                    f"{said}, expected {rule or 'proved'}"
+                )
+        return ""
+
+    async def _compiled(self, text: str) -> bytes:
+        """A text of ours, compiled without imports."""
+        sandbox = await self._sandbox()
+        try:
+            toolchain = self._environment.toolchain
+            done = await sandbox.run(
+                [*toolchain.command, "-o", "SelfTest.olean", "--stdin"],
+                env=_variables(self._environment, sandbox),
+                cwd=sandbox.scratch,
+                limits=_SELF_TEST_LIMITS,
+                stdin=text.encode(),
+            )
+            if done.exit.code != 0:
+                raise AuditError("Lean does not compile the self-test")
+            [file] = await asyncio.to_thread(read_parts, sandbox.scratch / "SelfTest.olean")
+            return file
+        finally:
+            await sandbox.close()
+
+    async def _sandbox(self) -> Sandbox:
+        readable = self._environment.readable()
+        return await Sandbox.open(readable=readable, hidden=self._hidden, nice=self._nice)
+
+
+Modules = tuple[Name, ...]
+
+
+class _JudgeProcess:
+    """One process, asked about one file at a time.
+
+    Attributes:
+        serves: the modules that it has imported, and whether it was to have no kernel.
+        unavailable: why it has no kernel, "" if it has one.
+        usable: whether it can be asked again.
+    """
+
+    def __init__(self, sandbox: Sandbox, process: Process, serves: tuple[Modules, bool]) -> None:
+        """Use :meth:`start`."""
+        self.serves = serves
+        self.unavailable = ""
+        self.usable = False
+        self._sandbox, self._process = sandbox, process
+        self._unread = b""
+
+    @classmethod
+    async def start(
+        cls,
+        environment: Environment,
+        hidden: Sequence[Path],
+        nice: int,
+        modules: Modules,
+        without_kernel: bool,
+    ) -> _JudgeProcess:
+        """Starts a process and has it import the modules. SandboxError: it cannot be started."""
+        wanted = (*environment.readable(), *python_folders(), _PACKAGE)
+        readable = dict.fromkeys(path for path in wanted if path.exists())
+        sandbox = await Sandbox.open(readable=tuple(readable), hidden=hidden, nice=nice)
+        try:
+            process = await sandbox.start(
+                [sys.executable, "-I", "-S", "-c", _BOOT, str(_PACKAGE)],
+                env=_variables(environment, sandbox),
+                cwd=sandbox.scratch,
+                limits=_IMPORT_LIMITS,
+            )
+            made = cls(sandbox, process, (modules, without_kernel))
+            reference = (environment.find_olean(each) for each in _REFERENCE)
+            library = environment.toolchain.shared_library
+            order = {
+                "library": str(library) if library and not without_kernel else "",
+                "version": environment.toolchain.version,
+                "path": [str(each) for each in _library_path(environment)],
+                "modules": modules,
+                "reference": [str(path) for path in reference if path],
+            }
+            process.write(json.dumps(order).encode() + b"\n")
+            ready = await made._line()
+            if ready is None:
+                made.unavailable = "the judge does not start here"
+            else:
+                made.unavailable = json.loads(ready)["ready"]
+                made.usable = True
+                await process.renew(_IDLE_LIMITS)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return made
+
+    async def ask(
+        self, order: Mapping[str, Any], files: Sequence[Parts], limits: Limits
+    ) -> Judgement:
+        """What it says about files. Once it has not answered, it is not usable any more."""
+        if not self.usable:
+            return Judgement(unavailable=self.unavailable)
+        self.usable = False
+        process = self._process
+        frame = {
+            **order,
+            "sizes": [[len(part) for part in parts] for parts in files],
+            "cpu_s": math.ceil(limits.cpu_s),
+            "memory_bytes": limits.memory_bytes,
+        }
+        size_bytes = sum(len(part) for parts in files for part in parts)
+        await process.renew(
+            replace(
+                limits,
+                cpu_s=limits.cpu_s + _MARGIN_S,
+                memory_bytes=limits.memory_bytes + size_bytes + _MARGIN_BYTES,
+                output_bytes=_MOST_ANSWERED_BYTES,
+            )
+        )
+        process.write(json.dumps(frame).encode() + b"\n")
+        for parts in files:
+            for part in parts:
+                process.write(part)
+        line = await self._line()
+        if line is None:
+            return Judgement(limit="the judge was stopped by a limit")
+        await process.renew(_IDLE_LIMITS)
+        self.usable = True
+        said = json.loads(line)
+        answer, cpu_s = said["answer"], said["cpu_s"]
+        if answer is None:
+            limit = "the judge ran into a limit of time or memory"
+            return Judgement(limit=limit, cpu_s=cpu_s)
+        return replace(_read(answer, self.unavailable), cpu_s=cpu_s)
+
+    async def close(self) -> None:
+        """Ends it."""
+        self.usable = False
+        await self._sandbox.close()
+
+    async def _line(self) -> bytes | None:
+        """The next line that it prints; None: it has ended. SandboxError: the sandbox failed."""
+        pieces = [self._unread]
+        while b"\n" not in pieces[-1]:
+            piece = await self._process.read()
+            if not piece:
+                await self._process.wait()
+                return None
+            pieces.append(piece)
+        line, _, self._unread = b"".join(pieces).partition(b"\n")
+        return line
+
+
+def _read(answer: Mapping[str, Any], unavailable: str) -> Judgement:
+    if "limit" in answer:
+        return Judgement(limit=answer["limit"])
+    if "rule" in answer:
+        return Judgement(rule=answer["rule"], text=answer["text"])
+    return Judgement(
+        proved=answer["kernel"],
+        unavailable="" if answer["kernel"] else unavailable,
+        ended=answer["ended"],
+        survey=Survey(
+            *(frozenset(map(tuple, answer[key])) for key in ("axioms", "behind_safe", "behind_any"))
+        ),
+        theorems=tuple(answer["theorems"]),
+        nodes=answer["nodes"],
+        differences=tuple(map(tuple, answer.get("differences", ()))),
+    )
+
+
+def _modules(header: Header) -> Modules:
+    imports = [*([] if header.is_prelude else ["Init"]), *header.imports]
+    return tuple(dict.fromkeys(map(module_parts, imports)))
+
+
+def _library_key(environment: Environment) -> tuple[str, str, int, int]:
+    library = environment.toolchain.shared_library
+    status = library.stat() if library and library.is_file() else None
+    numbers = (status.st_size, status.st_mtime_ns) if status else (0, 0)
+    return (environment.toolchain.version, str(library), *numbers)
+
+
+def _library_path(environment: Environment) -> tuple[Path, ...]:
+    library = environment.toolchain.library
+    return (*environment.search_path, *([library] if library else []))
+
+
+def _variables(environment: Environment, sandbox: Sandbox) -> dict[str, str]:
+    scratch = str(sandbox.scratch)
+    return {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+
+
+def _forged(honest: bytes) -> list[bytes]:
+    """Files that are wrong in one place each, from that of the self-test."""
+    image = Image([honest])
+    constants = image.constants()
+    false, true, same, recursor = (
+        constants[name]
+        for name in (
+            ("leanqAssumed",),
+            ("leanqTrue",),
+            ("leanqSame",),
+            ("LeanqTrue", "rec"),
+        )
+    )
+    assert true.body is not None
+    patches = [
+        (true.head + 3, false.type_),  # a proof of something else
+        (same.value + 2, true.body),  # another proof
+        (same.value + 2, image.words[true.head + 1]),  # no expression at all
+        (recursor.value + 6, 2 << 1 | 1),  # two minor premises instead of one
+    ]
+    return [_patched(honest, index, word) for index, word in patches]
+
+
+def _patched(data: bytes, index: int, word: int) -> bytes:
+    return data[: 8 * index] + struct.pack("<Q", word) + data[8 * index + 8 :]

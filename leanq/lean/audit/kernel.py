@@ -1,0 +1,318 @@
+"""Lean's kernel and its own constructors, by ctypes on Lean's shared library.
+
+Nothing of a candidate is ever given to Lean's importer, elaborator or interpreter: what goes in is
+made anew, by these constructors. Objects begin with one reference and are never let go, as a
+judging process is short. What stands in two places must count two: the kernel takes what counts
+one for unshared, and caches nothing about it.
+
+The names and types of the functions are those of the versions in `VERSIONS`. They are a compiler's
+output, not an interface, so a self-test comes before any use.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterable
+from ctypes import c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
+from typing import Any
+
+VERSIONS = re.compile(r"4\.35\.")
+"""The versions of Lean whose functions are known to be these."""
+
+_POINTER = c_void_p
+_NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "name_str": ("lean_name_mk_string", (_POINTER, _POINTER)),
+    "name_num": ("lean_name_mk_numeral", (_POINTER, _POINTER)),
+    "_string": ("lean_mk_string_from_bytes", (c_char_p, c_size_t)),
+    "_nat_of_digits": ("lean_cstr_to_nat", (c_char_p,)),
+    "_nat_of_word": ("lean_big_uint64_to_nat", (c_uint64,)),
+    "level_zero": ("lean_level_mk_zero", (_POINTER,)),
+    "level_succ": ("lean_level_mk_succ", (_POINTER,)),
+    "level_max": ("lean_level_mk_max", (_POINTER, _POINTER)),
+    "level_imax": ("lean_level_mk_imax", (_POINTER, _POINTER)),
+    "level_param": ("lean_level_mk_param", (_POINTER,)),
+    "bvar": ("lean_expr_mk_bvar", (_POINTER,)),
+    "sort": ("lean_expr_mk_sort", (_POINTER,)),
+    "const": ("lean_expr_mk_const", (_POINTER, _POINTER)),
+    "app": ("lean_expr_mk_app", (_POINTER, _POINTER)),
+    "lam": ("lean_expr_mk_lambda", (_POINTER, _POINTER, _POINTER, c_uint8)),
+    "forall": ("lean_expr_mk_forall", (_POINTER, _POINTER, _POINTER, c_uint8)),
+    "let": ("lean_expr_mk_let", (*[_POINTER] * 4, c_uint8)),
+    "lit": ("lean_expr_mk_lit", (_POINTER,)),
+    "proj": ("lean_expr_mk_proj", (_POINTER, _POINTER, _POINTER)),
+    "axiom_val": ("lean_mk_axiom_val", (*[_POINTER] * 3, c_uint8)),
+    "definition_val": ("lean_mk_definition_val", (*[_POINTER] * 5, c_uint8, _POINTER)),
+    "theorem_val": ("lean_mk_theorem_val", (_POINTER,) * 5),
+    "opaque_val": ("lean_mk_opaque_val", (*[_POINTER] * 4, c_uint8, _POINTER)),
+    "quot_val": ("lean_mk_quot_val", (*[_POINTER] * 3, c_uint8)),
+    "inductive_val": ("lean_mk_inductive_val", (*[_POINTER] * 8, c_uint8, c_uint8, c_uint8)),
+    "constructor_val": ("lean_mk_constructor_val", (*[_POINTER] * 7, c_uint8)),
+    "recursor_val": ("lean_mk_recursor_val", (*[_POINTER] * 9, c_uint8, c_uint8)),
+    "inductive_decl": ("lean_mk_inductive_decl", (_POINTER, _POINTER, _POINTER, c_uint8)),
+    "regular": ("lean_mk_reducibility_hints_regular", (c_uint32,)),
+    "_alloc": ("lean_alloc_object", (c_size_t,)),
+    "_add_decl": ("lean_add_decl", (_POINTER, c_size_t, c_size_t, _POINTER, _POINTER)),
+    "_find": ("lean_environment_find", (_POINTER, _POINTER)),
+    "_same": ("l_Lean_instBEqConstantInfo_beq", (_POINTER, _POINTER)),
+    "_to_message": ("l_Lean_Kernel_Exception_toMessageData", (_POINTER, _POINTER)),
+    "_to_string": ("l_Lean_MessageData_toString", (_POINTER, _POINTER)),
+    "_import": (
+        "l_Lean_importModules",
+        (*[_POINTER] * 2, c_uint32, _POINTER, c_uint8, c_uint8, c_uint8, _POINTER),
+    ),
+    "_kernel_env": ("lean_elab_environment_to_kernel_env", (_POINTER,)),
+    "_search_path": ("l_Lean_initSearchPath", (_POINTER, _POINTER)),
+}
+
+# `Lean.Kernel.Exception`: the constructors that tell of a limit, and nothing of the declaration.
+_FIRST_LIMIT = 13
+_EXCEPTIONS = (
+    "unknown constant",
+    "already declared",
+    "declaration type mismatch",
+    "declaration has metavariables",
+    "declaration has free variables",
+    "function expected",
+    "type expected",
+    "let type mismatch",
+    "expression type mismatch",
+    "application type mismatch",
+    "invalid projection",
+    "theorem type is not a proposition",
+    "other",
+    "deterministic timeout",
+    "excessive memory",
+    "deep recursion",
+    "interrupted",
+)
+
+_OWN = 1  # the reference count of what only its maker knows
+_WORD = 8
+_CLOSED_BOX = 1
+_SIGINT, _SIGXFSZ = 2, 25
+
+
+class KernelUnavailableError(Exception):
+    """This library is none that the judge can use."""
+
+
+class RefusedError(Exception):
+    """The kernel does not accept a declaration."""
+
+
+class KernelLimitError(Exception):
+    """The kernel ran into a limit, which says nothing about the declaration."""
+
+
+class Kernel:
+    """Lean's library, loaded into this process. There can be one.
+
+    Attributes:
+        env: the kernel's environment, as an object of Lean's.
+    """
+
+    name_str: Any
+    name_num: Any
+    level_zero: Any
+    level_succ: Any
+    level_max: Any
+    level_imax: Any
+    level_param: Any
+    bvar: Any
+    sort: Any
+    const: Any
+    app: Any
+    lam: Any
+    forall: Any
+    let: Any
+    lit: Any
+    proj: Any
+    axiom_val: Any
+    definition_val: Any
+    theorem_val: Any
+    opaque_val: Any
+    quot_val: Any
+    inductive_val: Any
+    constructor_val: Any
+    recursor_val: Any
+    inductive_decl: Any
+    regular: Any
+    _string: Any
+    _nat_of_digits: Any
+    _nat_of_word: Any
+    _alloc: Any
+    _add_decl: Any
+    _find: Any
+    _same: Any
+    _to_message: Any
+    _to_string: Any
+    _import: Any
+    _kernel_env: Any
+    _search_path: Any
+
+    def __init__(self, library: str, version: str) -> None:
+        """Loads the library and imports nothing yet.
+
+        Raises:
+            KernelUnavailableError: it is of another version, or lacks a function.
+        """
+        if not VERSIONS.match(version):
+            raise KernelUnavailableError(f"the judge does not know the library of Lean {version}")
+        os.environ["UV_USE_IO_URING"] = "0"  # the sandbox denies it
+        try:
+            self._lib = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+            for attribute, (symbol, arguments) in _NAMES.items():
+                function = self._lib[symbol]
+                function.restype = c_uint8 if attribute == "_same" else _POINTER
+                function.argtypes = arguments
+                setattr(self, attribute, function)
+            libc = ctypes.CDLL(None)
+            for number in (_SIGINT, _SIGXFSZ):  # Python catches or ignores them
+                libc.signal(number, None)
+            self._lib.lean_initialize.restype = None
+            self._lib.lean_initialize()
+            # By default a panic goes on with some value.
+            self._lib.lean_set_exit_on_panic.argtypes = [c_uint8]
+            self._lib.lean_set_exit_on_panic(1)
+            self._no_options = _POINTER.in_dll(self._lib, "l_Lean_Options_empty").value or 0
+        except (OSError, AttributeError, ValueError) as error:
+            raise KernelUnavailableError(f"the judge cannot use Lean's library: {error}") from None
+        self.env = 0
+
+    def import_header(self, modules: Iterable[tuple[str, ...]], path: Iterable[str]) -> None:
+        """Makes an environment of what these modules declare; of what they bring to run, nothing.
+
+        Args:
+            modules: the parts of their names.
+            path: the folders in which to look.
+
+        Raises:
+            KernelUnavailableError: there is no such module.
+        """
+        self._search_path(self.text("/nonexistent"), self.list(map(self.text, path)))
+        # A file that is no module of the module system sees everything of what it imports.
+        flags = bytes([0, 1, 0])
+        imports = self.array(
+            [self.construct(0, self.name(each), scalars=flags) for each in modules]
+        )
+        no_plugins, leak, no_extensions, private = self.array([]), 1, 0, 2
+        result = self._import(
+            imports, self._no_options, 0, no_plugins, leak, no_extensions, private, 3
+        )
+        if self._tag(result) != 0:
+            raise KernelUnavailableError("the judge cannot import what the header imports")
+        self.env = self._kernel_env(_word(result + _WORD))
+        self._lib.lean_mark_persistent(_POINTER(self.env))
+
+    def add(self, declaration: int) -> None:
+        """Adds a declaration to the environment, if the kernel accepts it.
+
+        Raises:
+            RefusedError: it does not.
+            KernelLimitError: it cannot tell.
+        """
+        result = self._add_decl(self.env, 0, 0, declaration, _CLOSED_BOX)
+        value = _word(result + _WORD)
+        if self._tag(result) == 1:
+            self.env = value
+            return
+        tag = self._tag(value)
+        if tag >= _FIRST_LIMIT:
+            raise KernelLimitError(_EXCEPTIONS[tag] if tag < len(_EXCEPTIONS) else "a limit")
+        raise RefusedError(self._words_of(value, tag))
+
+    def has(self, name: int, info: int) -> bool | None:
+        """Whether the environment's constant of a name is this one; None if it has none.
+
+        Equal up to the names of bound variables.
+        """
+        for each in (self.env, name):  # which this function consumes
+            _retain(each)
+        option = self._find(self.env, name)
+        return None if option & 1 else bool(self._same(_word(option + _WORD), info))
+
+    def construct(self, tag: int, *fields: int, scalars: bytes = b"") -> int:
+        """An object of a constructor that Lean exports no function for."""
+        room = len(scalars) + 7 & ~7
+        size = _WORD + _WORD * len(fields) + room
+        found: int = self._alloc(size)
+        word = _OWN | tag << 56 | len(fields) << 48 | size << 32
+        body = b"".join(each.to_bytes(_WORD, "little") for each in (word, *fields))
+        ctypes.memmove(found, body + scalars.ljust(room, b"\0"), size)
+        return found
+
+    def array(self, items: list[int]) -> int:
+        """An `Array`."""
+        found: int = self._alloc(3 * _WORD + _WORD * len(items))
+        words = (_OWN | 246 << 56, len(items), len(items), *items)
+        body = b"".join(each.to_bytes(_WORD, "little") for each in words)
+        ctypes.memmove(found, body, len(body))
+        return found
+
+    def list(self, items: Iterable[int]) -> int:
+        """A `List`."""
+        found = _CLOSED_BOX
+        for each in reversed([*items]):
+            found = self.construct(1, each, found)
+        return found
+
+    def name(self, parts: Iterable[str | int]) -> int:
+        """A `Name`."""
+        found = _CLOSED_BOX
+        for part in parts:
+            found = self.name_part(found, part)
+        return found
+
+    def name_part(self, above: int, part: str | int) -> int:
+        """A `Name` with one part more."""
+        if isinstance(part, int):
+            return int(self.name_num(above, self.nat(part)))
+        return int(self.name_str(above, self.text(part)))
+
+    def text(self, value: str) -> int:
+        """A `String`."""
+        data = value.encode()
+        return int(self._string(data, len(data)))
+
+    def nat(self, value: int) -> int:
+        """A `Nat`."""
+        if value < 1 << 63:
+            return value << 1 | 1
+        if value < 1 << 64:
+            return int(self._nat_of_word(value))
+        return int(self._nat_of_digits(str(value).encode()))
+
+    def _words_of(self, exception: int, tag: int) -> str:
+        if _EXCEPTIONS[tag] == "other":
+            return self._read_string(_word(exception + _WORD))
+        result = self._to_string(self._to_message(exception, self._no_options), 1)
+        is_string = self._tag(result) == 249
+        return self._read_string(result if is_string else _word(result + _WORD))
+
+    def _read_string(self, value: int) -> str:
+        found = ctypes.string_at(value + 4 * _WORD, _word(value + _WORD) - 1)
+        return found.decode(errors="replace")
+
+    @staticmethod
+    def _tag(value: int) -> int:
+        return value >> 1 if value & 1 else c_uint8.from_address(value + 7).value
+
+
+def share(value: int) -> None:
+    """Notes that an object stands in more than one place."""
+    count = c_int32.from_address(value)
+    if count.value == _OWN:
+        count.value = 2
+
+
+def _retain(value: int) -> None:
+    if not value & 1:
+        count = c_int32.from_address(value)
+        if count.value > 0:
+            count.value += 1
+
+
+def _word(address: int) -> int:
+    return c_uint64.from_address(address).value

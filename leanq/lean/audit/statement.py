@@ -1,0 +1,464 @@
+"""Whether a compiled candidate states what a target states: two files, compared as data.
+
+The target was compiled on its own. Its theorems must stand in the candidate with equal levels and
+type, and so must all that their statements reach through the target's own constants, with equal
+values. What a target imports is the same in both, as the candidate must import all of it and, to
+the kernel, cannot declare it. Proofs may differ, and so may the values of *holes*: definitions
+whose value in the target is `sorry` and that the caller has named.
+
+Expressions are equal up to the names and kinds of bound variables and to metadata.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from leanq.lean.audit.image import (
+    AHEAD,
+    BOXED_ZERO,
+    BVAR,
+    CONST,
+    EXPRESSION_PARTS,
+    LEVEL_IMAX,
+    LEVEL_MAX,
+    LEVEL_PARAM,
+    LEVEL_SUCC,
+    LIT,
+    MDATA,
+    NUMBER_LIT,
+    PROJ,
+    SORT,
+    STRING_LIT,
+    Damaged,
+    Image,
+    Name,
+    Raw,
+    shape,
+)
+from leanq.lean.audit.olean import display
+
+SORRY: Name = ("sorryAx",)
+
+# The extensions of attributes by which another program runs than the one that a proof is about.
+_OVERRIDES = (
+    ("Lean", "Compiler", "implementedByAttr"),
+    ("Lean", "externAttr"),
+    ("Lean", "Compiler", "CSimp", "ext"),
+    ("Lean", "exportAttr"),
+    ("Lean", "regularInitAttr"),
+    ("Lean", "builtinInitAttr"),
+)
+# Parts of the names of what Lean adds by itself to what a text declares.
+_LEANS_OWN = re.compile(r"_.*|match_\d+|proof_\d+|eq_\d+|eq_def|sizeOf_spec|inj|injEq|noConfusion")
+_MAX_LEVEL_DEPTH = 400
+_RECURSOR_RULE = shape(0, 3)
+_MOST_DIFFERENCES = 100
+
+Value = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What keeps a candidate from being the target's.
+
+    ``rule`` is one of ``missing``, ``kind``, ``levels``, ``type``, ``value``, ``safety``, ``hole``,
+    ``imports``, ``declares``, ``override`` and ``target``.
+    """
+
+    name: str
+    rule: str
+    text: str
+
+
+@dataclass(slots=True)
+class Comparison:
+    """How a candidate compares with a target.
+
+    Attributes:
+        theorems: the target's theorems.
+        differences: none where the candidate states what the target states.
+    """
+
+    theorems: list[Name]
+    differences: list[Difference] = field(default_factory=list)
+
+
+class Interner:
+    """Numbers for expressions and levels: the same for what is equal, in whatever file."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Value, int] = {}
+
+    def number(self, key: Value) -> int:
+        """The number of what has this key."""
+        return self.numbers.setdefault(key, len(self.numbers))
+
+
+class View:
+    """The expressions of one image as numbers."""
+
+    def __init__(self, interner: Interner, image: Image) -> None:
+        self._interner, self._image = interner, image
+        self._known: dict[int, int] = {}
+        self._levels: dict[int, int] = {}
+
+    def expression(self, root: int) -> tuple[int, set[Name]]:
+        """Its number, and the names of the constants in it."""
+        image, known, words = self._image, self._known, self._image.words
+        seen: set[int] = set()
+        names: set[Name] = set()
+        todo = [root]
+        while todo:
+            at = todo[-1]
+            if at in seen:
+                todo.pop()
+                continue
+            image.spend(1)
+            index = image.index(at)
+            kind = words[index] >> 48
+            if kind not in EXPRESSION_PARTS:
+                raise Damaged("it holds a malformed expression, or a free or meta variable")
+            below = [words[index + part] for part in EXPRESSION_PARTS[kind]]
+            if missing := [each for each in below if each not in seen]:
+                if max(missing) >= at:
+                    raise Damaged(AHEAD)
+                todo += missing
+                continue
+            seen.add(at)
+            if kind in (CONST, PROJ):
+                names.add(image.name(words[index + 1]))
+            if at not in known:
+                parts = [known[each] for each in below]
+                if kind != MDATA:
+                    parts = [self._interner.number((kind, *parts, *self._leaf(kind, index)))]
+                known[at] = parts[0]
+        return known[root], names
+
+    def level(self, address: int, depth: int = 0) -> int:
+        """The number of a universe level."""
+        image, words = self._image, self._image.words
+        if address in self._levels:
+            return self._levels[address]
+        key: Value = ("level", "zero")
+        if address != BOXED_ZERO:
+            if depth > _MAX_LEVEL_DEPTH:
+                raise Damaged("it holds a universe level that is too deep")
+            image.spend(1)
+            index = image.index(address)
+            kind = words[index] >> 48
+            if kind == LEVEL_PARAM:
+                key = ("level", kind, image.name(words[index + 1]))
+            elif kind in (LEVEL_SUCC, LEVEL_MAX, LEVEL_IMAX):
+                count = 1 if kind == LEVEL_SUCC else 2
+                parts = [words[index + number] for number in range(1, count + 1)]
+                key = ("level", kind, *(self.level(each, depth + 1) for each in parts))
+            else:
+                raise Damaged("it holds a malformed universe level")
+        found = self._levels[address] = self._interner.number(key)
+        return found
+
+    def whole(self, raw: Raw) -> Value:
+        """Everything of a constant, in a form that can be compared."""
+        body = None if raw.body is None else self.expression(raw.body)[0]
+        levels = tuple(self._image.levels(raw))
+        return (raw.kind, raw.safe, levels, self.expression(raw.type_)[0], body, self.others(raw))
+
+    def others(self, raw: Raw) -> Value:
+        """What a constant has beside its levels, type and value."""
+        image, words, value = self._image, self._image.words, raw.value
+        if raw.kind in ("axiom", "opaque", "definition", "quotient"):
+            return (image.scalar(value, 0),)
+        if raw.kind == "inductive":
+            return (
+                *(image.small(words[value + number]) for number in (2, 3, 6)),
+                *(tuple(image.names(words[value + number])) for number in (4, 5)),
+                *(image.flag(value, number) for number in range(3)),
+            )
+        if raw.kind == "constructor":
+            counts = (image.small(words[value + number]) for number in (3, 4, 5))
+            return (image.name(words[value + 2]), *counts, image.flag(value, 0))
+        if raw.kind == "recursor":
+            counts = (image.small(words[value + number]) for number in (3, 4, 5, 6))
+            flags = (image.flag(value, 0), image.flag(value, 1))
+            return (tuple(image.names(words[value + 2])), *counts, *flags, *self._rules(raw))
+        return ()
+
+    def _rules(self, raw: Raw) -> Iterator[Value]:
+        image, words = self._image, self._image.words
+        for address in image.linked(words[raw.value + 7]):
+            rule = image.object(address, _RECURSOR_RULE)
+            right, _ = self.expression(words[rule + 3])
+            yield image.name(words[rule + 1]), image.small(words[rule + 2]), right
+
+    def _leaf(self, kind: int, index: int) -> Value:
+        """What an expression holds beside other expressions."""
+        image, words = self._image, self._image.words
+        if kind == BVAR:
+            return (image.natural(words[index + 1]),)
+        if kind == SORT:
+            return (self.level(words[index + 1]),)
+        if kind == CONST:
+            levels = map(self.level, image.linked(words[index + 2]))
+            return (image.name(words[index + 1]), *levels)
+        if kind == PROJ:
+            return (image.name(words[index + 1]), image.small(words[index + 2]))
+        if kind != LIT:
+            return ()
+        literal = image.index(words[index + 1])
+        if words[literal] >> 48 == NUMBER_LIT:
+            return ("number", image.natural(words[literal + 1]))
+        if words[literal] >> 48 == STRING_LIT:
+            return ("string", image.string(words[literal + 1]))
+        raise Damaged("it holds a malformed literal")
+
+
+class Stated:
+    """One of the two files: its constants, and what is behind them."""
+
+    def __init__(self, interner: Interner, image: Image) -> None:
+        self.image = image
+        self.constants = image.constants()
+        self.view = View(interner, image)
+
+    def beside(self, raw: Raw) -> set[Name]:
+        """The constants that come and go together with this one."""
+        image, words, value = self.image, self.image.words, raw.value
+        if raw.kind == "inductive":
+            return {*image.names(words[value + 4]), *image.names(words[value + 5])}
+        if raw.kind == "constructor":
+            return {image.name(words[value + 2])}
+        if raw.kind == "recursor":
+            return {*image.names(words[value + 2])}
+        return set()
+
+    def stated(self, raw: Raw) -> Value:
+        """What a constant is, but for its value."""
+        type_, _ = self.view.expression(raw.type_)
+        return (raw.kind, raw.safe, tuple(self.image.levels(raw)), type_)
+
+    def behind_statements(self, start: Collection[Name]) -> set[Name]:
+        """All constants that the types of these lead to, and what those are."""
+        types = (self.view.expression(self.constants[name].type_)[1] for name in start)
+        seen = set().union(*types)
+        todo = list(seen)
+        while todo:
+            raw = self.constants.get(todo.pop())
+            if raw is None:
+                continue
+            _, fresh = self.view.expression(raw.type_)
+            if raw.body is not None and raw.kind != "theorem":
+                fresh |= self.view.expression(raw.body)[1]
+            fresh = (fresh | self.beside(raw)) - seen
+            seen |= fresh
+            todo += fresh
+        return seen
+
+    def behind(self, start: Collection[Name]) -> set[Name]:
+        """All constants that these lead to, by types and values."""
+        seen, todo = set(start), list(start)
+        while todo:
+            raw = self.constants.get(todo.pop())
+            if raw is not None:
+                fresh = (self.image.references(raw) | self.beside(raw)) - seen
+                seen |= fresh
+                todo += fresh
+        return seen
+
+    def overrides(self) -> set[tuple[str, str]]:
+        """The declarations that are compiled as something else: by which attribute, and which."""
+        image, words, found = self.image, self.image.words, set()
+        for extension, entries in image.entries().items():
+            if extension in _OVERRIDES:
+                for address in image.array(entries):
+                    try:
+                        declaration = display(image.name(words[image.index(address) + 1]))
+                    except (Damaged, IndexError):
+                        declaration = "?"
+                    found.add((display(extension), declaration))
+        return found
+
+
+def own_theorems(constants: dict[Name, Raw], ending: Name = ()) -> list[Name]:
+    """The theorems that the text itself declares, in the file's order."""
+    return [
+        name
+        for name, raw in constants.items()
+        if raw.kind == "theorem" and not is_leans_own(name) and name != ending
+    ]
+
+
+def is_leans_own(name: Name) -> bool:
+    """Whether the name is one that Lean makes by itself; of a private one, the part that counts."""
+    if name[:1] == ("_private",):
+        numbers = [at for at, part in enumerate(name) if part == 0]
+        name = name[numbers[0] + 1 :] if numbers else name
+    return any(isinstance(part, int) or _LEANS_OWN.fullmatch(part) for part in name)
+
+
+def compare(
+    target: Image,
+    candidate: Image,
+    *,
+    theorems: Collection[Name] = (),
+    holes: Collection[str] | None = (),
+    ignored: Collection[Name] = (),
+    is_whole: bool = False,
+    stand_in: str = "",
+) -> Comparison:
+    """Compares two files.
+
+    Args:
+        theorems: the target's theorems to look for; none stands for all that its text declares.
+        holes: definitions whose value the candidate may choose where it is a `sorry` in the target;
+            None for all of that kind.
+        ignored: constants of either that do not count.
+        is_whole: whether all that the target's text declares has to stand in the candidate.
+        stand_in: an axiom of ours, which the candidate may declare as it likes.
+
+    Raises:
+        Damaged, IndexError: one of them is no file of Lean's.
+    """
+    interner = Interner()
+    ours, theirs = Stated(interner, target), Stated(interner, candidate)
+    for each in ignored:
+        ours.constants.pop(each, None)
+        theirs.constants.pop(each, None)
+    wanted = list(theorems) or own_theorems(ours.constants)
+    if is_whole:
+        wanted = [name for name in ours.constants if not is_leans_own(name)]
+    return _Comparing(ours, theirs, wanted, holes, stand_in).run()
+
+
+def differs_beside(plain: Image, named: Image, names: Collection[str]) -> Name | None:
+    """A constant in which two files of one text differ, beside its examples; None if in none.
+
+    Args:
+        plain: the file of the text.
+        named: the same with these names for its examples, which leave constants so.
+
+    What Lean makes by itself it shares between declarations, so it may have other names.
+    """
+    interner = Interner()
+    ours, theirs = Stated(interner, plain), Stated(interner, named)
+    own = set(names)
+    examples = [name for name in theirs.constants if name and name[-1] in own]
+    reached = theirs.behind_statements(examples)
+    for name, raw in theirs.constants.items():
+        if name not in ours.constants and own.isdisjoint(name) and not is_leans_own(name):
+            return name
+        if name in ours.constants:
+            mine = ours.constants[name]
+            same = ours.stated(mine) == theirs.stated(raw)
+            if same and name in reached and raw.kind != "theorem":
+                same = ours.view.whole(mine) == theirs.view.whole(raw)
+            if not same:
+                return name
+    lost = (name for name in ours.constants if name not in theirs.constants)
+    return next((name for name in lost if not is_leans_own(name)), None)
+
+
+class _Comparing:
+    """One comparison on its way."""
+
+    def __init__(
+        self,
+        ours: Stated,
+        theirs: Stated,
+        wanted: list[Name],
+        holes: Collection[str] | None,
+        stand_in: str,
+    ) -> None:
+        self._ours, self._theirs = ours, theirs
+        self._wanted, self._holes, self._stand_in = wanted, holes, stand_in
+        self._found = Comparison(wanted)
+        self._seen: set[Name] = set()
+
+    def run(self) -> Comparison:
+        if not self._wanted:
+            self._say((), "target", "the target declares no theorem")
+        init = {("Init",)}
+        imported = {each.module for each in self._theirs.image.imports()} | init
+        for module in sorted({e.module for e in self._ours.image.imports()} - imported, key=str):
+            self._say(module, "imports", "the target imports it, and the candidate does not")
+        for name in self._wanted:
+            if name not in self._ours.constants:
+                self._say(name, "target", "the target does not declare it")
+            self._compare_from(name)
+        extra = self._theirs.overrides() - self._ours.overrides()
+        for extension, declaration in sorted(extra):
+            if declaration == self._stand_in:
+                continue
+            text = f"{extension} gives it another program in the candidate alone"
+            self._differs(Difference(declaration, "override", text))
+        return self._found
+
+    def _compare_from(self, theorem: Name) -> None:
+        """Compares a theorem, and all that its statement reaches and no other has reached."""
+        todo = [theorem]
+        while todo:
+            name = todo.pop()
+            if name in self._seen:
+                continue
+            self._seen.add(name)
+            ours, theirs = self._ours.constants.get(name), self._theirs.constants.get(name)
+            if ours is None and theirs is not None:
+                text = "the target imports it, and the candidate declares it"
+                self._say(name, "declares", text, theorem)
+            if ours is None:
+                continue
+            if theirs is None:
+                self._say(name, "missing", "the candidate does not declare it", theorem)
+                continue
+            todo += self._compare(ours, theirs, theorem) - self._seen
+
+    def _compare(self, ours: Raw, theirs: Raw, theorem: Name) -> set[Name]:
+        """Compares two constants of one name; the names that have to be compared with them."""
+        name, mine, other = ours.name, self._ours, self._theirs
+        if ours.kind != theirs.kind:
+            text = f"{ours.kind} in the target, {theirs.kind} in the candidate"
+            self._say(name, "kind", text, theorem)
+            return set()
+        if ours.safe and not theirs.safe:
+            self._say(name, "safety", "unsafe or partial in the candidate alone", theorem)
+        if mine.image.levels(ours) != other.image.levels(theirs):
+            self._say(name, "levels", "it has other universe parameters", theorem)
+        type_, reached = mine.view.expression(ours.type_)
+        if type_ != other.view.expression(theirs.type_)[0]:
+            self._say(name, "type", "its type is not the target's", theorem)
+        if ours.kind == "theorem":
+            return reached
+        if mine.view.others(ours) != other.view.others(theirs):
+            self._say(name, "value", "it has other parts, rules or flags", theorem)
+        reached |= mine.beside(ours)
+        if ours.body is None or theirs.body is None:
+            return reached
+        body, in_body = mine.view.expression(ours.body)
+        if ours.kind == "definition" and SORRY in in_body:
+            self._compare_hole(name, other.view.expression(theirs.body)[1], theorem)
+            return reached
+        if body != other.view.expression(theirs.body)[0]:
+            self._say(name, "value", "its value is not the target's", theorem)
+        return reached | in_body
+
+    def _compare_hole(self, name: Name, in_body: set[Name], theorem: Name) -> None:
+        if self._holes is None:
+            return
+        if display(name) not in self._holes:
+            self._say(name, "hole", "its value is a sorry, and it is not named as a hole", theorem)
+        mentioned = self._theirs.behind(in_body).intersection(self._wanted)
+        if mentioned:
+            names = ", ".join(sorted(map(display, mentioned)))
+            self._say(name, "hole", f"what fills the hole leads to {names}", theorem)
+
+    def _say(self, name: Name, rule: str, text: str, theorem: Name = ()) -> None:
+        """Notes a difference, of a theorem or of what it reaches."""
+        if theorem and theorem != name:
+            text = f"{display(name)}, which it reaches: {text}"
+            name = theorem
+        self._differs(Difference(display(name), rule, text))
+
+    def _differs(self, difference: Difference) -> None:
+        if len(self._found.differences) < _MOST_DIFFERENCES:
+            self._found.differences.append(difference)

@@ -1,0 +1,146 @@
+"""What candidates are held against: targets, compiled apart from any candidate, each once.
+
+A compiled target is kept in the worker's own memory, where no candidate can write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from leanq.errors import AuditError, InvalidRequestError
+from leanq.lean.audit.ending import Ended
+from leanq.lean.audit.image import Damaged
+from leanq.lean.audit.judges import Parts
+from leanq.lean.audit.olean import display, open_image, read_parts
+from leanq.lean.check import NAMED_OPTIONS, Target
+from leanq.lean.environment import Environment, module_parts
+from leanq.lean.process import Lean, limits_of, olean
+from leanq.lean.recipes import text_hash
+from leanq.lean.syntax import example_names, name_examples
+from leanq.queue.requests import Request
+
+_KEPT_BYTES = 64 << 20
+
+
+class Targets:
+    """The targets of one environment."""
+
+    def __init__(self, lean: Lean) -> None:
+        self._lean = lean
+        self._kept: OrderedDict[str, tuple[Parts, Ended]] = OrderedDict()
+        self._compiling: dict[str, asyncio.Lock] = {}
+        self._found: dict[tuple[str, ...], Path] = {}
+
+    async def of_request(self, request: Request) -> Target:
+        """What a request wants to be proved.
+
+        Raises:
+            InvalidRequestError: the target does not compile, or the environment has no such names.
+        """
+        if request.theorems:
+            return await self._of_environment(request)
+        environment = self._lean.environment
+        text = environment.header_for(request.target) + request.target
+        file, ended = await self._compiled(text, request)
+        return Target(file, ended.name, holes=request.holes)
+
+    async def of_source(self, source: str, request: Request) -> tuple[Target, str]:
+        """A source that was given with its holes, as the target of what fills them; and the salt
+        of the names that its examples have in it.
+
+        Raises:
+            InvalidRequestError: the source does not compile any more.
+        """
+        salt = text_hash(source).hex()
+        text = await asyncio.to_thread(name_examples, source, salt)
+        options = NAMED_OPTIONS if text else ()
+        file, ended = await self._compiled(text or source, request, options)
+        return Target(file, ended.name, holes=None, is_whole=True), salt
+
+    async def _compiled(
+        self, text: str, request: Request, options: Sequence[str] = ()
+    ) -> tuple[Parts, Ended]:
+        key = text_hash(text).hex()
+        lock = self._compiling.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                if key not in self._kept:
+                    self._kept[key] = await self._compile(text, request, options)
+                    self._forget()
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        finally:
+            if not lock.locked():
+                self._compiling.pop(key, None)
+
+    async def _compile(
+        self, text: str, request: Request, options: Sequence[str]
+    ) -> tuple[Parts, Ended]:
+        ended = Ended.of(text)
+        async with self._lean.sandbox() as sandbox:
+            run = await self._lean.run(sandbox, ended.text, limits_of(request), options=options)
+            judged = run.judged
+            if judged.verdict not in ("accepted", "incomplete"):
+                errors = [m.text for m in judged.messages if m.severity == "error"]
+                why = errors[0] if errors else judged.verdict
+                raise InvalidRequestError(f"the target does not compile: {why:.2000}")
+            try:
+                return await asyncio.to_thread(read_parts, olean(sandbox)), ended
+            except AuditError as error:
+                raise InvalidRequestError(f"the target does not compile: {error}") from None
+
+    def _forget(self) -> None:
+        """Keeps no more than there is room for, and the newest."""
+        sizes = {key: sum(map(len, parts)) for key, (parts, _) in self._kept.items()}
+        held_bytes = sum(sizes.values())
+        while held_bytes > _KEPT_BYTES and len(self._kept) > 1:
+            key, _ = self._kept.popitem(last=False)
+            held_bytes -= sizes[key]
+
+    async def _of_environment(self, request: Request) -> Target:
+        names = [module_parts(each) for each in request.theorems]
+        paths = [await self._declaring(name) for name in names]
+        if len(set(paths)) > 1:
+            modules = ", ".join(sorted({path.stem for path in paths}))
+            raise InvalidRequestError(
+                f"verify takes theorems of one module; these are of {modules}"
+            )
+        file = await asyncio.to_thread(read_parts, paths[0].resolve())
+        return Target(file, ("", ""), theorems=names, holes=request.holes)
+
+    async def _declaring(self, name: tuple[str, ...]) -> Path:
+        known = self._found.get(name)
+        if known is None:
+            known = await asyncio.to_thread(_find_declaring, self._lean.environment, name)
+            if known is None:
+                raise InvalidRequestError(
+                    f"no module of the environment {self._lean.environment.name!r} declares "
+                    f"{display(name)}; give the full name of one of its theorems"
+                )
+            self._found[name] = known
+        return known
+
+
+def named_as_in_source(code: str, source: str, salt: str) -> tuple[str, Sequence[str]]:
+    """A source with its holes filled, with the names for its examples that its target has; and the
+    options that go with them."""
+    if not example_names(source, salt):
+        return code, ()
+    return name_examples(code, salt) or code, NAMED_OPTIONS
+
+
+def _find_declaring(environment: Environment, name: tuple[str, ...]) -> Path | None:
+    """The compiled module that declares a name."""
+    written = name[-1].encode() + b"\0"
+    for folder in environment.search_path:
+        for path in sorted(folder.rglob("*.olean")):
+            try:
+                parts = read_parts(path.resolve())
+                if any(written in part for part in parts) and open_image(parts).constants({name}):
+                    return path
+            except (AuditError, Damaged, IndexError):
+                continue
+    return None

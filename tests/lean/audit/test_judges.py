@@ -1,0 +1,230 @@
+"""The judge with real Lean: what it takes for proved, and what it does not."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.images import Lean
+
+from leanq.lean.audit.image import Image
+from leanq.lean.audit.judges import Judgement, Judges
+from leanq.lean.audit.olean import read_parts
+from leanq.lean.environment import Environment
+from leanq.lean.sandbox.sandbox import Limits
+from leanq.lean.syntax import split_header
+
+PRELUDE = "prelude\nimport Core\nset_option linter.all false\nset_option genCtorIdx false\n"
+LIMITS = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
+HONEST = f"""{PRELUDE}
+inductive Tree (α : Type) where
+  | leaf : Tree α
+  | node (left : Tree α) (value : α) (right : Tree α) : Tree α
+structure Two (p q : Prop) : Prop where
+  one : p
+  two : q
+noncomputable def Tree.mirror (t : Tree α) : Tree α :=
+  Tree.rec (motive := fun _ => Tree α) Tree.leaf (fun _ v _ l r => Tree.node r v l) t
+theorem swap (p q : Prop) (h : Two p q) : Two q p := Two.mk h.two h.one
+axiom assumed : False
+theorem cheat (p : Prop) : p := False.elim assumed
+theorem late (p : Prop) (h : p) : p := h
+"""
+
+
+@pytest.fixture(scope="module")
+def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    return Lean(tmp_path_factory.mktemp("lean"))
+
+
+@pytest.fixture(scope="module")
+def honest(lean: Lean) -> bytes:
+    return lean.compile(HONEST).read_bytes()
+
+
+@pytest.fixture
+async def judges(core: Environment) -> AsyncIterator[Judges]:
+    made = Judges(core, slots=1)
+    yield made
+    await made.close()
+
+
+async def judged(judges: Judges, parts: list[bytes], header: str = PRELUDE) -> Judgement:
+    return await judges.judge(split_header(header), parts, ("none", "here"), LIMITS)
+
+
+async def test_honest_files_are_proved(judges: Judges, lean: Lean, honest: bytes) -> None:
+    found = await judged(judges, [honest])
+    assert (found.proved, found.rule, found.limit, found.unavailable) == (True, "", "", "")
+    assert found.survey.axioms == {("assumed",)}
+    assert {"swap", "cheat", "late"} <= set(found.theorems)
+    core = lean.environment.find_olean("Core")
+    assert core is not None
+    found = await judged(judges, read_parts(core), "prelude\n")
+    assert (found.proved, found.rule) == (True, "")
+
+
+async def test_files_of_the_module_system_are_proved(judges: Judges, lean: Lean) -> None:
+    code = "module\nprelude\npublic theorem a (p : Prop) (h : p) : p := h\n"
+    found = await judged(judges, read_parts(lean.compile(code, name="Modular")), code)
+    assert (found.proved, found.theorems) == (True, ("a",))
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("Nat.sub", "def Nat.sub (n _m : Nat) : Nat := n"),
+        ("Nat.pow", "def Nat.pow (n _m : Nat) : Nat := n"),
+        ("Nat.log2", "def Nat.log2 (n : Nat) : Nat := n"),
+        ("List", "inductive List where | only : List"),
+    ],
+)
+async def test_what_the_kernel_knows_by_name_is_the_librarys(
+    judges: Judges, lean: Lean, name: str, code: str
+) -> None:
+    own = "prelude\nset_option genCtorIdx false\ninductive Nat where | zero : Nat\n"
+    path = lean.compile(f"{own}{code}", name="Reserved")
+    found = await judged(judges, read_parts(path), own)
+    assert (found.rule, found.proved) == ("reserved_name", False)
+    assert "by its name" in found.text
+
+
+async def test_names_of_the_kernel_may_be_declared_as_the_library_does(
+    judges: Judges, lean: Lean
+) -> None:
+    head = "prelude\nset_option genCtorIdx false\ninductive Nat where | zero : Nat"
+    same, other = f"{head} | succ (n : Nat) : Nat\n", f"{head} | succ (n m : Nat) : Nat\n"
+    path = lean.compile(same, name="Same")
+    assert (await judged(judges, read_parts(path), same)).proved
+    path = lean.compile(other, name="Other")
+    assert (await judged(judges, read_parts(path), other)).rule == "reserved_name"
+
+
+async def test_a_check_that_was_skipped_is_made_up_for(judges: Judges, lean: Lean) -> None:
+    code = f"{PRELUDE}set_option debug.skipKernelTC true\n"
+    code += "theorem t : False := by\n  exact id (α := False) (unsafe lcProof)\n"
+    messages = lean.run(code, name="Skipped")
+    path = lean.folder / "Skipped.olean"
+    if not path.exists():
+        pytest.skip(f"Lean takes no such text: {messages}")
+    found = await judged(judges, read_parts(path))
+    assert (found.rule, found.proved) == ("kernel_refused", False)
+
+
+def forged(honest: bytes, patch: Callable[[Image], tuple[int, int]]) -> bytes:
+    """The file with one word changed."""
+    index, word = patch(Image([honest]))
+    return honest[: 8 * index] + struct.pack("<Q", word) + honest[8 * index + 8 :]
+
+
+def of(image: Image, name: str) -> tuple[int, int]:
+    raw = image.constants()[tuple(name.split("."))]
+    return raw.head, raw.value
+
+
+FORGERIES: dict[str, Callable[[Image], tuple[int, int]]] = {
+    "another type": lambda i: (of(i, "late")[0] + 3, i.words[of(i, "assumed")[0] + 3]),
+    "another proof": lambda i: (of(i, "swap")[1] + 2, i.words[of(i, "late")[1] + 2]),
+    "a proof of something else": lambda i: (of(i, "late")[1] + 2, i.words[of(i, "cheat")[1] + 2]),
+    "a name for a proof": lambda i: (of(i, "late")[1] + 2, i.words[of(i, "late")[0] + 1]),
+    "itself": lambda i: (of(i, "late")[1] + 2, i.base + 8 * of(i, "late")[1]),
+    "beyond the file": lambda i: (of(i, "late")[1] + 2, i.base + 8 * len(i.words) + 800),
+    "in front of the file": lambda i: (of(i, "late")[1] + 2, i.base - 8),
+    "an odd address": lambda i: (of(i, "late")[1] + 2, i.words[of(i, "late")[1] + 2] + 4),
+    "a small number": lambda i: (of(i, "late")[1] + 2, 7),
+    "fewer parameters": lambda i: (of(i, "Tree")[1] + 2, 1),
+    "no constructors": lambda i: (of(i, "Tree")[1] + 5, 1),
+    "another field count": lambda i: (of(i, "Tree.node")[1] + 5, 5),
+    "no rules": lambda i: (of(i, "Tree.rec")[1] + 7, 1),
+    "another minor premise": lambda i: (of(i, "Tree.rec")[1] + 6, 7),
+    "another recursor": lambda i: (
+        of(i, "Tree.rec")[0] + 3,
+        i.words[of(i, "Two.rec")[0] + 3],
+    ),
+}
+
+
+async def test_forged_files_are_refused(judges: Judges, honest: bytes) -> None:
+    for what, patch in FORGERIES.items():
+        found = await judged(judges, [forged(honest, patch)])
+        assert (found.rule, found.proved) == ("kernel_refused", False), (what, found)
+
+
+async def test_damaged_files_do_no_harm(judges: Judges, honest: bytes) -> None:
+    rng = random.Random(7)
+    for _ in range(150):
+        damaged = bytearray(honest)
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(56, len(damaged))
+            damaged[at] = rng.choice([rng.randrange(256), damaged[at] ^ 1 << rng.randrange(8)])
+        found = await judged(judges, [bytes(damaged)])
+        assert found.proved or found.rule or found.limit
+    found = await judged(judges, [honest])
+    assert found.proved
+
+
+async def test_other_imports_than_the_header_says_are_refused(
+    judges: Judges, honest: bytes
+) -> None:
+    found = await judged(judges, [honest], "prelude\n")
+    assert found.rule == "kernel_refused"
+    assert "other modules" in found.text
+
+
+async def test_a_judge_without_limits_enough_says_so(
+    judges: Judges, lean: Lean, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = "\n".join(f"theorem t{n} (p : Prop) (h : p) : p := h" for n in range(2000))
+    path = lean.compile(f"{PRELUDE}{steps}", name="Long")
+    assert (await judged(judges, read_parts(path))).proved
+    monkeypatch.setattr("leanq.lean.audit.judges._LEAST_MEMORY_BYTES", 1 << 10)
+    small = replace(LIMITS, memory_bytes=1 << 10)
+    found = await judges.judge(split_header(PRELUDE), read_parts(path), ("a", "b"), small)
+    assert (found.proved, found.rule) == (False, "")
+    assert found.limit
+    assert (await judged(judges, read_parts(path))).proved
+
+
+async def test_another_lean_is_not_judged(core: Environment, honest: bytes) -> None:
+    toolchain = replace(core.toolchain, version="4.2.0")
+    judges = Judges(replace(core, toolchain=toolchain), slots=1)
+    try:
+        assert "4.2.0" in await judges.unavailable()
+        found = await judged(judges, [honest])
+        assert (found.proved, found.rule) == (False, "")
+        assert "4.2.0" in found.unavailable
+        # What can be read says what it does all the same.
+        assert found.survey.axioms == {("assumed",)}
+    finally:
+        await judges.close()
+
+
+async def test_a_judge_that_fails_its_self_test_judges_nothing(
+    core: Environment, tmp_path: Path, honest: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leanq.lean.audit.judges._forged", lambda honest: [honest])
+    monkeypatch.setattr("leanq.lean.audit.judges._passed", set())
+    judges = Judges(core, slots=1)
+    try:
+        assert "self-test" in await judges.unavailable()
+        found = await judged(judges, [honest])
+        assert (found.proved, "self-test" in found.unavailable) == (False, True)
+    finally:
+        await judges.close()
+
+
+async def test_what_stands_behind_a_text_is_no_way_to_declare_an_axiom(
+    judges: Judges, lean: Lean
+) -> None:
+    for type_, ended in (("False", False), ("Prop", True)):
+        code = f"{PRELUDE}axiom Mine.word.here : {type_}\n"
+        path = lean.compile(code, name=f"Ending{type_}")
+        found = await judges.judge(
+            split_header(PRELUDE), read_parts(path), ("word", "here"), LIMITS
+        )
+        assert (found.proved, found.ended) == (True, ended)
+        assert bool(found.survey.axioms) is not ended

@@ -1,0 +1,170 @@
+"""Verification: a candidate is held against a target that was compiled apart from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.sites import Site
+
+from leanq.lean.lean_driver import LeanDriver
+from leanq.queue.requests import Reply, Request
+
+PRELUDE = "prelude\nimport Core\n"
+TARGET = f"""{PRELUDE}
+def Both (p q : Prop) : Prop := And p q
+theorem swap (p q : Prop) (h : Both p q) : Both q p := sorry
+"""
+PROOF = "theorem swap (p q : Prop) (h : Both p q) : Both q p := And.intro h.right h.left\n"
+BOTH = "def Both (p q : Prop) : Prop := And p q\n"
+
+
+async def verify(driver: LeanDriver, code: str, target: str = TARGET, **how: Any) -> Reply:
+    request = Request(op="verify", code=code, target=target, **how)
+    return await driver.run(request)
+
+
+async def test_a_proof_of_the_target_is_accepted(either: Site) -> None:
+    driver = await either.one()
+    for code in (
+        f"{PRELUDE}{BOTH}{PROOF}",
+        # Whatever else it declares, and however its variables are named.
+        f"{PRELUDE}{BOTH}theorem more (p : Prop) (h : p) : p := h\n"
+        "theorem swap (a b : Prop) (both : Both a b) : Both b a := "
+        "And.intro both.right both.left\n",
+    ):
+        reply = await verify(driver, code)
+        assert (reply.verdict, reply.reason, reply.failed) == ("accepted", None, ())
+        assert [each.name for each in reply.theorems] == ["swap"]
+
+
+@pytest.mark.parametrize(
+    ("code", "rule"),
+    [
+        (f"{BOTH}theorem other (p q : Prop) (h : Both p q) : Both q p := ⟨h.right, h.left⟩", None),
+        (f"{BOTH}theorem swap (p : Prop) (h : Both p p) : Both p p := h", "type"),
+        (f"{BOTH}theorem other (p : Prop) (h : p) : p := h", "missing"),
+        (f"def Both (p _q : Prop) : Prop := p\n{PROOF.split(':=')[0]}:= sorry", None),
+        (
+            "def Both (_p _q : Prop) : Prop := True\n"
+            "theorem swap (p q : Prop) (_h : Both p q) : Both q p := True.intro",
+            "value",
+        ),
+        (
+            "axiom Both (p q : Prop) : Prop\naxiom given (p q : Prop) : Both p q\n"
+            "theorem swap (p q : Prop) (_h : Both p q) : Both q p := given q p",
+            "kind",
+        ),
+        (
+            f"{BOTH}def swap (p q : Prop) (h : Both p q) : Both q p := And.intro h.right h.left",
+            "kind",
+        ),
+        (f"namespace Mine\n{BOTH}{PROOF}end Mine", "missing"),
+        (f"{BOTH}axiom swap (p q : Prop) (h : Both p q) : Both q p", "kind"),
+        (
+            f"{BOTH}theorem swap.{{u}} (p q : Prop) (h : Both p q) (_ : PUnit.{{u}} = PUnit.unit)"
+            " : Both q p := And.intro h.right h.left",
+            None,
+        ),
+    ],
+)
+async def test_another_statement_is_not(site: Site, code: str, rule: str | None) -> None:
+    driver = await site.driver()
+    reply = await verify(driver, f"{PRELUDE}{code}\n")
+    assert reply.verdict != "accepted"
+    if rule is not None:
+        assert (reply.verdict, reply.reason) == ("rejected", "statement_differs")
+        assert reply.failed
+        assert (reply.failed[0].name, reply.failed[0].rule) == ("swap", "statement_differs")
+        assert reply.failed[0].text.startswith(f"{rule}: ")
+
+
+async def test_axioms_sorries_and_errors_are_what_they_are_in_a_check(site: Site) -> None:
+    driver = await site.driver()
+    head = PROOF.split(":=")[0]
+    for proof, verdict, reason in (
+        (f"axiom cheat : False\n{head}:= False.elim cheat", "rejected", "forbidden_axiom"),
+        (f"{head}:= sorry", "incomplete", "sorry"),
+        (f"set_option warn.sorry false\n{head}:= sorryAx _ false", "incomplete", "sorry"),
+        (f"{head}:= nonsense", "rejected", "lean_error"),
+        (f"{PROOF}#exit\ntheorem more : False := nonsense", "rejected", "not_read_to_end"),
+    ):
+        reply = await verify(driver, f"{PRELUDE}{BOTH}{proof}\n")
+        assert (reply.verdict, reply.reason) == (verdict, reason), proof
+
+
+async def test_programs_of_a_candidate_matter_nothing(site: Site) -> None:
+    driver = await site.driver()
+    code = f"{PRELUDE}{BOTH}{PROOF}-- macro\n"
+    assert (await driver.run(Request(op="check", code=code))).verdict == "unverified"
+    assert (await verify(driver, code)).verdict == "accepted"
+
+
+async def test_holes_are_named_by_the_caller(site: Site) -> None:
+    driver = await site.driver()
+    target = (
+        f"{PRELUDE}noncomputable def answer : Nat := sorry\n"
+        "theorem right : Eq answer Nat.zero := sorry\n"
+    )
+    filled = f"{PRELUDE}def answer : Nat := Nat.zero\ntheorem right : Eq answer Nat.zero := rfl\n"
+    reply = await verify(driver, filled, target)
+    assert (reply.verdict, reply.reason) == ("rejected", "statement_differs")
+    assert reply.failed[0].text.startswith("hole: ")
+    assert (await verify(driver, filled, target, holes=("answer",))).verdict == "accepted"
+
+
+async def test_a_target_that_does_not_compile_is_the_callers_mistake(site: Site) -> None:
+    driver = await site.driver()
+    reply = await verify(driver, f"{PRELUDE}{PROOF}", f"{PRELUDE}theorem swap : nonsense := sorry")
+    assert reply.verdict is None
+    assert "the target does not compile" in (reply.error or "")
+    reply = await verify(driver, f"{PRELUDE}{BOTH}{PROOF}", f"{TARGET}#exit\n")
+    assert (reply.verdict, reply.reason) == ("rejected", "statement_differs")
+    assert "not read the target to its end" in reply.failed[0].text
+
+
+async def test_theorems_of_the_environment(site: Site) -> None:
+    driver = await site.driver()
+    code = f"{PRELUDE}{BOTH}{PROOF}"
+    request = Request(op="verify", code=code, theorems=("Eq.symm",))
+    reply = await driver.run(request)
+    assert (reply.verdict, reply.failed[0].name) == ("rejected", "Eq.symm")
+    reply = await driver.run(Request(op="verify", code=code, theorems=("no.such",)))
+    assert "no module of the environment" in (reply.error or "")
+
+
+# What a check says of texts that end early
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["#exit\ntheorem more : False := nonsense", "#exit", "#exit theorem"],
+)
+async def test_what_is_not_read_to_its_end_is_not_accepted(either: Site, end: str) -> None:
+    driver = await either.one()
+    reply = await driver.run(Request(op="check", code=f"{PRELUDE}{BOTH}{PROOF}{end}"))
+    assert (reply.verdict, reply.reason) == ("rejected", "not_read_to_end")
+
+
+@pytest.mark.parametrize(
+    ("end", "verdict"),
+    [
+        ("", "accepted"),
+        ("-- a comment", "accepted"),
+        ("namespace Open section variable (n : Nat)", "accepted"),
+        ("/- a comment without an end", "rejected"),
+        ("/-- of nothing -/", "rejected"),
+        ("@[reducible]", "rejected"),
+        ("open Nat in", "rejected"),
+        ("theorem late : True := by", "rejected"),
+        ("theorem late : True :=", "rejected"),
+    ],
+)
+async def test_how_a_text_ends_is_leans_to_judge(site: Site, end: str, verdict: str) -> None:
+    driver = await site.driver()
+    code = f"{PRELUDE}{BOTH}{PROOF}{end}"
+    reply = await driver.run(Request(op="check", code=code))
+    assert reply.verdict == verdict
+    lines = code.count("\n") + 1
+    assert all(message.line <= lines for message in reply.messages)
+    assert all("leanqEnd" not in message.text for message in reply.messages)

