@@ -190,6 +190,10 @@ def _end(end: Exit, limits: Limits, stderr: bytes) -> tuple[Verdict, Reason, str
     if end.stopped == "memory":
         used = f"Lean was stopped when it held {used_mb} MB of memory"
         return "memory", "memory", f"{used}; the request allows {allowed_mb} MB"
+    if end.stopped == "scratch":
+        used = f"Lean was stopped when its files took {end.scratch_bytes >> 20} MB of disk space"
+        allowed = f"the request allows {limits.scratch_bytes / 2**20:g} MB"
+        return "memory", "scratch", f"{used}; {allowed}"
     if end.stopped == "output":
         allowed = f"at most {limits.output_bytes >> 20} MB are read"
         return "crashed", "process_died", f"Lean was stopped because it printed too much; {allowed}"

@@ -224,4 +224,5 @@ def limits_of(request: Request, factor: float = 1.0) -> Limits:
         cpu_s=factor * request.timeout_s,
         wall_s=factor * request.wall_s,
         memory_bytes=request.memory_mb << 20,
+        scratch_bytes=request.scratch_mb << 20,
     )

@@ -188,8 +188,8 @@ def _communicate(process: subprocess.Popen[bytes], command: Sequence[str]) -> tu
         return process.communicate(timeout=min(SILENT_S, ANSWER_TIMEOUT_S))
     except subprocess.TimeoutExpired:
         log.warning(
-            "still waiting for an answer of `%s`, for %g s at most: elan may be downloading a"
-            " toolchain, or the program hangs",
+            "still waiting for an answer of `%s`, for %g s at most: the machine may be busy,"
+            " elan may be downloading a toolchain, or the program hangs",
             shlex.join(command),
             ANSWER_TIMEOUT_S,
         )

@@ -79,6 +79,15 @@ async def test_steps_lead_on_from_there_to_an_end(either: Site) -> None:
     assert (reply.verdict, reply.axioms) == ("accepted", ())
 
 
+async def test_the_tactic_sorry_is_a_hole_like_the_term(either: Site) -> None:
+    driver = await either.one()
+    (sorry,) = (await driver.run(check("theorem t (p : Prop) (h : p) : p := by\n  sorry"))).sorries
+    assert (sorry.line, sorry.column, sorry.goal) == (2, 2, "p : Prop\nh : p\n⊢ p")
+    assert sorry.state is not None
+    reply = await driver.run(Request("step", state=sorry.state, tactic="exact h"))
+    assert (reply.verdict, reply.axioms) == ("accepted", ())
+
+
 async def test_a_state_can_be_exported_and_stepped_on_elsewhere(either: Site) -> None:
     driver, other = await either.one(), await either.one()
     (sorry,) = (await driver.run(check("theorem t (p : Prop) (h : p) : p := sorry"))).sorries

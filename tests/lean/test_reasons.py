@@ -71,7 +71,7 @@ async def test_a_step_that_meets_a_limit_says_so_behind_what_lean_said(site: Sit
 @pytest.mark.parametrize(
     ("code", "missing"),
     [
-        ("theorem t : 1 + 1 = 2 := rfl", "Init"),
+        ("theorem t (n : Nat) : n + 0 = n := by simp", "Init"),
         ("theorem t (p : Prop) (h : p) : p := by\n  simpa using h", "Init"),
         ("import Mathlib\ntheorem t : 1 + 1 = 2 := rfl", "Init, Mathlib"),
         ("prelude\nimport Core.Elsewhere", "Core.Elsewhere"),

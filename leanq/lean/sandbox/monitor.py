@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from leanq.lean.sandbox import isolation
-from leanq.lean.sandbox.usage import UsageSampler, descendants
+from leanq.lean.sandbox.usage import UsageSampler, descendants, disk_bytes
 
 MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothing is cut
 
@@ -62,6 +62,7 @@ class Monitor:
         """``ruleset`` is for each program, unless this process stands ``inside`` of it."""
         self._channel = channel
         self._nice: int = hello["nice"]
+        self._scratch: str = hello["scratch"]
         self._ruleset = ruleset
         self._inside = inside
         self._statuses: dict[int, int] = {}
@@ -143,6 +144,7 @@ class Monitor:
         self._wall_end: float = self._started + limits["wall_s"]
         self._memory_bytes: int = held_bytes + limits["memory_bytes"]
         self._look_s: float = limits["look_s"]
+        self._scratch_bytes: float = limits["scratch_bytes"]
         self._over = False
         self._look_at = self._started + self._pause_s()
         _, hard = resource.prlimit(self._program, resource.RLIMIT_CPU)
@@ -178,9 +180,17 @@ class Monitor:
             self._finish("cpu")
         elif over and self._over:
             self._finish("memory")
+        elif self._disk_bytes() > self._scratch_bytes:
+            self._finish("scratch")
         # Between fork and exec a child seems to have its parent's memory: look twice.
         self._over = over
         self._look_at = now + self._pause_s()
+
+    def _disk_bytes(self) -> float:
+        """What the scratch folder takes, where that is limited."""
+        if math.isinf(self._scratch_bytes):
+            return 0.0
+        return disk_bytes(self._scratch, self._scratch_bytes)
 
     def _finish(self, stopped: str | None) -> None:
         """End what is left of the program and report. Its status is the main process's."""
@@ -196,6 +206,9 @@ class Monitor:
         self._usage.conclude()
         if stopped is None and self._limited and self._usage.cpu_s > self._cpu_end_s:
             stopped = "cpu"  # or it would depend on when the last sample was taken
+        written_bytes = self._disk_bytes() if self._limited else 0.0
+        if stopped is None and self._limited and written_bytes > self._scratch_bytes:
+            stopped = "scratch"
         report = {
             "code": status if status >= 0 else None,
             "signal": -status if status < 0 else None,
@@ -203,6 +216,7 @@ class Monitor:
             "cpu_s": self._usage.cpu_s,
             "wall_s": time.monotonic() - self._started,
             "peak_bytes": self._usage.peak_bytes,
+            "scratch_bytes": int(min(written_bytes, 1 << 62)),
         }
         tell(self._channel, {"exit": report, "limited": self._limited})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,9 +22,9 @@ class Limits:
     """What a program may use.
 
     ``cpu_s`` and ``memory_bytes`` are for the program and all its descendants together, measured
-    after 25 ms to ``look_s`` (see ``leanq.lean.sandbox.usage``); ``output_bytes`` is for what
-    stands unread of both outputs together, of standard output alone where standard error is kept as
-    a tail.
+    after 25 ms to ``look_s`` (see ``leanq.lean.sandbox.usage``); so is ``scratch_bytes``, the disk
+    space that its scratch folder takes. ``output_bytes`` is for what stands unread of both outputs
+    together, of standard output alone where standard error is kept as a tail.
     """
 
     cpu_s: float
@@ -31,10 +32,11 @@ class Limits:
     memory_bytes: int
     output_bytes: int = 64 << 20
     look_s: float = 0.1
+    scratch_bytes: float = math.inf
 
     def measured(self) -> dict[str, float]:
         """Those that the supervisor enforces; it does not see the output."""
-        names = ("cpu_s", "wall_s", "memory_bytes", "look_s")
+        names = ("cpu_s", "wall_s", "memory_bytes", "look_s", "scratch_bytes")
         return {name: getattr(self, name) for name in names}
 
 
@@ -45,15 +47,17 @@ class Exit:
     One of ``code`` and ``signal`` is None. ``stopped`` says why leanq ended it: a limit, or
     ``killed`` when it was not wanted any more; None when it ended by itself. ``cpu_s`` counts from
     its start, ``wall_s`` from when its limits were last set. ``peak_bytes`` is the largest sample,
-    0 for a program that was over within a tenth of a second.
+    0 for a program that was over within a tenth of a second; ``scratch_bytes`` what its scratch
+    folder took last.
     """
 
     code: int | None
     signal: int | None
-    stopped: Literal["cpu", "wall", "memory", "output", "killed"] | None
+    stopped: Literal["cpu", "wall", "memory", "scratch", "output", "killed"] | None
     cpu_s: float
     wall_s: float
     peak_bytes: int
+    scratch_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ package, and documents what is measured. Messages are JSON, one per packet::
                      {"renewed": {"cpu_s", "memory_bytes"}}, {"refused": text},
                      {"exit": {the fields of Exit}, "limited": whether it ever had limits}
 
-Limits are {"cpu_s", "wall_s", "memory_bytes", "look_s"}. They are null for a program that is to
-wait for its input: until they come it is neither limited nor looked at, so that waiting costs
-nothing. What hardly any program needs is not told, since each message wakes a process that has lost
-its caches.
+Limits are {"cpu_s", "wall_s", "memory_bytes", "look_s", "scratch_bytes"}. They are null for a
+program that is to wait for its input: until they come it is neither limited nor looked at, so that
+waiting costs nothing. What hardly any program needs is not told, since each message wakes a process
+that has lost its caches.
 """
 
 from __future__ import annotations

@@ -345,6 +345,7 @@ async def test_places_in_a_tactic_are_those_that_were_given(lean: Lean) -> None:
     assert all(message.end_line is None or message.end_line <= 3 for message in cut)
 
 
+@pytest.mark.slow
 async def test_holes_in_holes_come_to_an_end(lean: Lean) -> None:
     source = Source(
         lean.driver._opened.lean.environment.fingerprint,
