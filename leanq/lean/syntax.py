@@ -68,6 +68,8 @@ _ACTING_WORD = re.compile(
     re.VERBOSE,
 )
 
+_EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?])")
+
 # Bold Fraktur letters: every Lean 4 takes them in names, and no library gives them a meaning.
 _LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
 
@@ -168,16 +170,26 @@ def can_act(text: str) -> bool:
 def name_examples(code: str, salt: str) -> str | None:
     """Makes every ``example`` a definition, so that it leaves a constant behind.
 
-    None if there is no example. The name is made of ``salt`` and of the example's number, three
+    None if the word is nowhere. The name is made of ``salt`` and of the example's number, three
     letters long: ``def`` and a blank fill up the seven characters of ``example``, so no line and
     no column moves, and what was aligned stays so. Nothing rests on the name being secret; it
     only must not be one that the file uses.
+
+    Where we take the word for a part of a comment or a string, another takes its place: if Lean
+    takes it for an example, the text then makes no sense to it.
     """
+    names = dict(zip(_example_offsets(code), example_names(code, salt), strict=True))
     pieces: list[str] = []
     done = 0
-    for number, offset in enumerate(_example_offsets(code), _first_number(salt)):
-        pieces += code[done:offset], "def ", _three_letters(number)
-        done = offset + len("example")
+    for match in _EXAMPLE.finditer(code):
+        offset = match.start()
+        if offset in names:
+            pieces += code[done:offset], "def ", names[offset]
+        elif _may_be_keyword(code, offset):
+            pieces += code[done:offset], word_for_example(salt)
+        else:
+            continue
+        done = match.end()
     return "".join([*pieces, code[done:]]) if pieces else None
 
 
@@ -185,6 +197,23 @@ def example_names(code: str, salt: str) -> tuple[str, ...]:
     """The names that :func:`name_examples` gives."""
     numbered = enumerate(_example_offsets(code), _first_number(salt))
     return tuple(_three_letters(number) for number, _ in numbered)
+
+
+def word_for_example(salt: str) -> str:
+    """What :func:`name_examples` writes for the word where it is no example: as long as that."""
+    number = _first_number(salt)
+    return "".join(chr(ord("a") + number // 26**k % 26) for k in range(len("example")))
+
+
+def _may_be_keyword(code: str, offset: int) -> bool:
+    """Whether a word there may be a token of its own, whatever stands around it."""
+    start = offset
+    while start and (code[start - 1].isalnum() or code[start - 1] in "_'!?"):
+        start -= 1
+    if start < offset:
+        return code[start] in "0123456789'"  # behind a number or a character
+    before = code[max(0, offset - 2) : offset]
+    return before == ".." or not before.endswith((".", "«"))
 
 
 def _first_number(salt: str) -> int:

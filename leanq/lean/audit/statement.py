@@ -51,7 +51,9 @@ _OVERRIDES = (
     ("Lean", "builtinInitAttr"),
 )
 # Parts of the names of what Lean adds by itself to what a text declares.
-_LEANS_OWN = re.compile(r"_.*|match_\d+|proof_\d+|eq_\d+|eq_def|sizeOf_spec|inj|injEq|noConfusion")
+_LEANS_OWN = re.compile(r"_.*|match_\d+|proof_\d+|eq_\d+|eq_def")
+# What it adds to each constructor or type; of anything else, they are names like others.
+_LEANS_OWN_OF_TYPES = frozenset({"sizeOf_spec", "inj", "injEq", "noConfusion"})
 _MAX_LEVEL_DEPTH = 400
 _RECURSOR_RULE = shape(0, 3)
 _MOST_DIFFERENCES = 100
@@ -97,10 +99,15 @@ class Interner:
 
 
 class View:
-    """The expressions of one image as numbers."""
+    """The expressions of one image as numbers.
 
-    def __init__(self, interner: Interner, image: Image) -> None:
-        self._interner, self._image = interner, image
+    ``spelled``: a word for which another is read in the literals of strings.
+    """
+
+    def __init__(
+        self, interner: Interner, image: Image, spelled: tuple[str, str] | None = None
+    ) -> None:
+        self._interner, self._image, self._spelled = interner, image, spelled
         self._known: dict[int, int] = {}
         self._levels: dict[int, int] = {}
 
@@ -210,17 +217,20 @@ class View:
         if words[literal] >> 48 == NUMBER_LIT:
             return ("number", image.natural(words[literal + 1]))
         if words[literal] >> 48 == STRING_LIT:
-            return ("string", image.string(words[literal + 1]))
+            text = image.string(words[literal + 1])
+            return ("string", text.replace(*self._spelled) if self._spelled else text)
         raise Damaged("it holds a malformed literal")
 
 
 class Stated:
     """One of the two files: its constants, and what is behind them."""
 
-    def __init__(self, interner: Interner, image: Image) -> None:
+    def __init__(
+        self, interner: Interner, image: Image, spelled: tuple[str, str] | None = None
+    ) -> None:
         self.image = image
         self.constants = image.constants()
-        self.view = View(interner, image)
+        self.view = View(interner, image, spelled)
 
     def beside(self, raw: Raw) -> set[Name]:
         """The constants that come and go together with this one."""
@@ -285,16 +295,28 @@ def own_theorems(constants: dict[Name, Raw], ending: Name = ()) -> list[Name]:
     return [
         name
         for name, raw in constants.items()
-        if raw.kind == "theorem" and not is_leans_own(name) and name != ending
+        if raw.kind == "theorem" and not is_leans_own(name, constants) and name != ending
     ]
 
 
-def is_leans_own(name: Name) -> bool:
-    """Whether the name is one that Lean makes by itself; of a private one, the part that counts."""
+def is_leans_own(name: Name, constants: Collection[Name]) -> bool:
+    """Whether the name is one that Lean makes by itself for one of a file's constants.
+
+    Of a private name, the part that counts.
+    """
+    start = 0
     if name[:1] == ("_private",):
-        numbers = [at for at, part in enumerate(name) if part == 0]
-        name = name[numbers[0] + 1 :] if numbers else name
-    return any(isinstance(part, int) or _LEANS_OWN.fullmatch(part) for part in name)
+        start = 1 + next((at for at, part in enumerate(name) if part == 0), -1)
+    for at in range(start, len(name)):
+        part = name[at]
+        if isinstance(part, int):
+            return True
+        # Nothing of Lean's stands at the root, except what holds a number.
+        if _LEANS_OWN.fullmatch(part) and (at > start or not part.startswith("_")):
+            return True
+        if part in _LEANS_OWN_OF_TYPES and (name[:at] in constants or name[start:at] in constants):
+            return True
+    return False
 
 
 def compare(
@@ -327,26 +349,30 @@ def compare(
         theirs.constants.pop(each, None)
     wanted = list(theorems) or own_theorems(ours.constants)
     if is_whole:
-        wanted = [name for name in ours.constants if not is_leans_own(name)]
+        wanted = [name for name in ours.constants if not is_leans_own(name, ours.constants)]
     return _Comparing(ours, theirs, wanted, holes, stand_in).run()
 
 
-def differs_beside(plain: Image, named: Image, names: Collection[str]) -> Name | None:
+def differs_beside(
+    plain: Image, named: Image, names: Collection[str], spelled: tuple[str, str] | None = None
+) -> Name | None:
     """A constant in which two files of one text differ, beside its examples; None if in none.
 
     Args:
         plain: the file of the text.
         named: the same with these names for its examples, which leave constants so.
+        spelled: a word of the other file's strings, and the one that the text has for it.
 
     What Lean makes by itself it shares between declarations, so it may have other names.
     """
     interner = Interner()
-    ours, theirs = Stated(interner, plain), Stated(interner, named)
+    ours, theirs = Stated(interner, plain), Stated(interner, named, spelled)
     own = set(names)
     examples = [name for name in theirs.constants if name and name[-1] in own]
     reached = theirs.behind_statements(examples)
     for name, raw in theirs.constants.items():
-        if name not in ours.constants and own.isdisjoint(name) and not is_leans_own(name):
+        is_extra = name not in ours.constants and own.isdisjoint(name)
+        if is_extra and not is_leans_own(name, theirs.constants):
             return name
         if name in ours.constants:
             mine = ours.constants[name]
@@ -356,7 +382,7 @@ def differs_beside(plain: Image, named: Image, names: Collection[str]) -> Name |
             if not same:
                 return name
     lost = (name for name in ours.constants if name not in theirs.constants)
-    return next((name for name in lost if not is_leans_own(name)), None)
+    return next((name for name in lost if not is_leans_own(name, ours.constants)), None)
 
 
 class _Comparing:
