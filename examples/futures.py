@@ -1,16 +1,13 @@
 """For users of concurrent.futures: `leanq up` in one terminal, this in another.
 
 What `check` returns is a `concurrent.futures.Future`, so `as_completed`, `wait` and `cancel` are
-used as with any executor; only that `cancel` also stops what already runs.
+used as with any executor; only that `cancel` also stops requests that run already.
 """
 
-import os
-import sys
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 
 from leanq import LeanQClient, Reply
-from leanq.local import UpFile
 
 THEOREM = "prelude\nimport Core\ntheorem and_swap (p q : Prop) (h : And p q) : And q p := "
 PROOFS = ["And.intro h.left h.right", "sorry", "And.intro h.right h.left", "⟨h.2, h.1⟩"]
@@ -39,8 +36,7 @@ def first_proof(lean: LeanQClient, proofs: Iterable[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    url = os.environ.get("LEANQ_URL") or UpFile(os.environ).read()
-    with LeanQClient(url or sys.exit("no queue: set LEANQ_URL, or run 'leanq up'")) as client:
+    with LeanQClient() as client:
         for proof, verdict in verdicts(client, PROOFS).items():
             print(f"{verdict:12} {proof}")
         print("the first:  ", first_proof(client, PROOFS))

@@ -1,6 +1,6 @@
 """A reward for trainers: 1.0 where Lean accepts, 0.0 where it does not.
 
-``python examples/reward.py`` shows both functions with a queue and a worker of their own. A trainer
+``python examples/reward.py`` shows the rewards of four proofs, checked on this machine. A trainer
 finds its queue by ``LEANQ_URL``, or that of `leanq up`:
 
 - TRL: ``GRPOTrainer(reward_funcs=reward, ...)``. A prompt is Lean text up to where the proof goes,
@@ -18,15 +18,20 @@ no worker offers the environment, that is raised.
 import asyncio
 import functools
 import logging
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from leanq import LeanQClient, Result
-from leanq.errors import InvalidRequestError, TooLargeError
-from leanq.local import UpFile
-from leanq.producer.request_builder import Check
+from leanq import (
+    Check,
+    InvalidRequestError,
+    LeanQClient,
+    NoRewardError,
+    Pool,
+    Result,
+    TooLargeError,
+)
+from leanq import reward as reward_of
 
 CHECK = Check(timeout_s=60.0, tenant="reward")
 
@@ -34,10 +39,7 @@ CHECK = Check(timeout_s=60.0, tenant="reward")
 @functools.cache
 def lean() -> LeanQClient:
     """The client of this process, and of those forked from it: each then connects by itself."""
-    url = os.environ.get("LEANQ_URL") or UpFile(os.environ).read()
-    if not url:
-        raise RuntimeError("no queue: set LEANQ_URL, or run 'leanq up'")
-    return LeanQClient(url)
+    return LeanQClient()
 
 
 def reward(completions: Sequence[str], prompts: Sequence[str] = (), **_: object) -> list[float]:
@@ -81,17 +83,15 @@ def scores(results: Iterable[Result], prompts: Sequence[str]) -> list[float]:
 
 def score(result: Result) -> float | None:
     """1.0 or 0.0; None where Lean has not judged."""
-    match result.verdict:
-        case "accepted":
-            return 1.0
-        case "rejected" | "incomplete" | "exhausted":
-            return 0.0
     if isinstance(result.error, InvalidRequestError | TooLargeError):
         # No text that Lean could read, which is the model's doing.
         return 0.0
     if result.error:
         raise result.error
-    return None
+    try:
+        return reward_of(result.verdict)
+    except NoRewardError:
+        return None
 
 
 THEOREM = "prelude\nimport Core\ntheorem and_swap (p q : Prop) (h : And p q) : And q p := "
@@ -99,18 +99,11 @@ PROOFS = ["And.intro h.right h.left", "And.intro h.left h.right", "sorry", "by s
 
 
 async def main() -> None:
-    # A trainer has no use for these.
-    from leanq.commands.worker import make_worker
-    from leanq.local import EmbeddedServer, embedded_settings, running
-
-    with EmbeddedServer() as server:
-        settings = embedded_settings(server, os.environ)
-        os.environ["LEANQ_URL"] = settings.url
-        async with running(make_worker(settings)):
-            prompts = [THEOREM] * len(PROOFS)
-            print("areward", await areward(PROOFS, prompts))
-            print("reward", await asyncio.to_thread(reward, PROOFS, prompts))
-            lean().close()
+    prompts = [THEOREM] * len(PROOFS)
+    with Pool() as pool:
+        print("reward", scores(pool.map(texts(PROOFS, prompts), **CHECK), prompts))
+        results = [result async for result in pool.amap(texts(PROOFS, prompts), **CHECK)]
+        print("areward", scores(results, prompts))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,8 @@ list is tried on every state, and the state whose goals are shortest comes first
 """
 
 import heapq
-import os
-import sys
 
 from leanq import LeanQClient
-from leanq.local import UpFile
 
 THEOREMS = [
     "theorem and_swap (p q : Prop) (h : And p q) : And q p",
@@ -53,8 +50,7 @@ def tree(node: str, depth: int, paths: dict[str, list[str]], children: dict[str,
 
 
 if __name__ == "__main__":
-    url = os.environ.get("LEANQ_URL") or UpFile(os.environ).read()
-    with LeanQClient(url or sys.exit("no queue: set LEANQ_URL, or run 'leanq up'")) as client:
+    with LeanQClient() as client:
         for theorem in THEOREMS:
             found, shown = prove(client, theorem)
             print(f"{theorem}\n{shown}\n{'; '.join(found) if found else 'not proved'}\n")

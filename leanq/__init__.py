@@ -15,6 +15,7 @@ from leanq.errors import (
     LostError,
     NewerMessageError,
     NoRewardError,
+    NoWorkerError,
     QueueError,
     QueueFullError,
     RecipeError,
@@ -32,6 +33,7 @@ from leanq.errors import (
     WorkerError,
 )
 from leanq.producer.request_builder import Check, InEnvironment, Placing
+from leanq.producer.route import NoWorker, WhenFull
 from leanq.producer.stream import Result
 from leanq.queue.requests import (
     Failure,
@@ -64,6 +66,8 @@ __all__ = [
     "Message",
     "NewerMessageError",
     "NoRewardError",
+    "NoWorker",
+    "NoWorkerError",
     "Placing",
     "Pool",
     "QueueError",
@@ -86,6 +90,7 @@ __all__ = [
     "UnknownStateError",
     "UsageError",
     "Verdict",
+    "WhenFull",
     "WireError",
     "WorkerError",
     "reward",

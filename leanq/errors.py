@@ -11,6 +11,7 @@
     │   └── UnknownEnvironmentError   no worker has ever offered the environment
     ├── QueueError                the queue could not take or answer the request
     │   ├── UnavailableError          no Redis at the URL, or it refuses to serve
+    │   ├── NoWorkerError             no worker is alive for the environment
     │   ├── QueueFullError            back-pressure; carries ``retry_after_s``
     │   └── LostError                 the server forgot the request
     ├── ClosedError               the client was closed while the request was outstanding
@@ -71,6 +72,10 @@ class QueueError(LeanQError):
 
 class UnavailableError(QueueError):
     """No Redis answers at the URL, or it refuses to serve. The request may have been sent."""
+
+
+class NoWorkerError(QueueError):
+    """No worker is alive for the environment, and the client was told not to wait for one."""
 
 
 class QueueFullError(QueueError):

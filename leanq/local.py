@@ -7,7 +7,6 @@ import contextlib
 import heapq
 import importlib.util
 import itertools
-import json
 import os
 import platform
 import secrets
@@ -16,17 +15,16 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from concurrent.futures import Future
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self
 
-from leanq.client import LeanQFuture
 from leanq.errors import (
     ClosedError,
+    LeanQError,
+    LostError,
     RequestError,
     UnavailableError,
     UnknownEnvironmentError,
@@ -38,29 +36,30 @@ from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import open_environment
 from leanq.lean.lean_driver import LeanDriver, machine_cache
 from leanq.lean.recipes import read_recipe
-from leanq.producer.request_builder import (
-    DEFAULT_ENVIRONMENT,
-    Check,
-    InEnvironment,
-    Placing,
-    PreparedRequest,
-    RequestBuilder,
-)
-from leanq.producer.stream import Maps
+from leanq.producer import arguments
+from leanq.producer.future_client import FutureClient
+from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest, RequestBuilder
+from leanq.producer.route import Waiter
+from leanq.producer.shard_client import failed
 from leanq.queue.requests import Reply
-from leanq.queue.settings import Settings
+from leanq.queue.settings import Settings, check_name
 from leanq.queue.wire import unpack_request
 from leanq.states import MemoryStates
 from leanq.worker import Worker
 
-_T = TypeVar("_T")
 
-
-class Pool(Maps):
+class Pool(FutureClient):
     """Checks and steps on this machine, with the methods of :class:`leanq.LeanQClient`.
 
-    Whoever waits goes by priority, and then in the order of the calls. There is one caller, so a
-    ``tenant`` means nothing here; a ``request_id`` is only a name.
+    Requests run by priority, and then in the order of the calls. There is one caller, so a
+    ``tenant`` means nothing here; a ``request_id`` is only a name. A future is ``running()`` while
+    its request has a slot.
+
+    >>> code = "prelude\\nimport Core\\ntheorem t (p : Prop) (h : p) : p := by\\n  sorry"
+    >>> with Pool(slots=1) as pool:
+    ...     [goal] = pool.check(code).result().sorries
+    ...     pool.step(goal.state, "exact h").result().verdict
+    'accepted'
 
     Args:
         environments: a Lake project, or a folder of compiled modules, for each environment's name;
@@ -70,142 +69,131 @@ class Pool(Maps):
         nice: niceness of the Lean processes.
 
     Raises:
+        UsageError: a malformed argument.
         WorkerError: no usable Lean, or an environment that cannot be read.
     """
 
     def __init__(
         self,
-        environments: Mapping[str, Path] | None = None,
+        environments: Mapping[str, str | Path] | None = None,
         *,
         lean: str | None = None,
         slots: int | None = None,
         nice: int = 0,
     ) -> None:
-        # Only what bounds the disk's share is of meaning without a queue.
+        # Only its bound of the cache on disk has a meaning without a queue.
         settings = Settings.load("unix:///-", os.environ)
-        slots = len(os.sched_getaffinity(0)) if slots is None else slots
-        if slots < 1:
-            raise UsageError(f"a pool of {slots} slots runs nothing; give at least 1")
+        count = len(os.sched_getaffinity(0))
+        if slots is not None:
+            count = arguments.whole_number("slots", slots)
+        if count < 1:
+            raise UsageError(f"slots must be at least 1, got {count}")
+        nice = arguments.whole_number("nice", nice)
+        if lean is not None:
+            lean = arguments.text("lean", lean)
+        if environments is not None and not isinstance(environments, Mapping):
+            raise arguments.wrong_type("environments", "paths by name (dict)", environments)
+        named: dict[str, Path | None] = {DEFAULT_ENVIRONMENT: None}
+        if environments:
+            named = {
+                check_name("environment", arguments.text("a name", name)): _path(path)
+                for name, path in environments.items()
+            }
         cache = machine_cache(settings)
 
         def driver(name: str, path: Path | None) -> Driver:
             return LeanDriver(
                 lambda: open_environment(name, path, lean=lean),
-                slots=slots,
+                slots=count,
                 cache=cache,
                 nice=nice,
             )
 
-        named: Mapping[str, Path | None] = environments or {DEFAULT_ENVIRONMENT: None}
-        drivers = [driver(*each) for each in named.items()]
-        self._drivers = {driver.environment: driver for driver in (*drivers, EchoDriver())}
-        self._calls = RequestBuilder(settings, "pool")
+        def new_route() -> LocalRoute:
+            drivers = [driver(name, path) for name, path in named.items()]
+            return LocalRoute([*drivers, EchoDriver()], count)
+
+        super().__init__(RequestBuilder(settings, "pool"), new_route, kind="pool")
+
+
+class LocalRoute:
+    """The route to drivers in this process.
+
+    Args:
+        drivers: one for each environment.
+        slots: requests at a time.
+    """
+
+    def __init__(self, drivers: Sequence[Driver], slots: int) -> None:
+        self._drivers = {driver.environment: driver for driver in drivers}
         self._states = MemoryStates()
         self._name = f"pool-{os.getpid()}-{secrets.token_hex(4)}"
         self._gate = _Gate(slots)
-        self._tasks: set[asyncio.Task[None]] = set()
-        # What is asked while the pool closes is either ended by that or refused.
-        self._lock = threading.Lock()
-        self._closed = False
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="leanq-pool", daemon=True
-        )
-        self._thread.start()
+        self._tasks: dict[Waiter, asyncio.Task[None]] = {}
+
+    async def open(self) -> None:
+        """Raises WorkerError where a driver cannot serve here."""
         try:
-            self._wait_for(self._open())
+            for driver in self._drivers.values():
+                await driver.open(self._states)
         except BaseException:
-            self.close()
+            await self._close_drivers()
             raise
 
-    def __enter__(self) -> Self:
-        return self
+    def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+        """Runs a request, once it has a slot."""
+        task = asyncio.get_running_loop().create_task(self._serve(prepared, waiter))
+        self._tasks[waiter] = task
+        task.add_done_callback(lambda _: self._tasks.pop(waiter, None))
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def attach(self, request_id: str, waiter: Waiter) -> None:
+        """There are no requests submitted before."""
+        waiter.ended(LostError(f"a pool does not know the request {request_id}"))
 
-    def close(self) -> None:
-        """Ends what runs and the pool's thread; futures that are left end with ClosedError.
+    def cancel(self, request_id: str, waiter: Waiter) -> bool:
+        """Stops a request; False where it has ended already."""
+        task = self._tasks.get(waiter)
+        return task is not None and task.cancel()
 
-        Raises:
-            UsageError: called by a callback of one of its own futures.
-        """
-        if threading.current_thread() is self._thread:
-            raise UsageError("a pool cannot be closed in a callback of its own futures")
-        with self._lock:
-            closed, self._closed = self._closed, True
-        if not closed:
-            self._wait_for(self._close())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+    async def close(self, *, withdraw: bool) -> None:
+        """Stops all requests, and closes the drivers."""
+        outstanding = dict(self._tasks)
+        for task in outstanding.values():
+            task.cancel()
+        await asyncio.gather(*outstanding.values(), return_exceptions=True)
+        for waiter, task in outstanding.items():
+            if task.cancelled():
+                waiter.ended(ClosedError("the pool was closed before the request ended"))
+        await self._close_drivers()
 
-    def check(self, code: str, **options: Unpack[Check]) -> LeanQFuture[Reply]:
-        """Lean's verdict on ``code``; as :meth:`leanq.LeanQClient.check`."""
-        return self._start(self._calls.check(code, options))
+    async def _close_drivers(self) -> None:
+        await asyncio.gather(*(driver.close() for driver in self._drivers.values()))
 
-    def step(self, state: str, tactic: str, **options: Unpack[Check]) -> LeanQFuture[Reply]:
-        """What becomes of ``state`` by ``tactic``; as :meth:`leanq.LeanQClient.step`."""
-        return self._start(self._calls.step(state, tactic, options))
-
-    def export(self, state: str, **options: Unpack[InEnvironment]) -> LeanQFuture[bytes]:
-        """Bytes that mean the same state anywhere; as :meth:`leanq.LeanQClient.export`."""
-        return self._start(self._calls.export(state, options))
-
-    def import_(self, exported: bytes, **options: Unpack[InEnvironment]) -> LeanQFuture[str]:
-        """The state that was exported; as :meth:`leanq.LeanQClient.import_`."""
-        return self._start(self._calls.import_(exported, options))
-
-    def echo(
-        self, payload: bytes, delay_s: float = 0.0, **placing: Unpack[Placing]
-    ) -> LeanQFuture[bytes]:
-        """The same bytes after ``delay_s`` seconds; as :meth:`leanq.LeanQClient.echo`."""
-        return self._start(self._calls.echo(payload, delay_s, placing))
-
-    def _start(self, call: PreparedRequest[_T]) -> LeanQFuture[_T]:
-        future: LeanQFuture[_T] = LeanQFuture(call.submission.request_id)
-        with self._lock:
-            if self._closed:
-                raise ClosedError("the pool is closed")
-            self._loop.call_soon_threadsafe(self._spawn, call, future)
-        return future
-
-    def _spawn(self, call: PreparedRequest[_T], future: LeanQFuture[_T]) -> None:
-        task = self._loop.create_task(self._serve(call, future))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-        def withdraw(_: Future[_T]) -> None:
-            if future.cancelled() and not self._closed:
-                self._loop.call_soon_threadsafe(task.cancel)
-
-        future.add_done_callback(withdraw)
-
-    async def _serve(self, call: PreparedRequest[_T], future: LeanQFuture[_T]) -> None:
+    async def _serve(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+        end: Reply | LeanQError
         try:
-            result = call.read(await self._answer(call))
-        except asyncio.CancelledError:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(ClosedError("the pool was closed before the request ended"))
-            return
-        except Exception as error:
-            if future.set_running_or_notify_cancel():
-                future.set_exception(error)
-            return
-        if future.set_running_or_notify_cancel():
-            future.set_result(result)
+            end = await self._answer(prepared, waiter)
+        except LeanQError as error:
+            end = error
+        except Exception as fault:
+            end = failed(fault)
+        waiter.ended(end)
 
-    async def _answer(self, call: PreparedRequest[Any]) -> Reply:
-        submission = call.submission
-        driver = self._driver(submission.environment or await self._environment_of(call.state))
+    async def _answer(self, prepared: PreparedRequest[Any], waiter: Waiter) -> Reply:
+        submission = prepared.submission
+        environment = submission.environment or await self._environment_of(prepared.state)
+        driver = self._driver(environment)
         came_s = time.monotonic()
         deadline_s = submission.deadline_ms / 1000 or None
         try:
             async with asyncio.timeout(deadline_s):
                 await self._gate.enter(submission.priority)
         except TimeoutError:
-            return Reply("expired", request_id=submission.request_id, worker=self._name)
+            return Reply(
+                "expired", reason="deadline", request_id=submission.request_id, worker=self._name
+            )
         try:
+            waiter.acknowledged()
             queued_s = time.monotonic() - came_s
             reply = await driver.run(unpack_request(submission.body))
         finally:
@@ -240,31 +228,24 @@ class Pool(Maps):
                 return environment
         raise UnknownStateError(f"the state {state} is of an environment that is not offered here")
 
-    async def _open(self) -> None:
-        for driver in self._drivers.values():
-            await driver.open(self._states)
 
-    async def _close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(driver.close() for driver in self._drivers.values()))
-
-    def _wait_for(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+def _path(value: object) -> Path:
+    if not isinstance(value, str | os.PathLike):
+        raise arguments.wrong_type("an environment's path", "a path (str or Path)", value)
+    return Path(value)
 
 
 class _Gate:
-    """Lets so many in at a time: by level, and then in the order in which they came."""
+    """Lets so many in at a time: by priority, and then in the order in which they came."""
 
     def __init__(self, free: int) -> None:
         self._free = free
         self._count = itertools.count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
-    async def enter(self, level: int) -> None:
+    async def enter(self, priority: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (level, next(self._count), turn))
+        heapq.heappush(self._waiting, (priority, next(self._count), turn))
         self._call()
         try:
             await turn
@@ -285,7 +266,7 @@ class _Gate:
                 turn.set_result(None)
 
 
-__all__ = ["EmbeddedServer", "Pool", "UpFile", "embedded_settings", "find_server", "running"]
+__all__ = ["EmbeddedServer", "Pool", "embedded_settings", "find_server", "running"]
 
 _START_DEADLINE_S = 10.0
 _LOOK_S = 0.002
@@ -389,42 +370,6 @@ async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
         joined.cancel()
         worker.stop(grace_s=0.0)
         await asyncio.gather(task, joined, return_exceptions=True)
-
-
-class UpFile:
-    """Where ``leanq up`` says that it is up: one file per user, removed when it ends."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_CACHE_HOME")
-        home = environ.get("HOME") or os.path.expanduser("~")
-        self.path = Path(base or f"{home}/.cache", "leanq", "up.json")
-
-    def write(self, settings: Settings) -> None:
-        """Raises UnavailableError where another ``leanq up`` runs already."""
-        if self.read() is not None:
-            raise UnavailableError("leanq is up already; other commands find it by themselves")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # It holds the password, and appears whole.
-            handle, new = tempfile.mkstemp(prefix="up-", dir=self.path.parent)
-            with os.fdopen(handle, "w") as file:
-                json.dump({"pid": os.getpid(), "url": settings.url}, file)
-            os.replace(new, self.path)
-        except OSError as error:
-            raise UnavailableError(f"cannot write {self.path}: {error.strerror}") from None
-
-    def read(self) -> str | None:
-        """The URL of the ``leanq up`` that runs, if one does."""
-        try:
-            saved = json.loads(self.path.read_text())
-            url, pid = str(saved["url"]), int(saved["pid"])
-            os.kill(pid, 0)
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
-            return None
-        return url if Path(url.partition("@")[2]).exists() else None
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
 
 
 def embedded_settings(server: EmbeddedServer, environ: Mapping[str, str]) -> Settings:

@@ -31,7 +31,7 @@ Reason = Literal[
     "min_workers",  # more than would do: the settings' minimum
     "max_workers",  # less than is needed: the settings' maximum
     "autoscaler",  # reference: the queue is short, so CPU decides above this minimum
-    "undefined",  # reference: nothing completed or nobody at work in the past minute: held
+    "undefined",  # reference: nothing completed or no slot busy in the past minute: held
 ]
 
 
@@ -191,7 +191,7 @@ def learned(stats: Stats, memory: Memory) -> Memory:
     if last:
         # What finished is known exactly, but late: a fleet that runs long requests would look idle
         # until the first of them ends. So slots that are busy now and were before count as well,
-        # except where nobody looked for long: a server that was gone had its workers wait.
+        # except after a long gap: a server that was gone had its workers wait.
         span_s = stats.time_s - last.time_s
         seen_s = min(last.busy_slots, stats.busy_slots) * span_s if span_s <= _GAP_S else 0.0
         finished_s = stats.busy_s - last.busy_s
@@ -278,7 +278,7 @@ class _Terms:
 
     @property
     def short_slot_s(self) -> float:
-        """The part of the backlog that nobody who is ordered will have done in time."""
+        """The part of the backlog that the workers ordered so far will not clear in time."""
         return max(0.0, self.backlog_slot_s - self.capacity_slot_s)
 
     def workers(self, slots: float) -> int:

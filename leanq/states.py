@@ -5,7 +5,7 @@ A **state** is an open goal, and its id 64 hex digits. What is kept of it is its
 what a tactic made of its parent. A search tree costs its edges, about 130 bytes each in Redis.
 
 Records carry no time-to-live, since losing one would lose all states behind it and an eviction
-policy may take what has one. They are collected when nobody used them for
+policy may take what has one. They are collected when they were not used for
 ``Settings.state_ttl_s``. Recalling a state uses its ancestors too, and keeping it uses its parent,
 so that no parent goes before its children.
 
@@ -42,7 +42,7 @@ _KEPT_AT_ONCE = 1000
 _LOOKED_AT_AT_ONCE = 256
 # Making room looks at every snapshot.
 _MOST_SNAPSHOTS = 4096
-# How long a snapshot may be in the making before somebody else may make it.
+# How long a snapshot may be in the making before another worker may make it.
 _MAKING_MS = 120_000
 # How long its chunks may be on their way before others may take its place.
 _COMING_MS = 600_000
@@ -52,7 +52,7 @@ _COMING_MS = 600_000
 class Packed:
     """A snapshot as it travels: compressed, in chunks of at most CHUNK_BYTES.
 
-    What ``manifest`` means is the affair of whoever packed it.
+    Only the driver that packed it knows what ``manifest`` means.
     """
 
     manifest: bytes
@@ -267,7 +267,7 @@ class RedisStates:
 class MemoryStates:
     """States in this process, for one that has no Redis; see :class:`States`.
 
-    It keeps no snapshots, since whoever comes back to them has them on its disk.
+    It keeps no snapshots, since a caller that comes back to them has them on its disk.
     """
 
     most_snapshot_bytes = 0

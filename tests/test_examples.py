@@ -79,7 +79,7 @@ def example(fleet: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
 def test_the_reward_by_itself(terminal: Terminal) -> None:
     rewards = "[1.0, 0.0, 0.0, 0.0]"
     done = run(terminal, str(EXAMPLES / "reward.py"))
-    assert done == Done(0, f"areward {rewards}\nreward {rewards}\n", "")
+    assert done == Done(0, f"reward {rewards}\nareward {rewards}\n", "")
 
 
 def test_the_reward_in_processes_that_fork(client: Terminal) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import doctest
 import os
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -113,7 +114,7 @@ def test_echo_and_the_order_in_which_it_works(core: Environment, cache: Path) ->
 def test_cancelling_stops_lean(core: Environment, cache: Path) -> None:
     with new_pool(cache, slots=1) as pool:
         slow = pool.check((SAMPLES / "stack_overflow.lean").read_text())
-        until(lambda: pool._gate._free == 0)
+        until(slow.running)
         assert slow.cancel()
         code = (SAMPLES / "and_swap.lean").read_text()
         assert pool.check(code).result(DEADLINE_S).verdict == "accepted"
@@ -144,3 +145,15 @@ def test_a_closed_pool(core: Environment, cache: Path) -> None:
 def test_a_machine_without_lean(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="nowhere"):
         Pool(lean=str(tmp_path / "nowhere"))
+
+
+def test_the_example_of_the_docstring(
+    core: Environment, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEANQ_CACHE", str(cache))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    found = doctest.DocTestFinder(recurse=False).find(Pool, "Pool", globs={"Pool": Pool})
+    assert [example.want for test in found for example in test.examples][-1] == "'accepted'\n"
+    runner = doctest.DocTestRunner()
+    for test in found:
+        assert runner.run(test).failed == 0

@@ -287,7 +287,10 @@ async def _run(campaign: Campaign, url: str | None, as_json: bool) -> Progress:
     from leanq.commands.submit import hint, queue_at
 
     started = time.monotonic()
-    async with queue_at(url) as (place, worker), AsyncLeanQClient(place) as client:
+    async with (
+        queue_at(url) as (place, worker),
+        AsyncLeanQClient(place, no_worker="wait") as client,
+    ):
         idle = asyncio.create_task(hint(client.clusters, campaign.plan.options))
         with Shown(campaign.data, as_json) as shown:
             running: asyncio.Task[End] = asyncio.create_task(campaign.run(client, shown))

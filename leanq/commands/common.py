@@ -10,9 +10,9 @@ from collections.abc import Collection, Coroutine
 from typing import Any, TypeVar
 
 from leanq.errors import LeanQError, RequestError, UsageError
-from leanq.local import UpFile
 from leanq.queue.requests import LEAN_VERDICTS
 from leanq.queue.settings import Settings
+from leanq.queue.up_file import UpFile
 
 _T = TypeVar("_T")
 

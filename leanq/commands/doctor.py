@@ -27,10 +27,11 @@ from leanq.lean.repl.session import Live, Recycling, Session
 from leanq.lean.repl.sessions import Sessions
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.lean.syntax import split_header
-from leanq.local import EmbeddedServer, UpFile, embedded_settings, find_server
+from leanq.local import EmbeddedServer, embedded_settings, find_server
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Request
 from leanq.queue.settings import Settings, without_password
+from leanq.queue.up_file import UpFile
 from leanq.states import MemoryStates
 
 

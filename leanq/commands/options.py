@@ -114,6 +114,15 @@ lean = combined(
         help="Limit in MB of resident memory.",
     ),
     click.option(
+        "--scratch",
+        "scratch_mb",
+        type=int,
+        metavar="MB",
+        default=1024,
+        show_default=True,
+        help="Limit in MB of the disk that Lean's processes may fill.",
+    ),
+    click.option(
         "--allow-axiom",
         "allow_axioms",
         multiple=True,
@@ -121,7 +130,15 @@ lean = combined(
         help="Allow an axiom besides the environment's own; may be given several times.",
     ),
     click.option(
-        "--audit/--no-audit", default=True, help="Judge what Lean accepts [default: yes]."
+        "--audit/--no-audit",
+        default=True,
+        help="Judge what Lean accepts; without, it is unjudged [default: yes].",
+    ),
+    click.option(
+        "--trust-programs",
+        is_flag=True,
+        help="Vouch for a text that runs programs of its own while Lean reads it: it can then be "
+        "accepted, and its reason stays runs_programs.",
     ),
 )
 """How Lean is asked; the fields of :class:`~leanq.producer.request_builder.Check`."""

@@ -164,7 +164,7 @@ def scale(
         elif target == "print" or decision.target != stats.order:
             click.echo(f"{name}: {decision.target} workers, {decision.reason}: {decision.text}")
 
-    # A decision that orders nothing is nobody else's concern.
+    # A decision that orders nothing is of no concern to others.
     who = "" if target == "print" else f"{socket.gethostname()}-{secrets.token_hex(4)}"
     kubernetes = {"namespace": namespace, "deployment": deployment, "hpa": hpa}
     made = Scaler(

@@ -111,7 +111,6 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
         },
         "prefixes": _beginning(counters, "way:"),
         "verdicts": _beginning(counters, "verdict:"),
-        "reasons": _beginning(counters, "reason:"),
         "scaler": {name: asdict(made) for name, made in decisions_of(status).items()},
         "workers": [
             {
@@ -185,8 +184,6 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
     finished = sum(record["verdicts"].values())
     verdicts = counted(record["verdicts"])
     yield f"finished    {finished:,}{f': {verdicts}' if verdicts else ''}"
-    if record["reasons"]:
-        yield f"reasons     {counted(record['reasons'])}"
     for name, since_s in sorted(record["paused"].items()):
         what, option = ("environment", "env") if name.startswith("e:") else ("tenant", "tenant")
         age = duration(time.time() - since_s)
@@ -276,10 +273,10 @@ def _worker_table(record: dict[str, Any], most: int | None = None) -> list[str]:
     rows = []
     for row in record["workers"][:most]:
         lease = duration(row["lease_s"]) if row["lease_s"] > 0 else "expired"
-        age_s = time.time() - row.get("started", time.time())
+        age = duration(time.time() - row["started"]) if "started" in row else "–"
         serves = ", ".join(map(str, row.get("environments", []))) or "–"
         slots = str(row.get("slots", "?"))
-        rows.append((row["worker"], f"{row['running']:,}", slots, lease, duration(age_s), serves))
+        rows.append((row["worker"], f"{row['running']:,}", slots, lease, age, serves))
     titles = ("WORKER", "RUNNING", "SLOTS", "LEASE", "UP", "SERVES")
     return columns(titles, rows, left=("SERVES",)) if rows else []
 
@@ -437,13 +434,15 @@ def _view(seen: _Seen, console: Console) -> RenderableType:
     names = list(record["environments"])
     kept = {name: made for name, made in record["scaler"].items() if name in names[:shown]}
     rows += (_text(line, _style(line)) for line in _summary(record | {"scaler": kept}))
-    rows += _table(_environment_table(record, watched=True, most=shown))
+    # A low screen has no room for empty lines.
+    gap = [Text()] if console.height >= 24 else []
+    rows += (*gap, *_table(_environment_table(record, watched=True, most=shown)))
     if len(names) > shown:
         rows.append(_text(f"and {len(names) - shown} more", "dim"))
     workers = record["workers"]
-    rows += (Text(), _text(_worker_count(workers), "bold" if workers else "yellow"))
-    # Below the titles; a line of the summary that is longer than the screen takes several.
-    room = console.height - len(console.render_lines(Group(*rows), pad=False)) - 1
+    rows += (*gap, _text(_worker_count(workers), "bold" if workers else "yellow"))
+    # Below the titles.
+    room = console.height - len(rows) - 1
     if room > 0 and workers:
         table = _worker_table(record, room)
         rows.append(_text(table[0], "dim"))
@@ -456,7 +455,6 @@ def _view(seen: _Seen, console: Console) -> RenderableType:
 
 def _table(lines: list[str]) -> Iterator[Text]:
     if lines:
-        yield Text()
         yield _text(lines[0], "dim")
         yield from map(_text, lines[1:])
 

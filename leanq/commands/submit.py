@@ -20,11 +20,11 @@ from leanq.commands import options
 from leanq.commands.common import Stopped, interruptible, worst
 from leanq.commands.replies import Ended, Summary, lines_of
 from leanq.errors import InvalidRequestError, LeanQError, TooLargeError, UsageError
-from leanq.local import UpFile
 from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.queue.queue import look
 from leanq.queue.requests import Reply, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
+from leanq.queue.up_file import UpFile
 from leanq.queue.wire import unpack_info
 
 # Files that are read and outstanding at a time, so that memory stays flat for any number.
@@ -158,7 +158,7 @@ class _Batch:
     async def run(self, url: str | None, embedded: bool, as_json: bool, to_json: ToJson) -> None:
         async with (
             queue_at(url, embedded=embedded) as (place, worker),
-            AsyncLeanQClient(place, unavailable_timeout_s=30.0) as client,
+            AsyncLeanQClient(place, unavailable_timeout_s=30.0, no_worker="wait") as client,
         ):
             # What is wrong with an option is said once, and before anything is sent.
             RequestBuilder(client.settings, self._how["tenant"]).shared(self._how)

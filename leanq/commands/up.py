@@ -10,7 +10,8 @@ import click
 
 from leanq.commands.worker import make_worker, metrics_page, run_until_stopped, worker_options
 from leanq.fleet.logging import log_to_stderr
-from leanq.local import EmbeddedServer, UpFile, embedded_settings
+from leanq.local import EmbeddedServer, embedded_settings
+from leanq.queue.up_file import UpFile
 
 
 @click.command()

@@ -123,8 +123,8 @@ def cpus() -> int:
 def keep_to(share: float) -> None:
     """Keeps this process and all that it starts from now on to a share of the CPUs it may use.
 
-    That is an affinity: it takes no cgroup, and keeps nobody else away. They are the CPUs with the
-    highest numbers, since most of what is bound to CPUs by hand begins at 0.
+    That is an affinity: it takes no cgroup, and other processes may use these CPUs too. They are
+    those with the highest numbers, since most of what is bound to CPUs by hand begins at 0.
     """
     usable = sorted(os.sched_getaffinity(0))
     # A little less, lest 0.7 of ten be eight.

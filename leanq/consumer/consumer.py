@@ -93,7 +93,7 @@ class Consumer:
         # When to claim, or have another worker claim, what was reserved to others.
         self._look_at_s = math.inf
         self._renew_at_s = time.monotonic() + self._renew_every_s
-        # What the fleet was told of the environments.
+        # What was published of the environments.
         self._published: Mapping[str, Mapping[str, object]] = {}
 
     async def join(self) -> None:

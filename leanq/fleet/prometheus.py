@@ -130,7 +130,7 @@ class Page:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Whoever scrapes keeps no log here."""
+                """Scrapes are not logged."""
 
         try:
             self._server = ThreadingHTTPServer(("", port), Handler)
@@ -154,7 +154,7 @@ class _Collector(Collector):
         self._read = read
 
     def describe(self) -> list[Family]:
-        # Nothing is read before somebody asks.
+        # Nothing is read before the first scrape.
         return []
 
     def collect(self) -> Iterator[Family]:

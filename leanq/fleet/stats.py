@@ -132,7 +132,8 @@ def environments_of(status: Status) -> dict[str, EnvironmentStats]:
         environments[name].quarantined += count
     for worker in status.workers:
         info = info_of(worker.info)
-        names = [str(name) for name in info.get("environments", [])]
+        offered = info.get("environments")
+        names = [str(name) for name in offered] if isinstance(offered, list) else []
         slots = info.get("slots", 0)
         for name in names:
             environment, part = environments[name], 1 / len(names)
@@ -172,7 +173,7 @@ async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
 
 def info_of(data: bytes) -> dict[str, Any]:
     """What a worker or an environment says of itself; empty where it cannot be read."""
-    # Whatever stands in Redis was written by somebody; a look must survive it.
+    # Any client may have written this; a look must survive it.
     try:
         return wire.unpack_info(data)
     except WireError:

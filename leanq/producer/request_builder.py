@@ -1,4 +1,4 @@
-"""What a caller asks for, as submissions: arguments checked, and given a place in the queue."""
+"""Builds submissions from a caller's arguments: checks them, and finds a place in the queue."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, cast
 
 from leanq.errors import InvalidRequestError, RequestError
 from leanq.lean.recipes import Recipe, snapshot_key, text_hash, unpack_export
 from leanq.lean.syntax import split_header
+from leanq.producer import arguments
 from leanq.queue import wire
 from leanq.queue.keys import new_request_id, shard_of
 from leanq.queue.requests import PRIORITIES, Reply, Request, wall_for
@@ -31,10 +32,10 @@ class Placing(TypedDict, total=False):
     """Where a request goes in the queue.
 
     Attributes:
-        tenant: who shares fairly with other tenants; the client's own unless given.
+        tenant: the tenant; tenants are served round-robin. The client's own unless given.
         priority: 0 (most urgent) to 2; 1 unless given.
-        deadline_s: seconds in the queue after which the verdict is ``expired``.
-        request id: a name for the request; the same name again gives the same reply.
+        deadline_s: seconds in the queue after which the verdict is ``expired``; none unless given.
+        request_id: a name for the request; the same name again gives the same reply.
         traceparent: the caller's trace context (W3C), which the worker's log then names.
     """
 
@@ -46,7 +47,7 @@ class Placing(TypedDict, total=False):
 
 
 class InEnvironment(Placing, total=False):
-    """What is done in one environment.
+    """Options of an operation in one environment; beside them those of :class:`Placing`.
 
     Attributes:
         env: the environment, as a worker offers it; ``default`` unless given, or that of the
@@ -57,24 +58,50 @@ class InEnvironment(Placing, total=False):
 
 
 class Check(InEnvironment, total=False):
-    """How code is checked, or a tactic tried.
+    """How code is checked, or a tactic tried; beside these the options of :class:`InEnvironment`.
 
     Attributes:
         timeout_s: budget of CPU time in seconds (60); beyond it the verdict is ``timeout``.
         memory_mb: resident memory in MiB (4096); beyond it the verdict is ``memory``.
-        allow_axioms: axioms allowed beside the environment's own.
-        audit: whether what Lean accepts is judged and audited (True).
+        scratch_mb: disk that the candidate's processes may fill, in MiB (1024); beyond it the
+            verdict is ``memory`` as well.
+        allow_axioms: names of axioms allowed beside the environment's own.
+        audit: whether what Lean accepts is judged and audited (True); without, it is ``unjudged``.
+        trust_programs: whether the caller vouches for a text that runs programs of its own (False);
+            it can then be ``accepted`` and is ``unverified`` otherwise.
     """
 
     timeout_s: float
     memory_mb: int
+    scratch_mb: int
     allow_axioms: Iterable[str]
     audit: bool
+    trust_programs: bool
+
+
+def _optional(check: Callable[[str, object], Any]) -> Callable[[str, object], Any]:
+    return lambda name, value: None if value is None else check(name, value)
+
+
+_OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
+    "tenant": arguments.text,
+    "priority": arguments.whole_number,
+    "deadline_s": _optional(arguments.number),
+    "request_id": _optional(arguments.text),
+    "traceparent": arguments.text,
+    "env": arguments.text,
+    "timeout_s": arguments.number,
+    "memory_mb": arguments.whole_number,
+    "scratch_mb": arguments.whole_number,
+    "allow_axioms": arguments.texts,
+    "audit": arguments.flag,
+    "trust_programs": arguments.flag,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Where a state can be stepped: its environment, and who is warm for it."""
+    """Where a state can be stepped: its environment, and affinities of workers warm for it."""
 
     environment: str
     warmth: tuple[str, ...] = ()
@@ -84,8 +111,10 @@ class Whereabouts:
 class PreparedRequest(Generic[_T]):
     """One request to be sent, and what its reply means to the caller.
 
-    ``state``: the one that it is about, if any. Where that is unknown, the submission has no
-    environment.
+    Attributes:
+        submission: the request; it has no environment where that of ``state`` is not known yet.
+        read: turns the reply into the operation's result.
+        state: the state that the request is about, if any.
     """
 
     submission: Submission
@@ -94,23 +123,50 @@ class PreparedRequest(Generic[_T]):
 
 
 class RequestBuilder:
-    """Makes the calls of one client, and learns from their replies where states are.
+    """Prepares the requests of one client, and learns from their replies where states are.
 
     Every method raises UsageError for malformed arguments.
+
+    Args:
+        settings: those of the queue.
+        tenant: of requests whose options name none.
     """
 
     def __init__(self, settings: Settings, tenant: str) -> None:
         self._settings = settings
-        self._tenant = check_name("tenant", tenant)
+        self._tenant = check_name("tenant", arguments.text("tenant", tenant))
         self._states: OrderedDict[str, Whereabouts] = OrderedDict()
         self._fingerprints: dict[str, str] = {}
 
     def check(self, code: str, options: Check) -> PreparedRequest[Reply]:
         """A check of ``code``."""
-        _only(Check.__optional_keys__, options)
-        request = _budgeted(Request("check", code=_text(code)), options)
+        options = _checked(Check.__optional_keys__, options)
+        code = arguments.text("the Lean code", code)
+        return self._of_code(_budgeted(Request("check", code=code), options), options)
+
+    def verify(
+        self,
+        target: str | None,
+        code: str,
+        theorems: Iterable[str],
+        holes: Iterable[str],
+        options: Check,
+    ) -> PreparedRequest[Reply]:
+        """A verification that ``code`` proves ``target``, or the ``theorems``."""
+        options = _checked(Check.__optional_keys__, options)
+        request = Request(
+            "verify",
+            code=arguments.text("the candidate", code),
+            target="" if target is None else arguments.text("the target", target),
+            theorems=arguments.texts("theorems", theorems),
+            holes=arguments.texts("holes", holes),
+        )
+        return self._of_code(_budgeted(request, options), options)
+
+    def _of_code(self, request: Request, options: Check) -> PreparedRequest[Reply]:
         environment = options.get("env", DEFAULT_ENVIRONMENT)
-        header, source = text_hash(split_header(code).text), text_hash(code)
+        header = text_hash(split_header(request.code).text)
+        source = text_hash(request.code)
         fingerprint = self._fingerprints.get(environment)
         warmth = () if fingerprint is None else (snapshot_key(fingerprint, header),)
 
@@ -125,16 +181,18 @@ class RequestBuilder:
 
     def shared(self, options: Check) -> Check:
         """``options`` for any number of checks; what is wrong with them is wrong at once."""
-        if options.get("request_id") is not None:
+        # An iterator of axioms could be read only once, so they are kept as checked.
+        shared = _checked(Check.__optional_keys__, options)
+        if shared.get("request_id") is not None:
             raise InvalidRequestError("a request id names one request, and these are many")
-        # An iterator could be read only once.
-        shared: Check = {**options, "allow_axioms": _axioms(options)}
         self.check("-- any code", shared)
         return shared
 
     def step(self, state: str, tactic: str, options: Check) -> PreparedRequest[Reply]:
         """A step: ``tactic`` tried on ``state``."""
-        _only(Check.__optional_keys__, options)
+        options = _checked(Check.__optional_keys__, options)
+        state = arguments.text("the state", state)
+        tactic = arguments.text("the tactic", tactic)
         request = _budgeted(Request("step", state=state, tactic=tactic), options)
         known = self._whereabouts(state, options.get("env"))
 
@@ -147,14 +205,16 @@ class RequestBuilder:
 
     def export(self, state: str, options: InEnvironment) -> PreparedRequest[bytes]:
         """The export of ``state``."""
-        _only(InEnvironment.__optional_keys__, options)
+        options = _checked(InEnvironment.__optional_keys__, options)
+        state = arguments.text("the state", state)
         known = self._whereabouts(state, options.get("env"))
         return self._at(known, state, Request("export", state=state), options, _payload)
 
     def import_(self, exported: bytes, options: InEnvironment) -> PreparedRequest[str]:
         """The import of an exported state."""
-        _only(InEnvironment.__optional_keys__, options)
-        # What is damaged need not travel.
+        options = _checked(InEnvironment.__optional_keys__, options)
+        exported = arguments.data("the exported state", exported)
+        # Damaged bytes need not travel.
         recipe = unpack_export(exported)
         environment = options.get("env", DEFAULT_ENVIRONMENT)
 
@@ -169,12 +229,15 @@ class RequestBuilder:
 
     def echo(self, payload: bytes, delay_s: float, placing: Placing) -> PreparedRequest[bytes]:
         """An echo of ``payload``."""
-        _only(Placing.__optional_keys__, placing)
+        placing = _checked(Placing.__optional_keys__, placing)
+        payload = arguments.data("the payload", payload)
+        delay_s = arguments.number("delay_s", delay_s)
         request = Request("echo", payload=payload, delay_s=delay_s)
         return PreparedRequest(self._submission(request, ECHO_ENVIRONMENT, placing), _payload)
 
     def request_id(self, request_id: str) -> str:
         """``request_id`` if it can be one; raises UsageError."""
+        request_id = arguments.text("a request id", request_id)
         if shard_of(request_id) >= self._settings.shards:
             raise InvalidRequestError(
                 f"{request_id!r} is of a shard that this queue does not have; it has "
@@ -222,16 +285,16 @@ class RequestBuilder:
     ) -> Submission:
         priority = placing.get("priority", 1)
         if priority not in range(PRIORITIES):
-            raise InvalidRequestError(f"priority is {priority}; 0 is most urgent, 2 least")
+            raise InvalidRequestError(f"priority must be 0 (most urgent), 1 or 2, got {priority}")
         deadline_s = placing.get("deadline_s")
         if deadline_s is not None and not 0 < deadline_s <= 1e9:
-            raise InvalidRequestError(f"deadline is {deadline_s:g} s; it must be above 0")
+            raise InvalidRequestError(f"deadline_s must be above 0, got {deadline_s:g}")
         request_id = placing.get("request_id")
         body = wire.pack_request(request)
         # An echo is for load tests, where each request is to run.
         digest = b"" if request.op == "echo" else blake2b(body, digest_size=16).digest()
         if traceparent := placing.get("traceparent"):
-            # Whoever asks the same may share a run, wherever it is traced to.
+            # Identical requests may share a run, whatever their trace contexts.
             body = wire.pack_request(replace(request, traceparent=traceparent))
         return Submission(
             request_id=new_request_id(self._settings.shards, digest)
@@ -239,7 +302,7 @@ class RequestBuilder:
             else self.request_id(request_id),
             environment="" if environment is None else check_name("environment", environment),
             tenant=check_name("tenant", placing.get("tenant", self._tenant)),
-            priority=int(priority),
+            priority=priority,
             deadline_ms=0 if deadline_s is None else max(1, int(deadline_s * 1000)),
             longest_run_ms=int(request.longest_run_s * 1000),
             body=body,
@@ -261,31 +324,30 @@ def _budgeted(request: Request, options: Check) -> Request:
         request,
         timeout_s=timeout_s,
         wall_s=wall_for(timeout_s),
-        memory_mb=options.get("memory_mb", 4096),
-        allow_axioms=tuple(sorted(set(_axioms(options)))),
+        memory_mb=options.get("memory_mb", request.memory_mb),
+        scratch_mb=options.get("scratch_mb", request.scratch_mb),
+        allow_axioms=tuple(sorted(set(options.get("allow_axioms", ())))),
         audit=options.get("audit", True),
+        trust_programs=options.get("trust_programs", False),
     )
 
 
-def _axioms(options: Check) -> tuple[str, ...]:
-    names = options.get("allow_axioms", ())
-    # Each of its letters would be allowed.
-    if isinstance(names, str):
-        raise InvalidRequestError(f"allow_axioms is the text {names!r:.80}; give a list of names")
-    return tuple(names)
+_Options = TypeVar("_Options", Placing, InEnvironment, Check)
 
 
-def _text(code: object) -> str:
-    if not isinstance(code, str):
-        raise InvalidRequestError(f"Lean code is text; this is {type(code).__name__}")
-    return code
+def _checked(known: frozenset[str], options: _Options) -> _Options:
+    """The options with values of the right types.
 
-
-def _only(known: frozenset[str], options: Mapping[str, object]) -> None:
-    """What Python does by itself for a function without ``**options``."""
-    if not options.keys() <= known:
-        unknown = min(options.keys() - known)
-        raise TypeError(f"unexpected option {unknown!r}; there are {', '.join(sorted(known))}")
+    Raises:
+        TypeError: an option that there is not, as Python does for a function without ``**options``.
+        InvalidRequestError: a value of a wrong type.
+    """
+    checked = {}
+    for name, value in options.items():
+        if name not in known:
+            raise TypeError(f"unexpected option {name!r}; there are {', '.join(sorted(known))}")
+        checked[name] = _OPTIONS[name](name, value)
+    return cast("_Options", checked)
 
 
 def _payload(reply: Reply) -> bytes:

@@ -1,13 +1,13 @@
-"""The loop_thread below both clients: thousands of outstanding requests of one shard.
+"""A client of one shard: it sends requests in batches, and waits for thousands of replies.
 
-Everything here runs on one event loop. Three tasks share a table of outstanding requests:
+Everything here runs in one event loop. Three tasks share a table of outstanding requests:
 
-- the *submitter* sends whatever gathered while its last call was under way as one batch;
+- the *submitter* sends all requests that gathered during its last call as one batch;
 - the *reader* blocks on the client's inbox and ends the requests whose replies arrive;
 - the *watchdog* asks for requests that have been silent, and sends again what the server
   no longer knows, which is safe since submit is idempotent by request id.
 
-None of them ever gives a request up because a connection broke. Only when the server has
+None of them gives a request up because a connection broke. Only when the server has
 been out of reach for ``unavailable_timeout_s`` do all outstanding requests end with an error.
 """
 
@@ -19,32 +19,34 @@ import math
 import random
 import secrets
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from leanq.errors import (
     ClosedError,
     InvalidRequestError,
     LeanQError,
     LostError,
+    NoWorkerError,
     QueueFullError,
     RequestError,
     UnavailableError,
     UnknownEnvironmentError,
     WireError,
 )
+from leanq.producer.route import Timings, Waiter, WhenFull
 from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s
 from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, UnknownEnvironment
 from leanq.queue.scripts import script_text
 
-_BLOCK_MS = 5000
-# Large replies are fetched so many bytes at a time, since a call that moves megabytes holds
-# everybody up.
+# Large replies are fetched so many bytes at a time, since a call that moves megabytes delays all
+# other clients.
 _FETCH_BYTES = 512 << 10
 
 Replies = list[tuple[str, bytes]]
@@ -53,9 +55,10 @@ Replies = list[tuple[str, bytes]]
 class Inbox:
     """The inbox of ``client`` in one shard; reads on from where it was."""
 
-    def __init__(self, queue: Queue, client: str) -> None:
+    def __init__(self, queue: Queue, client: str, block_s: float) -> None:
         self._queue = queue
         self._client = client
+        self._block_ms = int(block_s * 1000)
         self._position = "0-0"
 
     async def read(self, awaited: Callable[[str], bool]) -> AsyncIterator[Replies]:
@@ -64,7 +67,7 @@ class Inbox:
 
         Raises UnavailableError; the next read then begins with the same replies.
         """
-        reached, pairs = await self._queue.read_inbox(self._client, self._position, _BLOCK_MS)
+        reached, pairs = await self._queue.read_inbox(self._client, self._position, self._block_ms)
         yield [pair for pair in pairs if not pair[1].isdigit()]
         large = (
             (request_id, int(size))
@@ -95,29 +98,29 @@ def _batches(large: Iterator[tuple[str, int]]) -> Iterator[list[str]]:
         yield batch
 
 
-Done = Callable[[Reply | LeanQError], None]
-WhenFull = Literal["wait", "raise"]
-
-# A batch is bounded in bytes, since a script that moves megabytes holds everybody up.
+# A batch is bounded in bytes, since a script that moves megabytes delays all other clients.
 _BATCH_BYTES = 512 << 10
 _BATCH_REQUESTS = 1000
-_FIRST_SILENCE_S = 5.0
-_LONGEST_SILENCE_S = 60.0
+_MAX_SILENCE_S = 60.0
 _ENVIRONMENT_RETRY_S = 1.0
-_CLOSE_S = 10.0
 
 
 @dataclass(slots=True)
 class _Outstanding:
-    """A request whose end is awaited.
+    """A request whose end is awaited. Times are of the monotonic clock.
 
-    ``submission`` is None where only its request id is known; ``known``: the server has had it.
-    The times are of the monotonic clock; ``expires_at_s`` is when its deadline has passed.
+    Attributes:
+        submission: the request; None where only its request id is known.
+        waiter: waits for its end.
+        silence_s: how long to wait for a reply before the server is asked for it.
+        ask_at_s: when to ask; 0 before it was sent.
+        expires_at_s: when its deadline has passed.
+        known: the server has had it.
     """
 
     request_id: str
     submission: Submission | None
-    done: Done
+    waiter: Waiter
     silence_s: float
     ask_at_s: float = 0.0
     expires_at_s: float = math.inf
@@ -125,16 +128,33 @@ class _Outstanding:
 
 
 class ShardClient:
-    """Sends requests and calls back with each one's end, exactly once, on the loop's thread.
+    """Sends requests to one shard, and notifies each one's waiter of its end, once.
 
-    Closes ``queue`` in the end.
+    Args:
+        queue: the shard; closed in the end.
+        when_full: what a submit does that meets a full queue.
+        unavailable_timeout_s: how long the server may be out of reach before outstanding requests
+            end with UnavailableError.
+        timings: how long it waits for what.
+        on_trouble: called when a call fails, or a submit is slow.
     """
 
-    def __init__(self, queue: Queue, *, when_full: WhenFull, unavailable_timeout_s: float) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        *,
+        when_full: WhenFull,
+        unavailable_timeout_s: float,
+        timings: Timings,
+        on_trouble: Callable[[], None] | None = None,
+    ) -> None:
         self.client = secrets.token_urlsafe(12)
         self._queue = queue
-        self._when_full = when_full
+        self._when_full: WhenFull = when_full
         self._unavailable_timeout_s = unavailable_timeout_s
+        self._timings = timings
+        self._on_trouble = on_trouble
+        self._environments_answered: set[str] = set()
         self._outstanding: dict[str, _Outstanding] = {}
         self._outbox: deque[_Outstanding] = deque()
         self._withdrawn: list[str] = []
@@ -145,12 +165,12 @@ class ShardClient:
         self._tasks: set[asyncio.Task[None]] = set()
         self._rng = random.Random()
         self._down_since: float | None = None
-        # Once nothing is taken any more: the error that everything ends with.
+        # Once requests are refused: the error that each of them ends with.
         self._over: Callable[[], LeanQError] | None = None
 
     async def open(self) -> None:
         """Starts the three tasks; raises UnavailableError when no server answers."""
-        # Reading a script imports modules, and whoever forks amid an import inherits half of it.
+        # Reading a script imports modules, and a fork amid an import inherits half of it.
         script_text("submit")
         try:
             await self._queue.environments()
@@ -160,27 +180,27 @@ class ShardClient:
         self.start()
 
     def start(self) -> None:
-        """Starts them whether or not a server answers; until one does, they try."""
+        """Starts the tasks whether or not a server answers; until one does, they try."""
         for loop in (self._submit_forever, self._read_forever, self._watch_forever):
             self._spawn(loop())
 
-    def send(self, submission: Submission, done: Done) -> None:
+    def send(self, submission: Submission, waiter: Waiter) -> None:
         """Submits a request with the next batch."""
-        entry = _Outstanding(submission.request_id, submission, done, _FIRST_SILENCE_S)
+        request_id, silence_s = submission.request_id, self._timings.silence_s
+        entry = _Outstanding(request_id, submission, waiter, silence_s)
         if self._enter(entry):
             self._outbox.append(entry)
             self._work.set()
 
-    def attach(self, request_id: str, done: Done) -> None:
+    def attach(self, request_id: str, waiter: Waiter) -> None:
         """Waits for a request that was submitted before, perhaps by a client that died."""
-        if self._enter(_Outstanding(request_id, None, done, _FIRST_SILENCE_S)):
+        if self._enter(_Outstanding(request_id, None, waiter, self._timings.silence_s)):
             self._ask.set()
 
-    def cancel(self, request_id: str, done: Done) -> bool:
-        """Withdraws a request, whose callback ``done`` is not called any more; False where it
-        has been called already."""
+    def cancel(self, request_id: str, waiter: Waiter) -> bool:
+        """Withdraws a request, whose waiter is not notified any more; False where it has ended."""
         entry = self._outstanding.get(request_id)
-        if entry is None or entry.done != done:
+        if entry is None or entry.waiter is not waiter:
             return False
         del self._outstanding[request_id]
         self._withdrawn.append(request_id)
@@ -188,16 +208,37 @@ class ShardClient:
         self._note_idle()
         return True
 
+    def waiting(self) -> Mapping[str, int]:
+        """How many requests the server has acknowledged and not answered, by environment."""
+        return Counter(
+            entry.submission.environment
+            for entry in self._outstanding.values()
+            if entry.submission and entry.known
+        )
+
+    def take_answered(self) -> AbstractSet[str]:
+        """The environments of requests that have ended since the last call."""
+        answered, self._environments_answered = self._environments_answered, set()
+        return answered
+
+    def give_up(self, environment: str, text: str) -> None:
+        """Ends all requests of an environment with NoWorkerError, and withdraws them."""
+        for request_id, entry in list(self._outstanding.items()):
+            if entry.submission and entry.submission.environment == environment:
+                self._withdrawn.append(request_id)
+                self._end(request_id, NoWorkerError(text))
+        self._work.set()
+
     async def close(self, *, withdraw: bool) -> None:
-        """Ends everything. ``withdraw`` cancels what is outstanding; else it runs on."""
+        """Ends all outstanding requests; ``withdraw`` cancels them, else they run on."""
         self._over = partial(ClosedError, "the client was closed before the request ended")
         if withdraw:
             self._withdrawn += self._outstanding
             self._end_all(self._over)
         try:
             with contextlib.suppress(LeanQError, TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):
-                    # What is to run on may have to be submitted yet.
+                async with asyncio.timeout(self._timings.close_s):
+                    # Requests that are to run on may still have to be submitted.
                     await self._send_gathered()
                     await self._queue.drop_inbox(self.client)
         finally:
@@ -216,16 +257,16 @@ class ShardClient:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()):
-            # Nobody would end the outstanding requests any more, and they must not hang.
-            self._over = partial(_failed, fault)
+            # Nothing else would end the outstanding requests, and they must not hang.
+            self._over = partial(failed, fault)
             self._end_all(self._over)
 
     def _enter(self, entry: _Outstanding) -> bool:
         if self._over:
-            entry.done(self._over())
+            entry.waiter.ended(self._over())
             return False
         if entry.request_id in self._outstanding:
-            entry.done(
+            entry.waiter.ended(
                 InvalidRequestError(f"this client already waits for request {entry.request_id}")
             )
             return False
@@ -236,7 +277,9 @@ class ShardClient:
     def _end(self, request_id: str, end: Reply | LeanQError) -> None:
         entry = self._outstanding.pop(request_id, None)
         if entry:
-            entry.done(end)
+            if entry.submission:
+                self._environments_answered.add(entry.submission.environment)
+            entry.waiter.ended(end)
             self._note_idle()
 
     def _end_all(self, error: Callable[[], LeanQError]) -> None:
@@ -298,6 +341,11 @@ class ShardClient:
 
     async def _submit(self, batch: list[tuple[_Outstanding, Submission]]) -> None:
         environments: list[str] = []
+        slow = None
+        if self._on_trouble:
+            # It may be a network that swallows everything.
+            loop = asyncio.get_running_loop()
+            slow = loop.call_later(self._timings.slow_submit_s, self._on_trouble)
         try:
             answers = await self._queue.submit(self.client, [s for _, s in batch])
             if UnknownEnvironment() in answers:
@@ -309,6 +357,9 @@ class ShardClient:
         except UnavailableError:
             self._outbox.extendleft(entry for entry, _ in reversed(batch))
             raise
+        finally:
+            if slow:
+                slow.cancel()
         now_s = time.monotonic()
         for (entry, submission), answer in zip(batch, answers, strict=True):
             self._answered(entry, submission, answer, environments, now_s)
@@ -323,7 +374,7 @@ class ShardClient:
     ) -> None:
         match answer:
             case Queued() | Attached():
-                entry.known = True
+                self._acknowledged(entry)
                 if submission.deadline_ms:
                     # A little later, since the server's clock ticks in milliseconds.
                     entry.expires_at_s = now_s + submission.deadline_ms / 1000 + 0.1
@@ -332,7 +383,7 @@ class ShardClient:
                 where = f"for tenant {submission.tenant!r} in {submission.environment!r}"
                 self._refused(entry, f"the queue is full {where}", retry_after_s)
             case UnknownEnvironment() if entry.known:
-                # The server has lost its data, and other environments' workers were back sooner.
+                # The server has lost its data, and workers of other environments were back sooner.
                 self._send_later(entry, _ENVIRONMENT_RETRY_S)
             case UnknownEnvironment():
                 text = f"no worker has ever offered the environment {submission.environment!r}"
@@ -340,6 +391,12 @@ class ShardClient:
                 self._end(entry.request_id, UnknownEnvironmentError(f"{text}; known: {known}"))
             case bytes():
                 self._end_with_bytes(entry.request_id, answer)
+
+    def _acknowledged(self, entry: _Outstanding) -> None:
+        entry.known = True
+        # It may have been withdrawn meanwhile, and its waiter wait elsewhere.
+        if self._outstanding.get(entry.request_id) is entry:
+            entry.waiter.acknowledged()
 
     def _refused(self, entry: _Outstanding, why: str, after_s: float) -> None:
         if self._when_full == "raise":
@@ -359,7 +416,7 @@ class ShardClient:
     # The reader
 
     async def _read_forever(self) -> None:
-        inbox = Inbox(self._queue, self.client)
+        inbox = Inbox(self._queue, self.client, self._timings.block_s)
         pauses = backoff_s(self._rng)
         while True:
             await self._reading.wait()
@@ -373,7 +430,7 @@ class ShardClient:
                 continue
             self._note_up()
             pauses = backoff_s(self._rng)
-            # Whoever got a reply may ask for more, and that goes first: one turn of the loop for
+            # Callers that got a reply may send more, and that goes first: one turn of the loop for
             # them, one for the submitter.
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -388,9 +445,11 @@ class ShardClient:
             self._ask.clear()
             now = time.monotonic()
             due = [e for e in self._outstanding.values() if self._is_due(e, now)]
-            with contextlib.suppress(UnavailableError):
+            try:
                 for start in range(0, len(due), _BATCH_REQUESTS):
                     await self._ask_for(due[start : start + _BATCH_REQUESTS])
+            except UnavailableError:
+                self._note_trouble()
 
     @staticmethod
     def _is_due(entry: _Outstanding, now_s: float) -> bool:
@@ -404,7 +463,8 @@ class ShardClient:
             if isinstance(answer, bytes):
                 self._end_with_bytes(entry.request_id, answer)
             elif answer:
-                entry.silence_s = min(_LONGEST_SILENCE_S, 2 * entry.silence_s)
+                self._acknowledged(entry)
+                entry.silence_s = min(_MAX_SILENCE_S, 2 * entry.silence_s)
                 self._ask_later(entry, now_s)
             elif entry.submission is None:
                 text = "the server does not know {}: it never did, or its reply has gone"
@@ -424,10 +484,15 @@ class ShardClient:
     def _note_up(self) -> None:
         self._down_since = None
 
+    def _note_trouble(self) -> None:
+        if self._on_trouble:
+            self._on_trouble()
+
     def _note_down(self, error: UnavailableError) -> None:
+        self._note_trouble()
         now = time.monotonic()
         if not self._outstanding:
-            # Nobody waits for what is withdrawn.
+            # No caller waits for requests that are withdrawn.
             return
         if self._down_since is None:
             self._down_since = now
@@ -436,7 +501,8 @@ class ShardClient:
             self._end_all(partial(UnavailableError, text))
 
 
-def _failed(fault: BaseException) -> LeanQError:
+def failed(fault: BaseException) -> LeanQError:
+    """A defect of leanq's, as the end of a request."""
     text = " ".join(str(fault).split())
     error = LeanQError(f"the client failed: {type(fault).__name__}: {text}")
     error.__cause__ = fault

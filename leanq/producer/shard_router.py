@@ -1,25 +1,28 @@
-"""A client for each shard, and the router between them: a request id names its shard."""
+"""The route to one cluster: a client for each shard, between which the request id decides."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownStateError
 from leanq.lean.recipes import read_recipe
 from leanq.producer.request_builder import PreparedRequest, Whereabouts, whereabouts
-from leanq.producer.shard_client import Done, ShardClient
+from leanq.producer.route import NoWorker, Timings, Waiter, WhenFull
+from leanq.producer.shard_client import ShardClient
+from leanq.producer.worker_watch import WorkerWatch
 from leanq.queue.keys import shard_of
 from leanq.queue.queue import Queue, backoff_s
+from leanq.queue.settings import Settings
 from leanq.states import RedisStates
 
 
 class StateLocator:
-    """Finds where states can be stepped, over the connections of the client's shard_clients."""
+    """Finds where states can be stepped, over the connections of the shards' clients."""
 
     def __init__(self, queues: Sequence[Queue], unavailable_timeout_s: float) -> None:
         self._queues = queues
@@ -30,7 +33,7 @@ class StateLocator:
         """Where ``state`` can be stepped.
 
         Raises:
-            UnknownStateError: nobody knows it, or it is of an environment that nobody offers.
+            UnknownStateError: the queue does not know it, or no worker offers its environment.
             UnavailableError: no server answered for ``unavailable_timeout_s``.
         """
         give_up_s = time.monotonic() + self._unavailable_timeout_s
@@ -61,85 +64,123 @@ class StateLocator:
         )
 
 
-class Route(Protocol):
-    """Where a client's requests go; all on one event loop."""
-
-    async def open(self) -> None:
-        """Raises UnavailableError when no server answers."""
-
-    def send(self, call: PreparedRequest[Any], done: Done) -> None:
-        """Submits; ``done`` is called once, with the end, unless it was cancelled before."""
-
-    def attach(self, request_id: str, done: Done) -> None:
-        """Waits for a request that was submitted before."""
-
-    def cancel(self, request_id: str, done: Done) -> bool:
-        """Withdraws; False where ``done`` has been called already."""
-
-    async def close(self, *, withdraw: bool) -> None:
-        """Ends everything; what is outstanding is withdrawn, or runs on."""
-
-
 class ShardRouter:
-    """All shards of the queue, with the methods of a :class:`ShardClient`."""
+    """The route to all shards of one cluster.
 
-    def __init__(self, shard_clients: Sequence[ShardClient], state_locator: StateLocator) -> None:
-        self._each = shard_clients
+    Args:
+        shards: the client of each shard, in order.
+        state_locator: finds the environment of a state.
+        worker_watch: says so when requests wait and no worker is alive for them.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[ShardClient],
+        state_locator: StateLocator,
+        worker_watch: WorkerWatch,
+    ) -> None:
+        self.shards = shards
         self._state_locator = state_locator
-        # RequestBuilder whose state is being found.
-        self._finding: dict[tuple[str, Done], asyncio.Task[None]] = {}
+        self._worker_watch = worker_watch
+        self._watching: asyncio.Task[None] | None = None
+        # Requests whose state is being found; waiters differ by identity.
+        self._finding: dict[tuple[str, int], tuple[Waiter, asyncio.Task[None]]] = {}
+
+    @classmethod
+    def connect(
+        cls,
+        settings: Settings,
+        *,
+        when_full: WhenFull,
+        unavailable_timeout_s: float,
+        no_worker: NoWorker,
+        timings: Timings,
+        on_trouble: Callable[[], None] | None = None,
+    ) -> ShardRouter:
+        """The route to the cluster of ``settings``, over connections of its own."""
+        queues = Queue.each(settings)
+        shards = [
+            ShardClient(
+                queue,
+                when_full=when_full,
+                unavailable_timeout_s=unavailable_timeout_s,
+                timings=timings,
+                on_trouble=on_trouble,
+            )
+            for queue in queues
+        ]
+        watch = WorkerWatch(queues[0], shards, no_worker=no_worker, every_s=timings.no_worker_s)
+        return cls(shards, StateLocator(queues, unavailable_timeout_s), watch)
 
     async def open(self) -> None:
         """Raises UnavailableError when one of the shards' servers does not answer."""
-        ends = await asyncio.gather(*(d.open() for d in self._each), return_exceptions=True)
+        ends = await asyncio.gather(
+            *(shard.open() for shard in self.shards), return_exceptions=True
+        )
         faults = [end for end in ends if end]
         if faults:
-            opened = [d for d, end in zip(self._each, ends, strict=True) if end is None]
-            await asyncio.gather(*(d.close(withdraw=False) for d in opened))
+            opened = [shard for shard, end in zip(self.shards, ends, strict=True) if end is None]
+            await asyncio.gather(*(shard.close(withdraw=False) for shard in opened))
             raise faults[0]
+        self._watch()
 
     def start(self) -> None:
         """Opens whether or not the servers answer."""
-        for shard_client in self._each:
-            shard_client.start()
+        for shard in self.shards:
+            shard.start()
+        self._watch()
 
-    def send(self, call: PreparedRequest[Any], done: Done) -> None:
-        """Submits, once it is known where."""
-        submission = call.submission
-        if call.state and not submission.environment:
-            task = asyncio.get_running_loop().create_task(self._find(call, done))
-            self._finding[submission.request_id, done] = task
+    def _watch(self) -> None:
+        self._watching = asyncio.get_running_loop().create_task(self._worker_watch.run())
+
+    async def find(self, state: str) -> Whereabouts:
+        """Where ``state`` can be stepped; raises as :meth:`StateLocator.find`."""
+        return await self._state_locator.find(state)
+
+    def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+        """Submits, once the environment is known."""
+        submission = prepared.submission
+        if prepared.state and not submission.environment:
+            task = asyncio.get_running_loop().create_task(self._find(prepared, waiter))
+            self._finding[submission.request_id, id(waiter)] = waiter, task
         else:
-            self._each[shard_of(submission.request_id)].send(submission, done)
+            self.shards[shard_of(submission.request_id)].send(submission, waiter)
 
-    def attach(self, request_id: str, done: Done) -> None:
-        self._each[shard_of(request_id)].attach(request_id, done)
+    def attach(self, request_id: str, waiter: Waiter) -> None:
+        """Waits for a request that was submitted before."""
+        self.shards[shard_of(request_id)].attach(request_id, waiter)
 
-    def cancel(self, request_id: str, done: Done) -> bool:
-        if task := self._finding.pop((request_id, done), None):
-            task.cancel()
+    def cancel(self, request_id: str, waiter: Waiter) -> bool:
+        """Withdraws a request; False where it has ended already."""
+        if found := self._finding.pop((request_id, id(waiter)), None):
+            found[1].cancel()
             return True
-        return self._each[shard_of(request_id)].cancel(request_id, done)
+        return self.shards[shard_of(request_id)].cancel(request_id, waiter)
 
     async def close(self, *, withdraw: bool) -> None:
+        """Ends every outstanding request, withdrawn from the queue or running on."""
         finding, self._finding = self._finding, {}
-        for (_, done), task in finding.items():
+        tasks = [task for _, task in finding.values()]
+        if self._watching:
+            tasks.append(self._watching)
+        for task in tasks:
             task.cancel()
-            done(ClosedError("the client was closed before the request ended"))
-        await asyncio.gather(*finding.values(), return_exceptions=True)
-        await asyncio.gather(*(d.close(withdraw=withdraw) for d in self._each))
+        for waiter, _ in finding.values():
+            waiter.ended(ClosedError("the client was closed before the request ended"))
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(shard.close(withdraw=withdraw) for shard in self.shards))
 
-    async def _find(self, call: PreparedRequest[Any], done: Done) -> None:
-        submission = call.submission
-        end: LeanQError | None = None
+    async def _find(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+        submission = prepared.submission
+        error: LeanQError | None = None
         try:
-            where = await self._state_locator.find(call.state)
-        except LeanQError as error:
-            end = error
-        if self._finding.pop((submission.request_id, done), None) is None:
+            where = await self._state_locator.find(prepared.state)
+        except LeanQError as fault:
+            error = fault
+        if self._finding.pop((submission.request_id, id(waiter)), None) is None:
             return
-        if end:
-            done(end)
+        if error:
+            waiter.ended(error)
         else:
             found = replace(submission, environment=where.environment, affinity=where.warmth)
-            self._each[shard_of(submission.request_id)].send(found, done)
+            self.shards[shard_of(submission.request_id)].send(found, waiter)

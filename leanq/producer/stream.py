@@ -1,13 +1,15 @@
 """Many codes through one client: read as they are needed, their results as a stream.
 
-What was read and not given out yet is a *window*, ended or not. It bounds what is outstanding and
-what is kept, so memory stays flat for any number of codes.
+The codes that were read and whose results were not given out yet are the *window*. It bounds the
+requests that are outstanding and the results that are kept, so memory stays flat for any number of
+codes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from abc import abstractmethod
 from collections.abc import (
     AsyncGenerator,
@@ -24,18 +26,24 @@ from queue import SimpleQueue
 from typing import Unpack
 
 from leanq.errors import InvalidRequestError, LeanQError, UsageError
-from leanq.producer.request_builder import Check, RequestBuilder
+from leanq.producer import arguments
+from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, Check, RequestBuilder
 from leanq.queue.requests import Reply, Verdict
+
+log = logging.getLogger("leanq.client")
 
 WINDOW = 512
 
-# So what has ended does not stay behind a slow source, and the fleet has work meanwhile.
+# So results do not stay behind a slow source, and the fleet has work meanwhile.
 _GIVEN_PER_READ = 2
 
 End = Reply | BaseException
 Send = Callable[[str, Callable[[End], None]], Callable[[], object]]
 """Sends a code, and calls back once, in any thread, with its end. Returns what withdraws it, after
-which nobody needs to be called."""
+which there need be no call."""
+
+# So many results say something of a batch.
+_ENOUGH_RESULTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +69,17 @@ class Result:
 
 
 class Maps:
-    """``map`` and ``amap`` for whatever has ``check``."""
+    """``map`` and ``amap`` for a client that has ``check``."""
 
-    _calls: RequestBuilder
+    _builder: RequestBuilder
 
     @abstractmethod
     def check(self, code: str, **options: Unpack[Check]) -> Future[Reply]:
         """Lean's verdict on ``code``, as a future."""
+
+    @abstractmethod
+    def _check_may_wait(self, what: str) -> None:
+        """Raises UsageError in a thread that must not wait for results."""
 
     def map(
         self,
@@ -80,11 +92,12 @@ class Maps:
         """Lean's verdicts on any number of codes, each a :class:`Result`.
 
         Codes are read as they are needed, in the thread that iterates; what is wrong with one of
-        them, or with its request, is its result's ``error``. When the iterator ends, what is
-        outstanding is withdrawn: at once by ``close()`` and an exception of the codes, and where a
+        them, or with its request, is its result's ``error``. When the iterator ends, outstanding
+        requests are withdrawn: at once by ``close()`` and an exception of the codes, and where a
         loop is left early, when Python collects the iterator, which after ``break`` is at once too;
         a traceback can keep it (``contextlib.closing`` does not wait). An iterator belongs to one
-        thread at a time; a client may have many of them.
+        thread at a time; a client may have many of them. When most results are rejected for an
+        import that the environment does not have, a warning in the log ``leanq.client`` says so.
 
         Args:
             codes: Lean sources, from an iterable that may be endless.
@@ -98,7 +111,9 @@ class Maps:
             UsageError: a malformed option, at once.
             ClosedError: the client is closed, and another code was to be sent.
         """
-        return _results(_Window(self._sender(options), window, ordered), iter(_many(codes)))
+        self._check_may_wait("map()")
+        sender, environment = self._sender(options)
+        return _results(_Window(sender, window, ordered, environment), iter(_many(codes)))
 
     def amap(
         self,
@@ -111,37 +126,70 @@ class Maps:
         """As :meth:`map`, for ``async for`` in any event loop.
 
         Codes are read by a task in the loop that iterates, also while a result is awaited or in
-        use. Where that ``async for`` is left early, what is outstanding is withdrawn as soon as the
-        loop collects the iterator; ``contextlib.aclosing`` does it before going on.
+        use. Where that ``async for`` is left early, outstanding requests are withdrawn as soon as
+        the loop collects the iterator; ``contextlib.aclosing`` does it before going on.
         """
-        return astream(self._sender(options), codes, window, ordered)
+        sender, environment = self._sender(options)
+        return astream(sender, codes, window, ordered, environment)
 
-    def _sender(self, options: Check) -> Send:
-        shared = self._calls.shared(options)
+    def _sender(self, options: Check) -> tuple[Send, str]:
+        shared = self._builder.shared(options)
 
         def send(code: str, done: Callable[[End], None]) -> Callable[[], object]:
             future = self.check(code, **shared)
-            future.add_done_callback(partial(_tell, done))
+            future.add_done_callback(partial(_notify, done))
             return future.cancel
 
-        return send
+        return send, shared.get("env", DEFAULT_ENVIRONMENT)
 
 
 def astream(
-    send: Send, codes: Iterable[str] | AsyncIterable[str], window: int, ordered: bool
+    send: Send,
+    codes: Iterable[str] | AsyncIterable[str],
+    window: int,
+    ordered: bool,
+    environment: str,
 ) -> AsyncGenerator[Result, None]:
     """The results of ``codes``, which are sent by ``send``; as :meth:`Maps.amap`."""
     source = codes if isinstance(codes, AsyncIterable) else iter(_many(codes))
-    return _aresults(_Window(send, window, ordered), source)
+    return _aresults(_Window(send, window, ordered, environment), source)
+
+
+class _ImportWarning:
+    """Logs once when most results are rejected for an import that the environment does not have."""
+
+    def __init__(self, environment: str) -> None:
+        self._environment = environment
+        self._ended = self._unknown = 0
+        self._logged = False
+
+    def note(self, result: Result) -> None:
+        """Counts one more result."""
+        self._ended += 1
+        if not result.reply or result.reply.reason != "unknown_import":
+            return
+        self._unknown += 1
+        if self._logged or self._ended < _ENOUGH_RESULTS or 2 * self._unknown <= self._ended:
+            return
+        self._logged = True
+        texts = (message.text for message in result.reply.messages if message.severity == "error")
+        log.warning(
+            "%d of %d results so far have an import that the environment %r does not have: %s",
+            *(self._unknown, self._ended, self._environment),
+            next(texts, "").partition("\n")[0],
+        )
 
 
 class _Window:
-    """What was read and has not been given out. Ends may arrive in any thread; the rest is for the
-    one that iterates."""
+    """Codes that were read and results that were not given out. Ends may arrive in any thread; the
+    rest is for the one that iterates."""
 
-    def __init__(self, send: Send, size: int, ordered: bool) -> None:
+    def __init__(self, send: Send, size: int, ordered: bool, environment: str) -> None:
+        size = arguments.whole_number("window", size)
         if size < 1:
-            raise InvalidRequestError(f"window is {size}; it must be at least 1")
+            raise InvalidRequestError(f"window must be at least 1, got {size}")
+        ordered = arguments.flag("ordered", ordered)
+        self._import_warning = _ImportWarning(environment)
         self.wake: Callable[[], object] = lambda: None
         self._send = send
         self._size = size
@@ -172,9 +220,9 @@ class _Window:
             self._outstanding[index] = code, withdraw
 
     def next_is_there(self, *, wait: bool = False) -> bool:
-        """Takes note of what has ended; whether the next result is there, or ``wait`` until it is.
+        """Takes in the ends that arrived; whether the next result is there. ``wait``: until it is.
 
-        Raises what a request ended with if that is no error of leanq's.
+        Raises the error that a request ended with, if it is not one of leanq's.
         """
         while not self._arrived.empty() or (wait and self._given not in self._results):
             index, end = self._arrived.get()
@@ -194,11 +242,12 @@ class _Window:
         return result
 
     def withdraw(self) -> None:
-        """Withdraws all that is outstanding."""
+        """Withdraws all outstanding requests."""
         for _, withdraw in self._outstanding.values():
             withdraw()
 
     def _keep(self, result: Result) -> None:
+        self._import_warning.note(result)
         self._results[result.index if self._ordered else self._ended] = result
         self._ended += 1
 
@@ -232,21 +281,21 @@ async def _aresults(
         nonlocal woken
         if not woken:
             woken = True
-            # A loop that was closed amid the iteration has nobody to be woken.
+            # A loop that was closed amid the iteration has no task to be woken.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(awake)
 
     def awake() -> None:
         nonlocal woken
-        # In this order: what arrives from here on wakes again.
+        # In this order: an end that arrives from here on wakes again.
         woken = False
         changed.set()
 
     async def add(code: str) -> None:
         window.add(code)
-        # What could not be sent has ended already.
+        # A code that could not be sent has ended already.
         changed.set()
-        # However fast codes come, everybody else has a turn.
+        # However fast codes come, other tasks have a turn.
         await asyncio.sleep(0)
         while window.full:
             room.clear()
@@ -289,10 +338,12 @@ async def _aresults(
 def _many(codes: Iterable[str]) -> Iterable[str]:
     if isinstance(codes, str | bytes):
         raise InvalidRequestError("the codes are a single text; give a list of texts")
+    if not isinstance(codes, Iterable):
+        raise arguments.wrong_type("codes", "an iterable of texts", codes)
     return codes
 
 
-def _tell(done: Callable[[End], None], future: Future[Reply]) -> None:
-    # Cancelled is only what was withdrawn.
+def _notify(done: Callable[[End], None], future: Future[Reply]) -> None:
+    # Only requests that were withdrawn are cancelled.
     if not future.cancelled():
         done(future.exception() or future.result())

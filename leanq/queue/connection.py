@@ -28,7 +28,7 @@ from leanq.queue.settings import each_host, without_password
 _T = TypeVar("_T")
 
 RETRY_AFTER_S = 1.0
-"""How long, in seconds, whoever meets a full queue or memory should wait."""
+"""How long, in seconds, a client that meets a full queue or memory should wait."""
 
 _COMMAND_TIMEOUT_S = 20.0
 _CONNECT_TIMEOUT_S = 5.0

@@ -39,6 +39,7 @@ SIMPLE = [
     "step",
     "submit",
     "up",
+    "verify",
     "worker",
 ]
 
@@ -108,7 +109,8 @@ def test_commands_that_talk_to_the_queue_take_its_url_and_speak_json(words: str)
 def test_the_options_of_the_contract() -> None:
     contract = {
         "submit": "--env --tenant --priority --timeout --memory --allow-axiom --no-audit "
-        "--embedded",
+        "--trust-programs --scratch --embedded",
+        "verify": "--target --theorem --hole --env --timeout --scratch --trust-programs --embedded",
         "worker": "--slots --driver --env --lean --grace --nice --cpu-share",
         "reap": "--watch",
     }
@@ -223,7 +225,8 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     assert workers["w1"]["running"] == 2
     assert (workers["w1"]["slots"], workers["w1"]["environments"]) == (4, ["echo"])
     assert 0 < workers["w1"]["lease_s"] <= settings.lease_s
-    assert set(record["environments"]) == {"echo", "other"}
+    # With those that a worker names though no request can.
+    assert set(record["environments"]) == {"echo", "other", "1", "b'y'"}
 
     done = await asyncio.to_thread(place.run, "status")
     assert done.code == 0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+import signal
 import sys
 
 import pytest
+from support.fleets import look, until
 from support.paths import ROOT
 from support.terminals import Done, Terminal, ended, samples
 
@@ -68,6 +70,29 @@ def test_show(client: Terminal, state: str) -> None:
     assert shown["tactics"] == ["constructor\nexact hp"]
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_withdraws_a_step(
+    client: Terminal, fleet: Settings, state: str, number: signal.Signals, code: int
+) -> None:
+    def cancelled() -> int:
+        return look(fleet).counters.get("verdict:cancelled", 0)
+
+    def waiting() -> int:
+        return sum(row.waiting for row in look(fleet).priorities)
+
+    before = cancelled()
+    assert client.run("pause", "--env", "default").code == 0
+    try:
+        process = client.start("step", state, "constructor")
+        until(waiting)
+        process.send_signal(number)
+        done = ended(process)
+        assert (done.code, done.out, done.err) == (code, "", "")
+        assert cancelled() == before + 1
+    finally:
+        assert client.run("resume", "--env", "default").code == 0
+
+
 def test_an_id_may_be_shortened(client: Terminal, state: str) -> None:
     (whole,) = client.run("state", "show", state, "--json").lines
     (short,) = client.run("state", "show", state[:8], "--json").lines
@@ -76,7 +101,7 @@ def test_an_id_may_be_shortened(client: Terminal, state: str) -> None:
     assert line["verdict"] == "incomplete"
     for text in (state[:7], f"{state[:8]}X"):
         done = client.run("step", text, "constructor")
-        assert (done.code, f"'{text}' is no state" in done.err) == (2, True)
+        assert (done.code, f"'{text}' is not a state" in done.err) == (2, True)
     other = f"{int(state[:8], 16) ^ 1:08x}"
     done = client.run("step", other, "constructor")
     assert (done.code, done.err) == (2, f"leanq: no state is known whose id begins with {other}\n")

@@ -87,7 +87,7 @@ def test_plain_lines(client: Terminal) -> None:
     assert re.fullmatch(r"1 incomplete, 1 rejected in \d+\.\d s\n", done.err)
     shown = re.sub(r"\d+\.\d\d s", "N s", done.out)
     assert (
-        f"""{wrong}: rejected (N s)
+        f"""{wrong}: rejected (lean_error; N s)
   {wrong}:7:2: error: Type mismatch
       h.left
     has type
@@ -98,7 +98,7 @@ def test_plain_lines(client: Terminal) -> None:
         in shown
     )
     assert (
-        f"""{silent}: incomplete (N s; axioms: sorryAx)
+        f"""{silent}: incomplete (sorry; N s; axioms: sorryAx)
   {silent}:1:0: warning: leanq: it rests on sorryAx
 """
         in shown

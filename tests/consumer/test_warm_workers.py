@@ -66,7 +66,7 @@ async def pinned(
 ) -> Reply:
     """The reply to an echo that names affinities."""
     request = Request(op="echo", payload=payload, delay_s=delay_s)
-    item = replace(lean._calls._submission(request, "echo", {}), affinity=affinity)
+    item = replace(lean._builder._submission(request, "echo", {}), affinity=affinity)
     return await lean._reply(PreparedRequest(item, lambda reply: reply))
 
 

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from pathlib import Path
 
 import pytest
 import redis
-from support.fleets import HOUR_S, Recorder, ask, connections, look, serving, until, working
+from support.fleets import (
+    HOUR_S,
+    Recorder,
+    ask,
+    connections,
+    first_shard,
+    hurry,
+    look,
+    serving,
+    until,
+    working,
+)
 from support.paths import ROOT
 from support.servers import own_server
 from support.waiting import eventually
@@ -24,8 +37,9 @@ from leanq.errors import (
     TooLargeError,
     UsageError,
 )
-from leanq.producer import shard_client as dispatch
+from leanq.queue.requests import Failure, Reply, Request
 from leanq.queue.settings import Settings
+from leanq.queue.up_file import UpFile
 
 DEADLINE_S = 20.0
 
@@ -161,15 +175,14 @@ def test_attaching_to_an_unknown_request_says_so(settings: Settings) -> None:
                 lean.attach([request_id])
             with pytest.raises(UsageError):
                 lean.echo(b"", request_id=request_id)
-        assert lean._loop_thread
-        assert not lean._loop_thread.shard_router._each[0]._outstanding
+        assert not first_shard(lean)._outstanding
 
 
 def test_the_same_request_id_from_two_clients_ends_for_both(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The server tells the client that asked last; the other asks.
-    monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", 0.1)
+    hurry(monkeypatch, silence_s=0.1)
     driver = Recorder()
     with LeanQClient(settings) as one, LeanQClient(settings) as two, serving(settings, driver):
         first = one.echo(b"held", request_id="0-shared")
@@ -224,16 +237,14 @@ def test_a_request_that_races_with_close_ends_too(settings: Settings) -> None:
     with ThreadPoolExecutor(4) as pool:
         users = [pool.submit(user) for _ in range(4)]
         until(lambda: len(futures) > 50)
-        loop_thread = lean._loop_thread
+        thread, _ = lean._running()
         lean.close()
         for ended in users:
             with pytest.raises(ClosedError):
                 ended.result(DEADLINE_S)
     assert len(wait(futures, DEADLINE_S).done) == len(futures)
-    # One that got hold of the loop_thread just before it ended.
-    assert loop_thread
-    with pytest.raises(ClosedError):
-        loop_thread.start(LeanQFuture("0-late"), "0-late", None, lambda reply: reply)
+    # A user that got hold of the thread just before it ended.
+    assert not thread.call(lambda: None)
 
 
 def test_a_callback_may_submit_but_not_close(settings: Settings) -> None:
@@ -251,6 +262,96 @@ def test_a_callback_may_submit_but_not_close(settings: Settings) -> None:
         lean.echo(b"first").add_done_callback(called)
         until(lambda: bool(errors))
         assert more[0].result(DEADLINE_S) == b"second"
+
+
+def test_waiting_in_a_callback_is_an_error_and_no_deadlock(settings: Settings) -> None:
+    errors: list[BaseException] = []
+    done: list[bytes] = []
+    driver = Recorder()
+
+    def called(first: Future[bytes]) -> None:
+        # What has ended can be read.
+        done.append(first.result())
+        for wait_for_it in (other.result, other.exception, lambda: next(lean.map(["x"]))):
+            try:
+                wait_for_it()
+            except UsageError as error:
+                errors.append(error)
+
+    with LeanQClient(settings) as lean, serving(settings, driver):
+        other = lean.echo(b"held")
+        lean.echo(b"first").add_done_callback(called)
+        until(lambda: len(errors) == 3)
+        assert done == [b"first"]
+        assert all("callback" in str(error) for error in errors)
+        driver.let_go()
+        assert other.result(DEADLINE_S) == b"held"
+        assert other.exception() is None
+
+
+def test_a_future_runs_once_the_queue_has_acknowledged_it(settings: Settings) -> None:
+    with LeanQClient(settings) as lean:
+        future = lean.echo(b"x")
+        until(future.running)
+        assert look(settings).counters["submitted"] == 1
+        (attached,) = lean.attach([lean.echo(b"y").request_id])
+        # Unlike other futures, one that runs can be cancelled.
+        assert future.cancel()
+        assert not future.running()
+        assert wait([future], DEADLINE_S).done
+        with serving(settings):
+            ended = lean.echo(b"z")
+            assert ended.result(DEADLINE_S) == b"z"
+            assert not ended.running()
+        attached.cancel()
+
+
+def test_a_client_finds_its_queue(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LEANQ_URL", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    for kind in (LeanQClient, AsyncLeanQClient):
+        for given in ((), (None,)):
+            with pytest.raises(UsageError, match=r"LEANQ_URL is not set and no 'leanq up' runs"):
+                kind(*given)
+    up = UpFile(os.environ)
+    up.write(settings)
+    with LeanQClient() as lean:
+        assert lean.settings.url == settings.url
+    assert AsyncLeanQClient().settings.url == settings.url
+    monkeypatch.setenv("LEANQ_URL", "redis://elsewhere")
+    assert AsyncLeanQClient().settings.url == "redis://elsewhere"
+    up.remove()
+
+
+class Judge(Recorder):
+    """Notes what it is asked to verify."""
+
+    def __init__(self) -> None:
+        super().__init__("default")
+        self.requests: list[Request] = []
+
+    async def run(self, request: Request) -> Reply:
+        self.requests.append(request)
+        return Reply("rejected", reason="statement_differs", failed=(Failure("t", "r", "x"),))
+
+
+async def test_a_verification_reaches_the_worker_as_it_was_asked(settings: Settings) -> None:
+    judge = Judge()
+    async with working(settings, judge), AsyncLeanQClient(settings) as other:
+        with LeanQClient(settings) as lean:
+            future = lean.verify("theorem t : True := sorry", "theorem t : True := trivial")
+            reply = await asyncio.wrap_future(future)
+        assert (reply.verdict, reply.failed) == ("rejected", (Failure("t", "r", "x"),))
+        names = {"theorems": ["Nat.a", "Nat.b"], "holes": ["answer"]}
+        await other.verify(None, "code", **names, trust_programs=True, scratch_mb=7)
+    first, second = judge.requests
+    assert (first.op, first.target) == ("verify", "theorem t : True := sorry")
+    assert first.code == "theorem t : True := trivial"
+    assert (second.target, second.theorems, second.holes) == ("", ("Nat.a", "Nat.b"), ("answer",))
+    assert (second.trust_programs, second.scratch_mb) == (True, 7)
 
 
 SCRIPT = """
@@ -350,7 +451,7 @@ def test_megabytes_travel_both_ways(settings: Settings) -> None:
 def test_a_deadline_passes_without_any_worker(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", HOUR_S)
+    hurry(monkeypatch, silence_s=HOUR_S)
     with LeanQClient(settings) as lean:
         assert lean.check("x", deadline_s=0.2).result(DEADLINE_S).verdict == "expired"
         with pytest.raises(RequestError, match="expired"):

@@ -29,14 +29,14 @@ pytestmark = pytest.mark.usefixtures("swept")
 
 
 USAGE: dict[str, Callable[[LeanQClient], object]] = {
-    "priority is 3": lambda lean: lean.echo(b"", priority=3),
-    "priority is -1": lambda lean: lean.echo(b"", priority=-1),
-    "priority is 0.5": lambda lean: lean.echo(b"", priority=0.5),  # type: ignore[arg-type]
+    "1 or 2, got 3": lambda lean: lean.echo(b"", priority=3),
+    "1 or 2, got -1": lambda lean: lean.echo(b"", priority=-1),
+    "priority must be an integer, got 0.5": lambda lean: lean.echo(b"", priority=0.5),  # type: ignore[arg-type]
     "timeout must lie between": lambda lean: lean.check("x", timeout_s=-1),
     "seconds, got nan": lambda lean: lean.check("x", timeout_s=float("nan")),
     "memory must lie between": lambda lean: lean.check("x", memory_mb=0),
     "delay must lie between": lambda lean: lean.echo(b"", delay_s=-1),
-    "deadline is 0": lambda lean: lean.check("x", deadline_s=0),
+    "deadline_s must be above 0, got 0": lambda lean: lean.check("x", deadline_s=0),
     "the text is empty": lambda lean: lean.check(" \n"),
     "NUL": lambda lean: lean.check("example : True := trivial\0"),
     "not Unicode": lambda lean: lean.check("example \ud800"),

@@ -12,14 +12,21 @@ from functools import partial
 from typing import Any
 
 import pytest
-from support.fleets import HOUR_S, Recorder, kill_connections, look, serving, until
+from support.fleets import (
+    HOUR_S,
+    Recorder,
+    first_shard,
+    hurry,
+    kill_connections,
+    look,
+    serving,
+    until,
+)
 from support.servers import Server, own_server
 from support.waiting import eventually
 
 from leanq.client import LeanQClient, LeanQFuture
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownEnvironmentError
-from leanq.producer import shard_client
-from leanq.producer import shard_client as dispatch
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
@@ -38,14 +45,13 @@ def own() -> Iterator[Server]:
 @pytest.fixture
 def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients ask for silent requests after moments."""
-    monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", 0.1)
-    monkeypatch.setattr(shard_client, "_BLOCK_MS", 100)
+    hurry(monkeypatch, silence_s=0.1, block_s=0.1)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients never ask for silent requests, so nothing else is mended by that."""
-    monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", HOUR_S)
+    hurry(monkeypatch, silence_s=HOUR_S)
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, method: str, *, after: bool = False) -> list[str]:
@@ -127,8 +133,7 @@ def test_a_known_environment_is_waited_for_after_a_loss(own: Server) -> None:
 
 def asked_again(lean: LeanQClient, request_id: str) -> bool:
     """Whether the server was asked for the request and did not know it."""
-    assert lean._loop_thread
-    entry = lean._loop_thread.shard_router._each[0]._outstanding[request_id]
+    entry = first_shard(lean)._outstanding[request_id]
     return entry.ask_at_s == 0.0
 
 
@@ -170,8 +175,7 @@ def test_an_outage_that_nobody_waits_in_uses_up_no_patience(
         first = lean.echo(b"")
         until(lambda: look(own.settings).counters.get("submitted") == 1)
         own.stop()
-        assert lean._loop_thread
-        shard_client = lean._loop_thread.shard_router._each[0]
+        shard_client = first_shard(lean)
         until(lambda: shard_client._down_since is not None)
         withdrawals = fail_once(monkeypatch, "cancel")
         first.cancel()
@@ -242,8 +246,7 @@ def test_a_request_on_its_way_arrives_before_the_client_has_closed(
 
     monkeypatch.setattr(Queue, "submit", slow)
     lean = LeanQClient(settings)
-    assert lean._loop_thread
-    shard_client = lean._loop_thread.shard_router._each[0]
+    shard_client = first_shard(lean)
     first = lean.echo(b"first")
     assert on_its_way.wait(DEADLINE_S)
     second = lean.echo(b"second")
@@ -288,11 +291,11 @@ def test_a_bug_ends_all_futures_rather_than_hang(
 def test_a_silent_server_keeps_nobody_from_closing(
     own: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hurry(monkeypatch, close_s=0.1)
     lean = LeanQClient(own.settings)
     future = lean.echo(b"")
     until(lambda: look(own.settings).counters.get("submitted") == 1)
     own.send(signal.SIGSTOP)
-    monkeypatch.setattr(dispatch, "_CLOSE_S", 0.1)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lean.close).result(10)
     assert isinstance(future.exception(0), ClosedError)

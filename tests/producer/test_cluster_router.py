@@ -9,7 +9,7 @@ from concurrent.futures import wait
 from dataclasses import replace
 
 import pytest
-from support.fleets import Recorder, look, serving, until, working
+from support.fleets import Recorder, hurry, look, serving, until, working
 from support.regions import DEADLINE_S, counted, in_its_thread, payloads, results, route, urls
 from support.servers import Server
 from support.waiting import eventually
@@ -22,19 +22,13 @@ from leanq.errors import (
     RequestError,
     UnavailableError,
 )
-from leanq.producer import cluster_router as clusters
-from leanq.producer import shard_client
-from leanq.producer import shard_client as dispatch
 from leanq.queue.requests import Reply
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients look into silence after moments."""
-    monkeypatch.setattr(dispatch, "_FIRST_SILENCE_S", 0.1)
-    monkeypatch.setattr(shard_client, "_BLOCK_MS", 100)
-    monkeypatch.setattr(clusters, "_SLOW_S", 0.1)
-    monkeypatch.setattr(clusters, "_PROBE_S", 0.2)
+    hurry(monkeypatch, silence_s=0.1, block_s=0.1, slow_submit_s=0.1, probe_s=0.2)
 
 
 def test_traffic_is_in_proportion_to_the_weights(one: Server, other: Server) -> None:
@@ -113,7 +107,7 @@ def test_a_cluster_that_dies_and_comes_back(one: Server, other: Server) -> None:
         assert results(held) == payloads(40, head="held ")
         # It is used again.
         before = len(here.started)
-        until(lambda: route(lean)._each[0].up)
+        until(lambda: route(lean).clusters[0].up)
         results([lean.echo(payload) for payload in payloads(40)])
         assert len(here.started) > before
 
@@ -127,7 +121,7 @@ def test_what_a_silent_cluster_may_have_is_withdrawn_there(one: Server, other: S
         one.send(signal.SIGSTOP)
         futures = [lean.echo(payload) for payload in payloads(5)]
         # Only where its weight allows it.
-        until(lambda: not route(lean)._each[0].up)
+        until(lambda: not route(lean).clusters[0].up)
         assert not there.started
         lean.set_weights({other.settings.url: 1})
         assert results(futures) == payloads(5)
@@ -146,7 +140,7 @@ def test_what_a_silent_cluster_may_have_is_withdrawn_there(one: Server, other: S
 @pytest.mark.usefixtures("quick")
 def test_nothing_goes_back_to_where_it_was_withdrawn(one: Server, other: Server) -> None:
     with serving(other.settings), LeanQClient(urls(one, other), weights=[1, 0]) as lean:
-        here, there = route(lean)._each
+        here, there = route(lean).clusters
         one.send(signal.SIGSTOP)
         future = lean.echo(b"moved")
         until(lambda: not here.up)
@@ -157,10 +151,26 @@ def test_nothing_goes_back_to_where_it_was_withdrawn(one: Server, other: Server)
         until(lambda: counted("verdict:cancelled", one) == 1)
         until(lambda: here.up)
         # As its next probe would.
-        in_its_thread(lean, lambda: route(lean)._move_from(there))
+        in_its_thread(lean, lambda: route(lean).move_from(there))
         assert list(there.waiting) == [future.request_id]
         other.send(signal.SIGCONT)
         assert future.result(DEADLINE_S) == b"moved"
+
+
+class Counting:
+    """Counts how often a request ends, and keeps its answer."""
+
+    def __init__(
+        self, request_id: str, ends: Counter[str], answers: dict[str, bytes | None]
+    ) -> None:
+        self.request_id, self.ends, self.answers = request_id, ends, answers
+
+    def acknowledged(self) -> None:
+        pass
+
+    def ended(self, end: Reply | LeanQError) -> None:
+        self.ends[self.request_id] += 1
+        self.answers[self.request_id] = end.payload if isinstance(end, Reply) else None
 
 
 @pytest.mark.usefixtures("quick")
@@ -168,18 +178,12 @@ async def test_everything_ends_once_whatever_dies(one: Server, other: Server) ->
     ends: Counter[str] = Counter()
     answers: dict[str, bytes | None] = {}
     client = AsyncLeanQClient(urls(one, other))
-    way = client._shard_router()
+    way = client._new_route()
     await way.open()
 
     def send(payload: bytes) -> None:
-        call = client._calls.echo(payload, 0.001, {})
-        request_id = call.submission.request_id
-
-        def done(end: Reply | LeanQError) -> None:
-            ends[request_id] += 1
-            answers[request_id] = end.payload if isinstance(end, Reply) else None
-
-        way.send(call, done)
+        prepared = client._builder.echo(payload, 0.001, {})
+        way.send(prepared, Counting(prepared.submission.request_id, ends, answers))
 
     async with working(replace(one.settings, lease_s=1)), working(other.settings):
         sent = 0
@@ -212,7 +216,7 @@ def test_a_cluster_that_was_down_at_first(one: Server, other: Server) -> None:
         assert results([lean.echo(payload) for payload in payloads(20)]) == payloads(20)
         one.start()
         with serving(one.settings, here):
-            until(lambda: route(lean)._each[0].up)
+            until(lambda: route(lean).clusters[0].up)
             lean.set_weights({other.settings.url: 0})
             assert results([lean.echo(payload) for payload in payloads(20)]) == payloads(20)
             assert len(here.started) == 20
@@ -226,11 +230,11 @@ def test_patience_ends_where_no_cluster_answers(one: Server, other: Server) -> N
         for future in [lean.echo(payload) for payload in payloads(10)]:
             with pytest.raises(UnavailableError):
                 future.result(DEADLINE_S)
-        assert not route(lean)._outstanding
-        assert not any(cluster.waiting for cluster in route(lean)._each)
+        assert not route(lean).outstanding
+        assert not any(cluster.waiting for cluster in route(lean).clusters)
         one.start()
         with serving(one.settings):
-            until(lambda: route(lean)._each[0].up)
+            until(lambda: route(lean).clusters[0].up)
             assert lean.echo(b"again").result(DEADLINE_S) == b"again"
 
 
@@ -247,7 +251,7 @@ def test_withdrawals_duplicates_and_the_end(one: Server, other: Server) -> None:
         assert wait([futures[0]], DEADLINE_S).done
         with LeanQClient(urls(one, other)) as second:
             (attached,) = second.attach([futures[1].request_id])
-            until(lambda: len(route(second)._outstanding) == 1)
+            until(lambda: len(route(second).outstanding) == 1)
             assert attached.cancel()
         with pytest.raises(RequestError, match="cancelled"):
             futures[1].result(DEADLINE_S)

@@ -15,7 +15,7 @@ from support.waiting import eventually
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import ClosedError, LostError, UnavailableError, UnknownStateError
 from leanq.lean.recipes import Hole, Recipe, Source
-from leanq.producer.cluster_router import SeveralClusters
+from leanq.producer.cluster_router import ClusterRouter
 from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import States
 
@@ -114,10 +114,10 @@ async def test_a_look_up_that_is_cancelled(one: Server, other: Server) -> None:
     one.stop()
     async with AsyncLeanQClient(urls(one, other), unavailable_timeout_s=HOUR_S) as lean:
         step, closing = (asyncio.create_task(lean.step("0" * 64, "x")) for _ in range(2))
-        way = lean._loop_thread
-        assert isinstance(way, SeveralClusters)
-        await eventually(lambda: len(way._outstanding) == 2)
+        way = lean._route
+        assert isinstance(way, ClusterRouter)
+        await eventually(lambda: len(way.outstanding) == 2)
         step.cancel()
-        await eventually(lambda: len(way._outstanding) == 1)
+        await eventually(lambda: len(way.outstanding) == 1)
     with pytest.raises(ClosedError):
         await closing

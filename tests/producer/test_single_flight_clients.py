@@ -168,7 +168,7 @@ async def test_both_are_run_elsewhere_when_the_worker_dies(
     async with two(short) as clients:
         tasks = [asyncio.create_task(client.check("held")) for client in clients]
         await eventually(counts(queue, "submitted", 2))
-        await dying.join("dying", b"", {"default": b""})
+        await dying.register("dying", b"", {"default": b""})
         (job,) = (await dying.claim("dying", ["default"], 5, busy=0, token="n:")).jobs
         await eventually(attached(queue, 1))
         driver = StandIn()

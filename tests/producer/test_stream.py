@@ -225,16 +225,16 @@ async def test_what_is_wrong_with_all_is_an_error_at_once(settings: Settings, qu
 
     wrong: list[tuple[str, dict[str, Any]]] = [
         ("unexpected option 'timeout'", {"timeout": 5}),
-        ("priority is 3", {"priority": 3}),
+        ("priority must be", {"priority": 3}),
         ("tenant 'a b'", {"tenant": "a b"}),
         ("environment ''", {"env": ""}),
         ("timeout is -1", {"timeout_s": -1}),
         ("a request id names one", {"request_id": "0-one"}),
-        ("window is 0", {"window": 0}),
-        ("allow_axioms is the text 'ax'", {"allow_axioms": "ax"}),
+        ("window must be at least 1", {"window": 0}),
+        ("allow_axioms must be a list of texts, got 'ax'", {"allow_axioms": "ax"}),
         ("single text", {"codes": "theorem"}),
         ("single text", {"codes": b"theorem"}),
-        ("not iterable", {"codes": 5}),
+        ("codes must be an iterable of texts, got 5", {"codes": 5}),
     ]
     async with AsyncLeanQClient(settings) as other:
         with LeanQClient(settings) as lean:

@@ -12,7 +12,7 @@ from support.waiting import eventually
 
 from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.producer.stream import Maps
-from leanq.queue.requests import Reply
+from leanq.queue.requests import Message, Reply
 from leanq.queue.settings import Settings
 
 
@@ -20,12 +20,15 @@ class Answers(Maps):
     """Ends what it is asked when it is told to."""
 
     def __init__(self) -> None:
-        self._calls = RequestBuilder(Settings(url="unix:///-"), "t")
+        self._builder = RequestBuilder(Settings(url="unix:///-"), "t")
         self.futures: list[Future[Reply]] = []
 
     def check(self, code: str, **options: Unpack[Check]) -> Future[Reply]:
         self.futures.append(Future())
         return self.futures[-1]
+
+    def _check_may_wait(self, what: str) -> None:
+        pass
 
 
 def test_a_loop_that_is_closed_amid_the_iteration(caplog: pytest.LogCaptureFixture) -> None:
@@ -122,3 +125,23 @@ async def test_reading_leaves_the_loop_to_others() -> None:
     answers.futures[0].set_result(Reply("accepted"))
     await first
     await results.aclose()
+
+
+@pytest.mark.parametrize(("unknown", "warnings"), [(8, 1), (5, 1), (4, 0), (0, 0)])
+def test_a_batch_without_its_imports_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, unknown: int, warnings: int
+) -> None:
+    answers = Answers()
+    texts = "unknown module prefix 'Mathlib'\nsearched in /nowhere"
+    missing = Reply("rejected", (Message("error", 1, 0, texts),), reason="unknown_import")
+
+    def codes() -> Iterator[str]:
+        for number in range(8):
+            yield str(number)
+            answers.futures[-1].set_result(missing if number < unknown else Reply("accepted"))
+
+    results = list(answers.map(codes(), env="mathlib", ordered=False))
+    assert len(results) == 8
+    logged = [record.getMessage() for record in caplog.records]
+    text = f"{unknown} of 8 results so far have an import that the environment 'mathlib' does not"
+    assert logged == warnings * [f"{text} have: unknown module prefix 'Mathlib'"]

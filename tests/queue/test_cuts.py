@@ -10,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.fleets import Gated, echo_body, new_token, submission, working
+from support.fleets import Gated, echo_body, hurry, new_token, submission, working
 from support.proxy import How, proxy
 from support.waiting import eventually
 
-import leanq.producer.shard_client
 import leanq.queue.connection
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import Timings
@@ -103,7 +102,7 @@ async def test_a_call_that_is_never_answered(
     settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     monkeypatch.setattr(leanq.queue.connection, "_COMMAND_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(leanq.producer.shard_client, "_BLOCK_MS", 500)
+    hurry(monkeypatch, block_s=0.5)
     near = replace(settings, lease_s=0.9)
     async with proxy(near, folder) as (settings, through):
         cut = through.cut(call, "stall")

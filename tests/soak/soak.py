@@ -30,7 +30,7 @@ from support.nemeses import NEMESES, Scene, Wreck, Wrecks, rounds
 from support.victims import Clients, Fleet, Pair, process_group
 
 from leanq.client import LeanQClient
-from leanq.producer import shard_client as dispatch
+from leanq.producer.route import Timings
 from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
 
@@ -59,7 +59,7 @@ class Plan:
     delay_s: float = 0.06
     lease_s: float = 2.0
     attempts: int = Settings.max_attempts
-    silence_s: float = dispatch._FIRST_SILENCE_S
+    silence_s: float = Timings().silence_s
 
 
 @dataclass

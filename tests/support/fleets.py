@@ -16,14 +16,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import redis
 
-from leanq.client import AsyncLeanQClient
+from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.consumer.claim_state import Demand
 from leanq.consumer.consumer import Timings
 from leanq.errors import UnavailableError, WorkerError
 from leanq.lean.echo import EchoDriver
 from leanq.producer.request_builder import PreparedRequest
+from leanq.producer.shard_client import ShardClient
+from leanq.producer.shard_router import ShardRouter
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Status, Submission, WorkerRow
@@ -224,6 +227,19 @@ class Wire(Queue):
             self.waiting.remove(name)
 
 
+def first_shard(lean: LeanQClient) -> ShardClient:
+    """The client of the first shard, which is internal, to look at in tests."""
+    _, route = lean._running()
+    assert isinstance(route, ShardRouter)
+    return route.shards[0]
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch, **timings: float) -> None:
+    """Gives all clients of the test other timings."""
+    for kind in (LeanQClient, AsyncLeanQClient):
+        monkeypatch.setattr(kind, "timings", replace(kind.timings, **timings))
+
+
 def submission(request_id: str, body: bytes, *, longest_run_ms: int = 60_000) -> Submission:
     return Submission(request_id, "echo", "default", 1, 0, longest_run_ms, body)
 
@@ -248,7 +264,7 @@ async def ask(
 ) -> Reply:
     """The whole reply to an echo, in any environment."""
     request = Request(op="echo", payload=payload, delay_s=delay_s)
-    submission = client._calls._submission(request, environment, {})
+    submission = client._builder._submission(request, environment, {})
     return await client._reply(PreparedRequest(submission, lambda reply: reply))
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import wait
 from typing import Any
 
 from leanq.client import LeanQClient, LeanQFuture
-from leanq.producer.cluster_router import SeveralClusters
+from leanq.producer.cluster_router import ClusterRouter
 from support.fleets import look
 from support.servers import Server
 
@@ -19,10 +19,11 @@ def urls(*servers: Server) -> list[str]:
     return [server.settings.url for server in servers]
 
 
-def route(lean: LeanQClient) -> SeveralClusters:
-    assert lean._loop_thread
-    assert isinstance(lean._loop_thread.shard_router, SeveralClusters)
-    return lean._loop_thread.shard_router
+def route(lean: LeanQClient) -> ClusterRouter:
+    """The client's route, which is internal, to look at in tests."""
+    _, found = lean._running()
+    assert isinstance(found, ClusterRouter)
+    return found
 
 
 def counted(name: str, *servers: Server) -> int:
@@ -31,9 +32,9 @@ def counted(name: str, *servers: Server) -> int:
 
 def in_its_thread(lean: LeanQClient, call: Callable[[], None]) -> None:
     done = threading.Event()
-    assert lean._loop_thread
-    assert lean._loop_thread.call(call)
-    assert lean._loop_thread.call(done.set)
+    thread, _ = lean._running()
+    assert thread.call(call)
+    assert thread.call(done.set)
     assert done.wait(DEADLINE_S)
 
 

@@ -21,7 +21,7 @@ from typing import Any, Self
 import redis
 
 from leanq.local import find_server
-from leanq.producer import shard_client as dispatch
+from leanq.producer.route import Timings
 from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
 from support.cluster import free_ports
@@ -329,7 +329,7 @@ def load() -> None:
     """One client: asks at its rate until its standard input ends, then waits for what is open."""
     given = json.loads(sys.argv[1])
     who, path = given["who"], Path(given["journal"])
-    dispatch._FIRST_SILENCE_S = given["silence_s"]
+    WritingClient.timings = Timings(silence_s=given["silence_s"])
     told = threading.Event()
 
     def listen() -> None:

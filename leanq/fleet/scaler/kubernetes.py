@@ -136,7 +136,7 @@ class KubernetesTarget:
     async def order(self, environment: str, workers: int, seen: FleetStats) -> None:
         if self._hpa:
             # It cannot be less than one, and from zero only the Deployment's own size leads away.
-            # Nobody is marked: when the autoscaler lets pods go, others will be idle.
+            # No pod is marked: when the autoscaler lets pods go, others will be idle.
             name, patch = self._hpa.format(env=environment), {"minReplicas": max(1, workers)}
             await _asked(self._client.patch(HorizontalPodAutoscaler, name, {"spec": patch}))
             return
@@ -152,7 +152,7 @@ class KubernetesTarget:
 
     async def _mark(self, known: _Seen, count: int, seen: FleetStats) -> None:
         """Marks so many pods to go first, and no others; a mark that fails stops nothing."""
-        # A host is what somebody wrote into Redis, so it is only compared with our pods' names.
+        # A host is what a worker wrote into Redis, so it is only compared with our pods' names.
         hosts = [str(info_of(row.info).get("host")) for row in self._idleness.first_to_go(seen)]
         going = [host for host in hosts if host in known.marked][: max(0, count)]
         for name, marked in known.marked.items():
@@ -183,7 +183,7 @@ class KubernetesTarget:
         assert lease.metadata
         mine = self._lease()
         assert mine.metadata
-        # Whoever has written meanwhile wins.
+        # Another writer in the meantime wins.
         mine.metadata.resourceVersion = lease.metadata.resourceVersion
         return await self._written(self._client.replace(mine))
 
@@ -200,7 +200,7 @@ class _MissingError(TargetError):
 
 
 class _ConflictError(TargetError):
-    """Somebody else was faster."""
+    """Another scaler was faster."""
 
 
 async def _asked(call: Awaitable[_T]) -> _T:

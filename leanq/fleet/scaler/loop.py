@@ -157,7 +157,7 @@ def _stats(name: str, seen: FleetStats, ordered: Ordered, now: float) -> Stats:
     environment = seen.environments.get(name) or EnvironmentStats()
     return Stats(
         time_s=now,
-        # For what is held back nobody is needed.
+        # Paused requests need no worker.
         queued=environment.waiting - environment.held + environment.quarantined,
         leased=round(environment.running),
         oldest_s=environment.oldest_s,

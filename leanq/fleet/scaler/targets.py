@@ -46,7 +46,7 @@ class Target(Protocol):
         """Asks for so many workers; raises TargetError."""
 
     async def close(self) -> None:
-        """Leaves the fleet as it is, unless nobody else could end it."""
+        """Leaves the fleet as it is, unless no other process could end it."""
 
 
 class Idleness:

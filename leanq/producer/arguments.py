@@ -1,0 +1,76 @@
+"""Arguments of callers, checked before anything is sent.
+
+Each function returns the value in the type that the rest of leanq works with, or raises
+InvalidRequestError, which says what was expected and what came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from numbers import Integral, Real
+
+from leanq.errors import InvalidRequestError
+
+# Beyond this a number is not exact in the scripts of the server.
+_MAX_WHOLE = 1 << 53
+
+
+def text(name: str, value: object) -> str:
+    """A text."""
+    if not isinstance(value, str):
+        raise wrong_type(name, "a text (str)", value)
+    return value
+
+
+def data(name: str, value: object) -> bytes:
+    """Bytes."""
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise wrong_type(name, "bytes", value)
+    return bytes(value)
+
+
+def flag(name: str, value: object) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise wrong_type(name, "True or False", value)
+    return value
+
+
+def number(name: str, value: object) -> float:
+    """A number, such as a time in seconds."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise wrong_type(name, "a number", value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidRequestError(f"{name} is out of range: {value!r:.40}") from None
+
+
+def whole_number(name: str, value: object) -> int:
+    """An integer."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise wrong_type(name, "an integer", value)
+    if abs(int(value)) > _MAX_WHOLE:
+        raise InvalidRequestError(f"{name} is out of range: {value!r:.40}")
+    return int(value)
+
+
+def texts(name: str, value: object) -> tuple[str, ...]:
+    """Several texts, such as names."""
+    # Of a single text each letter would count as one.
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise wrong_type(name, "a list of texts", value)
+    return tuple(text(f"an element of {name}", each) for each in value)
+
+
+def one_of(name: str, value: object, words: Collection[str]) -> None:
+    """One of several words."""
+    if not isinstance(value, str) or value not in words:
+        raise wrong_type(name, " or ".join(map(repr, words)), value)
+
+
+def wrong_type(name: str, expected: str, value: object) -> InvalidRequestError:
+    """The error for an argument that is something else."""
+    return InvalidRequestError(
+        f"{name} must be {expected}, got {value!r:.80} ({type(value).__name__})"
+    )

@@ -1,0 +1,319 @@
+"""Operations that return futures at once: what :class:`leanq.LeanQClient` and
+:class:`leanq.Pool` have in common.
+
+The futures' thread, a :class:`LoopThread`, runs the route on which the requests go.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Generic, Self, TypeVar, Unpack
+
+from leanq.errors import ClosedError, LeanQError, UsageError
+from leanq.producer.loop_thread import LoopThread
+from leanq.producer.request_builder import (
+    Check,
+    InEnvironment,
+    Placing,
+    PreparedRequest,
+    RequestBuilder,
+)
+from leanq.producer.route import Route
+from leanq.producer.stream import Maps
+from leanq.queue.requests import Reply
+
+_T = TypeVar("_T")
+
+
+class LeanQFuture(Future[_T]):
+    """A ``concurrent.futures.Future``; ``request_id`` names the request in the queue.
+
+    ``cancel()`` also withdraws the request, and stops it where it already runs. ``running()`` is
+    True from the moment in which the queue has acknowledged the request until it ends; unlike
+    other futures it can still be cancelled then.
+
+    In a callback of one of the same client's futures, ``result()`` and ``exception()`` of a future
+    that has not ended raise UsageError: the callback runs in the thread that it would wait for.
+    ``concurrent.futures.wait`` and ``as_completed`` cannot be used there either.
+    """
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__()
+        self.request_id = request_id
+        self._thread: LoopThread | None = None
+        self._acknowledged = False
+
+    def running(self) -> bool:
+        """Whether the queue has acknowledged the request, which has not ended."""
+        return self._acknowledged and not self.done()
+
+    def result(self, timeout: float | None = None) -> _T:
+        """The request's result, waited for up to ``timeout`` seconds.
+
+        Raises:
+            UsageError: called in a callback of one of the same client's futures.
+            TimeoutError: it has not ended in time.
+            CancelledError: it was cancelled.
+            LeanQError: what it ended with.
+        """
+        self._check_may_wait("result()")
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the request ended with, if that is an error; waits and raises as :meth:`result`."""
+        self._check_may_wait("exception()")
+        return super().exception(timeout)
+
+    def _check_may_wait(self, what: str) -> None:
+        if self._thread and self._thread.is_current and not self.done():
+            raise UsageError(
+                f"{what} of a future that has not ended, in a callback of one of the same "
+                "client's futures, would wait for ever; add a callback to that future instead"
+            )
+
+
+class _Sent(Generic[_T]):
+    """The waiter of a future: one object rather than a function for whatever can happen, since
+    there may be a million of them."""
+
+    __slots__ = ("_future", "_prepared", "_read", "_route", "_thread")
+
+    def __init__(
+        self,
+        thread: LoopThread,
+        route: Route,
+        future: LeanQFuture[_T],
+        prepared: PreparedRequest[_T] | None,
+        read: Callable[[Reply], _T],
+    ) -> None:
+        self._thread = thread
+        self._route = route
+        self._future = future
+        self._prepared = prepared
+        self._read = read
+
+    def send(self) -> None:
+        """In the client's thread, as the next three."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is None:
+            self._route.attach(self._future.request_id, self)
+        else:
+            self._route.send(prepared, self)
+
+    def acknowledged(self) -> None:
+        self._future._acknowledged = True
+
+    def ended(self, end: Reply | LeanQError) -> None:
+        future = self._future
+        if not future.set_running_or_notify_cancel():
+            return
+        if isinstance(end, LeanQError):
+            future.set_exception(end)
+            return
+        try:
+            result = self._read(end)
+        except LeanQError as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _withdraw(self) -> None:
+        if self._route.cancel(self._future.request_id, self):
+            # Only now do ``concurrent.futures.wait`` and its like take it for ended.
+            self._future.set_running_or_notify_cancel()
+
+    def note_done(self, _: Future[_T]) -> None:
+        """In any thread."""
+        if self._future.cancelled():
+            self._thread.call(self._withdraw)
+
+
+class FutureClient(Maps):
+    """Operations as futures, on a route that runs in a thread of the client's own.
+
+    After ``os.fork()`` the child works on with a thread and a route of its own.
+
+    Args:
+        builder: prepares the requests.
+        new_route: makes the route, in the thread's event loop.
+        kind: what users call it, for messages.
+    """
+
+    def __init__(
+        self, builder: RequestBuilder, new_route: Callable[[], Route], *, kind: str
+    ) -> None:
+        self._builder = builder
+        self._new_route = new_route
+        self._kind = kind
+        self._lock = threading.Lock()
+        self._closed = False
+        self._begun: tuple[LoopThread, Route] | None = self._begin()
+        _clients.add(self)
+
+    def _begin(self) -> tuple[LoopThread, Route]:
+        async def open_route() -> Route:
+            route = self._new_route()
+            await route.open()
+            return route
+
+        thread = LoopThread(f"leanq-{self._kind}")
+        try:
+            return thread, thread.run(open_route())
+        except BaseException:
+            thread.stop()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self, *, withdraw: bool = True) -> None:
+        """Ends the client and its thread. Outstanding futures end with ClosedError; their
+        requests are withdrawn, or left to run on where there is a queue.
+
+        Raises:
+            UsageError: called by a callback of one of its own futures.
+        """
+        self._check_may_wait("close()")
+        with self._lock:
+            begun, self._begun, self._closed = self._begun, None, True
+        if begun and begun[0].is_here:
+            thread, route = begun
+            thread.stop(lambda: route.close(withdraw=withdraw))
+
+    def check(self, code: str, **options: Unpack[Check]) -> LeanQFuture[Reply]:
+        """Lean's verdict on ``code``, as a future of a :class:`Reply`.
+
+        Each ``sorry`` of code that is incomplete comes back with its goal and a state.
+
+        Args:
+            code: Lean source, header included.
+            options: the fields of :class:`Check`, :class:`InEnvironment` and :class:`Placing`.
+
+        Raises:
+            UsageError: a malformed argument; nothing is sent. The future itself may end with
+                QueueFullError, UnknownEnvironmentError, NoWorkerError, RequestError,
+                UnavailableError or ClosedError.
+        """
+        return self._start(self._builder.check(code, options))
+
+    def verify(
+        self,
+        target: str | None,
+        code: str,
+        *,
+        theorems: Iterable[str] = (),
+        holes: Iterable[str] = (),
+        **options: Unpack[Check],
+    ) -> LeanQFuture[Reply]:
+        """Whether ``code`` proves a target, as a future of a :class:`Reply`.
+
+        ``accepted`` means that the candidate's theorems are the target's, by the same statements,
+        and proved. Otherwise the reply's ``failed`` says which theorem failed by which rule.
+
+        Args:
+            target: Lean source whose proofs are ``sorry``; ``None`` where ``theorems`` are given.
+            code: the candidate: Lean source, header included.
+            theorems: instead of a target, names of statements in the environment.
+            holes: names in the target whose values the candidate may choose.
+            options: as of :meth:`check`.
+
+        Raises:
+            UsageError: as of :meth:`check`, or both or none of a target and theorems.
+        """
+        return self._start(self._builder.verify(target, code, theorems, holes, options))
+
+    def step(self, state: str, tactic: str, **options: Unpack[Check]) -> LeanQFuture[Reply]:
+        """``state`` after ``tactic``, as a future of a :class:`Reply`.
+
+        Its verdict is ``accepted`` when nothing is left to prove, ``incomplete`` with the next
+        state and its goals, ``rejected`` with Lean's messages, whose places are in the tactic.
+        Only this state's hole is judged: other ``sorry``\\ s of its source stay as they are.
+
+        Args:
+            state: a state's id, from a reply.
+            tactic: one or several tactics, as they would stand after ``by``.
+            options: as of :meth:`check`.
+
+        Raises:
+            UsageError: as of :meth:`check`. The future may also end with UnknownStateError.
+        """
+        return self._start(self._builder.step(state, tactic, options))
+
+    def export(self, state: str, **options: Unpack[InEnvironment]) -> LeanQFuture[bytes]:
+        """Bytes that mean the same state wherever there is the same environment."""
+        return self._start(self._builder.export(state, options))
+
+    def import_(self, exported: bytes, **options: Unpack[InEnvironment]) -> LeanQFuture[str]:
+        """The state that was exported, now known here.
+
+        Raises:
+            RecipeError: the bytes are damaged, or something else.
+        """
+        return self._start(self._builder.import_(exported, options))
+
+    def echo(
+        self, payload: bytes, delay_s: float = 0.0, **placing: Unpack[Placing]
+    ) -> LeanQFuture[bytes]:
+        """The same bytes, from a worker with the echo driver, after ``delay_s`` seconds."""
+        return self._start(self._builder.echo(payload, delay_s, placing))
+
+    def _start(self, prepared: PreparedRequest[_T]) -> LeanQFuture[_T]:
+        future: LeanQFuture[_T] = LeanQFuture(prepared.submission.request_id)
+        self._send(future, prepared, prepared.read)
+        return future
+
+    def _send(
+        self,
+        future: LeanQFuture[_T],
+        prepared: PreparedRequest[_T] | None,
+        read: Callable[[Reply], _T],
+    ) -> None:
+        """Sends what was prepared, or attaches where that is None, and ends ``future`` with what
+        ``read`` makes of the reply."""
+        thread, route = self._running()
+        sent = _Sent(thread, route, future, prepared, read)
+        future._thread = thread
+        future.add_done_callback(sent.note_done)
+        if not thread.call(sent.send):
+            raise ClosedError(f"the {self._kind} is closed")
+
+    def _running(self) -> tuple[LoopThread, Route]:
+        begun = self._begun
+        if begun and begun[0].is_here:
+            return begun
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"the {self._kind} is closed")
+            if not (self._begun and self._begun[0].is_here):
+                self._begun = self._begin()
+            return self._begun
+
+    def _check_may_wait(self, what: str) -> None:
+        begun = self._begun
+        if begun and begun[0].is_current:
+            raise UsageError(
+                f"{what} of a {self._kind} in a callback of one of its own futures would wait "
+                "for ever; call it in another thread"
+            )
+
+    def _renew_lock(self) -> None:
+        self._lock = threading.Lock()
+
+
+_clients: weakref.WeakSet[FutureClient] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    # The parent may have forked while another of its threads held a lock.
+    for client in _clients:
+        client._renew_lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

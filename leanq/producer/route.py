@@ -1,0 +1,67 @@
+"""What a client's requests pass through, as protocols: a waiter for each, and a route for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from leanq.errors import LeanQError
+from leanq.producer.request_builder import PreparedRequest
+from leanq.queue.requests import Reply
+
+WhenFull = Literal["wait", "raise"]
+"""What a submit does that meets a full queue: try again later, or end with QueueFullError."""
+
+NoWorker = Literal["warn", "wait", "raise"]
+"""What a client does when requests wait and no worker is alive for their environment: log a
+warning and wait for one, wait in silence, or end them with NoWorkerError."""
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long a client waits for what, in seconds.
+
+    Attributes:
+        block_s: one blocking read of the inbox.
+        silence_s: after which the server is asked for a request; doubled each time, up to a minute.
+        slow_submit_s: a submit without an answer for so long has its cluster probed.
+        probe_s: an answer to a probe of a cluster.
+        no_worker_s: without any reply from an environment, before its workers are counted.
+        close_s: the last calls of a client that is closed.
+    """
+
+    block_s: float = 5.0
+    silence_s: float = 5.0
+    slow_submit_s: float = 2.0
+    probe_s: float = 3.0
+    no_worker_s: float = 5.0
+    close_s: float = 10.0
+
+
+class Waiter(Protocol):
+    """Waits for the end of one request; called in the event loop of its route."""
+
+    def acknowledged(self) -> None:
+        """The queue has taken the request in; may be called several times, or never."""
+
+    def ended(self, end: Reply | LeanQError) -> None:
+        """The request has ended; called once, unless it was cancelled before."""
+
+
+class Route(Protocol):
+    """Where a client's requests go. All methods are called in one event loop."""
+
+    async def open(self) -> None:
+        """Makes ready; raises UnavailableError when no server answers."""
+
+    def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+        """Submits a request."""
+
+    def attach(self, request_id: str, waiter: Waiter) -> None:
+        """Waits for a request that was submitted before."""
+
+    def cancel(self, request_id: str, waiter: Waiter) -> bool:
+        """Withdraws a request; False where it has ended already."""
+
+    async def close(self, *, withdraw: bool) -> None:
+        """Ends every outstanding request, withdrawn from the queue or running on."""

@@ -1,0 +1,136 @@
+"""Says so when a client's requests wait and no worker is alive for their environment.
+
+As long as replies come from an environment nothing is asked. After some seconds of silence the
+queue's status is read, and again at intervals that double.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+from leanq.errors import UnavailableError
+from leanq.fleet.stats import environments_of
+from leanq.producer.route import NoWorker
+from leanq.queue.queue import Queue
+from leanq.queue.results import Status
+from leanq.queue.settings import without_password
+
+log = logging.getLogger("leanq.client")
+
+_MAX_INTERVAL_S = 600.0
+
+
+class Waiting(Protocol):
+    """A shard's client, as the watch sees it."""
+
+    def waiting(self) -> Mapping[str, int]:
+        """How many requests the queue has acknowledged and not answered, by environment."""
+
+    def take_answered(self) -> AbstractSet[str]:
+        """The environments that have answered since the last call."""
+
+    def give_up(self, environment: str, text: str) -> None:
+        """Ends all requests of an environment with NoWorkerError, and withdraws them."""
+
+
+class Silence:
+    """Which environments are silent: requests wait there, and for some time none was answered.
+
+    Args:
+        first_s: seconds of silence before an environment is due; then twice as long each time.
+    """
+
+    def __init__(self, first_s: float) -> None:
+        self._first_s = first_s
+        # When each is due, and the interval after that.
+        self._due: dict[str, tuple[float, float]] = {}
+
+    def due(self, waiting: AbstractSet[str], answered: AbstractSet[str], now_s: float) -> list[str]:
+        """The environments to be looked into now."""
+        silent = waiting - answered
+        self._due = {name: at for name, at in self._due.items() if name in silent}
+        found = []
+        for name in sorted(silent):
+            at_s, interval_s = self._due.get(name, (now_s + self._first_s, 2 * self._first_s))
+            if now_s >= at_s:
+                found.append(name)
+                at_s, interval_s = now_s + interval_s, min(_MAX_INTERVAL_S, 2 * interval_s)
+            self._due[name] = at_s, interval_s
+        return found
+
+
+class WorkerWatch:
+    """Watches over the environments of one cluster for a client.
+
+    Args:
+        queue: a shard of the cluster; every worker serves all of them.
+        shards: the clients of all shards.
+        no_worker: what to do.
+        every_s: seconds of silence before the first look.
+    """
+
+    def __init__(
+        self, queue: Queue, shards: Sequence[Waiting], *, no_worker: NoWorker, every_s: float
+    ) -> None:
+        self._queue = queue
+        self._shards = shards
+        self._no_worker = no_worker
+        self._every_s = every_s
+        self._silence = Silence(every_s)
+
+    async def run(self) -> None:
+        """Watches until it is cancelled; not at all where the client waits in silence."""
+        while self._no_worker != "wait":
+            await asyncio.sleep(self._every_s / 2)
+            waiting = self._waiting()
+            answered = {name for shard in self._shards for name in shard.take_answered()}
+            if due := self._silence.due(waiting.keys(), answered, time.monotonic()):
+                # The client itself reports a server that is out of reach.
+                with contextlib.suppress(UnavailableError):
+                    self._look(await self._queue.status(), due)
+
+    def _waiting(self) -> dict[str, int]:
+        waiting: dict[str, int] = {}
+        for shard in self._shards:
+            for name, count in shard.waiting().items():
+                waiting[name] = waiting.get(name, 0) + count
+        return waiting
+
+    def _look(self, status: Status, due: Sequence[str]) -> None:
+        fleet = environments_of(status)
+        served = sorted(name for name, environment in fleet.items() if environment.workers > 0)
+        # Some may have ended while the server was asked.
+        waiting = self._waiting()
+        for name in due:
+            if name not in waiting or name in served:
+                continue
+            requests = _requests(waiting[name])
+            if f"e:{name}" in status.paused:
+                # An operator holds them back, perhaps without workers to save costs.
+                log.warning(
+                    "the environment %r is paused: %s of this client will run once an operator "
+                    "resumes it (leanq resume --env %s)",
+                    *(name, requests, name),
+                )
+                continue
+            text = (
+                f"no worker is alive for the environment {name!r} at "
+                f"{without_password(self._queue.settings.url)}: {requests} of this client wait; "
+                f"start one with 'leanq worker', or check the environment's name "
+                f"(workers are alive for: {', '.join(served) or 'none'})"
+            )
+            if self._no_worker == "warn":
+                log.warning("%s", text)
+            else:
+                for shard in self._shards:
+                    shard.give_up(name, text)
+
+
+def _requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"

@@ -1,0 +1,68 @@
+"""Where ``leanq up`` says that it is up, and how clients and commands find their queue."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from leanq.errors import UnavailableError, UsageError
+from leanq.queue.settings import Settings
+
+
+class UpFile:
+    """One file per user, which ``leanq up`` writes, and removes when it ends.
+
+    Attributes:
+        path: where it is.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        base = environ.get("XDG_RUNTIME_DIR") or environ.get("XDG_CACHE_HOME")
+        home = environ.get("HOME") or os.path.expanduser("~")
+        self.path = Path(base or f"{home}/.cache", "leanq", "up.json")
+
+    def write(self, settings: Settings) -> None:
+        """Raises UnavailableError where another ``leanq up`` runs already."""
+        if self.read() is not None:
+            raise UnavailableError("leanq is up already; other commands find it by themselves")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # It holds the password, and appears whole.
+            handle, new = tempfile.mkstemp(prefix="up-", dir=self.path.parent)
+            with os.fdopen(handle, "w") as file:
+                json.dump({"pid": os.getpid(), "url": settings.url}, file)
+            os.replace(new, self.path)
+        except OSError as error:
+            raise UnavailableError(f"cannot write {self.path}: {error.strerror}") from None
+
+    def read(self) -> str | None:
+        """The URL of the ``leanq up`` that runs, if one does."""
+        try:
+            saved = json.loads(self.path.read_text())
+            url, pid = str(saved["url"]), int(saved["pid"])
+            os.kill(pid, 0)
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return None
+        return url if Path(url.partition("@")[2]).exists() else None
+
+    def remove(self) -> None:
+        """Removes the file, if it is there."""
+        self.path.unlink(missing_ok=True)
+
+
+def find_url(environ: Mapping[str, str]) -> str:
+    """``LEANQ_URL`` in ``environ``, else the URL of the ``leanq up`` that runs.
+
+    Raises:
+        UsageError: there is neither.
+    """
+    url = environ.get("LEANQ_URL") or UpFile(environ).read()
+    if not url:
+        raise UsageError(
+            "no queue: LEANQ_URL is not set and no 'leanq up' runs; do one of the two, or give "
+            "the client a URL"
+        )
+    return url

@@ -1,0 +1,75 @@
+"""The layout of the package: which rooms there are, and which of them may import which."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.paths import ROOT
+
+PACKAGE = ROOT / "leanq"
+# From left to right: a room imports from those before its own group, and from itself.
+ORDER = (
+    {"errors"},
+    {"queue", "scale"},
+    {"states", "fleet"},
+    {"lean"},
+    {"producer", "consumer"},
+    {"client", "worker"},
+    {"local", "campaigns", "gateway", "trainers"},
+    {"commands"},
+    {"cli"},
+)
+PLACE = {room: place for place, group in enumerate(ORDER) for room in group}
+# What imports against the order, and why it may.
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+MODULES = {"client", "worker", "states", "scale", "local", "errors", "cli"}
+LONGEST_WITHOUT_A_WORD = 600
+MODULES_MOST, ROOMS_MOST = 7, 9
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The modules of leanq's that a file imports, at its top or within functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("leanq"):
+            # `from leanq import x` names a room or what the package exports.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("leanq"))
+
+
+def edges() -> Iterator[tuple[str, str]]:
+    """Each import from one room into another: the importing file, the room."""
+    for path in PACKAGE.rglob("*.py"):
+        file = path.relative_to(PACKAGE)
+        room = file.parts[0].removesuffix(".py")
+        if room not in ("__init__", "__main__"):
+            rooms = {name.split(".")[1] for name in imports(path) if "." in name}
+            yield from ((str(file), other) for other in rooms & PLACE.keys() if other != room)
+
+
+def test_imports_go_in_one_direction() -> None:
+    against = {
+        (file, room)
+        for file, room in edges()
+        if PLACE[file.split("/")[0].removesuffix(".py")] <= PLACE[room]
+    }
+    assert against == set(EXCEPTIONS)
+    assert all(EXCEPTIONS.values())
+
+
+def test_the_top_has_few_modules_and_rooms_that_all_have_a_place() -> None:
+    modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__"}
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert modules == MODULES
+    assert len(modules) <= MODULES_MOST
+    assert len(rooms) <= ROOMS_MOST
+    assert modules | rooms <= PLACE.keys()
+
+
+def test_a_long_file_says_at_its_top_why() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text()
+        if text.count("\n") > LONGEST_WITHOUT_A_WORD:
+            assert "one file" in (ast.get_docstring(ast.parse(text)) or ""), path
