@@ -30,7 +30,7 @@ from leanq.lean.snapshots.store import LocalSnapshot
 from leanq.lean.syntax import (
     Header,
     example_names,
-    name_examples,
+    name_every_example,
     split_header,
     word_for_example,
 )
@@ -247,7 +247,7 @@ class Compilation:
 
     async def _read_named(self, sandbox: Sandbox, reply: Reply) -> Reply | None:
         salt = f"leanq_{secrets.token_hex(8)}"
-        text = await asyncio.to_thread(name_examples, self._ended.text, salt)
+        text = await asyncio.to_thread(name_every_example, self._ended.text, salt)
         if text is None:
             return None
         # The same work once more must not fail for a budget that it only just kept.

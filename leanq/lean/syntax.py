@@ -68,7 +68,7 @@ _ACTING_WORD = re.compile(
     re.VERBOSE,
 )
 
-_EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?])")
+_EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u209c])")
 
 # Bold Fraktur letters: every Lean 4 takes them in names, and no library gives them a meaning.
 _LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
@@ -170,27 +170,34 @@ def can_act(text: str) -> bool:
 def name_examples(code: str, salt: str) -> str | None:
     """Makes every ``example`` a definition, so that it leaves a constant behind.
 
-    None if the word is nowhere. The name is made of ``salt`` and of the example's number, three
+    None if there is no example. The name is made of ``salt`` and of the example's number, three
     letters long: ``def`` and a blank fill up the seven characters of ``example``, so no line and
     no column moves, and what was aligned stays so. Nothing rests on the name being secret; it
     only must not be one that the file uses.
-
-    Where we take the word for a part of a comment or a string, another takes its place: if Lean
-    takes it for an example, the text then makes no sense to it.
     """
-    names = dict(zip(_example_offsets(code), example_names(code, salt), strict=True))
+    pieces: list[str] = []
+    done = 0
+    for number, offset in enumerate(_example_offsets(code), _first_number(salt)):
+        pieces += code[done:offset], "def ", _three_letters(number)
+        done = offset + len("example")
+    return "".join([*pieces, code[done:]]) if pieces else None
+
+
+def name_every_example(code: str, salt: str) -> str | None:
+    """The same, whatever we take for a comment or a string. None if the word is nowhere.
+
+    Where the word stands in one, another takes its place: if Lean takes it for an example, the
+    text then makes no sense to it.
+    """
+    offsets = {*_example_offsets(code)}
     pieces: list[str] = []
     done = 0
     for match in _EXAMPLE.finditer(code):
-        offset = match.start()
-        if offset in names:
-            pieces += code[done:offset], "def ", names[offset]
-        elif _may_be_keyword(code, offset):
-            pieces += code[done:offset], word_for_example(salt)
-        else:
-            continue
-        done = match.end()
-    return "".join([*pieces, code[done:]]) if pieces else None
+        if match.start() not in offsets and _may_be_keyword(code, match.start()):
+            pieces += code[done : match.start()], word_for_example(salt)
+            done = match.end()
+    hidden = "".join([*pieces, code[done:]])
+    return name_examples(hidden, salt) or (hidden if pieces else None)
 
 
 def example_names(code: str, salt: str) -> tuple[str, ...]:
@@ -200,7 +207,7 @@ def example_names(code: str, salt: str) -> tuple[str, ...]:
 
 
 def word_for_example(salt: str) -> str:
-    """What :func:`name_examples` writes for the word where it is no example: as long as that."""
+    """What :func:`name_every_example` writes for the word where it is no example: as long as that."""
     number = _first_number(salt)
     return "".join(chr(ord("a") + number // 26**k % 26) for k in range(len("example")))
 
