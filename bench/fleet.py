@@ -106,19 +106,19 @@ class Fleet:
             for fleet in (self, *beside):
                 await fleet.renew()
         load = self._load
-        await self._submit(load.waiting)
+        await self.submit(load.waiting)
         step = min(load.held, 1000)
         for _ in range(load.workers * load.held // step):
-            await self._submit(step)
-            await self._claim(step, settle=False)
+            await self.submit(step)
+            await self.claim(step, settle=False)
             for fleet in (self, *beside):
                 await fleet.renew()
 
     async def turn(self) -> None:
         """A batch is submitted, as much is claimed, and the replies are read."""
-        await self._submit(self._load.batch)
+        await self.submit(self._load.batch)
         for _ in range(self._load.batch // self._load.each):
-            await self._claim(self._load.each)
+            await self.claim(self._load.each)
             await self.renew()
         while self._unread:
             self._position, pairs = await self._queue.read_inbox(self._client, self._position, 1000)
@@ -135,13 +135,14 @@ class Fleet:
             self._renewals.append((time.monotonic() + self._renew_every_s, worker))
             self.renewals += 1
 
-    async def _submit(self, count: int) -> None:
+    async def submit(self, count: int) -> None:
+        """The client submits so many requests."""
         for start in range(0, count, 1000):
             batch = [self._submission() for _ in range(min(1000, count - start))]
             answers = await self._queue.submit(self._client, batch)
             assert answers == [Queued()] * len(batch)
 
-    async def _claim(self, want: int, *, settle: bool = True) -> None:
+    async def claim(self, want: int, *, settle: bool = True) -> None:
         """The next worker settles its oldest ones and claims as many."""
         worker, jobs = self._turns[0]
         self._turns.rotate(-1)

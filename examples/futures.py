@@ -4,10 +4,11 @@ What `check` returns is a `concurrent.futures.Future`, so `as_completed`, `wait`
 used as with any executor; only that `cancel` also stops requests that run already.
 """
 
+import sys
 from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 
-from leanq import LeanQClient, Reply
+from leanq import LeanQClient, Reply, UsageError
 
 THEOREM = "prelude\nimport Core\ntheorem and_swap (p q : Prop) (h : And p q) : And q p := "
 PROOFS = ["And.intro h.left h.right", "sorry", "And.intro h.right h.left", "⟨h.2, h.1⟩"]
@@ -36,7 +37,11 @@ def first_proof(lean: LeanQClient, proofs: Iterable[str]) -> str | None:
 
 
 if __name__ == "__main__":
-    with LeanQClient() as client:
+    try:
+        client = LeanQClient()
+    except UsageError as error:
+        sys.exit(str(error))
+    with client:
         for proof, verdict in verdicts(client, PROOFS).items():
             print(f"{verdict:12} {proof}")
         print("the first:  ", first_proof(client, PROOFS))

@@ -5,8 +5,9 @@ list is tried on every state, and the state whose goals are shortest comes first
 """
 
 import heapq
+import sys
 
-from leanq import LeanQClient
+from leanq import LeanQClient, UsageError
 
 THEOREMS = [
     "theorem and_swap (p q : Prop) (h : And p q) : And q p",
@@ -50,7 +51,11 @@ def tree(node: str, depth: int, paths: dict[str, list[str]], children: dict[str,
 
 
 if __name__ == "__main__":
-    with LeanQClient() as client:
+    try:
+        client = LeanQClient()
+    except UsageError as error:
+        sys.exit(str(error))
+    with client:
         for theorem in THEOREMS:
             found, shown = prove(client, theorem)
             print(f"{theorem}\n{shown}\n{'; '.join(found) if found else 'not proved'}\n")

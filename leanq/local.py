@@ -55,7 +55,7 @@ class Pool(FutureClient):
     ``tenant`` means nothing here; a ``request_id`` is only a name. A future is ``running()`` while
     its request has a slot.
 
-    >>> code = "prelude\\nimport Core\\ntheorem t (p : Prop) (h : p) : p := by\\n  sorry"
+    >>> code = "prelude\\nimport Core\\ntheorem t (p : Prop) (h : p) : p := sorry"
     >>> with Pool(slots=1) as pool:
     ...     [goal] = pool.check(code).result().sorries
     ...     pool.step(goal.state, "exact h").result().verdict

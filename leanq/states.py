@@ -144,22 +144,24 @@ class RedisStates:
         for parent in list(map(parent_of, entries.values())):
             if parent is not None:
                 entries.setdefault(parent, b"")
-        shards: dict[Queue, list[bytes | str]] = {}
+        shards: dict[Queue, list[tuple[str, bytes, bytes]]] = {}
         for state, record in entries.items():
-            args = shards.setdefault(self._home(state), [])
-            args += (state.hex()[:3], state[1:], record)
-        step = 3 * _KEPT_AT_ONCE
-        for queue, args in shards.items():
-            for start in range(0, len(args), step):
-                await queue.run("state_keep", args[start : start + step])
+            row = (state.hex()[:3], state[1:], record)
+            shards.setdefault(self._home(state), []).append(row)
+        for queue, rows in shards.items():
+            for start in range(0, len(rows), _KEPT_AT_ONCE):
+                await queue.run("state_keep", records=rows[start : start + _KEPT_AT_ONCE])
 
     async def recall(self, state: str) -> list[bytes] | None:
         records: list[bytes] = []
         at: bytes | None = bytes.fromhex(state)
         while at is not None:
             left = MOST_DEPTH - len(records)
-            args = [at, len(self._queues), left]
-            found = await self._home(at).run("state_recall", args) if left else []
+            found: list[bytes] = []
+            if left:
+                found = await self._home(at).run(
+                    "state_recall", id=at, shards=len(self._queues), max_records=left
+                )
             records += found
             try:
                 at = parent_of(records[-1]) if found else None
@@ -195,7 +197,7 @@ class RedisStates:
         return kept
 
     async def _bring(self, queue: Queue, key: str, snapshot: Packed) -> bool:
-        if await queue.run("snapshot_find", [key, self._ttl_ms]):
+        if await queue.run("snapshot_find", key=key, ttl_ms=self._ttl_ms):
             return True
         hashes = [await asyncio.to_thread(_hash, chunk) for chunk in snapshot.chunks]
         missing = await self._make_room(queue, key, snapshot.size_bytes, hashes)
@@ -204,12 +206,18 @@ class RedisStates:
         for place in missing:
             # One at a time, since others wait for the connection.
             await _put_chunk(queue, hashes[place - 1], snapshot.chunks[place - 1])
-        args = [key, snapshot.manifest, self._ttl_ms, *hashes]
-        return bool(await queue.run("snapshot_keep", args))
+        kept = await queue.run(
+            "snapshot_keep",
+            key=key,
+            manifest=snapshot.manifest,
+            ttl_ms=self._ttl_ms,
+            chunks=hashes,
+        )
+        return bool(kept)
 
     async def find_snapshot(self, key: str) -> Packed | None:
         queue = self._monitor(key)
-        answer = await queue.run("snapshot_find", [key, self._ttl_ms])
+        answer = await queue.run("snapshot_find", key=key, ttl_ms=self._ttl_ms)
         fault = "missing"
         if answer:
             manifest, *hashes = answer
@@ -243,18 +251,29 @@ class RedisStates:
         return sum(await asyncio.gather(*map(self._collect, self._queues)))
 
     async def _collect(self, queue: Queue) -> int:
-        args = [self._ttl_hours, _BUCKETS, _LOOKED_AT_AT_ONCE]
-        removed, ended = await queue.run("state_collect", args)
-        if ended:
+        answer = await queue.run(
+            "state_collect",
+            unused_hours=self._ttl_hours,
+            buckets=_BUCKETS,
+            max_records=_LOOKED_AT_AT_ONCE,
+        )
+        if answer["ended"]:
             # Accounts of snapshots that expired, too.
             await self._make_room(queue, "", 0, [])
-        return int(removed)
+        return int(answer["removed"])
 
     async def _make_room(
         self, queue: Queue, key: str, size: int, hashes: Sequence[str]
     ) -> list[int] | None:
-        args = [key, size, self._budget_bytes, _MOST_SNAPSHOTS, _COMING_MS, *hashes]
-        missing: list[int] | None = await queue.run("snapshot_room", args)
+        missing: list[int] | None = await queue.run(
+            "snapshot_room",
+            key=key,
+            bytes=size,
+            budget=self._budget_bytes,
+            max_snapshots=_MOST_SNAPSHOTS,
+            coming_ms=_COMING_MS,
+            chunks=hashes,
+        )
         return missing
 
     def _home(self, state: bytes) -> Queue:

@@ -91,11 +91,9 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
     ending = {"collect", "states", "snap", "snaps", "chunk"}
     lasting = {
         "stats",
-        "tally",
         "minutes",
         "environments",
         "prints",
-        "pinning",
         "wakeup",
         "dead",
         "deadreq",

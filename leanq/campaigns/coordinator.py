@@ -268,7 +268,6 @@ class Coordinator:
         task.add_done_callback(lambda task: self._ended(task, sample))
 
     async def _check(self, row: Row, sample: int) -> None:
-        code = row.codes[sample]
         if self._plan.first_success:
             if self._journal.is_solved(problem(row)):
                 self._journal.add(cancelled(row, sample))
@@ -276,7 +275,7 @@ class Coordinator:
             # Not before the task runs: cancelled earlier, it could leave no record.
             self._siblings.setdefault(problem(row), set()).add(_this_task())
         try:
-            reply = await self._ask(code, self._request_id(row, sample))
+            reply = await self._ask(row, sample)
             record = of_reply(row, sample, reply)
             self._warn(self._wrong_environment.add(reply))
         except (QueueError, ClosedError, UnknownEnvironmentError):
@@ -297,13 +296,16 @@ class Coordinator:
         if text:
             self._observer.warn(text)
 
-    async def _ask(self, code: str, request_id: str) -> Reply:
+    async def _ask(self, row: Row, sample: int) -> Reply:
+        code, request_id = row.codes[sample], self._request_id(row, sample)
         options: Check = {**self._plan.options, "request_id": request_id}
         if options.get("env") == ECHO_ENVIRONMENT:
             of_echo: Any = {name: value for name, value in options.items() if name in _ECHO_OPTIONS}
             await self._client.echo(code.encode(), **of_echo)
             return Reply(request_id=request_id)
-        return await self._client.check(code, **options)
+        if row.target is None:
+            return await self._client.check(code, **options)
+        return await self._client.verify(row.target, code, **options)
 
     def _request_id(self, row: Row, sample: int) -> str:
         text = f"{row.line} {sample}".encode()

@@ -73,6 +73,12 @@ _described = options.combined(
         help="The field that names the problem that a row is an attempt at.",
     ),
     click.option(
+        "--target-field",
+        metavar="NAME",
+        help="The field with the theorems to prove, as Lean text with sorry for proofs; each row's "
+        "code is then verified against them.",
+    ),
+    click.option(
         "--header-field", metavar="NAME", help="A field with lines that precede the code."
     ),
     click.option(
@@ -318,7 +324,7 @@ def _campaign(data: str, out: str, **how: Any) -> Any:
     from leanq.campaigns.coordinator import Plan
     from leanq.campaigns.dataset import Fields
 
-    names = ("id", "code", "problem", "header", "prompt")
+    names = ("id", "code", "problem", "target", "header", "prompt")
     fields = Fields(**{name: how.pop(f"{name}_field") for name in names})
     plan = {name: how.pop(name) for name in ("window", "first_success", "order")}
     options: Any = {**how, "allow_axioms": list(how["allow_axioms"])}

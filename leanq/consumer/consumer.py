@@ -151,7 +151,7 @@ class Consumer:
 
     def _backoff(self) -> Iterator[float]:
         # After an outage every worker has to be heard before half a lease is over.
-        return backoff_s(self._rng, most_s=min(5.0, self._queue.settings.lease_s / 4))
+        return backoff_s(self._rng, max_s=min(5.0, self._queue.settings.lease_s / 4))
 
     async def _consume(self, listener: asyncio.Task[None]) -> None:
         pauses = self._backoff()

@@ -246,6 +246,5 @@ class Slots:
             fingerprint,
             reply.warm,
             way,
-            job.environment,
             times,
         )

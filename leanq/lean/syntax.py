@@ -207,7 +207,7 @@ def example_names(code: str, salt: str) -> tuple[str, ...]:
 
 
 def word_for_example(salt: str) -> str:
-    """What :func:`name_every_example` writes for the word where it is no example: as long as that."""
+    """What :func:`name_every_example` writes for the word elsewhere: as long as that."""
     number = _first_number(salt)
     return "".join(chr(ord("a") + number // 26**k % 26) for k in range(len("example")))
 

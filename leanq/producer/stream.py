@@ -161,23 +161,27 @@ class _ImportWarning:
     def __init__(self, environment: str) -> None:
         self._environment = environment
         self._ended = self._unknown = 0
+        self._text = ""
         self._logged = False
 
     def note(self, result: Result) -> None:
         """Counts one more result."""
         self._ended += 1
-        if not result.reply or result.reply.reason != "unknown_import":
-            return
-        self._unknown += 1
+        if result.reply and result.reply.reason == "unknown_import":
+            self._unknown += 1
+            self._text = self._text or _first_error(result.reply)
         if self._logged or self._ended < _ENOUGH_RESULTS or 2 * self._unknown <= self._ended:
             return
         self._logged = True
-        texts = (message.text for message in result.reply.messages if message.severity == "error")
         log.warning(
             "%d of %d results so far have an import that the environment %r does not have: %s",
-            *(self._unknown, self._ended, self._environment),
-            next(texts, "").partition("\n")[0],
+            *(self._unknown, self._ended, self._environment, self._text),
         )
+
+
+def _first_error(reply: Reply) -> str:
+    texts = (message.text for message in reply.messages if message.severity == "error")
+    return next(texts, "").partition("\n")[0]
 
 
 class _Window:

@@ -8,31 +8,31 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | --- | --- | --- | --- | --- |
 | ``:req:ID`` | string | a request in flight: its record | submit, requeue | at its reply |
 | ``:req:ID`` | string | then its packed reply | settle, cancel, reap, claim | time-to-live |
-| ``:where`` | hash | id → where it is if not in its line | submit, claim, requeue | at its reply |
+| ``:where`` | hash | id → where it is, if not simply in its line | submit, claim | at its reply |
 | ``:wait:ENV:PRIORITY:TENANT`` | list | ids that wait, next first | submit, requeue | when empty |
 | ``:ring:ENV:PRIORITY`` | list | tenants whose wait list is not empty | the same | when empty |
 | ``:parked:ENV:PRIORITY`` | set | such tenants that are held back | submit, pause | resume |
 | ``:paused`` | hash | ``e:ENV`` or ``t:TENANT`` held back → since when, ms | pause | resume |
-| ``:quarantined:ENV`` | list | ids that must run alone | requeue | when empty |
+| ``:quarantined:ENV`` | list | ids that wait for an isolated attempt | requeue | when empty |
+| ``:withdrawn`` | hash | ``wait:…``, ``quarantined:…`` → entries not waiting | cancel | at 0 |
 | ``:work:WORKER`` | sorted set | its processing list: id → run timeout, ms | claim | when empty |
-| ``:workers`` | sorted set | worker → end of its lease, ms | join, claim, renew | leave, reap |
-| ``:info`` | hash | worker → what it says of itself | join | leave, reap |
-| ``:environments`` | hash | environment → its fingerprint and version | join | never |
+| ``:workers`` | sorted set | worker → end of its lease, ms | register, claim, renew | leave, reap |
+| ``:info`` | hash | worker → what it says of itself | register | leave, reap |
+| ``:environments`` | hash | environment → what its worker says of it | register | never |
 | ``:isolating:ENV`` | string | the worker that empties itself | claim | time-to-live |
-| ``:runs`` | hash | ENV:DIGEST → the id that identical ones attach to | claim | with its run |
-| ``:with:ID`` | sorted set | its followers: id → submitted, ms | submit, claim | with its run |
+| ``:runs`` | hash | ENV:DIGEST → the run that identical requests join | claim | with its run |
+| ``:joined:ID`` | sorted set | what joined the run: id → submitted | submit, claim | with its run |
 | ``:verdict:FINGERPRINT:DIGEST`` | string | a remembered reply | settle | time-to-live |
-| ``:prints`` | hash | environment → its fingerprint now | join | never |
+| ``:prints`` | hash | environment → its fingerprint now | register | never |
 | ``:inbox:CLIENT`` | stream | id, reply, id, reply … | each end of a request | time-to-live |
-| ``:pinning`` | hash | environment → the watchdog of reservations | submit, claim | never |
 | ``:warm:ENV:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim | time-to-live |
 | ``:vacant`` | hash | worker → how many more it would take | claim, submit | leave, reap |
-| ``:reservation:WORKER`` | list | ids that only it may claim, for a moment | submit | claim, reap |
+| ``:reservation:WORKER`` | list | ids that only it may claim, for 100 ms | submit | claim, reap |
 | ``:reservations`` | sorted set | worker → until when that holds, ms | submit | claim, reap |
+| ``:watchdog`` | string | the worker that watches reservations, or ``""`` | claim | time-to-live |
 | ``:wakeup:ENV`` | list | tokens that wake idle workers | submit, requeue, claim | when empty |
 | ``:stop:WORKER`` | list | ids to stop, or ``+`` | cancel, submit, notify_worker | leave, reap |
-| ``:stats`` | hash | counters, and ``waiting:ENV`` | every script | never |
-| ``:tally`` | hash | counters, see ``Status.tallies`` | submit, claim, cancel | never |
+| ``:stats`` | hash | counters, see ``Status``; affinities' environments | every script | never |
 | ``:minutes`` | sorted set | the totals of each minute, a day long | submit, renew | bounded |
 | ``:scaler`` | hash | environment → the scaler's last decision | the scaler | time-to-live |
 | ``:dead`` | sorted set | dead letters: id → time of death, ms | reap, renew | dead drop, retry |
@@ -40,19 +40,17 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:states:XXX`` | hash | records of states whose ids begin so | state_… scripts | collected |
 | ``:collect`` | hash | how far the collection of states is | state_collect | never |
 | ``:snaps`` | hash | snapshot → last use, bytes, chunks | snapshot_… scripts | when empty |
-| ``:making:KEY`` | string | that somebody makes a snapshot | the worker that does | time-to-live |
+| ``:making:KEY`` | string | that a worker makes this snapshot | that worker | time-to-live |
 | ``:snap:KEY`` | string | a snapshot's manifest | snapshot_keep | time-to-live |
 | ``:chunk:HASH`` | string | a piece of a snapshot | the worker that made it | time-to-live |
 
-A record (``lua/library.lua`` has its layout) begins with the byte 0x01, a reply with 0x93.
-``:where`` tells of a request that it is leased (token, worker, client, environment, whether it runs
-alone and may be shared, digest), attached to another (the leader, its worker), reserved (to which
-worker), or that a warmer one first went before it (when, ms); of one that simply waits in its line,
-nothing. A leased request whose client is "" was withdrawn: it runs on for others, and has its
-reply. A request in flight carries no time-to-live, so no eviction policy that spares such keys can
-lose it. ``:scaler`` is in shard 0 alone; its values are JSON objects: ``at`` (seconds since 1970 by
-the scaler's clock), ``target`` and ``order`` (workers wanted from now on, and before), ``reason``,
-``text``, ``who``.
+A record (``lua/parts/record.lua`` has its layout) begins with the byte 0x01, a reply with 0x93.
+``lua/parts/place.lua`` has the layout of ``:where``: leased, joined to a run, reserved, passed over
+by a warmer request, or waiting for an isolated attempt. A leased request whose client is "" was
+withdrawn: it runs on for others, and has its reply. A request in flight carries no time-to-live, so
+no eviction policy that spares such keys can lose it. ``:scaler`` is in shard 0 alone; its values
+are JSON objects: ``at`` (seconds since 1970 by the scaler's clock), ``target`` and ``order``
+(workers wanted from now on, and before), ``reason``, ``text``, ``who``.
 """
 
 from __future__ import annotations
@@ -82,8 +80,8 @@ class Keys:
     def tag(self) -> str:
         """The hash tag; of N shards the first has a slot in the first N-th of all slots.
 
-        It names their number, so that whoever has another one in mind sees another queue, and not
-        half of this one.
+        It names their number, so that a process that expects another one sees another queue,
+        and not half of this one.
         """
         shard = f"{self.shard}/{self.shards}" if self.shards > 1 else str(self.shard)
         for number in count():
@@ -122,7 +120,7 @@ class Keys:
 
 
 def new_request_id(shards: int, digest: bytes = b"") -> str:
-    """A request id that nobody else will ever make: a shard, then 96 random bits.
+    """A request id that no other process will ever make: a shard, then 96 random bits.
 
     Any shard will do, but requests with the same ``digest`` have to meet in one.
     """
@@ -155,7 +153,7 @@ os.register_at_fork(after_in_child=_names.clear)
 def retry_request_id(request_id: str) -> str:
     """The request id under which a dead letter is sent again: ``0-x``, ``0-x.r1``, ``0-x.r2`` …
 
-    The old one has its reply already. It is the same whoever retries, so that two retries of one
+    The old one has its reply already. It is the same for all who retry, so that two retries of one
     letter are one request.
     """
     base, dot, number = request_id.rpartition(".r")

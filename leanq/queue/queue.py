@@ -33,8 +33,10 @@ from leanq.queue.results import (
     Attached,
     Claimed,
     DeadLetter,
+    End,
     Full,
     Job,
+    Kind,
     PriorityRow,
     Queued,
     Reaped,
@@ -52,8 +54,9 @@ from leanq.queue.results import (
     read_job,
     read_minute,
     read_record,
+    read_stats,
 )
-from leanq.queue.scripts import script_text
+from leanq.queue.scripts import SCRIPTS, script_text
 from leanq.queue.settings import Settings
 
 _T = TypeVar("_T")
@@ -99,10 +102,19 @@ class Queue:
             QueueFullError: the server is out of memory; nothing of the batch was taken.
         """
         remember = self._ttl_ms if self.settings.remember_s > 0 else 0
-        args: list[Any] = [client, self.settings.max_waiting, remember]
-        for item in batch:
-            args += (item.request_id, item.kind, item.tenant, item.digest, item.body)
-        answers = await self.run("submit", args)
+        kinds: dict[Kind, int] = {}
+        requests = [
+            (i.request_id, kinds.setdefault(i.kind, len(kinds) + 1), i.tenant, i.digest, i.body)
+            for i in batch
+        ]
+        answers = await self.run(
+            "submit",
+            client=client,
+            max_waiting=self.settings.max_waiting,
+            remember_ms=remember,
+            kinds=[kind._asdict() for kind in kinds],
+            requests=requests,
+        )
         return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
 
     async def claim(
@@ -120,48 +132,72 @@ class Queue:
         ``busy`` counts requests in flight beside those settled here. ``token`` must be new
         for each call: it is that of every lease given out.
         """
-        args: list[Any] = [worker, self._lease_ms, self._ttl_ms, token, want, busy]
-        remember_ms = int(self.settings.remember_s * 1000)
-        args += (self.settings.max_attempts, remember_ms, len(settlements))
-        for item in settlements:
-            args += (item.request_id, item.token, item.reply, item.about)
-        answer = await self.run("claim", [*args, *environments])
-        acks, jobs, held, hold, again_ms, now_ms, pinned = answer
-        rows = zip(jobs[::4], jobs[1::4], jobs[2::4], jobs[3::4], strict=True)
-        found = tuple(read_job(*row, token, now_ms) for row in rows)
-        accepted = tuple(a == 1 for a in acks)
-        return Claimed(accepted, found, held, hold == 1, again_ms / 1000, pinned == 1)
+        ends: dict[End, int] = {}
+        rows = [
+            (item.request_id, item.token, item.reply, ends.setdefault(item.end, len(ends) + 1))
+            for item in settlements
+        ]
+        answer = await self.run(
+            "claim",
+            worker=worker,
+            lease_ms=self._lease_ms,
+            reply_ttl_ms=self._ttl_ms,
+            token=token,
+            want=want,
+            busy=busy,
+            max_attempts=self.settings.max_attempts,
+            remember_ms=int(self.settings.remember_s * 1000),
+            ends=[end._asdict() for end in ends],
+            settlements=rows,
+            environments=environments,
+        )
+        return Claimed(
+            accepted=tuple(a == 1 for a in answer["accepted"]),
+            jobs=tuple(read_job(answer["now_ms"], token, *row) for row in answer["jobs"]),
+            held=answer["held"],
+            hold=answer["hold"] == 1,
+            again_s=answer["again_ms"] / 1000,
+            pinned=answer["has_affinity"] == 1,
+        )
 
     async def reconcile(
         self, worker: str, holds: Collection[str]
     ) -> tuple[tuple[Job, ...], list[str]]:
         """Requests leased to ``worker`` beside those it ``holds``, and those it lost."""
-        args = [worker, self.settings.max_attempts, *holds]
-        jobs, lost, now_ms = await self.run("reconcile", args)
-        tokens = map(_text, jobs[4::5])
-        rows = zip(jobs[::5], jobs[1::5], jobs[2::5], jobs[3::5], tokens, strict=True)
-        found = tuple(read_job(*row, now_ms) for row in rows)
-        return found, [_text(request_id) for request_id in lost]
+        answer = await self.run(
+            "reconcile",
+            worker=worker,
+            max_attempts=self.settings.max_attempts,
+            request_ids=list(holds),
+        )
+        found = (read_job(answer["now_ms"], _text(row[-1]), *row[:-1]) for row in answer["jobs"])
+        return tuple(found), [_text(request_id) for request_id in answer["lost"]]
 
     async def renew(
         self, worker: str, environments: Collection[str] = (), *, stretch: float = 1.0
     ) -> Renewed:
-        """A sign of life: extends the lease over all that the worker holds.
+        """A heartbeat: extends the lease over all that the worker holds.
 
         ``stretch``: how many times longer than the lease of others is that of a worker which holds
         nothing.
         """
-        idle_ms = int(self._lease_ms * stretch)
-        args = [
-            worker,
-            self._lease_ms,
-            self.settings.max_attempts,
-            self._ttl_ms,
-            idle_ms,
-            *environments,
-        ]
-        held, lapsed, timed_out, known, *seen = await self.run("renew", args)
-        return Renewed(held, lapsed > 0, tuple(_text(r) for r in timed_out), known == 1, *seen)
+        answer = await self.run(
+            "renew",
+            worker=worker,
+            lease_ms=self._lease_ms,
+            idle_lease_ms=int(self._lease_ms * stretch),
+            max_attempts=self.settings.max_attempts,
+            reply_ttl_ms=self._ttl_ms,
+            environments=list(environments),
+        )
+        return Renewed(
+            held=answer["held"],
+            lapsed=answer["expired"] > 0,
+            timed_out=tuple(_text(request_id) for request_id in answer["timed_out"]),
+            known=answer["known"] == 1,
+            workers=answer["workers"],
+            waiting=answer["waiting"],
+        )
 
     async def release(
         self,
@@ -175,20 +211,36 @@ class Queue:
 
         ``leave``: the worker leaves the fleet.
         """
-        args: list[Any] = [worker, self.settings.max_attempts, self._ttl_ms, how, int(leave)]
-        for request_id, token in leases:
-            args += (request_id, token)
-        return cast(int, await self.run("release", args))
+        given = await self.run(
+            "release",
+            worker=worker,
+            max_attempts=self.settings.max_attempts,
+            reply_ttl_ms=self._ttl_ms,
+            how=how,
+            leave=leave,
+            leases=leases,
+        )
+        return cast(int, given)
 
     async def cancel(self, request_ids: Sequence[str]) -> list[bool]:
         """Withdraws requests; per request id whether it was in time."""
-        return [a == 1 for a in await self.run("cancel", [self._ttl_ms, *request_ids])]
+        answers = await self.run("cancel", reply_ttl_ms=self._ttl_ms, request_ids=request_ids)
+        return [a == 1 for a in answers]
 
     async def reap(self) -> Reaped:
-        """Gives back up to 100 requests of one worker whose lease lapsed."""
-        args = [self.settings.max_attempts, self._ttl_ms, self._lease_ms]
-        requeued, poisoned, more, expiry_grace_ms = await self.run("reap", args)
-        return Reaped(requeued, poisoned, more == 1, expiry_grace_ms / 1000)
+        """Requeues up to 100 requests of one worker whose lease has expired."""
+        answer = await self.run(
+            "reap",
+            max_attempts=self.settings.max_attempts,
+            reply_ttl_ms=self._ttl_ms,
+            lease_ms=self._lease_ms,
+        )
+        return Reaped(
+            requeued=answer["queued"],
+            poisoned=answer["poisoned"],
+            more=answer["more"] == 1,
+            expiry_grace_s=answer["expiry_grace_ms"] / 1000,
+        )
 
     async def lookup(self, client: str, request_ids: Sequence[str]) -> list[bytes | bool]:
         """Per request id its reply, True while in flight, or False if the server knows nothing of
@@ -197,7 +249,11 @@ class Queue:
         Attaches ``client`` to what is in flight, and expires what missed its deadline.
         """
         answers = await self.run(
-            "lookup", [client, self._ttl_ms, self.settings.max_attempts, *request_ids]
+            "lookup",
+            client=client,
+            reply_ttl_ms=self._ttl_ms,
+            max_attempts=self.settings.max_attempts,
+            request_ids=request_ids,
         )
         return [a > 0 if isinstance(a, int) else a for a in answers]
 
@@ -213,48 +269,44 @@ class Queue:
         ``fingerprints`` say which verdicts may be remembered for an environment's requests from now
         on.
         """
-        args: list[Any] = [worker, self._lease_ms, info]
-        for environment, about in environments.items():
-            args += (environment, about, (fingerprints or {}).get(environment, ""))
-        await self.run("register", args)
+        rows = [
+            (environment, about, (fingerprints or {}).get(environment, ""))
+            for environment, about in environments.items()
+        ]
+        await self.run(
+            "register", worker=worker, lease_ms=self._lease_ms, info=info, environments=rows
+        )
 
     async def pause(self, kind: Literal["environment", "tenant"], name: str, *, hold: bool) -> bool:
         """Pauses or resumes an environment or a tenant; whether that changed anything."""
-        return bool(await self.run("pause", [kind[0], name, int(hold)]))
+        return bool(await self.run("pause", kind=kind[0], name=name, hold=hold))
 
     async def status(self) -> Status:
         """The shard's status. Of an environment's tenants the first 1,000 are counted."""
-        answer = await self.run("status", [])
-        (
-            _,
-            stats,
-            environments,
-            workers,
-            priorities,
-            quarantined,
-            dead,
-            tallies,
-            paused,
-            decisions,
-        ) = answer
+        answer = await self.run("status")
+        counters, tallies = read_stats(_pairs(answer["stats"]))
         return Status(
-            counters={_text(k): int(v) for k, v in _pairs(stats)},
-            environments={_text(k): v for k, v in _pairs(environments)},
-            workers=tuple(WorkerRow(_text(w), ms / 1000, n, i) for w, ms, n, i in workers),
-            priorities=tuple(
-                PriorityRow(_text(l_), p, t, n, a / 1000, h) for l_, p, t, n, a, h in priorities
+            counters=counters,
+            environments={_text(k): v for k, v in _pairs(answer["environments"])},
+            workers=tuple(
+                WorkerRow(_text(worker), lease_ms / 1000, held, info)
+                for worker, lease_ms, held, info in answer["workers"]
             ),
-            quarantined={_text(environment): n for environment, n in quarantined},
-            dead=dead,
-            tallies={_text(k): int(v) for k, v in _pairs(tallies)},
-            paused={_text(k): int(v) / 1000 for k, v in _pairs(paused)},
-            decisions={_text(k): v for k, v in _pairs(decisions)},
+            priorities=tuple(
+                PriorityRow(_text(environment), priority, tenants, waiting, oldest_ms / 1000, held)
+                for environment, priority, tenants, waiting, oldest_ms, held in answer["priorities"]
+            ),
+            quarantined={_text(environment): n for environment, n in answer["quarantined"]},
+            dead=answer["dead"],
+            tallies=tallies,
+            paused={_text(k): int(v) / 1000 for k, v in _pairs(answer["paused"])},
+            decisions={_text(k): v for k, v in _pairs(answer["decisions"])},
         )
 
     async def publish_decisions(self, decisions: Mapping[str, bytes]) -> None:
         """Keeps what the scaler decided for environments, for ten minutes after the last call."""
-        key, told = self.keys.scaler, [part for pair in decisions.items() for part in pair]
-        await self._at_once(("HSET", key, *told), ("PEXPIRE", key, _DECISIONS_MS))
+        key, fields = self.keys.scaler, [part for pair in decisions.items() for part in pair]
+        await self._at_once(("HSET", key, *fields), ("PEXPIRE", key, _DECISIONS_MS))
 
     async def minutes(self, since_minute: int) -> list[dict[str, int]]:
         """The totals that were noted once a minute, oldest first; ``minute`` in each says when."""
@@ -263,9 +315,9 @@ class Queue:
         )
         return [read_minute(data) for data in found]
 
-    async def dead_request_ids(self, most: int) -> list[str]:
+    async def dead_request_ids(self, limit: int) -> list[str]:
         """The dead letters' request ids, the newest first."""
-        found: Any = await self._commands.call(lambda c: c.zrevrange(self.keys.dead, 0, most - 1))
+        found: Any = await self._commands.call(lambda c: c.zrevrange(self.keys.dead, 0, limit - 1))
         return [_text(request_id) for request_id in found]
 
     async def dead_letter(self, request_id: str) -> DeadLetter | None:
@@ -340,11 +392,11 @@ class Queue:
 
     async def notify_worker(self, worker: str) -> None:
         """Ends the worker's own :meth:`wait_wakeup`."""
-        await self.run("notify_worker", [worker])
+        await self.run("notify_worker", worker=worker)
 
     async def notify(self, environment: str) -> None:
         """Passes a wake-up's token on to the next idle worker."""
-        await self.run("notify", [environment])
+        await self.run("notify", environment=environment)
 
     async def environments(self) -> list[str]:
         """The environments that workers have ever offered."""
@@ -370,9 +422,11 @@ class Queue:
         """The answers to commands between which nothing else happens."""
         return (await self._commands.ask(("MULTI",), *commands, ("EXEC",)))[-1]
 
-    async def run(self, name: str, args: Sequence[Any]) -> Any:
-        """What the script ``name`` answers for this shard."""
-        return await self._commands.run(script_text(name), self._tag, args)
+    async def run(self, name: str, /, **arguments: Any) -> Any:
+        """What the script ``name`` answers for this shard, by name where its answer has names."""
+        script = SCRIPTS[name]
+        args = script.values(arguments)
+        return script.named(await self._commands.run(script_text(name), self._tag, args))
 
 
 @contextlib.asynccontextmanager
@@ -391,12 +445,12 @@ async def look(settings: Settings) -> Status:
         return merged(await asyncio.gather(*(queue.status() for queue in queues)))
 
 
-def backoff_s(rng: random.Random, base_s: float = 0.05, most_s: float = 5.0) -> Iterator[float]:
+def backoff_s(rng: random.Random, base_s: float = 0.05, max_s: float = 5.0) -> Iterator[float]:
     """Waiting times with full jitter, in seconds: uniform below a bound that doubles."""
     bound = base_s
     while True:
         yield rng.uniform(0, bound)
-        bound = min(most_s, bound * 2)
+        bound = min(max_s, bound * 2)
 
 
 _SUBMITTED: dict[int, Submitted] = {

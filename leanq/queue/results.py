@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgpack
 
 from leanq.queue.metrics import BUCKETS_S
 
-# Version, attempts, priority; submitted, deadline, longest run (ms); then five texts and the body.
+# Version, attempts, priority; submitted, deadline, longest run (ms); then six texts and the body.
 _RECORD = struct.Struct(">BBBddd")
 _IN_FLIGHT = b"\x01"
+# Counters of environments, and of snapshots.
+_TALLY = re.compile(r"[sfwrt]:|[wrt]_ms:|snapshot|minute$")
+
+
+class Kind(NamedTuple):
+    """What requests of one batch have in common, as the script ``submit`` takes it."""
+
+    environment: str
+    priority: int
+    deadline_ms: int
+    run_ms: int
+    affinity: tuple[str, ...]
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -39,10 +52,10 @@ class Submission:
     affinity: tuple[str, ...] = ()
 
     @property
-    def kind(self) -> str:
-        """What it shares with most others of its batch, as the script ``submit`` takes it."""
-        times = f"{self.deadline_ms}\n{self.longest_run_ms}"
-        return f"{self.environment}\n{self.priority}\n{times}\n{' '.join(self.affinity)}"
+    def kind(self) -> Kind:
+        """What it shares with most others of its batch."""
+        times = (self.deadline_ms, self.longest_run_ms)
+        return Kind(self.environment, self.priority, *times, self.affinity)
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -84,14 +97,38 @@ class Job:
     isolated: bool
 
 
+class Time(NamedTuple):
+    """A time of a request, as it is counted: ``what`` is ``"w"`` (waited), ``"r"`` (ran) or ``"t"``
+    (both), and ``bucket`` the histogram's."""
+
+    what: str
+    ms: int
+    bucket: int
+
+
+class End(NamedTuple):
+    """What settlements of one call have in common, as the script ``claim`` takes it; see
+    :class:`Settlement`."""
+
+    outcome: str
+    warm: bool
+    way: str
+    fingerprint: str
+    times: tuple[Time, ...]
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class Settlement:
-    """The end of a request, as the holder of ``token`` tells it. ``fingerprint`` is that of the
-    environment where the reply holds on any machine, and so may be remembered; else ``""``.
-    ``warm``: its worker would be fast now at others with the same first affinity. ``way``: what
-    is to be counted of how Lean came by its prefix. ``environment`` and ``times`` (see
-    :func:`times_of`)
-    are what is counted of the request."""
+    """The end of a request, as the holder of ``token`` tells it.
+
+    Attributes:
+        outcome: the verdict, or what else is counted as its end.
+        fingerprint: that of the environment where the reply holds on any machine, and so may be
+            remembered; else ``""``.
+        warm: its worker would be fast now at others with the same first affinity.
+        way: what is to be counted of how Lean came by its prefix.
+        times: how long it waited and ran, see :func:`times_of`.
+    """
 
     request_id: str
     token: str
@@ -100,20 +137,18 @@ class Settlement:
     fingerprint: str = ""
     warm: bool = False
     way: str = ""
-    environment: str = ""
-    times: str = ""
+    times: tuple[Time, ...] = ()
 
     @property
-    def about(self) -> str:
-        """What it shares with most others of its batch, as the script ``claim`` takes it."""
-        shared = f"{self.outcome} {int(self.warm)} {self.way} {self.fingerprint}"
-        return f"{shared} {self.environment} {self.times}" if self.environment else shared
+    def end(self) -> End:
+        """What it shares with most others of its batch."""
+        return End(self.outcome, self.warm, self.way, self.fingerprint, self.times)
 
 
-def times_of(waited_s: float, ran_s: float) -> str:
-    """How long a request waited and ran, to two digits, as it is counted in histograms.
+def times_of(waited_s: float, ran_s: float) -> tuple[Time, ...]:
+    """How long a request waited, ran, and took in all, to two digits.
 
-    The fewer of these there are, the more requests tell the same of themselves.
+    The fewer of these there are, the more settlements have the same end.
     """
     return _times(_rounded_ms(waited_s), _rounded_ms(ran_s))
 
@@ -127,11 +162,10 @@ def _rounded_ms(s: float) -> int:
 
 
 @lru_cache(4096)
-def _times(waited_ms: int, ran_ms: int) -> str:
+def _times(waited_ms: int, ran_ms: int) -> tuple[Time, ...]:
     times = {"w": waited_ms, "r": ran_ms, "t": waited_ms + ran_ms}
     # A bucket holds what is at most its edge.
-    cells = ((what, ms, bisect_left(BUCKETS_S, ms / 1000)) for what, ms in times.items())
-    return ",".join(f"{what}{ms}/{bucket}" for what, ms, bucket in cells)
+    return tuple(Time(what, ms, bisect_left(BUCKETS_S, ms / 1000)) for what, ms in times.items())
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -204,21 +238,25 @@ class DeadLetter:
 
 
 def read_job(
-    request_id: bytes, about: bytes, at_ms: int, body: bytes, token: str, now_ms: int
+    now_ms: int,
+    token: str,
+    request_id: bytes,
+    attempts: int,
+    isolated: int,
+    environment: bytes,
+    submitted_ms: int,
+    body: bytes,
 ) -> Job:
-    """A request as the script ``claim`` gives it out."""
-    attempts, isolated, environment = _read_about(about)
-    queued_s = (now_ms - at_ms) / 1000
+    """A request as the scripts ``claim`` and ``reconcile`` give it out."""
     return Job(
-        request_id.decode(errors="replace"), environment, token, attempts, queued_s, body, isolated
+        request_id.decode(errors="replace"),
+        environment.decode(errors="replace"),
+        token,
+        attempts,
+        (now_ms - submitted_ms) / 1000,
+        body,
+        isolated == 1,
     )
-
-
-# Most jobs of one call tell the same of themselves.
-@lru_cache(256)
-def _read_about(text: bytes) -> tuple[int, bool, str]:
-    attempts, isolated, environment = text.decode(errors="replace").split(" ")
-    return int(attempts), isolated == "1", environment
 
 
 def is_record(data: bytes) -> bool:
@@ -227,16 +265,17 @@ def is_record(data: bytes) -> bool:
 
 
 def read_record(request_id: str, data: bytes) -> tuple[Submission, str]:
-    """A request and its client, from its record in Redis; ``library.lua`` has the layout.
+    """A request and its client, from its record in Redis; ``lua/parts/record.lua`` has the
+    layout.
 
     Its deadline is left out, since it counted from when it was submitted.
     """
     _, _, priority, _, _, run_ms = _RECORD.unpack_from(data)
-    *texts, body = data[_RECORD.size :].split(b"\0", 5)
-    environment, client, affinities, tenant, digest = (
+    *texts, body = data[_RECORD.size :].split(b"\0", 6)
+    environment, client, first, second, tenant, digest = (
         text.decode(errors="replace") for text in texts
     )
-    affinity = tuple(affinities.split())
+    affinity = tuple(name for name in (first, second) if name)
     return Submission(
         request_id, environment, tenant, priority, 0, int(run_ms), body, digest, affinity
     ), client
@@ -251,6 +290,20 @@ def read_minute(data: bytes) -> dict[str, int]:
         return {}
 
 
+def read_stats(stats: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, int], dict[str, int]]:
+    """The counters and the tallies of a :class:`Status` in what the scripts count."""
+    counters, tallies = dict[str, int](), dict[str, int]()
+    for raw, number in stats:
+        name = raw.decode(errors="replace")
+        if name and not name.startswith("affinity:"):
+            (tallies if _TALLY.match(name) else counters)[name] = int(float(number))
+    for name, n in tallies.items():
+        if name.startswith("f:"):
+            verdict = f"verdict:{name.rpartition(':')[2]}"
+            counters[verdict] = counters.get(verdict, 0) + n
+    return counters, tallies
+
+
 @dataclass(slots=True, unsafe_hash=True)
 class WorkerRow:
     worker: str
@@ -261,9 +314,8 @@ class WorkerRow:
 
 @dataclass(slots=True, unsafe_hash=True)
 class PriorityRow:
-    """What waits in an environment with one priority; ``held`` of it is of tenants that are paused,
-    whose
-    age does not count."""
+    """What waits in an environment with one priority, of ``tenants``. ``held`` of it is of tenants
+    that are held back, whose age does not count for ``oldest_s``."""
 
     environment: str
     priority: int
@@ -282,8 +334,8 @@ class Status:
     (t) ``w_ms:ENVIRONMENT`` the sum and ``w:ENVIRONMENT:N`` how many fell into the N-th bucket of
     :data:`leanq.queue.metrics.BUCKETS_S`. Beside these ``snapshot_bytes`` and
     ``snapshots_evicted``. ``paused``: environments (``e:ENVIRONMENT``) and tenants (``t:TENANT``)
-    that are held back, and since when, in seconds since 1970. ``decisions``: what the scaler last
-    told of each environment, as JSON.
+    that are held back, and since when, in seconds since 1970. ``decisions``: the scaler's last
+    decision on each environment, as JSON.
     """
 
     counters: Mapping[str, int]

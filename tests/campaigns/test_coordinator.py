@@ -25,7 +25,7 @@ from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import read_results
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError, UnknownEnvironmentError, UsageError
-from leanq.queue.requests import Message, Reply, Request
+from leanq.queue.requests import Failure, Message, Reply, Request
 from leanq.queue.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("swept")
@@ -48,6 +48,9 @@ class Judge(Recorder):
         if request.code.startswith("held"):
             await self._gate.wait()
         verdict: Any = request.code.split()[-1]
+        if request.op == "verify" and not request.code.startswith(request.target):
+            failed = (Failure("t", "statement_differs", f"expected {request.target}"),)
+            return Reply("rejected", reason="statement_differs", failed=failed)
         if request.code.startswith("import"):
             text = "unknown module prefix 'Mathlib'\nNo directory 'Mathlib' in the search path"
             messages = (Message("error", 1, 0, text),)
@@ -242,6 +245,23 @@ async def test_a_small_campaign_in_a_wrong_environment_warns_at_its_end(stage: S
     await stage.run(stage.campaign(row(1, "import Mathlib rejected"), row(2, "import A rejected")))
     (warning,) = stage.observer.warnings
     assert warning.startswith("2 of the first 2 results have the reason unknown_import")
+
+
+async def test_rows_with_a_target_are_verified_against_it(stage: Stage) -> None:
+    campaign = stage.campaign(
+        row(1, "p accepted", "q accepted", goal="p"),
+        row(2, "p accepted"),
+        row(3, "p accepted", goal=7),
+    )
+    await stage.run(replace(campaign, fields=Fields(target="goal")))
+    assert stage.verdicts() == ["accepted", "rejected", None, None]
+    proved, other, missing, odd = stage.records()
+    assert (proved["failed"], proved["reason"]) == ([], None)
+    assert other["reason"] == "statement_differs"
+    assert other["failed"] == [{"name": "t", "rule": "statement_differs", "text": "expected p"}]
+    # Without its target, a row is not checked by an easier rule.
+    assert missing["error"] == "the field 'goal' is missing"
+    assert odd["error"] == "the field 'goal' is a number; it must be a text"
 
 
 # First success

@@ -75,13 +75,11 @@ def test_names_follow_the_conventions() -> None:
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))
 def test_times_are_counted_to_two_digits(waited_s: float, ran_s: float) -> None:
-    found = dict(re.findall(r"([wrt])(\d+/\d+)", times_of(waited_s, ran_s)))
-    assert set(found) == set("wrt")
-    sums: dict[str, int] = {}
-    for what, text in found.items():
-        ms, bucket = map(int, text.split("/"))
-        sums[what] = ms
-        assert bucket == bisect_left(BUCKETS_S, ms / 1000)
+    times = times_of(waited_s, ran_s)
+    sums = {time.what: time.ms for time in times}
+    assert set(sums) == set("wrt")
+    for time in times:
+        assert time.bucket == bisect_left(BUCKETS_S, time.ms / 1000)
     for what, s in (("w", waited_s), ("r", ran_s)):
         assert sums[what] == pytest.approx(s * 1000, rel=0.051, abs=0.5001)
     assert sums["t"] == sums["w"] + sums["r"]

@@ -140,12 +140,12 @@ async def test_what_takes_long_with_large_input_holds_no_other_request_up(
     for module, name in (
         (program_module, "Printed"),
         (check_module, "name_examples"),
-        (check_module, "read_module"),
+        (check_module, "read_parts"),
     ):
         monkeypatch.setattr(module, name, watched(module, name))
     monkeypatch.setattr(program_module, "_PRINTED_AT_ONCE_BYTES", 0)
     assert (await site.check(sample("and_swap"))).verdict == "accepted"
-    assert seen == ["Printed", "name_examples", "read_module"]
+    assert seen == ["Printed", "read_parts", "name_examples"]
 
 
 async def test_a_missing_import_is_leans_to_reject(either: Site) -> None:
@@ -226,7 +226,9 @@ async def test_cancelling_a_check_ends_lean(either: Site) -> None:
 
 async def test_two_checks_at_once_do_not_meet(site: Site, tmp_path: Path) -> None:
     driver = await site.driver(site.shell(), slots=2)
-    script = "echo $PWD; test -e mine && exit 9; : > mine; until test -e go; do sleep 0.01; done"
+    script = (
+        "echo $PWD; test -e mine && exit 9; : > mine; until test -e go; do sleep 0.01; done; exit"
+    )
     tasks = [asyncio.create_task(driver.run(check(script))) for _ in range(2)]
 
     def folders() -> list[Path]:

@@ -100,6 +100,17 @@ async def test_programs_of_a_candidate_matter_nothing(site: Site) -> None:
     assert (await verify(driver, code)).verdict == "accepted"
 
 
+async def test_no_theorem_of_a_target_is_left_out_for_its_name(site: Site) -> None:
+    driver = await site.driver()
+    for name in ("inj", "Both.inj", "_hidden", "match_1", "Both.mk.sizeOf_spec", "eq_def"):
+        target = f"{TARGET}theorem {name} (p : Prop) (h : p) : p := sorry\n"
+        reply = await verify(driver, f"{PRELUDE}{BOTH}{PROOF}", target)
+        assert (reply.verdict, reply.reason) == ("rejected", "statement_differs"), name
+        assert reply.failed[0].name == name
+        proved = f"{PRELUDE}{BOTH}{PROOF}theorem {name} (p : Prop) (h : p) : p := h\n"
+        assert (await verify(driver, proved, target)).verdict == "accepted", name
+
+
 async def test_holes_are_named_by_the_caller(site: Site) -> None:
     driver = await site.driver()
     target = (

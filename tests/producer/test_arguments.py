@@ -31,7 +31,6 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "scratch_mb": (int,),
     "allow_axioms": (list, dict),
     "audit": (bool,),
-    "replay": (bool,),
     "trust_programs": (bool,),
 }
 

@@ -228,7 +228,7 @@ async def test_what_is_wrong_with_all_is_an_error_at_once(settings: Settings, qu
         ("priority must be", {"priority": 3}),
         ("tenant 'a b'", {"tenant": "a b"}),
         ("environment ''", {"env": ""}),
-        ("timeout is -1", {"timeout_s": -1}),
+        ("timeout .*-1", {"timeout_s": -1}),
         ("a request id names one", {"request_id": "0-one"}),
         ("window must be at least 1", {"window": 0}),
         ("allow_axioms must be a list of texts, got 'ax'", {"allow_axioms": "ax"}),

@@ -163,7 +163,7 @@ async def test_identical_requests_are_shared_and_remembered(socket: Path) -> Non
     (job,) = (await worker.claim("w", ["echo"], 1, busy=0, token="n:")).jobs
     await client.submit("c", batch[1:])
     with redis.Redis.from_url(as_role(socket, "worker").url) as connection:
-        connection.zrem(f"{worker.keys.tag}:with:0-leader", "0-lost")
+        connection.zrem(f"{worker.keys.tag}:joined:0-leader", "0-lost")
     assert await client.lookup("c", ["0-follower", "0-lost"]) == [True, True]
     assert await client.cancel(["0-leader", "0-lost", "0-last"]) == [True] * 3
     reply = pack_reply(job.token, Reply("accepted"))
@@ -187,7 +187,7 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
     client, operator = Queue(as_role(socket, "client")), Queue(as_role(socket, "operator"))
     dying, other = Queue(worker), Queue(worker)
     await client.submit("c", [submission("0-killer", echo_body(b""))])
-    await dying.join("dying", b"", {"echo": b""})
+    await dying.register("dying", b"", {"echo": b""})
     assert (await dying.claim("dying", ["echo"], 1, busy=0, token="n:")).jobs
     poisoned = 0
     while not poisoned:

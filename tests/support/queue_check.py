@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection
 
 from leanq.queue.requests import Reply
+from leanq.queue.results import Status
 from leanq.queue.wire import pack_reply, unpack_reply
 from support.queue_model import Flying, Model
 from support.shards import Dump
@@ -13,7 +14,7 @@ from support.shards import Dump
 
 def _fields(item: Flying, model: Model) -> dict[str, str]:
     leased = item.status == "leased"
-    run = model.flying[item.leader] if item.leader else item
+    run = model.flying[item.run] if item.run else item
     # One that was withdrawn and runs on for others has only its lease.
     record = {
         **model.route(item),
@@ -30,7 +31,7 @@ def _fields(item: Flying, model: Model) -> dict[str, str]:
         **({"tok": item.token or ""} if leased else {}),
         **({"w": run.worker} if item.status != "queued" else {}),
         **({"solo": "1"} if item.solo else {}),
-        **({"on": item.leader} if item.leader else {}),
+        **({"on": item.run} if item.run else {}),
     }
 
 
@@ -42,11 +43,9 @@ def compare(found: Dump, model: Model) -> None:
     assert found.req == {
         request_id: _fields(item, model) for request_id, item in model.flying.items()
     }
-    assert found.run == {":".join(place): leader for place, leader in model.runs.items()}
-    assert found.followers == {
-        request_id: request_ids
-        for request_id, request_ids in model.followers.items()
-        if request_ids
+    assert found.run == {":".join(place): run for place, run in model.runs.items()}
+    assert found.joined == {
+        request_id: request_ids for request_id, request_ids in model.joined.items() if request_ids
     }
     replies = {
         request_id: unpack_reply(request_id, data) for request_id, data in found.reply.items()
@@ -96,15 +95,25 @@ def compare(found: Dump, model: Model) -> None:
     assert Counter(ended) == {k[8:]: n for k, n in stats.items() if k.startswith("verdict:")}
     tallies = {k: int(n) for k, n in found.hashes.get("tally", {}).items()}
     assert sum(n for k, n in tallies.items() if k.startswith("s:")) == stats["submitted"]
-    for verdict in ("cancelled", "expired", "poisoned"):
-        by_environment = sum(n for k, n in tallies.items() if k.endswith(f":{verdict}"))
-        assert by_environment == stats[f"verdict:{verdict}"]
     saved = (model.coalesced, len(model.remembered))
     assert (stats["coalesced"], stats["remembered"]) == saved
 
 
+def check_status(status: Status, found: Dump, model: Model) -> None:
+    """What waits is counted without what was withdrawn, whose age does not count either."""
+    rows = {(row.environment, row.priority): row for row in status.priorities}
+    places = {place for rings in (model.rings, model.parked) for place in rings if rings[place]}
+    assert rows.keys() == places
+    for place, row in rows.items():
+        assert (row.waiting, row.held) == model.waiting(*place)
+        fronts = [model.first_submitted(line) for line in model.rings[place].values()]
+        assert row.oldest_s == (model.now - min(fronts, default=model.now)) / 1000
+    isolated = Counter(found.req[request_id]["l"] for request_id in found.isolated)
+    assert status.quarantined == isolated
+
+
 def check_wakeups(found: Dump, model: Model, woken: Collection[str]) -> None:
-    """Where work waits, somebody is or will be woken."""
+    """Where work waits, a worker is or will be woken."""
     for environment in model.environments | {
         item.sub.environment for item in model.flying.values()
     }:

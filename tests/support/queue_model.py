@@ -16,9 +16,9 @@ from leanq.queue.results import Returning, Submission
 
 @dataclass
 class Flying:
-    """A request in flight; ``token`` and ``worker`` say who has it while it is leased, and
-    ``leader`` whom it follows while it is attached. ``client`` is empty once it has its verdict
-    and runs on for its followers."""
+    """A request in flight; ``token`` and ``worker`` say which worker has it while it is leased, and
+    ``run`` what it joined. ``client`` is empty once it has its verdict and runs on for what joined
+    it."""
 
     sub: Submission
     client: str
@@ -27,12 +27,12 @@ class Flying:
     attempts: int = 0
     token: str | None = None
     worker: str = ""
-    leader: str = ""
+    run: str = ""
     solo: bool = False
 
     @property
     def status(self) -> str:
-        return "attached" if self.leader else "queued" if self.token is None else "leased"
+        return "joined" if self.run else "queued" if self.token is None else "leased"
 
 
 class Model:
@@ -44,10 +44,10 @@ class Model:
         self.winners: dict[str, str] = {}
         self.remembered: set[str] = set()
         self.coalesced = 0
-        # Who leads each environment's runs of a digest, who follows whom, what each environment's
-        # environment is, and the tokens of the verdicts that are remembered of each.
+        # By environment and digest the request that runs, and by this what joined it; each
+        # environment's fingerprint, and the tokens of the verdicts that are remembered of each.
         self.runs: dict[tuple[str, str], str] = {}
-        self.followers: defaultdict[str, list[str]] = defaultdict(list)
+        self.joined: defaultdict[str, list[str]] = defaultdict(list)
         self.prints: dict[str, str] = {}
         self.memory: dict[tuple[str, str], str] = {}
         # Lists in which the last claim met a request that needed no run of its own.
@@ -67,9 +67,12 @@ class Model:
         self.parked: defaultdict[tuple[str, int], dict[str, list[str]]] = defaultdict(dict)
         # Whom a request is reserved to that stands in no line, and which such the last claim took.
         self.to: dict[str, str] = {}
+        # Lists in which this call withdrew requests, by environment, priority (None: quarantined)
+        # and tenant.
+        self.withdrawn: set[tuple[str, int | None, str]] = set()
         self.redeemed: set[str] = set()
 
-    def join(self, worker: str, environments: Iterable[str], fingerprint: str) -> None:
+    def register(self, worker: str, environments: Iterable[str], fingerprint: str) -> None:
         self.leases[worker] = self.now + self.lease_ms
         self.fleet.add(worker)
         self.environments |= set(environments)
@@ -92,12 +95,12 @@ class Model:
             )
             self.remembered.add(sub.request_id)
             return "reply"
-        full = len(ring.get(sub.tenant, ())) >= self.max_waiting
+        full = self._waiting(ring.get(sub.tenant, ())) >= self.max_waiting
         if full and (sub.environment, sub.digest) not in self.runs:
             return "full"
         deadline = self.now + sub.deadline_ms if sub.deadline_ms else float("inf")
         self.flying[sub.request_id] = Flying(sub, client, self.now, deadline)
-        if not self._follows(sub.request_id):
+        if not self._joins(sub.request_id):
             self._enter(sub)
         return "queued"
 
@@ -110,10 +113,10 @@ class Model:
         item = self.flying.get(request_id)
         if not item or item.token != token:
             return self.winners.get(request_id) == token
-        followers = self._disband(request_id)
+        joined = self._disband(request_id)
         if item.sub.digest and fingerprint:
             self.memory[fingerprint, item.sub.digest] = token
-        for end in (request_id, *followers):
+        for end in (request_id, *joined):
             if end != request_id and self.flying[end].deadline < self.now:
                 self._end(end, "expired")
                 continue
@@ -170,25 +173,53 @@ class Model:
         item = self.flying.get(request_id)
         if not item or not item.client:
             return False
-        if item.status == "leased" and self.followers.get(request_id):
+        if item.status == "leased" and self.joined.get(request_id):
             self._tell(request_id, "cancelled")
             item.client = ""
             return True
-        if item.leader:
+        if item.run:
             self._detach(request_id)
         elif item.status == "leased":
             self._disband(request_id)
+        else:
+            self._note_withdrawn(request_id)
         self._end(request_id, "cancelled")
         return True
+
+    def trim(self) -> None:
+        """What was withdrawn leaves the front of its list, once a call's withdrawals are over."""
+        for name in self.withdrawn:
+            environment, priority, tenant = name
+            if priority is None:
+                self._trim(self.quarantined[environment])
+                continue
+            for rings in (self.rings, self.parked):
+                ring = rings[environment, priority]
+                if tenant in ring:
+                    self._trim(ring[tenant])
+                    if not ring[tenant]:
+                        del ring[tenant]
+        self.withdrawn.clear()
+
+    def waiting(self, environment: str, priority: int) -> tuple[int, int]:
+        """How many requests wait in such lines, and how many of them are held back."""
+        place = environment, priority
+        free, held = (
+            sum(map(self._waiting, rings[place].values())) for rings in (self.rings, self.parked)
+        )
+        return free + held, held
 
     def lookup(self, client: str, request_id: str) -> str:
         item = self.flying.get(request_id)
         if item and item.client:
             item.client = client
-            if item.leader and item.deadline < self.now:
+            if item.run and item.deadline < self.now:
                 self._detach(request_id)
                 self._end(request_id, "expired")
-            elif item.status != "queued" or self._waits(request_id):
+            elif item.status == "queued" and item.deadline < self.now:
+                self._note_withdrawn(request_id)
+                self._end(request_id, "expired")
+            else:
                 return "in flight"
         return "reply" if request_id in self.verdicts else "unknown"
 
@@ -244,6 +275,25 @@ class Model:
                 target[place][name] = source[place].pop(name)
         return True
 
+    def first_submitted(self, line: Sequence[str]) -> int:
+        """When the first of a line that waits was submitted."""
+        waits = (self.flying[request_id] for request_id in line if request_id in self.flying)
+        return next((item.submitted for item in waits), self.now)
+
+    def _note_withdrawn(self, request_id: str) -> None:
+        sub = self.flying[request_id].sub
+        if request_id in self.quarantined[sub.environment]:
+            self.withdrawn.add((sub.environment, None, ""))
+        elif request_id not in self.to:
+            self.withdrawn.add((sub.environment, sub.priority, sub.tenant))
+
+    def _trim(self, line: list[str]) -> None:
+        while line and line[0] not in self.flying:
+            del line[0]
+
+    def _waiting(self, line: Sequence[str]) -> int:
+        return sum(request_id in self.flying for request_id in line)
+
     def _ring(self, sub: Submission) -> dict[str, list[str]]:
         held = ("tenant", sub.tenant) in self.paused
         return (self.parked if held else self.rings)[sub.environment, sub.priority]
@@ -296,7 +346,7 @@ class Model:
 
     def _take(self, request_id: str, solo: bool = False) -> bool:
         """Whether a request that waits is to run; it is leased, and has no token yet."""
-        if not self._waits(request_id) or self._follows(request_id, quarantined=solo):
+        if not self._waits(request_id) or self._joins(request_id, quarantined=solo):
             return False
         item = self.flying[request_id]
         item.token, item.solo = "", solo and bool(item.sub.digest)
@@ -307,39 +357,37 @@ class Model:
     def _first_quarantined(self, environment: str) -> str | None:
         quarantined = self.quarantined[environment]
         while quarantined and (
-            not self._waits(quarantined[0]) or self._follows(quarantined[0], quarantined=True)
+            not self._waits(quarantined[0]) or self._joins(quarantined[0], quarantined=True)
         ):
             quarantined.pop(0)
         return quarantined[0] if quarantined else None
 
-    def _follows(self, request_id: str, quarantined: bool = False) -> bool:
+    def _joins(self, request_id: str, quarantined: bool = False) -> bool:
         """Attaches a request to one that runs; quarantined requests only to one that runs alone."""
         item = self.flying[request_id]
-        leader = self.runs.get((item.sub.environment, item.sub.digest))
-        if leader is None or (quarantined and not self.flying[leader].solo):
+        run = self.runs.get((item.sub.environment, item.sub.digest))
+        if run is None or (quarantined and not self.flying[run].solo):
             return False
-        item.leader, item.attempts = leader, item.attempts + 1
-        by_age = [
-            (self.flying[each].submitted, each) for each in (*self.followers[leader], request_id)
-        ]
-        self.followers[leader] = [each for _, each in sorted(by_age)]
+        item.run, item.attempts = run, item.attempts + 1
+        by_age = [(self.flying[each].submitted, each) for each in (*self.joined[run], request_id)]
+        self.joined[run] = [each for _, each in sorted(by_age)]
         self.passed.add((item.sub.environment, item.sub.priority, item.sub.tenant))
         return True
 
     def _disband(self, request_id: str) -> list[str]:
-        """Takes a request from its worker; returns who followed it."""
+        """Takes a request from its worker; returns what joined it."""
         item = self.flying[request_id]
         del self.work[item.worker][request_id]
         if self.runs.get((item.sub.environment, item.sub.digest)) == request_id:
             del self.runs[item.sub.environment, item.sub.digest]
-        return self.followers.pop(request_id, [])
+        return self.joined.pop(request_id, [])
 
     def _detach(self, request_id: str) -> None:
-        leader = self.flying[request_id].leader
-        self.followers[leader].remove(request_id)
-        if not self.followers[leader] and not self.flying[leader].client:
-            self._disband(leader)
-            del self.flying[leader]
+        run = self.flying[request_id].run
+        self.joined[run].remove(request_id)
+        if not self.joined[run] and not self.flying[run].client:
+            self._disband(run)
+            del self.flying[run]
 
     def _waits(self, request_id: str) -> bool:
         if request_id in self.flying and self.flying[request_id].deadline < self.now:
@@ -347,10 +395,10 @@ class Model:
         return request_id in self.flying
 
     def _requeue(self, request_id: str, charge: bool, defer: bool = False) -> str:
-        followers = self._disband(request_id)
+        joined = self._disband(request_id)
         how = self._put_back(request_id, charge, defer)
-        for follower in followers:
-            self._put_back(follower, charge, defer)
+        for other in joined:
+            self._put_back(other, charge, defer)
         return how
 
     def _put_back(self, request_id: str, charge: bool, defer: bool) -> str:
@@ -362,7 +410,7 @@ class Model:
         if item.attempts >= self.max_attempts:
             self._end(request_id, "poisoned")
             return "poisoned"
-        item.token, item.leader, item.solo = None, "", False
+        item.token, item.run, item.solo = None, "", False
         if 0 < item.attempts == self.max_attempts - 1:
             quarantined = self.quarantined[item.sub.environment]
             quarantined.insert(len(quarantined) if defer else 0, request_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from leanq.queue.results import (
     Submitted,
     is_record,
     read_record,
+    read_stats,
 )
 from leanq.queue.scripts import script_text
 from leanq.queue.settings import Settings
@@ -31,18 +33,27 @@ from leanq.queue.wire import pack_reply, unpack_reply
 
 LEASE_MS = 10_000
 
-CLOCK = """local function now_ms()
-  return tonumber(call('GET', P .. ':clock'))
-end
-"""
+# What a watchdog's note is written with, which ends by the server's clock.
+_NOTE = re.compile(r"redis\.call\('SET', watchdog, (.+), 'PX', (\w+)\)")
 
 
 def with_test_clock(name: str) -> str:
-    """The script, which now takes the time from a key."""
-    text = script_text(name)
-    start = text.index("local function now_ms()")
-    end = text.index("\nend\n", start) + len("\nend\n")
-    return text[:start] + CLOCK + text[end:]
+    """The script, which takes the time from a key, by which the watchdog's note ends as well."""
+    text = re.sub(
+        r"local time = .*\nlocal now = .*",
+        "local now = tonumber(redis.call('GET', tag .. ':clock'))",
+        script_text(name),
+    )
+    note = r"redis.call('SET', watchdog, \1) redis.call('SET', watchdog .. '_ends', now + \2)"
+    return _NOTE.sub(note, text)
+
+
+def set_clock(server: redis.Redis, tag: str, now_ms: int) -> None:
+    """Sets the time that scripts see, and ends the watchdog's note where its time has come."""
+    server.set(f"{tag}:clock", now_ms)
+    ends: Any = server.get(f"{tag}:watchdog_ends")
+    if ends and int(ends) <= now_ms:
+        server.delete(f"{tag}:watchdog_ends", f"{tag}:watchdog")
 
 
 @dataclass
@@ -63,8 +74,11 @@ class Dump:
     dead: set[str] = field(default_factory=set)
     deadreq: set[str] = field(default_factory=set)
     run: dict[str, str] = field(default_factory=dict)
-    followers: dict[str, list[str]] = field(default_factory=dict)
+    joined: dict[str, list[str]] = field(default_factory=dict)
     verdict: dict[str, bytes] = field(default_factory=dict)
+    watchdog: str | None = None
+    affine: set[str] = field(default_factory=set)
+    isolated: set[str] = field(default_factory=set)
 
     def check(self, remembered: Collection[str] = ()) -> None:
         """What holds between any two calls, whatever they were, until replies are collected.
@@ -73,25 +87,25 @@ class Dump:
         reserved = self.lists["reservation"]
         listed = Counter(chain(*waiting.values(), *quarantined.values(), *reserved.values()))
         leased = Counter(chain(*self.work.values()))
-        attached = Counter(chain(*self.followers.values()))
+        joined = Counter(chain(*self.joined.values()))
         for request_id, fields in self.req.items():
             status = fields["st"]
-            places = {"queued": (1, 0, 0), "leased": (0, 1, 0), "attached": (0, 0, 1)}
-            assert (listed[request_id], leased[request_id], attached[request_id]) == places[
-                status
-            ], request_id
+            places = {"queued": (1, 0, 0), "leased": (0, 1, 0), "joined": (0, 0, 1)}
+            assert (listed[request_id], leased[request_id], joined[request_id]) == places[status], (
+                request_id
+            )
             assert status != "leased" or request_id in self.work[fields["w"]]
-            assert status != "attached" or request_id in self.followers[fields["on"]]
+            assert status != "joined" or request_id in self.joined[fields["on"]]
             assert ("to" in fields) == (request_id in chain(*reserved.values())), request_id
             assert "to" not in fields or request_id in reserved[fields["to"]], request_id
-        assert set(leased) | set(attached) <= set(self.req)
-        for leader in self.followers:
-            assert self.req[leader]["st"] == "leased"
-        for name, leader in self.run.items():
-            assert (self.req[leader]["st"], self.req[leader]["d"]) == ("leased", name.split(":")[1])
+        assert set(leased) | set(joined) <= set(self.req)
+        for run in self.joined:
+            assert self.req[run]["st"] == "leased"
+        for name, run in self.run.items():
+            assert (self.req[run]["st"], self.req[run]["d"]) == ("leased", name.split(":")[1])
         # What ended leaves at most its request id in a list, and runs on only for others.
         ghosts = {request_id for request_id, fields in self.req.items() if not fields["c"]}
-        assert set(self.req) & set(self.reply) == ghosts <= set(self.followers)
+        assert set(self.req) & set(self.reply) == ghosts <= set(self.joined)
         assert set(listed) <= set(self.req) | set(self.reply)
         assert self.dead == self.deadreq
         # Work whose worker is not in the fleet would never be reaped, nor its reservations
@@ -107,6 +121,8 @@ class Dump:
                 r for r in self.req.values() if (r["l"], r["st"]) == (environment, "queued")
             ]
             assert kind != "waiting" or int(count) == len(queued_there)
+        withdrawn = {name: int(n) for name, n in self.hashes.get("withdrawn", {}).items()}
+        assert withdrawn == self.withdrawn()
         # For each reply one client was told, once.
         told = {
             request_id: data
@@ -115,21 +131,36 @@ class Dump:
         }
         assert sorted(chain(*self.inbox.values())) == sorted(told.items())
 
+    def withdrawn(self) -> dict[str, int]:
+        """Per list how many of its entries are no request that waits there."""
+        waits: Counter[str] = Counter()
+        for request_id, fields in self.req.items():
+            if fields["st"] == "queued" and "to" not in fields:
+                line = f"wait:{fields['l']}:{fields['p']}:{fields['t']}"
+                isolated = request_id in self.isolated
+                waits[f"quarantined:{fields['l']}" if isolated else line] += 1
+        found = {}
+        for kind in ("wait", "quarantined"):
+            for rest, request_ids in self.lists[kind].items():
+                if count := len(request_ids) - waits[f"{kind}:{rest}"]:
+                    found[f"{kind}:{rest}"] = count
+        return found
+
 
 def dump(server: redis.Redis, tag: str) -> Dump:
     names = sorted(key.decode() for key in server.scan_iter(f"{tag}:*", count=10_000))
     pipe = server.pipeline(transaction=False)
     for name in names:
         match name[len(tag) + 1 :].partition(":")[0]:
-            case "deadreq" | "where" | "runs" | "stats" | "tally" | "paused":
+            case "deadreq" | "where" | "runs" | "stats" | "paused":
                 pipe.hgetall(name)
-            case "info" | "environments" | "prints" | "pinning" | "vacant":
+            case "info" | "environments" | "prints" | "withdrawn" | "vacant":
                 pipe.hgetall(name)
             case "parked":
                 pipe.smembers(name)
             case "wait" | "ring" | "quarantined" | "reservation" | "wakeup" | "stop":
                 pipe.lrange(name, 0, -1)
-            case "work" | "workers" | "dead" | "with" | "warm" | "reservations" | "minutes":
+            case "work" | "workers" | "dead" | "joined" | "warm" | "reservations" | "minutes":
                 pipe.zrange(name, 0, -1, withscores=True)
             case "inbox":
                 pipe.xrange(name)
@@ -147,16 +178,13 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 places = _texts(value)
             case "runs":
                 found.run = _texts(value)
-            case (
-                "stats"
-                | "tally"
-                | "paused"
-                | "info"
-                | "environments"
-                | "prints"
-                | "pinning"
-                | "vacant"
-            ):
+            case "stats":
+                counters, tallies = read_stats(value.items())
+                found.hashes["stats"] = {name: str(n) for name, n in counters.items()}
+                found.hashes["tally"] = {name: str(n) for name, n in tallies.items()}
+                flags = (name for name in _texts(value) if name.startswith("affinity:"))
+                found.affine = {name.removeprefix("affinity:") for name in flags}
+            case "paused" | "info" | "environments" | "prints" | "withdrawn" | "vacant":
                 found.hashes[kind] = _texts(value)
             case "parked":
                 found.parked[rest] = {tenant.decode() for tenant in value}
@@ -177,14 +205,16 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.dead = {request_id.decode() for request_id, _ in value}
             case "verdict":
                 found.verdict[rest] = value
-            case "with":
-                found.followers[rest] = [request_id.decode() for request_id, _ in value]
+            case "joined":
+                found.joined[rest] = [request_id.decode() for request_id, _ in value]
             case "deadreq":
                 found.deadreq.add(rest)
             case "isolating":
                 found.isolating[rest] = value.decode()
+            case "watchdog":
+                found.watchdog = value.decode()
             case other:
-                assert other in ("clock", "minutes"), f"a key that nobody knows: {name}"
+                assert other in ("clock", "minutes", "watchdog_ends"), f"an unknown key: {name}"
     for request_id, place in places.items():
         # What was withdrawn and runs on for others has its reply in the place of its record.
         fields = (
@@ -192,7 +222,10 @@ def dump(server: redis.Redis, tag: str) -> Dump:
             if place[0] == "l"
             else found.req[request_id]
         )
-        _put(fields, place)
+        if place == "i":
+            found.isolated.add(request_id)
+        else:
+            _put(fields, place)
     return found
 
 
@@ -214,20 +247,20 @@ def _put(fields: dict[str, str], place: str) -> None:
     kind, texts = place[0], place[1:].split("\0")
     match kind:
         case "l":
-            token, worker, client, environment, solo, digest, _ = texts
+            token, worker, client, environment, solo, digest, _, _ = texts
             assert client == fields["c"]
             fields |= {"st": "leased", "tok": token, "w": worker, "l": environment}
             fields |= {"d": digest} if digest else {}
             fields |= {"solo": "1"} if solo else {}
-        case "a":
-            leader, worker, _ = texts
-            fields |= {"st": "attached", "on": leader, "w": worker}
-        case "p":
+        case "j":
+            run, worker, _ = texts
+            fields |= {"st": "joined", "on": run, "w": worker}
+        case "r":
             fields["to"] = texts[0]
         case other:
-            assert other == "q", f"a place that nobody knows: {place!r}"
+            assert other == "p", f"an unknown place: {place!r}"
             fields["by"] = texts[0]
-    if kind in "la" and "n" in fields:
+    if kind in "lj" and "n" in fields:
         fields["n"] = str(int(fields["n"]) + 1)
 
 
@@ -261,7 +294,7 @@ class Shard:
 
     def advance(self, ms: int) -> None:
         self.now_ms += ms
-        self.server.set(f"{self.tag}:clock", self.now_ms)
+        set_clock(self.server, self.tag, self.now_ms)
 
     async def submit(self, *request_ids: str, client: str = "c", **fields: Any) -> list[Submitted]:
         return await self.queue.submit(

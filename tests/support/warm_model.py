@@ -12,7 +12,7 @@ REASSIGN_MS, PASS_MS, WINDOW, MOST_WARM, COLD = 100, 2000, 16, 16, 3
 
 
 class WarmModel(Model):
-    """Reservations are request ids by worker; a watchdog is a time and a worker, or ''."""
+    """Reservations are request ids by worker; the watchdog's note is a time and a worker, or ''."""
 
     def __init__(self, lease_ms: int, max_attempts: int, max_waiting: int) -> None:
         super().__init__(lease_ms, max_attempts, max_waiting)
@@ -20,17 +20,18 @@ class WarmModel(Model):
         self.vacant: dict[str, int] = {}
         self.reservations: dict[str, list[str]] = {}
         self.tills: dict[str, int] = {}
-        self.watchdogs: dict[str, tuple[int, str]] = {}
+        self.watchdog: tuple[int, str] | None = None
+        self.affine: set[str] = set()
         # By request id, when a warmer one first went before it.
         self.bypassed: dict[str, int] = {}
         self.counts = Counter[str]()
         self.again_ms = 0
-        self._promisees: defaultdict[str, set[str]] = defaultdict(set)
+        self._reserved_workers: set[str] = set()
 
     def submit(self, client: str, sub: Submission) -> str:
         answer = super().submit(client, sub)
         if answer == "queued" and sub.affinity:
-            self.watchdogs.setdefault(sub.environment, (0, ""))
+            self.affine.add(sub.environment)
         return answer
 
     def _enter(self, sub: Submission) -> None:
@@ -42,7 +43,7 @@ class WarmModel(Model):
         self.vacant[worker] -= 1
         self.reservations.setdefault(worker, []).append(sub.request_id)
         self.tills.setdefault(worker, self.now + REASSIGN_MS)
-        self._promisees[sub.environment].add(worker)
+        self._reserved_workers.add(worker)
 
     def _warm_worker(self, sub: Submission) -> str | None:
         if self.quarantined[sub.environment] or any(
@@ -57,12 +58,15 @@ class WarmModel(Model):
         return None
 
     def submitted(self) -> None:
-        reserved_workers = set().union(*self._promisees.values())
-        for environment in self._promisees:
-            until, watchdog = self.watchdogs[environment]
-            if until <= self.now or watchdog in reserved_workers:
-                self.watchdogs[environment] = (self.now + REASSIGN_MS, "")
-        self._promisees.clear()
+        note = self._note()
+        if self._reserved_workers and (not note or note[1] in self._reserved_workers):
+            self.watchdog = (self.now + REASSIGN_MS, "")
+        self._reserved_workers.clear()
+
+    def _note(self) -> tuple[int, str] | None:
+        if self.watchdog and self.watchdog[0] <= self.now:
+            self.watchdog = None
+        return self.watchdog
 
     def settle(
         self, worker: str, request_id: str, token: str, fingerprint: str, warm: bool
@@ -81,8 +85,12 @@ class WarmModel(Model):
     ) -> tuple[list[str], bool, bool]:
         self.again_ms = 0
         self.redeemed.clear()
-        pinned = [environment for environment in environments if environment in self.watchdogs]
-        if pinned:
+        affine = not self.affine.isdisjoint(
+            environment
+            for environment in environments
+            if ("environment", environment) not in self.paused
+        )
+        if affine:
             late = sorted((till, name) for name, till in self.tills.items() if till <= self.now)
             for _, other in reversed(late):
                 if other != worker:
@@ -93,16 +101,13 @@ class WarmModel(Model):
             if sub.affinity:
                 rank = self._rank(worker, sub)
                 self.counts["warm_misses" if rank == COLD else "warm_hits"] += 1
-        if pinned:
+        if affine:
             self._recall(worker)
             left = 0 if alone or hold else want - len(request_ids)
             if left:
                 self.vacant[worker] = left
-            waits = [
-                self._watch(worker, environment, left > 0, bool(self.redeemed))
-                for environment in pinned
-            ]
-            self.again_ms = min(filter(None, waits), default=0)
+            if want:
+                self.again_ms = self._watch(worker)
         return request_ids, alone, hold
 
     def leave(self, worker: str) -> None:
@@ -112,7 +117,7 @@ class WarmModel(Model):
 
     def _fill(self, worker: str, environments: Sequence[str], want: int) -> list[str]:
         request_ids: list[str] = []
-        if any(environment in self.watchdogs for environment in environments):
+        if any(environment in self.affine for environment in environments):
             line = self.reservations.get(worker, [])
             while line and len(request_ids) < want:
                 request_id = line.pop(0)
@@ -122,7 +127,7 @@ class WarmModel(Model):
         return request_ids + super()._fill(worker, environments, want - len(request_ids))
 
     def _serve(self, worker: str, environment: str, line: list[str], most: int) -> list[str]:
-        if environment not in self.watchdogs:
+        if environment not in self.affine:
             return super()._serve(worker, environment, line, most)
         request_ids: list[str] = []
         while len(request_ids) < most and (request_id := self._choose(worker, environment, line)):
@@ -168,19 +173,13 @@ class WarmModel(Model):
         self.vacant.pop(worker, None)
         return len(request_ids)
 
-    def _watch(self, worker: str, environment: str, free: bool, redeemed: bool) -> int:
-        soonest = min(self.tills.values(), default=0)
-        until, watchdog = self.watchdogs[environment]
-        guarded = until > self.now
-        if (guarded and watchdog not in {worker, ""}) or not (soonest or guarded):
+    def _watch(self, worker: str) -> int:
+        soonest, note = min(self.tills.values(), default=0), self._note()
+        if self.redeemed or not (soonest or note) or (note and note[1] not in {worker, ""}):
             return 0
-        if free and not redeemed:
-            till = max(soonest or until, self.now + 1)
-            self.watchdogs[environment] = (till, worker)
-            return till - self.now
-        if watchdog == worker:
-            self.watchdogs[environment] = (0, "")
-        return 0
+        wait_ms = max(soonest - self.now, 1) if soonest else REASSIGN_MS
+        self.watchdog = (self.now + wait_ms, worker)
+        return wait_ms
 
     def _end(self, request_id: str, verdict: str) -> None:
         self.to.pop(request_id, None)

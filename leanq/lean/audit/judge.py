@@ -58,14 +58,16 @@ def check_imports(image: Image, expected: frozenset[Name]) -> None:
         )
 
 
-def check_reserved(image: Image, constants: dict[Name, Raw], reference: list[Image]) -> None:
+def check_reserved(
+    image: Image, constants: dict[Name, Raw], reference: Callable[[], list[Image]]
+) -> None:
     """Raises `DeniedError` for a name that the kernel knows and that is not the library's own.
 
     That of a definition are also all that it leads to: `Nat.sub` means something else on another
     `Nat.pred`.
 
     Args:
-        reference: the modules of the library that declare these names.
+        reference: reads the modules of the library that declare these names.
     """
     todo = sorted(constants.keys() & KERNEL_NAMES, key=str)
     if not todo:
@@ -73,7 +75,7 @@ def check_reserved(image: Image, constants: dict[Name, Raw], reference: list[Ima
     interner = Interner()
     ours = View(interner, image)
     theirs: dict[Name, tuple[Image, View, Raw]] = {}
-    for each in reference:
+    for each in reference():
         view = View(interner, each)
         known = each.constants(constants.keys())
         theirs |= {name: (each, view, raw) for name, raw in known.items()}

@@ -85,7 +85,7 @@ class _Bench:
         constants = image.constants()
         ending = endings(image, constants, order["ending"])
         check_imports(image, frozenset(self.modules))
-        check_reserved(image, constants, self._reference() if constants else [])
+        check_reserved(image, constants, self._reference)
         references: dict[Name, set[Name]] = {}
         nodes = 0
         if self.kernel is not None:

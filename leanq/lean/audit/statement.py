@@ -12,7 +12,7 @@ Expressions are equal up to the names and kinds of bound variables and to metada
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from leanq.lean.audit.image import (
@@ -50,10 +50,9 @@ _OVERRIDES = (
     ("Lean", "regularInitAttr"),
     ("Lean", "builtinInitAttr"),
 )
-# Parts of the names of what Lean adds by itself to what a text declares.
-_LEANS_OWN = re.compile(r"_.*|match_\d+|proof_\d+|eq_\d+|eq_def")
-# What it adds to each constructor or type; of anything else, they are names like others.
-_LEANS_OWN_OF_TYPES = frozenset({"sizeOf_spec", "inj", "injEq", "noConfusion"})
+# The last part of the names of what Lean adds by itself to a constant, and to a constructor.
+_BESIDE_CONSTANT = re.compile(r"_.+|match_\d+|proof_\d+|eq_\d+|eq_def")
+_BESIDE_CONSTRUCTOR = frozenset({"inj", "injEq", "sizeOf_spec"})
 _MAX_LEVEL_DEPTH = 400
 _RECURSOR_RULE = shape(0, 3)
 _MOST_DIFFERENCES = 100
@@ -290,7 +289,7 @@ class Stated:
         return found
 
 
-def own_theorems(constants: dict[Name, Raw], ending: Name = ()) -> list[Name]:
+def own_theorems(constants: Mapping[Name, Raw], ending: Name = ()) -> list[Name]:
     """The theorems that the text itself declares, in the file's order."""
     return [
         name
@@ -299,24 +298,19 @@ def own_theorems(constants: dict[Name, Raw], ending: Name = ()) -> list[Name]:
     ]
 
 
-def is_leans_own(name: Name, constants: Collection[Name]) -> bool:
-    """Whether the name is one that Lean makes by itself for one of a file's constants.
+def is_leans_own(name: Name, constants: Mapping[Name, Raw]) -> bool:
+    """Whether Lean has made this constant by itself, for another one of the file.
 
-    Of a private name, the part that counts.
+    What a text could have declared is never taken for that: no theorem of a target is left out.
     """
-    start = 0
-    if name[:1] == ("_private",):
-        start = 1 + next((at for at, part in enumerate(name) if part == 0), -1)
-    for at in range(start, len(name)):
-        part = name[at]
-        if isinstance(part, int):
-            return True
-        # Nothing of Lean's stands at the root, except what holds a number.
-        if _LEANS_OWN.fullmatch(part) and (at > start or not part.startswith("_")):
-            return True
-        if part in _LEANS_OWN_OF_TYPES and (name[:at] in constants or name[start:at] in constants):
-            return True
-    return False
+    last, above = name[-1], constants.get(name[:-1])
+    if isinstance(last, int):
+        return True  # no text can write such a name
+    if above is None:
+        return False
+    if last in _BESIDE_CONSTRUCTOR:
+        return above.kind == "constructor"
+    return _BESIDE_CONSTANT.fullmatch(last) is not None or name[-2:] == ("brecOn", "eq")
 
 
 def compare(
@@ -371,16 +365,17 @@ def differs_beside(
     examples = [name for name in theirs.constants if name and name[-1] in own]
     reached = theirs.behind_statements(examples)
     for name, raw in theirs.constants.items():
-        is_extra = name not in ours.constants and own.isdisjoint(name)
-        if is_extra and not is_leans_own(name, theirs.constants):
-            return name
-        if name in ours.constants:
-            mine = ours.constants[name]
-            same = ours.stated(mine) == theirs.stated(raw)
-            if same and name in reached and raw.kind != "theorem":
-                same = ours.view.whole(mine) == theirs.view.whole(raw)
-            if not same:
+        is_own = is_leans_own(name, theirs.constants)
+        mine = ours.constants.get(name)
+        if mine is None:
+            if own.isdisjoint(name) and not is_own:
                 return name
+            continue
+        if not is_own and ours.stated(mine) != theirs.stated(raw):
+            return name
+        is_reached = name in reached and raw.kind != "theorem"
+        if is_reached and ours.view.whole(mine) != theirs.view.whole(raw):
+            return name
     lost = (name for name in ours.constants if name not in theirs.constants)
     return next((name for name in lost if not is_leans_own(name, ours.constants)), None)
 

@@ -1,32 +1,31 @@
 #!lua flags=allow-oom
+-- parts: clock record place lines publish counters single_flight stop_run withdraw
 -- cancel: the client withdraws requests.
--- ARGV: time-to-live of replies (ms), the request ids
 -- Returns per request id: 1 cancelled, 0 too late or unknown.
-local ttl = ARGV[1]
-local now, told, out = now_ms(), {}, {}
-for i = 2, #ARGV do
-  local request_id = ARGV[i]
-  local r = record(request_id)
+local out = {}
+for k, request_id in ipairs(request_ids) do
+  local r = record.load(request_id)
+  out[k] = r and 1 or 0
   if r then
-    local place = call('HGET', WHERE, request_id)
-    local run, leader = read_lease(place), read_attachment(place)
-    local attempts = r[ATTEMPTS] + ((run or leader) and 1 or 0)
-    local reply = verdict_reply('cancelled', attempts, now - r[AT])
-    if run and run.digest ~= '' and call('ZCARD', P .. ':with:' .. request_id) > 0 then
-      -- It runs on for its followers alone.
-      lease_to(request_id, run, '')
-      answer(request_id, r[CLIENT], reply, ttl, told)
+    local where = redis.call('HGET', tag .. ':where', request_id)
+    local lease, run_id, list = place.read_lease(where), place.read_joined(where), lines.home(r, where)
+    local attempts = r.attempts + ((lease or run_id) and 1 or 0)
+    local reply = publish.verdict('cancelled', attempts, now - r.submitted)
+    if lease and lease.digest ~= '' and redis.call('ZCARD', tag .. ':joined:' .. request_id) > 0 then
+      -- It runs on for what joined it alone.
+      place.lease_to(request_id, lease, '')
+      publish.reply(request_id, r.client, reply)
     else
-      if run then stop(request_id, run)
-      elseif leader then detach(request_id, leader)
-      -- The request id stays in its list, where claim passes over it: LREM would walk the whole list.
-      else call('HINCRBY', STATS, 'waiting:' .. r[ENVIRONMENT], -1) end
-      finish(request_id, r[CLIENT], reply, ttl, told)
+      if lease then stop_run.stop(request_id, lease)
+      elseif run_id then stop_run.leave(request_id, run_id)
+      else counters.add('waiting:' .. r.environment, -1) end
+      publish.finish(request_id, r.client, reply)
+      if list then withdraw.note(list, r) end
     end
-    call('HINCRBY', STATS, 'verdict:cancelled', 1)
-    tally_end(r[ENVIRONMENT], 'cancelled', 1)
+    counters.ended(r.environment, 'cancelled', 1)
   end
-  out[#out + 1] = r and 1 or 0
 end
-tell(told, ttl)
+withdraw.trim_all()
+publish.all()
+counters.write()
 return out

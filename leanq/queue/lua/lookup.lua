@@ -1,29 +1,30 @@
 #!lua flags=allow-oom
--- lookup: what became of requests, for a client that waits for them; attaches them to its inbox.
--- ARGV: client, time-to-live of replies (ms), most attempts, the request ids
--- Returns per request id: the reply, or 1 queued, 2 leased or attached to another, 0 unknown.
-local client, ttl, most = ARGV[1], ARGV[2], tonumber(ARGV[3])
-local now, told, out = now_ms(), {}, {}
-for i = 4, #ARGV do
-  local request_id = ARGV[i]
-  local r, answer = record(request_id), nil
+-- parts: record place lines publish counters single_flight stop_run withdraw expire requeue hand_over
+-- lookup: what became of requests, for a client that waits for them and hears of their ends from now on.
+-- Returns per request id: the reply, or 1 queued, 2 leased or joined to a run, 0 unknown.
+local out = {}
+for k, request_id in ipairs(request_ids) do
+  local r, answer = record.load(request_id), nil
   if r then
-    local place = call('HGET', WHERE, request_id)
-    local run, leader = read_lease(place), read_attachment(place)
-    hand_over(request_id, r, client, place)
-    r[CLIENT] = client
-    if not run and is_late(r, now) then
-      if leader then detach(request_id, leader) end
-      expire(request_id, r, r[ATTEMPTS] + (leader and 1 or 0), now, ttl, told, leader)
-    elseif leader and not is_follower(request_id, leader) then
-      -- Nobody waits for a run that is none, whatever the server has lost.
-      call('ZREM', P .. ':with:' .. leader, request_id)
-      answer = put_back(request_id, false, most, now, ttl, told) == 'queued' and 1 or 2
+    local where = redis.call('HGET', tag .. ':where', request_id)
+    local lease, run_id, list = place.read_lease(where), place.read_joined(where), lines.home(r, where)
+    hand_over(request_id, r, client, where)
+    if not lease and expire.is_late(r) then
+      if run_id then stop_run.leave(request_id, run_id) end
+      expire.finish(request_id, r, r.attempts + (run_id and 1 or 0), not run_id)
+      if list then withdraw.note(list, r) end
+    elseif run_id and not (single_flight.lease_of(run_id)
+      and redis.call('ZSCORE', tag .. ':joined:' .. run_id, request_id)) then
+      -- No request waits for a run that is none, whatever the server has lost.
+      redis.call('ZREM', tag .. ':joined:' .. run_id, request_id)
+      answer = requeue.one(request_id, 'keep') == 'queued' and 1 or 2
     else
-      answer = (run or leader) and 2 or 1
+      answer = (lease or run_id) and 2 or 1
     end
   end
-  out[#out + 1] = answer or call('GET', REQ .. request_id) or 0
+  out[k] = answer or redis.call('GET', tag .. ':req:' .. request_id) or 0
 end
-tell(told, ttl)
+withdraw.trim_all()
+publish.all()
+counters.write()
 return out

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- ring: passes a wake-up's token on to the next idle worker; a full memory drains only if it may.
--- ARGV: environment
-notify(ARGV[1], 1)
+-- parts: wakeup
+-- notify: passes a wake-up's token on to the next idle worker; a full memory drains only if it may.
+notify(environment, 1)
 return 1

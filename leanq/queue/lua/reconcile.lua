@@ -1,27 +1,24 @@
 #!lua flags=no-writes
--- reconcile: compares what a worker holds with its processing list, after an answer got lost on the
--- wire. What it does not know is handed to it again, with the token it already has.
--- ARGV: worker, most attempts, the request ids that it holds
--- Returns {per unknown request five values: request id, about and submitted (ms) as claim gives them, body,
---   token; request ids it lost, now (ms)}.
-local work, most = P .. ':work:' .. ARGV[1], tonumber(ARGV[2])
-local held, jobs, lost = {}, {}, {}
-for i = 3, #ARGV do
-  held[ARGV[i]] = true
-  if not call('ZSCORE', work, ARGV[i]) then lost[#lost + 1] = ARGV[i] end
+-- parts: clock record place single_flight
+-- reconcile: compares what a worker holds (`request_ids`) with its processing list, after an answer got
+-- lost on the wire. What it does not know is handed to it again, with the token it already has.
+-- Answers jobs: per unknown request what claim gives out, and the token; lost: request ids that are no
+-- longer its own; now_ms.
+local work, held, jobs, lost = tag .. ':work:' .. worker, {}, {}, {}
+for _, request_id in ipairs(request_ids) do
+  held[request_id] = true
+  if not redis.call('ZSCORE', work, request_id) then lost[#lost + 1] = request_id end
 end
-for _, request_id in ipairs(call('ZRANGE', work, 0, -1)) do
-  local run = not held[request_id] and read_lease(call('HGET', WHERE, request_id))
-  if run then
-    local text = call('GET', REQ .. one_like(request_id, run))
-    local r = read_record(text)
+for _, request_id in ipairs(redis.call('ZRANGE', work, 0, -1)) do
+  local lease = not held[request_id] and single_flight.lease_of(request_id)
+  if lease then
+    local text = redis.call('GET', tag .. ':req:' .. single_flight.with_record(request_id, lease))
+    local r = record.read(text)
     if r then
-      local alone = is_quarantined(r[ATTEMPTS], most) and ' 1 ' or ' 0 '
-      for _, value in ipairs({request_id, r[ATTEMPTS] + 1 .. alone .. r[ENVIRONMENT], r[AT], string.sub(text, r[BODY]),
-        run.token}) do
-        jobs[#jobs + 1] = value
-      end
+      local isolated = r.attempts > 0 and r.attempts == max_attempts - 1
+      jobs[#jobs + 1] = {request_id, r.attempts + 1, isolated and 1 or 0, r.environment, r.submitted,
+        string.sub(text, r.body), lease.token}
     end
   end
 end
-return {jobs, lost, now_ms()}
+return answer({jobs = jobs, lost = lost, now_ms = now})

@@ -1,14 +1,18 @@
 #!lua flags=allow-oom
--- register: a worker enters the fleet and says which environments it serves.
--- ARGV: worker, lease (ms), what it says of itself, (environment, what it says of the environment,
---   the fingerprint of its environment or '')*
-call('ZADD', P .. ':workers', now_ms() + ARGV[2], ARGV[1])
-call('HSET', P .. ':info', ARGV[1], ARGV[3])
-for i = 4, #ARGV, 3 do
-  call('HSET', P .. ':environments', ARGV[i], ARGV[i + 1])
-  if ARGV[i + 2] ~= '' then call('HSET', P .. ':prints', ARGV[i], ARGV[i + 2]) end
+-- parts: clock
+-- register: a worker enters the fleet and says which environments it serves; `info` and `about` are for
+-- people to read, `fingerprint` may be ''.
+redis.call('ZADD', tag .. ':workers', now + lease_ms, worker)
+redis.call('HSET', tag .. ':info', worker, info)
+for _, environment in ipairs(environments) do
+  redis.call('HSET', tag .. ':environments', environment.name, environment.about)
+  if environment.fingerprint ~= '' then
+    redis.call('HSET', tag .. ':prints', environment.name, environment.fingerprint)
+  end
 end
--- Small hashes are searched from end to end. One value too long for that makes Redis index these,
--- which all requests of a call ask at once.
-for _, key in ipairs({WHERE, RUNS}) do call('HSETNX', key, '', string.rep('.', 65)) end
+-- Small hashes are searched from end to end. One value too long for that makes Redis index these, which
+-- are asked for all requests of a call at once.
+for _, name in ipairs({'where', 'runs', 'stats'}) do
+  redis.call('HSETNX', tag .. ':' .. name, '', string.rep('.', 65))
+end
 return 1

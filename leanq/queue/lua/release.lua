@@ -1,22 +1,22 @@
 #!lua flags=allow-oom
--- release: gives unfinished work back to the front.
--- ARGV: worker, most attempts, time-to-live of replies (ms),
---   how: keep, charge (the attempt counts) or defer (to the end of the line), 
---   1 to leave the fleet, (request id, token)*
+-- parts: place publish counters requeue forget_worker
+-- release: gives unfinished work back to the front. how: keep, charge (the attempt counts) or defer (to
+-- the end of the line). `leave`: the worker leaves the fleet.
 -- Returns how many were given back; a token that is no longer current changes nothing.
-local worker, most, ttl = ARGV[1], tonumber(ARGV[2]), ARGV[3]
-local now, told, given = now_ms(), {}, 0
+local given = 0
 -- From the last to the first, so that the front of the line keeps their order.
-for i = #ARGV - 1, 6, -2 do
-  local run = read_lease(call('HGET', WHERE, ARGV[i]))
-  if run and run.token == ARGV[i + 1] then
-    call('ZREM', P .. ':work:' .. worker, ARGV[i])
-    requeue(ARGV[i], ARGV[4] == 'charge', most, now, ttl, told, ARGV[4] == 'defer')
+for i = #leases, 1, -1 do
+  local request_id = leases[i].request_id
+  local lease = place.read_lease(redis.call('HGET', tag .. ':where', request_id))
+  if lease and lease.token == leases[i].token then
+    redis.call('ZREM', tag .. ':work:' .. worker, request_id)
+    requeue.run(request_id, how)
     given = given + 1
   end
 end
-if given > 0 then call('HINCRBY', STATS, 'released', given) end
-tell(told, ttl)
+counters.add('released', given)
+publish.all()
+counters.write()
 -- A worker that still has work stays known, so that the reaper finds that work.
-if ARGV[5] == '1' and call('EXISTS', P .. ':work:' .. worker) == 0 then forget_worker(worker) end
+if leave and redis.call('EXISTS', tag .. ':work:' .. worker) == 0 then forget_worker(worker) end
 return given

@@ -1,33 +1,31 @@
 #!lua flags=allow-oom
--- renew: a sign of life, which extends the worker's lease over all its work.
--- ARGV: worker, lease (ms), most attempts, time-to-live of replies (ms),
---   lease of a worker that holds nothing (ms), its environments
--- Returns {size of the processing list, 1 where some worker's lease has lapsed,
---   request ids taken away because they ran longer than they may, 1 where the fleet knows this worker,
---   how many workers there are, how many requests wait in its environments}.
-local worker, ttl = ARGV[1], ARGV[4]
-local now = now_ms()
-note_minute(now)
-local work = P .. ':work:' .. worker
-local told = {}
--- Whoever renews is not overdue, however late it comes.
-call('ZADD', P .. ':workers', now + ARGV[2], worker)
-local judged = now >= expiry_grace(now, tonumber(ARGV[2]))
-local timed_out = judged and call('ZRANGEBYSCORE', work, '-inf', now, 'LIMIT', 0, 100) or {}
+-- parts: clock publish counters requeue grace history
+-- renew: a heartbeat, which extends the worker's lease over all its work. `idle_lease_ms`: lease of a
+-- worker that holds nothing.
+-- Answers held: size of the processing list; expired: 1 where some worker's lease has; timed_out:
+-- requests taken away because they ran longer than they may; known: 1 where the fleet knows this worker;
+-- workers: how many there are; waiting: how many requests wait in its environments.
+note_minute()
+local work, workers = tag .. ':work:' .. worker, tag .. ':workers'
+-- A worker that renews is not overdue, however late it comes.
+redis.call('ZADD', workers, now + lease_ms, worker)
+local judged = now >= grace_ends()
+local timed_out = judged and redis.call('ZRANGEBYSCORE', work, '-inf', now, 'LIMIT', 0, 100) or {}
 for i, request_id in ipairs(timed_out) do
   -- The rest is taken with the next renewal.
-  if disbanded >= FOLLOWERS then timed_out = {unpack(timed_out, 1, i - 1)} break end
-  call('ZREM', work, request_id)
-  requeue(request_id, true, tonumber(ARGV[3]), now, ttl, told)
+  if requeue.is_full() then timed_out = {unpack(timed_out, 1, i - 1)} break end
+  redis.call('ZREM', work, request_id)
+  requeue.run(request_id, 'charge')
 end
-if #timed_out > 0 then call('HINCRBY', STATS, 'reaped', #timed_out) end
-tell(told, ttl)
-local lapsed = judged and call('ZRANGEBYSCORE', P .. ':workers', '-inf', now, 'LIMIT', 0, 1) or {}
-local held = call('ZCARD', work)
-call('ZADD', P .. ':workers', now + (held > 0 and ARGV[2] or ARGV[5]), worker)
+counters.add('reaped', #timed_out)
+publish.all()
+counters.write()
+local expired = judged and redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 1) or {}
+local held = redis.call('ZCARD', work)
+redis.call('ZADD', workers, now + (held > 0 and lease_ms or idle_lease_ms), worker)
 local waiting = 0
-for i = 6, #ARGV do
-  waiting = waiting + tonumber(call('HGET', STATS, 'waiting:' .. ARGV[i]) or 0)
+for _, environment in ipairs(environments) do
+  waiting = waiting + tonumber(redis.call('HGET', tag .. ':stats', 'waiting:' .. environment) or 0)
 end
-return {held, #lapsed, timed_out, call('HEXISTS', P .. ':info', worker),
-  call('ZCARD', P .. ':workers'), waiting}
+return answer({held = held, expired = #expired, timed_out = timed_out, waiting = waiting,
+  known = redis.call('HEXISTS', tag .. ':info', worker), workers = redis.call('ZCARD', workers)})

@@ -1,18 +1,17 @@
 #!lua flags=allow-oom
--- The manifest of a snapshot and the hashes of its chunks, all touched. Nothing where there is none,
--- and an empty list where the server has evicted a part of it.
--- ARGV: key, time-to-live (ms)
-local key, ttl_ms = ARGV[1], ARGV[2]
-local manifest = call('GET', P .. ':snap:' .. key)
+-- parts: clock
+-- snapshot_find: the manifest of a snapshot and the hashes of its chunks, all touched. Nothing where
+-- there is none, and an empty list where the server has evicted a part of it.
+local manifest = redis.call('GET', tag .. ':snap:' .. key)
 if not manifest then return false end
-local row = call('HGET', P .. ':snaps', key)
+local row = redis.call('HGET', tag .. ':snaps', key)
 if not row then return {} end
 local _, bytes, chunks = unpack(cmsgpack.unpack(row))
-local answer = {manifest}
+local found = {manifest}
 for _, chunk in ipairs(chunks) do
-  if call('PEXPIRE', P .. ':chunk:' .. chunk, ttl_ms) == 0 then return {} end
-  answer[#answer + 1] = chunk
+  if redis.call('PEXPIRE', tag .. ':chunk:' .. chunk, ttl_ms) == 0 then return {} end
+  found[#found + 1] = chunk
 end
-call('PEXPIRE', P .. ':snap:' .. key, ttl_ms)
-call('HSET', P .. ':snaps', key, cmsgpack.pack({now_ms(), bytes, chunks}))
-return answer
+redis.call('PEXPIRE', tag .. ':snap:' .. key, ttl_ms)
+redis.call('HSET', tag .. ':snaps', key, cmsgpack.pack({now, bytes, chunks}))
+return found

@@ -1,12 +1,12 @@
 #!lua
--- Stores records of states. One that is empty only touches what is there.
--- ARGV: bucket, field, record, bucket, field, record, ...
-local tick = struct.pack('>I4', math.floor(now_ms() / 3600000))
-for i = 1, #ARGV, 3 do
-  local bucket, field, record = P .. ':states:' .. ARGV[i], ARGV[i + 1], ARGV[i + 2]
+-- parts: clock
+-- state_keep: stores records of states. One that is empty only touches what is there.
+local tick = struct.pack('>I4', math.floor(now / 3600000))
+for _, state in ipairs(records) do
+  local bucket, record = tag .. ':states:' .. state.bucket, state.record
   if record == '' then
-    local kept = call('HGET', bucket, field)
+    local kept = redis.call('HGET', bucket, state.field)
     record = kept and string.sub(kept, 5)
   end
-  if record then call('HSET', bucket, field, tick .. record) end
+  if record then redis.call('HSET', bucket, state.field, tick .. record) end
 end

@@ -1,19 +1,19 @@
 #!lua flags=allow-oom
--- The record of a state and those of its ancestors, up to the first that is not of this shard or is
--- unknown; all are touched, which is written only when the hour has changed.
--- ARGV: id (32 bytes), number of shards, most records
-local id, shards, most = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local tick = struct.pack('>I4', math.floor(now_ms() / 3600000))
+-- parts: clock
+-- state_recall: the record of a state (an id of 32 bytes) and those of its ancestors, up to the first
+-- that is not of this shard or is unknown; all are touched, which is written only when the hour has
+-- changed.
+local tick = struct.pack('>I4', math.floor(now / 3600000))
 local home = struct.unpack('>I4', id) % shards
 local records = {}
-while #records < most and struct.unpack('>I4', id) % shards == home do
+while #records < max_records and struct.unpack('>I4', id) % shards == home do
   local first, second = string.byte(id, 1, 2)
-  local bucket = P .. ':states:' .. string.format('%02x%x', first, math.floor(second / 16))
+  local bucket = tag .. ':states:' .. string.format('%02x%x', first, math.floor(second / 16))
   local field = string.sub(id, 2)
-  local kept = call('HGET', bucket, field)
+  local kept = redis.call('HGET', bucket, field)
   if not kept then break end
   local record = string.sub(kept, 5)
-  if string.sub(kept, 1, 4) ~= tick then call('HSET', bucket, field, tick .. record) end
+  if string.sub(kept, 1, 4) ~= tick then redis.call('HSET', bucket, field, tick .. record) end
   records[#records + 1] = record
   if string.sub(record, 1, 1) ~= 'S' or #record < 33 then break end
   id = string.sub(record, 2, 33)

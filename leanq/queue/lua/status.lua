@@ -1,44 +1,65 @@
 #!lua flags=no-writes
+-- parts: clock record lines
 -- status: one look at the shard; changes nothing.
--- Returns {now (ms), counters, environments, {worker, lease (ms left), requests held, what it says}*,
---   {environment, priority, tenants, waiting of the first 1,000 tenants, age of the oldest (ms),
---    how many of these their operators hold back}*,
---   {environment, quarantined}*, dead letters, tallies by environment, what is held back and since when (ms),
---   the scaler's decisions by environment}
-local now = now_ms()
+-- Answers stats: all counters; environments; workers: rows of id, lease (ms left), requests held, what it
+-- says of itself; priorities: rows of environment, priority, tenants, waiting (of the first 1,000
+-- tenants), age of the oldest (ms), how many of these an operator holds back; quarantined: rows of
+-- environment and count; dead; paused: what is held back since when (ms); decisions: the scaler's, by
+-- environment.
 local workers, priorities, quarantined = {}, {}, {}
-local leases = call('ZRANGE', P .. ':workers', 0, -1, 'WITHSCORES')
+local leases = redis.call('ZRANGE', tag .. ':workers', 0, -1, 'WITHSCORES')
 for i = 1, #leases, 2 do
   local worker = leases[i]
-  workers[#workers + 1] = {worker, leases[i + 1] - now, call('ZCARD', P .. ':work:' .. worker),
-    call('HGET', P .. ':info', worker) or ''}
+  workers[#workers + 1] = {worker, leases[i + 1] - now, redis.call('ZCARD', tag .. ':work:' .. worker),
+    redis.call('HGET', tag .. ':info', worker) or ''}
 end
-local stats = call('HGETALL', STATS)
+
+-- Withdrawn requests that lists still name.
+local withdrawn, all = {}, redis.call('HGETALL', tag .. ':withdrawn')
+for i = 1, #all, 2 do withdrawn[all[i]] = tonumber(all[i + 1]) end
+local function length(name)
+  return math.max(0, redis.call('LLEN', tag .. ':' .. name) - (withdrawn[name] or 0))
+end
+
+-- When the first request that waits in a list was submitted; nil where there is none among the first
+-- hundred.
+local function first_submitted(name)
+  local last = withdrawn[name] and 99 or 0
+  for _, request_id in ipairs(redis.call('LRANGE', tag .. ':' .. name, 0, last)) do
+    local r = record.load(request_id)
+    if r and lines.home(r, redis.call('HGET', tag .. ':where', request_id)) == name then
+      return r.submitted
+    end
+  end
+end
+
+local function look(environment, priority)
+  local line = environment .. ':' .. priority
+  local tenants = redis.call('LRANGE', tag .. ':ring:' .. line, 0, 999)
+  local parked = redis.call('SMEMBERS', tag .. ':parked:' .. line)
+  local waiting, held, oldest = 0, 0, now
+  for _, tenant in ipairs(tenants) do
+    local name = 'wait:' .. line .. ':' .. tenant
+    waiting = waiting + length(name)
+    oldest = math.min(oldest, first_submitted(name) or now)
+  end
+  for _, tenant in ipairs(parked) do held = held + length('wait:' .. line .. ':' .. tenant) end
+  if #tenants + #parked > 0 then
+    local count = redis.call('LLEN', tag .. ':ring:' .. line) + #parked
+    priorities[#priorities + 1] = {environment, priority, count, waiting + held, now - oldest, held}
+  end
+end
+
+local stats = redis.call('HGETALL', tag .. ':stats')
 for i = 1, #stats, 2 do
   local environment = string.match(stats[i], '^waiting:(.*)$')
   if environment then
-    for priority = 0, PRIORITIES - 1 do
-      local ring = P .. ':ring:' .. environment .. ':' .. priority
-      local tenants = call('LRANGE', ring, 0, 999)
-      local parked = call('SMEMBERS', P .. ':parked:' .. environment .. ':' .. priority)
-      local waiting, held, oldest = 0, 0, now
-      for i = 1, #tenants + #parked do
-        local tenant = tenants[i] or parked[i - #tenants]
-        local wait = P .. ':wait:' .. environment .. ':' .. priority .. ':' .. tenant
-        local n = call('LLEN', wait)
-        waiting = waiting + n
-        if i > #tenants then held = held + n end
-        local r = record(call('LINDEX', wait, 0))
-        if r and i <= #tenants then oldest = math.min(oldest, r[AT]) end
-      end
-      if #tenants + #parked > 0 then
-        priorities[#priorities + 1] = {environment, priority, call('LLEN', ring) + #parked, waiting, now - oldest, held}
-      end
-    end
-    local n = call('LLEN', P .. ':quarantined:' .. environment)
+    for priority = 0, 2 do look(environment, priority) end
+    local n = length('quarantined:' .. environment)
     if n > 0 then quarantined[#quarantined + 1] = {environment, n} end
   end
 end
-return {now, stats, call('HGETALL', P .. ':environments'), workers, priorities, quarantined,
-  call('ZCARD', P .. ':dead'), call('HGETALL', TALLY), call('HGETALL', PAUSED),
-  call('HGETALL', P .. ':scaler')}
+return answer({stats = stats, environments = redis.call('HGETALL', tag .. ':environments'),
+  workers = workers, priorities = priorities, quarantined = quarantined,
+  dead = redis.call('ZCARD', tag .. ':dead'), paused = redis.call('HGETALL', tag .. ':paused'),
+  decisions = redis.call('HGETALL', tag .. ':scaler')})

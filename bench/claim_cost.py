@@ -1,0 +1,78 @@
+"""What one claim costs the server, as a ratio to an empty script in the same run; see README.md.
+
+A claim settles as many requests as it claims. Both are called over the same connection, in turns,
+so that whatever else the machine does weighs on both alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+from fleet import Fleet, Load, look
+from runner import leave_on_sigterm
+from servers import server
+
+from leanq.queue.queue import Queue, every_shard
+from leanq.queue.settings import Settings
+
+_ROUNDS, _CALLS = 9, 400
+_EMPTY = "return 1"
+
+
+class Cost(NamedTuple):
+    """Server CPU time of one call (µs): of an empty script, and of a claim; and their ratio."""
+
+    empty_us: float
+    claim_us: float
+    ratio: float
+
+
+async def cost(load: Load) -> Cost:
+    """Medians over rounds of calls by a fleet under ``load``."""
+    with server() as url:
+        async with every_shard(Settings(url)) as (queue,):
+            fleet = Fleet(queue, load)
+            await fleet.open()
+            calls = max(20, _CALLS // load.each)
+            rounds = []
+            for _ in range(_ROUNDS):
+                await fleet.submit(calls * load.each)
+                empty_us = await _per_call_us(queue, calls, lambda: _empty(queue))
+                claim_us = await _per_call_us(queue, calls, lambda: fleet.claim(load.each))
+                rounds.append(Cost(empty_us, claim_us, claim_us / empty_us))
+    return Cost(*(statistics.median(values) for values in zip(*rounds, strict=True)))
+
+
+async def _empty(queue: Queue) -> None:
+    await queue.call(lambda client: client.eval(_EMPTY, 1, queue.keys.tag))
+
+
+async def _per_call_us(queue: Queue, calls: int, call: Callable[[], Awaitable[None]]) -> float:
+    before = await look(queue)
+    for _ in range(calls):
+        await call()
+    after = await look(queue)
+    return (after.cpu_s - before.cpu_s) / calls * 1e6
+
+
+async def main() -> None:
+    leave_on_sigterm()
+    small = Load(workers=100, tenants=8, held=8, waiting=1000, each=1)
+    loads = {
+        "echo, 1 per call": small,
+        "check, 1 per call": replace(small, checks=True),
+        "echo, 100 per call": replace(small, held=100, each=100),
+        "check, 100 per call": replace(small, held=100, each=100, checks=True),
+    }
+    print("| claim | empty script | claim | ratio |\n| --- | --- | --- | --- |")
+    for name, load in loads.items():
+        seen = await cost(load)
+        print(f"| {name} | {seen.empty_us:.0f} µs | {seen.claim_us:.0f} µs | {seen.ratio:.1f} |")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,3 @@
+-- The server's time, in ms since 1970.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)

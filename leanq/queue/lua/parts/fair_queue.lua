@@ -1,0 +1,70 @@
+-- parts: lists lines counters waiting lease affinity
+-- The order of claims: tenants in round-robin within a priority, priorities without starvation.
+local fair_queue = {}
+
+-- Takes up to `each` requests out of every list; how many that brought.
+function fair_queue.pop(names, each)
+  local from, request_ids, got = {}, {}, 0
+  for _, name in ipairs(names) do
+    local ids = redis.call('LPOP', tag .. ':' .. name, each) or {}
+    for _, request_id in ipairs(ids) do
+      from[#from + 1], request_ids[#request_ids + 1] = name, request_id
+    end
+  end
+  waiting.popped = waiting.popped + #request_ids
+  for _, r in ipairs(waiting.among(from, request_ids)) do
+    if waiting.taken[r.request_id] then lines.forget(lines.home(r), 1)
+    elseif lease.take(r, false) then got = got + 1 end
+  end
+  return got
+end
+
+-- Up to n requests of one priority; tenants give in turn, and several each where they are few.
+function fair_queue.draw(environment, priority, n, has_affinity)
+  local line, got = environment .. ':' .. priority, 0
+  local ring = tag .. ':ring:' .. line
+  while got < n and waiting.popped < waiting.MAX_POPPED do
+    local asked, names, keys, keep = n - got, {}, {}, {}
+    local tenants = redis.call('LPOP', ring, asked)
+    if not tenants then break end
+    local each = math.floor(asked / #tenants)
+    for i, tenant in ipairs(tenants) do
+      names[i] = 'wait:' .. line .. ':' .. tenant
+      keys[i] = tag .. ':' .. names[i]
+    end
+    if has_affinity then
+      for _, name in ipairs(names) do got = got + choose(name, each) end
+    else
+      got = got + fair_queue.pop(names, each)
+    end
+    for i, is_filled in ipairs(lists.filled(keys)) do
+      if is_filled then keep[#keep + 1] = tenants[i] end
+    end
+    if #keep > 0 then redis.call('RPUSH', ring, unpack(keep))
+    elseif #tenants < asked then break end
+  end
+  return got
+end
+
+-- Up to n requests of an environment's priorities that have work. Seven picks of eight go to the most
+-- urgent of these; the eighth goes round all priorities. `turn`: how many picks there were before.
+function fair_queue.claim(environment, priorities, n, turn, has_affinity)
+  local claimed = 0
+  while claimed < n and #priorities > 0 do
+    local pick = (turn + claimed) % 8
+    local first, share = 0, math.min(n - claimed, 7 - pick)
+    -- Where but one priority has work, all picks are its own.
+    if #priorities == 1 then first, share = priorities[1], n - claimed
+    elseif pick == 7 then first, share = math.floor((turn + claimed) / 8) % 3, 1 end
+    local got = fair_queue.draw(environment, first, share, has_affinity)
+    for _, priority in ipairs(priorities) do
+      if got < share and priority ~= first then
+        got = got + fair_queue.draw(environment, priority, share - got, has_affinity)
+      end
+    end
+    claimed = claimed + got
+    if got == 0 or #priorities == 1 then break end
+  end
+  if claimed > 0 then counters.add('turn:' .. environment, claimed) end
+  return claimed
+end

@@ -1,0 +1,38 @@
+-- parts: waiting lease
+-- arguments: worker lease_ms busy
+-- Quarantined requests, each of which gets a worker to itself.
+local isolated = {}
+
+-- The first of an environment's quarantined requests that needs a run of its own.
+function isolated.first(environment)
+  local name = 'quarantined:' .. environment
+  local request_id = redis.call('LINDEX', tag .. ':' .. name, 0)
+  while request_id do
+    local r = waiting.among({name}, {request_id})[1]
+    if r and not lease.joins(r, true) then return r end
+    redis.call('LPOP', tag .. ':' .. name)
+    request_id = redis.call('LINDEX', tag .. ':' .. name, 0)
+  end
+  return nil
+end
+
+-- 'taken' where the worker, which is empty, got one; 'hold' where it should empty itself for one; nil
+-- where there is none for it.
+function isolated.claim(environment)
+  local r = isolated.first(environment)
+  if not r then return nil end
+  local isolating = tag .. ':isolating:' .. environment
+  local holder = redis.call('GET', isolating)
+  if busy == 0 then
+    redis.call('LPOP', tag .. ':quarantined:' .. environment)
+    lease.take(r, true)
+    -- Its like join it at once, or each of them would empty a worker.
+    isolated.first(environment)
+    if holder == worker then redis.call('DEL', isolating) end
+    return 'taken'
+  end
+  if holder and holder ~= worker then return nil end
+  -- It ends soon after the worker ceases to ask, and not while it still empties itself.
+  redis.call('SET', isolating, worker, 'PX', 2 * lease_ms)
+  return 'hold'
+end

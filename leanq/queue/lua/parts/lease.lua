@@ -1,0 +1,63 @@
+-- parts: clock lists place counters single_flight waiting warmth
+-- arguments: worker token
+-- The leases that a claim gives out, written together at its end. `jobs`: per request its id, which
+-- attempt this is, 1 where it is isolated, its environment, when it was submitted (ms), its body.
+local lease = {jobs = {}, places = {}, timeouts = {}, runs = {}, texts = {}, taken_in = {}}
+
+-- Whether a request that waits needs no run of its own, since an identical one runs.
+function lease.joins(r, isolated)
+  if r.digest == '' then return false end
+  local key = single_flight.key(r.environment, r.digest)
+  local run_id = single_flight.runs[key]
+  if not single_flight.join(r.request_id, run_id, r.digest, r.submitted, isolated) then return false end
+  waiting.taken[r.request_id] = true
+  counters.add('waiting:' .. r.environment, -1)
+  return true
+end
+
+-- Most requests of one call have the same lease but for their digests.
+function lease.text(r, isolated)
+  if r.digest ~= '' then
+    local alone = isolated and '1' or ''
+    return place.lease(token, worker, r.client, r.environment, alone, r.digest, r.affinity)
+  end
+  local known = lease.texts[r.client]
+  if not known then known = {}; lease.texts[r.client] = known end
+  local key = r.environment .. ':' .. r.affinity
+  if not known[key] then
+    known[key] = place.lease(token, worker, r.client, r.environment, '', '', r.affinity)
+  end
+  return known[key]
+end
+
+-- Whether the request, which waits, is now this worker's.
+function lease.take(r, isolated)
+  local request_id, environment, runs = r.request_id, r.environment, lease.runs
+  if lease.joins(r, isolated) then return false end
+  local text = lease.text(r, isolated)
+  if r.digest ~= '' then
+    -- Others may join it still in this call.
+    local key = single_flight.key(environment, r.digest)
+    single_flight.leases[request_id], single_flight.runs[key] = text, request_id
+    local n = #runs
+    runs[n + 1], runs[n + 2] = key, request_id
+  end
+  if r.affinity ~= '' then counters.add(warmth.rank(r) < 3 and 'warm_hits' or 'warm_misses', 1) end
+  local n = #lease.places
+  lease.places[n + 1], lease.places[n + 2] = request_id, text
+  lease.timeouts[n + 1], lease.timeouts[n + 2] = now + r.run_ms, request_id
+  lease.jobs[#lease.jobs + 1] = {request_id, r.attempts + 1, isolated and 1 or 0, environment,
+    r.submitted, string.sub(r.text, r.body)}
+  waiting.taken[request_id] = true
+  lease.taken_in[environment] = (lease.taken_in[environment] or 0) + 1
+  return true
+end
+
+function lease.write()
+  if #lease.jobs == 0 then return end
+  lists.call('HSET', tag .. ':where', lease.places)
+  lists.call('HSET', tag .. ':runs', lease.runs)
+  lists.call('ZADD', tag .. ':work:' .. worker, lease.timeouts)
+  counters.add('claimed', #lease.jobs)
+  for environment, n in pairs(lease.taken_in) do counters.add('waiting:' .. environment, -n) end
+end

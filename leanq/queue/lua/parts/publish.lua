@@ -1,0 +1,39 @@
+-- arguments: reply_ttl_ms
+-- Replies: each takes the place of its request's record and is told to its client's inbox, in one
+-- stream entry per client and call. Replies up to 16 KB travel in the inbox; of larger ones it has the
+-- size alone, and the client fetches them by request id, which costs less than a second copy.
+local publish = {inboxes = {}}
+
+function publish.send(client)
+  local inbox = tag .. ':inbox:' .. client
+  redis.call('XADD', inbox, '*', unpack(publish.inboxes[client]))
+  redis.call('PEXPIRE', inbox, reply_ttl_ms)
+  publish.inboxes[client] = nil
+end
+
+-- The reply in the place of the record; its client is told when the call ends.
+function publish.reply(request_id, client, reply)
+  redis.call('SET', tag .. ':req:' .. request_id, reply, 'PX', reply_ttl_ms)
+  local fields = publish.inboxes[client]
+  if not fields then fields = {}; publish.inboxes[client] = fields end
+  fields[#fields + 1] = request_id
+  fields[#fields + 1] = #reply <= 16384 and reply or #reply
+  if #fields >= 4000 then publish.send(client) end
+end
+
+-- Ends a request with a reply.
+function publish.finish(request_id, client, reply)
+  redis.call('HDEL', tag .. ':where', request_id)
+  publish.reply(request_id, client, reply)
+end
+
+-- Ends a request with a verdict that is not Lean's, in the wire format of version 1.
+function publish.verdict(verdict, attempts, queued_ms)
+  return cmsgpack.pack({'', 1, {verdict = verdict, attempts = attempts, queued_s = queued_ms / 1000}})
+end
+
+function publish.all()
+  local clients = {}
+  for client in pairs(publish.inboxes) do clients[#clients + 1] = client end
+  for _, client in ipairs(clients) do publish.send(client) end
+end

@@ -1,0 +1,118 @@
+-- parts: clock lists place publish counters record single_flight expire requeue warmth
+-- arguments: worker settlements ends remember_ms
+-- Settles what a worker has finished. `ends` says what settlements have in common: outcome, whether the
+-- worker is warm now, the way in which Lean came by its prefix, fingerprint, and times, each being its
+-- letter (w waited, r ran, t both), ms, and the number of its histogram's bucket.
+local settle = {}
+
+-- Whether a result counted before: its token is in the head of the reply.
+function settle.has_counted(request_id, token)
+  -- 0x93 opens an array of three, 0xa0 + n a text of n bytes.
+  local head = '\147' .. string.char(160 + #token) .. token
+  return redis.call('GETRANGE', tag .. ':req:' .. request_id, 0, #head - 1) == head
+end
+
+-- Ends the requests that joined a run with its reply; returns how many. Copies of one reply take up to
+-- 16 MB; the other requests run again.
+function settle.share(run_id, reply)
+  local joined, shared = tag .. ':joined:' .. run_id, 0
+  local request_ids = redis.call('ZRANGE', joined, 0, -1)
+  if #request_ids > 0 then redis.call('UNLINK', joined) end
+  for _, request_id in ipairs(request_ids) do
+    local r = record.load(request_id)
+    if not r or place.read_joined(redis.call('HGET', tag .. ':where', request_id)) ~= run_id then
+      -- Its record was deleted, and its client has sent it again.
+    elseif expire.is_late(r) then
+      expire.finish(request_id, r, r.attempts + 1, false)
+    elseif shared > 0 and (shared + 1) * #reply > 16777216 then
+      requeue.one(request_id, 'keep')
+    else
+      publish.finish(request_id, r.client, reply)
+      shared = shared + 1
+    end
+  end
+  return shared
+end
+
+-- Ends what joined the runs that are settled, and closes these.
+function settle.end_runs(runs)
+  local keys, joined, closed = {}, {}, {}
+  for i, run in ipairs(runs) do
+    keys[i] = single_flight.key(run.lease.environment, run.lease.digest)
+    joined[i] = tag .. ':joined:' .. run.request_id
+  end
+  for i, run_id in ipairs(lists.call('HMGET', tag .. ':runs', keys)) do
+    if run_id == runs[i].request_id then closed[#closed + 1] = keys[i] end
+  end
+  lists.call('HDEL', tag .. ':runs', closed)
+  -- Hardly ever has a request joined.
+  if lists.existing(joined) == 0 then return end
+  for _, run in ipairs(runs) do
+    local shared = settle.share(run.request_id, run.reply)
+    counters.add('coalesced', shared)
+    run.sums.ended = run.sums.ended + shared
+  end
+end
+
+-- Counts results by environment: how many ended and how, how long they waited, ran and took.
+function settle.count(how)
+  for environment, sums in pairs(how.sums) do
+    if sums.ended > 0 then counters.ended(environment, how.outcome, sums.ended) end
+    if how.way ~= '' then counters.add('way:' .. how.way, sums.settled) end
+    for _, time in ipairs(how.times) do
+      local what, ms, bucket = time[1], time[2], time[3]
+      counters.add(what .. '_ms:' .. environment, ms * sums.settled)
+      counters.add(what .. ':' .. environment .. ':' .. bucket, sums.settled)
+    end
+  end
+end
+
+-- Settles all results; per result 1, or 0 where its token was not current.
+function settle.all()
+  if #settlements == 0 then return {} end
+  local accepted, request_ids, done, runs, leases = {}, {}, {}, {}, {}
+  for k, item in ipairs(settlements) do request_ids[k] = item.request_id end
+  for k, text in ipairs(lists.call('HMGET', tag .. ':where', request_ids)) do
+    local item = settlements[k]
+    local request_id, how = item.request_id, ends[item.how]
+    -- Most leases of one call are the same text.
+    local lease = leases[text]
+    if lease == nil then lease = place.read_lease(text) or false; leases[text] = lease end
+    if lease and lease.token == item.token and not done[request_id] then
+      accepted[k] = 1
+      done[#done + 1], done[request_id] = request_id, true
+      if not how.sums then how.sums = {} end
+      local sums = how.sums[lease.environment]
+      if not sums then sums = {settled = 0, ended = 0}; how.sums[lease.environment] = sums end
+      sums.settled = sums.settled + 1
+      if how.warm and lease.affinity ~= '' then warmth.note(lease.environment, lease.affinity) end
+      -- A run without a client was withdrawn before, by its own.
+      if lease.client ~= '' then
+        publish.reply(request_id, lease.client, item.reply)
+        sums.ended = sums.ended + 1
+      end
+      if lease.digest ~= '' then
+        if remember_ms > 0 and how.fingerprint ~= '' then
+          redis.call('SET', tag .. ':verdict:' .. how.fingerprint .. ':' .. lease.digest, item.reply,
+            'PX', remember_ms)
+        end
+        runs[#runs + 1] = {request_id = request_id, reply = item.reply, lease = lease, sums = sums}
+      end
+    elseif settle.has_counted(request_id, item.token) then
+      accepted[k] = 1
+    else
+      accepted[k] = 0
+      counters.add('fenced', 1)
+    end
+  end
+  if #done > 0 then
+    lists.call('HDEL', tag .. ':where', done)
+    lists.call('ZREM', tag .. ':work:' .. worker, done)
+    counters.add('settled', #done)
+    if #runs > 0 then settle.end_runs(runs) end
+    for _, how in ipairs(ends) do
+      if how.sums then settle.count(how) end
+    end
+  end
+  return accepted
+end

@@ -1,0 +1,21 @@
+-- parts: place single_flight
+-- Runs that are no longer wanted.
+local stop_run = {}
+
+-- Takes a leased request away from its worker, which is told to stop it.
+function stop_run.stop(request_id, lease)
+  redis.call('HDEL', tag .. ':where', request_id)
+  redis.call('ZREM', tag .. ':work:' .. lease.worker, request_id)
+  redis.call('RPUSH', tag .. ':stop:' .. lease.worker, request_id)
+  if lease.digest ~= '' then single_flight.close(request_id, lease) end
+end
+
+-- A joined request ends for itself. The last one takes with it a run that its own client withdrew.
+function stop_run.leave(request_id, run_id)
+  local joined = tag .. ':joined:' .. run_id
+  redis.call('ZREM', joined, request_id)
+  local lease = single_flight.lease_of(run_id)
+  if lease and lease.client == '' and redis.call('ZCARD', joined) == 0 then
+    stop_run.stop(run_id, lease)
+  end
+end

@@ -1,0 +1,32 @@
+-- parts: lines record
+-- Requests that wait no more, although their lists still name them.
+local withdraw = {lists = {}}
+
+-- Notes that a request in this list is withdrawn.
+function withdraw.note(name, r)
+  redis.call('HINCRBY', tag .. ':withdrawn', name, 1)
+  withdraw.lists[name] = r
+end
+
+-- Drops up to 1,000 withdrawn requests from the front of a list, so that its first one waits.
+function withdraw.trim(name, r)
+  local list, dropped = tag .. ':' .. name, 0
+  local first = redis.call('LINDEX', list, 0)
+  while first and dropped < 1000 do
+    local other = record.load(first)
+    if other and lines.home(other, redis.call('HGET', tag .. ':where', first)) == name then break end
+    redis.call('LPOP', list)
+    dropped = dropped + 1
+    first = redis.call('LINDEX', list, 0)
+  end
+  if dropped > 0 then lines.forget(name, dropped) end
+  if not first and name ~= 'quarantined:' .. r.environment then
+    local line = r.environment .. ':' .. r.priority
+    redis.call('LREM', tag .. ':ring:' .. line, 0, r.tenant)
+    redis.call('SREM', tag .. ':parked:' .. line, r.tenant)
+  end
+end
+
+function withdraw.trim_all()
+  for name, r in pairs(withdraw.lists) do withdraw.trim(name, r) end
+end

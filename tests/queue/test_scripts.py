@@ -1,0 +1,109 @@
+"""How scripts are put together, and how their arguments are bound by name."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import pytest
+from support.shards import Shard
+
+from leanq.queue import scripts
+from leanq.queue.scripts import SCRIPTS, Script, script_text
+
+LUA = resources.files("leanq.queue") / "lua"
+
+
+def test_each_script_is_declared_and_each_declaration_has_a_script() -> None:
+    assert {file.name for file in LUA.iterdir()} == {"parts", *(f"{name}.lua" for name in SCRIPTS)}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_counts_no_positions(name: str) -> None:
+    assert "ARGV" not in (LUA / f"{name}.lua").read_text()
+
+
+def test_a_script_is_sent_the_parts_that_it_needs_and_no_others() -> None:
+    assert "local record = {" not in script_text("notify")
+    assert "local function notify(" in script_text("notify")
+    claim = script_text("claim")
+    # Each once, behind what it needs.
+    assert claim.count("local lists = {}") == 1
+    assert claim.index("local lists = {}") < claim.index("local counters = {")
+
+
+def test_every_part_is_used() -> None:
+    every = "\n".join(map(script_text, SCRIPTS))
+    for part in (LUA / "parts").iterdir():
+        assert part.read_text() in every, part.name
+
+
+def test_a_part_names_all_that_it_uses() -> None:
+    """Of the tables and functions that other parts define."""
+    texts = {part.name.removesuffix(".lua"): part.read_text() for part in (LUA / "parts").iterdir()}
+    texts |= {name: (LUA / f"{name}.lua").read_text() for name in SCRIPTS}
+    for name, text in texts.items():
+        code = re.sub(r"--.*", "", text)
+        for part in set(texts) - set(SCRIPTS) - {name}:
+            if re.search(rf"(?<![\w.:']){part}\.\w+\(", code):
+                assert part in scripts._needed(text), f"{name} uses {part}"
+
+
+def test_a_call_must_name_all_arguments_and_no_others() -> None:
+    script = Script("worker count:int", {"pairs": "a b", "names": ""})
+    good = {"worker": "w", "count": 2, "pairs": [("1", "2")], "names": ["x"]}
+    assert script.values(good) == ["w", 2, 1, "1", "2", 1, "x"]
+    for bad in ({**good, "more": 1}, {"worker": "w"}, {**good, "pairs": [("1",)]}):
+        with pytest.raises(TypeError, match="expected"):
+            script.values(bad)
+
+
+async def test_lua_sees_arguments_by_the_same_names(shard: Shard) -> None:
+    script = Script(
+        "text number:int yes:flag no:flag packed:packed",
+        {"rows": "name size:int", "none": "", "plain": ""},
+        "text sum yes no first last plain",
+    )
+    values = [("a", 1), ("b", 2)]
+    sent = script.values(
+        {
+            "text": b"\xff",
+            "number": 7,
+            "yes": True,
+            "no": False,
+            "packed": {"list": [1, 2]},
+            "rows": values,
+            "none": [],
+            "plain": ["x", "y"],
+        }
+    )
+    body = """return answer({
+      text = text, sum = number + packed.list[2] + rows[1].size, plain = plain,
+      yes = yes and 1 or 0, no = no and 1 or 0, first = rows[1].name, last = rows[#rows].name})"""
+    text = "\n".join(("#!lua", script.prologue(), body))
+    answer = shard.server.execute_command("EVAL", text, 1, shard.tag, *sent)
+    assert script.named(answer) == {
+        "text": b"\xff",
+        "sum": 10,
+        "yes": 1,
+        "no": 0,
+        "first": b"a",
+        "last": b"b",
+        "plain": [b"x", b"y"],
+    }
+
+
+async def test_withdrawn_requests_do_not_count_as_waiting(shard: Shard) -> None:
+    await shard.submit(*(f"r{n}" for n in range(10)))
+    shard.advance(5000)
+    # In any order: those in the middle stay in their list until they come to its front.
+    await shard.queue.cancel(["r3", "r9", "r0"])
+    (row,) = (await shard.queue.status()).priorities
+    assert (row.waiting, row.oldest_s) == (7, 5.0)
+    await shard.queue.cancel([f"r{n}" for n in range(10)])
+    status = await shard.queue.status()
+    assert (status.priorities, status.counters["waiting:a"]) == ((), 0)
+    found = shard.dump()
+    assert not found.lists["wait"]
+    assert not found.lists["ring"]
+    assert "withdrawn" not in found.hashes
