@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from support.shards import with_test_clock
@@ -248,13 +249,20 @@ async def test_who_lost_its_place_makes_nothing_visible(store: Store) -> None:
     mine, other = digest(b"mine"), digest(b"other")
     for chunk in (b"mine", b"other"):
         store.server.set(f"{queue.keys.tag}:chunk:{digest(chunk)}", chunk)
-    room = ["k", 100, 1 << 20, 10, 600_000]
-    assert await queue.run("snapshot_room", [*room, mine]) == []
-    assert await queue.run("snapshot_room", [*room, other]) is None
+    room = {"key": "k", "bytes": 100, "budget": 1 << 20, "max_snapshots": 10}
+
+    async def make_room(chunk: str) -> Any:
+        return await queue.run("snapshot_room", **room, coming_ms=600_000, chunks=[chunk])
+
+    async def keep(chunk: str) -> Any:
+        return await queue.run("snapshot_keep", key="k", manifest=b"m", ttl_ms=1000, chunks=[chunk])
+
+    assert await make_room(mine) == []
+    assert await make_room(other) is None
     store.advance(600_000)
-    assert await queue.run("snapshot_room", [*room, other]) == []
-    assert await queue.run("snapshot_keep", ["k", b"m", 1000, mine]) == 0
-    assert await queue.run("snapshot_keep", ["k", b"m", 1000, other]) == 1
+    assert await make_room(other) == []
+    assert await keep(mine) == 0
+    assert await keep(other) == 1
 
 
 @pytest.mark.parametrize("harm", ["changed", "shortened", "evicted", "no account"])
