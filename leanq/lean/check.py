@@ -27,7 +27,13 @@ from leanq.lean.diagnostics import Judged
 from leanq.lean.process import Lean, Run, limits_of, olean
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
-from leanq.lean.syntax import Header, example_names, name_examples, split_header
+from leanq.lean.syntax import (
+    Header,
+    example_names,
+    name_every_example,
+    split_header,
+    word_for_example,
+)
 from leanq.queue.requests import LEAN_VERDICTS, Failure, Message, Reason, Reply, Request, Theorem
 
 # An example that is compiled under a name is no less right for being a definition.
@@ -144,7 +150,7 @@ class Compilation:
         self._target = target
         self._options = options
         self._file: Parts | None = None
-        self._named: tuple[Parts, tuple[str, ...]] | None = None
+        self._named: tuple[Parts, tuple[str, ...], str] | None = None
 
     async def compile(self, sandbox: Sandbox) -> Reply:
         """Lean's verdict, which stands unless it is ``accepted``."""
@@ -192,8 +198,8 @@ class Compilation:
             order |= self._target.order()
             return await judges.verify(self._header, self._target.file, file, order, limits)
         if self._named is not None:
-            named, names = self._named
-            order |= {"names": names}
+            named, names, word = self._named
+            order |= {"names": names, "word": word}
             return await judges.examples(self._header, file, named, order, limits)
         return await judges.judge(self._header, file, self._ended.name, limits)
 
@@ -241,7 +247,7 @@ class Compilation:
 
     async def _read_named(self, sandbox: Sandbox, reply: Reply) -> Reply | None:
         salt = f"leanq_{secrets.token_hex(8)}"
-        text = await asyncio.to_thread(name_examples, self._ended.text, salt)
+        text = await asyncio.to_thread(name_every_example, self._ended.text, salt)
         if text is None:
             return None
         # The same work once more must not fail for a budget that it only just kept.
@@ -250,7 +256,7 @@ class Compilation:
         if not run.compiled:
             return _unnamed(reply, run)
         named = await asyncio.to_thread(read_parts, olean(sandbox))
-        self._named = named, example_names(self._ended.text, salt)
+        self._named = named, example_names(self._ended.text, salt), word_for_example(salt)
         return None
 
 

@@ -68,6 +68,8 @@ _ACTING_WORD = re.compile(
     re.VERBOSE,
 )
 
+_EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u209c])")
+
 # Bold Fraktur letters: every Lean 4 takes them in names, and no library gives them a meaning.
 _LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
 
@@ -181,10 +183,44 @@ def name_examples(code: str, salt: str) -> str | None:
     return "".join([*pieces, code[done:]]) if pieces else None
 
 
+def name_every_example(code: str, salt: str) -> str | None:
+    """The same, whatever we take for a comment or a string. None if the word is nowhere.
+
+    Where the word stands in one, another takes its place: if Lean takes it for an example, the
+    text then makes no sense to it.
+    """
+    offsets = {*_example_offsets(code)}
+    pieces: list[str] = []
+    done = 0
+    for match in _EXAMPLE.finditer(code):
+        if match.start() not in offsets and _may_be_keyword(code, match.start()):
+            pieces += code[done : match.start()], word_for_example(salt)
+            done = match.end()
+    hidden = "".join([*pieces, code[done:]])
+    return name_examples(hidden, salt) or (hidden if pieces else None)
+
+
 def example_names(code: str, salt: str) -> tuple[str, ...]:
     """The names that :func:`name_examples` gives."""
     numbered = enumerate(_example_offsets(code), _first_number(salt))
     return tuple(_three_letters(number) for number, _ in numbered)
+
+
+def word_for_example(salt: str) -> str:
+    """What :func:`name_every_example` writes for the word elsewhere: as long as that."""
+    number = _first_number(salt)
+    return "".join(chr(ord("a") + number // 26**k % 26) for k in range(len("example")))
+
+
+def _may_be_keyword(code: str, offset: int) -> bool:
+    """Whether a word there may be a token of its own, whatever stands around it."""
+    start = offset
+    while start and (code[start - 1].isalnum() or code[start - 1] in "_'!?"):
+        start -= 1
+    if start < offset:
+        return code[start] in "0123456789'"  # behind a number or a character
+    before = code[max(0, offset - 2) : offset]
+    return before == ".." or not before.endswith((".", "«"))
 
 
 def _first_number(salt: str) -> int:

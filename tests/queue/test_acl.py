@@ -187,7 +187,7 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
     client, operator = Queue(as_role(socket, "client")), Queue(as_role(socket, "operator"))
     dying, other = Queue(worker), Queue(worker)
     await client.submit("c", [submission("0-killer", echo_body(b""))])
-    await dying.join("dying", b"", {"echo": b""})
+    await dying.register("dying", b"", {"echo": b""})
     assert (await dying.claim("dying", ["echo"], 1, busy=0, token="n:")).jobs
     poisoned = 0
     while not poisoned:

@@ -63,26 +63,33 @@ def check_reserved(
 ) -> None:
     """Raises `DeniedError` for a name that the kernel knows and that is not the library's own.
 
+    That of a definition are also all that it leads to: `Nat.sub` means something else on another
+    `Nat.pred`.
+
     Args:
         reference: reads the modules of the library that declare these names.
     """
-    taken = constants.keys() & KERNEL_NAMES
-    if not taken:
+    todo = sorted(constants.keys() & KERNEL_NAMES, key=str)
+    if not todo:
         return
     interner = Interner()
     ours = View(interner, image)
-    theirs: dict[Name, tuple[View, Raw]] = {}
+    theirs: dict[Name, tuple[Image, View, Raw]] = {}
     for each in reference():
         view = View(interner, each)
-        theirs |= {name: (view, raw) for name, raw in each.constants(taken).items()}
-    for name in sorted(taken, key=str):
-        known = theirs.get(name)
-        if known is None or ours.whole(constants[name]) != known[0].whole(known[1]):
-            raise DeniedError(
-                "reserved_name",
-                f"it declares {display(name)} otherwise than the library, and the kernel knows it "
-                "by its name",
-            )
+        known = each.constants(constants.keys())
+        theirs |= {name: (each, view, raw) for name, raw in known.items()}
+    seen = set(todo)
+    while todo:
+        name = todo.pop()
+        if name not in theirs:
+            raise _reserved(name)
+        library, view, raw = theirs[name]
+        if ours.whole(constants[name]) != view.whole(raw):
+            raise _reserved(name)
+        reached = (library.references(raw) & constants.keys()) - seen
+        seen |= reached
+        todo += reached
 
 
 class Judge:
@@ -268,3 +275,11 @@ class Judge:
 
 def _refused(name: Name, text: str) -> DeniedError:
     return DeniedError("kernel_refused", f"Lean's kernel does not accept {display(name)}: {text}")
+
+
+def _reserved(name: Name) -> DeniedError:
+    return DeniedError(
+        "reserved_name",
+        f"the kernel knows {display(name)}, or what leads to it, by its name, "
+        "and this is not the library's",
+    )

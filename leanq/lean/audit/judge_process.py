@@ -131,7 +131,8 @@ class _Bench:
         other; what the text declares is judged as it stands.
         """
         said = self._judge(plain, order)
-        if (different := differs_beside(plain, named, order["names"])) is not None:
+        spelled = (order["word"], "example")
+        if (different := differs_beside(plain, named, order["names"], spelled)) is not None:
             text = f"when its examples have names, {display(different)} means something else"
             raise DeniedError("statement_differs", text)
         if self.kernel is not None:

@@ -98,10 +98,15 @@ class Interner:
 
 
 class View:
-    """The expressions of one image as numbers."""
+    """The expressions of one image as numbers.
 
-    def __init__(self, interner: Interner, image: Image) -> None:
-        self._interner, self._image = interner, image
+    ``spelled``: a word for which another is read in the literals of strings.
+    """
+
+    def __init__(
+        self, interner: Interner, image: Image, spelled: tuple[str, str] | None = None
+    ) -> None:
+        self._interner, self._image, self._spelled = interner, image, spelled
         self._known: dict[int, int] = {}
         self._levels: dict[int, int] = {}
 
@@ -211,17 +216,20 @@ class View:
         if words[literal] >> 48 == NUMBER_LIT:
             return ("number", image.natural(words[literal + 1]))
         if words[literal] >> 48 == STRING_LIT:
-            return ("string", image.string(words[literal + 1]))
+            text = image.string(words[literal + 1])
+            return ("string", text.replace(*self._spelled) if self._spelled else text)
         raise Damaged("it holds a malformed literal")
 
 
 class Stated:
     """One of the two files: its constants, and what is behind them."""
 
-    def __init__(self, interner: Interner, image: Image) -> None:
+    def __init__(
+        self, interner: Interner, image: Image, spelled: tuple[str, str] | None = None
+    ) -> None:
         self.image = image
         self.constants = image.constants()
-        self.view = View(interner, image)
+        self.view = View(interner, image, spelled)
 
     def beside(self, raw: Raw) -> set[Name]:
         """The constants that come and go together with this one."""
@@ -339,17 +347,20 @@ def compare(
     return _Comparing(ours, theirs, wanted, holes, stand_in).run()
 
 
-def differs_beside(plain: Image, named: Image, names: Collection[str]) -> Name | None:
+def differs_beside(
+    plain: Image, named: Image, names: Collection[str], spelled: tuple[str, str] | None = None
+) -> Name | None:
     """A constant in which two files of one text differ, beside its examples; None if in none.
 
     Args:
         plain: the file of the text.
         named: the same with these names for its examples, which leave constants so.
+        spelled: a word of the other file's strings, and the one that the text has for it.
 
     What Lean makes by itself it shares between declarations, so it may have other names.
     """
     interner = Interner()
-    ours, theirs = Stated(interner, plain), Stated(interner, named)
+    ours, theirs = Stated(interner, plain), Stated(interner, named, spelled)
     own = set(names)
     examples = [name for name in theirs.constants if name and name[-1] in own]
     reached = theirs.behind_statements(examples)

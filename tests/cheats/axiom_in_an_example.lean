@@ -1,0 +1,4 @@
+prelude
+import Core
+axiom cheat (p : Prop) : p
+example : False := cheat False

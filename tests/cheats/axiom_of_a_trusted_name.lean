@@ -1,0 +1,4 @@
+prelude
+import Core
+axiom propext : False
+theorem t : False := propext

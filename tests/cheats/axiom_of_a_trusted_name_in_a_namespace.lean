@@ -1,0 +1,6 @@
+prelude
+import Core
+namespace Classical
+axiom choice {p : Prop} : p
+end Classical
+theorem t : False := Classical.choice

@@ -1,0 +1,4 @@
+prelude
+import Core
+private axiom cheat : False
+theorem t : False := cheat

@@ -1,0 +1,4 @@
+prelude
+import Core
+unsafe axiom cheat : False
+unsafe def t : False := cheat

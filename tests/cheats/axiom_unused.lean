@@ -1,0 +1,4 @@
+prelude
+import Core
+axiom cheat : False
+theorem fine : True := True.intro

@@ -1,0 +1,5 @@
+prelude
+import Core
+theorem t : True := True.intro
+section
+namespace Open

@@ -1,0 +1,3 @@
+prelude
+import Core
+theorem t.{v} (α : Sort v) (a : α) : a = a := rfl

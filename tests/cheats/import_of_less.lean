@@ -1,0 +1,3 @@
+prelude
+import Bare
+theorem t (p : True) : True := p

@@ -1,0 +1,4 @@
+prelude
+import Core
+import NoSuchLibrary
+theorem t : False := nothing

@@ -1,0 +1,4 @@
+prelude
+import Core
+set_option debug.skipKernelTC true
+inductive Bad where | mk (f : Bad → False) : Bad

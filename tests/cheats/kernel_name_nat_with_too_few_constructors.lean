@@ -1,0 +1,4 @@
+prelude
+set_option genCtorIdx false
+inductive False : Prop
+inductive Nat where | zero : Nat

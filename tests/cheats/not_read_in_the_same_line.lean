@@ -1,0 +1,3 @@
+prelude
+import Core
+theorem fine : True := True.intro #exit theorem t : False := True.intro

@@ -1,0 +1,4 @@
+prelude
+import Core
+syntax "another" : term
+theorem t : True := True.intro

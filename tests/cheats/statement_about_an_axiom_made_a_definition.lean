@@ -1,0 +1,4 @@
+prelude
+import Core
+def assumed : Prop := True
+theorem t : assumed := True.intro

@@ -1,0 +1,3 @@
+prelude
+import Core
+def t : True → True := fun _ => True.intro

@@ -1,0 +1,3 @@
+prelude
+import Core
+private theorem t : True → True := fun _ => True.intro

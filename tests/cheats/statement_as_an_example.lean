@@ -1,0 +1,3 @@
+prelude
+import Core
+example : True → True := fun _ => True.intro

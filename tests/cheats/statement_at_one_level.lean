@@ -1,0 +1,3 @@
+prelude
+import Core
+theorem t (α : Type) (a : α) : a = a := rfl

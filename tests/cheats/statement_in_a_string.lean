@@ -1,0 +1,3 @@
+prelude
+import Core
+theorem s : "theorem t : False" = "theorem t : False" := rfl

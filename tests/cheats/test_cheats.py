@@ -1,0 +1,146 @@
+"""Texts that want to be accepted without a proof, and honest ones beside them that have to be."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import tempfile
+import tomllib
+from collections.abc import Callable
+from functools import cache as remembered
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.sites import new_site
+
+from leanq.lean.environment import Environment, open_environment
+from leanq.queue.requests import Reply, Request
+
+HERE = Path(__file__).parent
+TABLE: dict[str, dict[str, Any]] = tomllib.loads((HERE / "table.toml").read_text())
+KINDS = ("lean", "repl")
+
+Replies = Callable[[str, str], dict[str, Reply]]
+
+
+def rows(operation: str) -> list[Any]:
+    """The names of the texts that the table has this operation for, with each kind of driver."""
+    found = []
+    for name, row in TABLE.items():
+        if operation in row:
+            why = row.get("xfail", {}).get(operation)
+            marks = [pytest.mark.xfail(strict=True, reason=why)] if why else []
+            found += [pytest.param(kind, name, marks=marks, id=f"{kind}-{name}") for kind in KINDS]
+    return found
+
+
+def text(name: str) -> str:
+    return (HERE / f"{name}.lean").read_text()
+
+
+def request(operation: str, name: str) -> Request:
+    row = TABLE[name]
+    if operation == "check":
+        return Request(op="check", code=text(name))
+    target = f"prelude\nimport {row.get('library', 'Core')}\n{row['target']}"
+    holes = tuple(row.get("holes", ()))
+    return Request(op="verify", code=text(name), target=target, holes=holes)
+
+
+def said(reply: Reply) -> str:
+    """The reply's words as the table has them."""
+    assert reply.error is None, reply.error
+    return " ".join(filter(None, (reply.verdict, reply.reason)))
+
+
+def compile_libraries(core: Environment, folder: Path) -> None:
+    """Compiles what is imported beside Core."""
+    for source in (HERE / "library").glob("*.lean"):
+        copy = folder / source.name
+        copy.write_text(source.read_text())
+        command = (*core.toolchain.command, "-o", f"{source.stem}.olean", source.name)
+        subprocess.run(command, env=core.process_env(), cwd=folder, check=True, timeout=60)
+        copy.unlink()
+
+
+@pytest.fixture(scope="session")
+def replies(core: Environment, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Replies:
+    """What is said of all texts of an operation by a driver of a kind; asked once."""
+    folder = tmp_path_factory.mktemp("library")
+    compile_libraries(core, folder)
+    environment = open_environment("cheats", folder, cache=cache, environ={})
+
+    async def ask(kind: str, operation: str) -> dict[str, Reply]:
+        names = [name for name, row in TABLE.items() if operation in row]
+        async with new_site(environment, Path(tempfile.gettempdir())) as site:
+            site.kind = kind
+            driver = await site.one(slots=2)
+            asked = (driver.run(request(operation, name)) for name in names)
+            return dict(zip(names, await asyncio.gather(*asked), strict=True))
+
+    @remembered
+    def told(kind: str, operation: str) -> dict[str, Reply]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("scratch")))
+            return asyncio.run(ask(kind, operation))
+
+    return told
+
+
+def test_every_text_is_in_the_table() -> None:
+    assert {path.stem for path in HERE.glob("*.lean")} == set(TABLE)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("kind", "name"), rows("check"))
+def test_check(replies: Replies, kind: str, name: str) -> None:
+    reply = replies(kind, "check")[name]
+    assert said(reply) == TABLE[name]["check"], reply.messages
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("kind", "name"), rows("verify"))
+def test_verify(replies: Replies, kind: str, name: str) -> None:
+    reply = replies(kind, "verify")[name]
+    assert said(reply) == TABLE[name]["verify"], (reply.messages, reply.failed)
+
+
+STEPS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "steps.toml").read_text())
+
+
+@pytest.fixture(scope="session")
+def step_replies(core: Environment, tmp_path_factory: pytest.TempPathFactory) -> Replies:
+    """What is said of all tactics by a driver of a kind; asked once."""
+
+    async def ask(kind: str) -> dict[str, Reply]:
+        async with new_site(core, Path(tempfile.gettempdir())) as site:
+            site.kind = kind
+            driver = await site.one(slots=2)
+
+            async def step(row: dict[str, Any]) -> Reply:
+                checked = await driver.run(
+                    Request(op="check", code=f"prelude\nimport Core\n{row['source']}")
+                )
+                [state, *_] = [sorry.state for sorry in checked.sorries if sorry.state]
+                return await driver.run(Request(op="step", state=state, tactic=row["tactic"]))
+
+            said = await asyncio.gather(*map(step, STEPS.values()))
+            return dict(zip(STEPS, said, strict=True))
+
+    @remembered
+    def told(kind: str, operation: str) -> dict[str, Reply]:
+        assert operation == "step"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("scratch")))
+            return asyncio.run(ask(kind))
+
+    return told
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_step(step_replies: Replies, kind: str, name: str) -> None:
+    reply = step_replies(kind, "step")[name]
+    assert reply.verdict == STEPS[name]["verdict"], reply.messages
