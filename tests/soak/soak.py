@@ -263,7 +263,6 @@ def _look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Co
             left[f"{kind} for ever"] += ttl_ms == -1
         elif kind not in (
             "stats",
-            "tally",
             "minutes",
             "environments",
             "prints",
