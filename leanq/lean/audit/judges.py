@@ -236,19 +236,13 @@ class Judges:
         return wrong
 
     async def _tested(self) -> str:
-        process = await _JudgeProcess.start(
-            self._environment, self._hidden, self._nice, (), without_kernel=False
-        )
-        try:
-            if process.unavailable:
-                return process.unavailable
-        finally:
-            await process.close()
         honest = await self._compiled(_SELF_TEST)
         order = {"op": "judge", "ending": ["", ""]}
         expected = [(honest, ""), *((forged, "kernel_refused") for forged in _forged(honest))]
         for file, rule in expected:
             found = await self._asked((), [[file]], order, _SELF_TEST_LIMITS)
+            if found.unavailable:
+                return found.unavailable
             if found.rule != rule or found.proved == bool(rule):
                 said = found.rule or found.limit or ("proved" if found.proved else "nothing")
                 return (
