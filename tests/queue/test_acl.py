@@ -240,7 +240,7 @@ async def test_a_scaler_tells_what_it_decided(socket: Path) -> None:
 async def test_a_scaler_that_may_not_tell_orders_all_the_same(
     socket: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loop = Loop(as_role(socket, "observer"), least=3)
+    loop = Loop(as_role(socket, "observer"), min_workers=3)
     await loop.tick()
     assert loop.target.orders == [3]
     assert "not shown to others" in caplog.text
