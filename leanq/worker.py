@@ -21,6 +21,7 @@ from leanq.errors import UnavailableError
 from leanq.lean.driver import Driver
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
+from leanq.queue.shape import announce_shape
 from leanq.states import RedisStates
 
 log = logging.getLogger("leanq.worker")
@@ -48,6 +49,7 @@ class Worker:
         timings: how long it waits for what.
 
     Raises (from :meth:`run`):
+        UsageError: living workers serve the queue with another number of shards, or lease.
         UnavailableError: the server cannot be reached at the start.
         WorkerError: a driver cannot serve here, at the start or several times in a row.
     """
@@ -80,6 +82,7 @@ class Worker:
             "environments": list(self.drivers),
         }
         queues = queues or Queue.each(settings)
+        self._queue = queues[0]
         self.consumers = [
             Consumer(self.id, queue, self.drivers, self.slot_pool, info, timings)
             for queue in queues
@@ -108,6 +111,7 @@ class Worker:
             for driver in self.drivers.values():
                 at_end.push_async_callback(driver.close)
                 await driver.open(self._states)
+            await announce_shape(self._queue)
             await asyncio.gather(*(consumer.join() for consumer in self.consumers))
             at_end.push_async_callback(self._leave)
             self.joined.set()

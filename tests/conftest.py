@@ -97,6 +97,7 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         "wakeup",
         "dead",
         "deadreq",
+        "shape",
     }
     leftover = kinds - ending - lasting
     assert not leftover, f"left in Redis: {sorted(leftover)}"

@@ -31,6 +31,7 @@ from leanq.local import EmbeddedServer, embedded_settings, find_server
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Request
 from leanq.queue.settings import Settings, without_password
+from leanq.queue.shape import check_shape
 from leanq.queue.up_file import UpFile
 from leanq.states import MemoryStates
 
@@ -109,6 +110,7 @@ async def _ask_server(settings: Settings) -> str:
     queue = Queue(settings)
     try:
         info = await queue.ping()
+        await check_shape(queue)
     finally:
         await queue.close()
     version = info.get("valkey_version") or info.get("redis_version", "?")

@@ -23,8 +23,10 @@ from leanq.commands.tables import columns, counted, duration, plural, printable
 from leanq.errors import QueueError, UsageError
 from leanq.fleet.history import history
 from leanq.fleet.stats import FleetStats, decisions_of, environments_of, fleet_stats_of, info_of
-from leanq.queue.queue import every_shard, look
+from leanq.queue.queue import every_shard
+from leanq.queue.results import Status, merged
 from leanq.queue.settings import Settings, without_password
+from leanq.queue.shape import check_shape
 
 _EVERY_S = 1.0
 # Rates are over so many looks: enough to be read, few enough to follow.
@@ -58,9 +60,16 @@ def status(url: str | None, as_json: bool, since_s: float | None, watch: bool) -
 
 
 def _once(settings: Settings, as_json: bool) -> None:
-    found = asyncio.run(look(settings))
+    found = asyncio.run(_look(settings))
     record = _record_of(settings, FleetStats(time.time(), found, environments_of(found)))
     click.echo(json.dumps(record, default=str) if as_json else "\n".join(_lines(record)))
+
+
+async def _look(settings: Settings) -> Status:
+    """One look; raises UsageError where the fleet serves another number of shards."""
+    async with every_shard(settings) as queues:
+        await check_shape(queues[0])
+        return merged(await asyncio.gather(*(queue.status() for queue in queues)))
 
 
 def _since(settings: Settings, as_json: bool, since_s: float) -> None:

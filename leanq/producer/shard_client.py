@@ -44,6 +44,7 @@ from leanq.queue.queue import Queue, backoff_s
 from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, UnknownEnvironment
 from leanq.queue.scripts import script_text
+from leanq.queue.shape import check_shape
 
 # Large replies are fetched so many bytes at a time, since a call that moves megabytes delays all
 # other clients.
@@ -169,11 +170,20 @@ class ShardClient:
         self._over: Callable[[], LeanQError] | None = None
 
     async def open(self) -> None:
-        """Starts the three tasks; raises UnavailableError when no server answers."""
+        """Starts the three tasks.
+
+        Raises:
+            UnavailableError: no server answers.
+            UsageError: the fleet serves the queue with another number of shards.
+        """
         # Reading a script imports modules, and a fork amid an import inherits half of it.
         script_text("submit")
         try:
             await self._queue.environments()
+            if self._queue.keys.shard == 0:
+                # A server may forbid its users to look.
+                with contextlib.suppress(UnavailableError):
+                    await check_shape(self._queue)
         except BaseException:
             await self._queue.close()
             raise

@@ -51,6 +51,10 @@ withdrawn: it runs on for others, and has its reply. A request in flight carries
 no eviction policy that spares such keys can lose it. ``:scaler`` is in shard 0 alone; its values
 are JSON objects: ``at`` (seconds since 1970 by the scaler's clock), ``target`` and ``order``
 (workers wanted from now on, and before), ``reason``, ``text``, ``who``.
+
+One key is of no shard: ``{PREFIX:queue}:shape``, a hash with ``shards`` and ``lease_s`` as the last
+worker that joined an empty fleet has them; it stays for good. Processes that expect another number
+of shards have to find it, so no script touches it.
 """
 
 from __future__ import annotations
@@ -104,6 +108,10 @@ class Keys:
         return f"{self.tag}:stop:{worker}"
 
     @property
+    def workers(self) -> str:
+        return f"{self.tag}:workers"
+
+    @property
     def minutes(self) -> str:
         return f"{self.tag}:minutes"
 
@@ -117,6 +125,11 @@ class Keys:
 
     def dead_letter(self, request_id: str) -> str:
         return f"{self.tag}:deadreq:{request_id}"
+
+
+def shape_key(prefix: str) -> str:
+    """Where the shape of a queue is, whatever its number of shards."""
+    return f"{{{prefix}:queue}}:shape"
 
 
 def new_request_id(shards: int, digest: bytes = b"") -> str:

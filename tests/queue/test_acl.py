@@ -18,7 +18,7 @@ from support.terminals import Terminal
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
-from leanq.errors import UnavailableError
+from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.stats import fleet_stats_of
 from leanq.lean.recipes import Hole, Recipe, Source
 from leanq.local import find_server
@@ -28,6 +28,7 @@ from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply
 from leanq.queue.results import Full, Queued, Settlement, merged
 from leanq.queue.settings import Settings
+from leanq.queue.shape import announce_shape, check_shape
 from leanq.queue.wire import pack_reply
 from leanq.states import Packed, RedisStates
 from tests.fleet.test_scaler import Loop
@@ -68,6 +69,25 @@ async def test_each_role_can_do_its_part(socket: Path) -> None:
         await eventually(lambda: driver.stopped == [b"held"])
         driver.let_go()
         assert await asyncio.gather(*tasks[1:]) == [b"held"] * 2
+
+
+async def test_workers_announce_the_shape_of_the_queue_and_all_others_read_it(socket: Path) -> None:
+    """It is compared with living workers, too."""
+    worker = as_role(socket, "worker")
+    async with working(worker, Recorder()):
+        for role in ("client", "observer", "scaler", "operator", "worker"):
+            queue = Queue(as_role(socket, role))
+            await check_shape(queue)
+            await queue.close()
+            queue = Queue(replace(as_role(socket, role), shards=2))
+            with pytest.raises(UsageError, match="this queue has 1 shard, LEANQ_SHARDS is 2"):
+                await check_shape(queue)
+            await queue.close()
+    for role in ("client", "observer", "scaler", "operator"):
+        queue = Queue(replace(as_role(socket, role), shards=2))
+        with pytest.raises(UnavailableError, match=r"(?i)permission"):
+            await announce_shape(queue)
+        await queue.close()
 
 
 async def test_a_full_line_stays_within_the_roles(socket: Path) -> None:

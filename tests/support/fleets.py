@@ -210,10 +210,10 @@ class Wire(Queue):
         self._before.clear()
         self._after.clear()
 
-    async def run(self, name: str, args: Sequence[Any]) -> Any:
+    async def run(self, name: str, /, **arguments: Any) -> Any:
         self.calls[name] += 1
         await self._pass(self._before.get(name), name)
-        answer = await super().run(name, args)
+        answer = await super().run(name, **arguments)
         await self._pass(self._after.get(name), name)
         if name in self.lost:
             self.lost.remove(name)

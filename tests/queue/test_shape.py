@@ -1,0 +1,121 @@
+"""Settings that disagree with those of the fleet are noticed at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+import redis
+from support.fleets import Recorder, working
+from support.terminals import Terminal
+
+from leanq.client import AsyncLeanQClient, LeanQClient
+from leanq.errors import UsageError
+from leanq.lean.echo import EchoDriver
+from leanq.queue.keys import shape_key
+from leanq.queue.queue import Queue
+from leanq.queue.settings import Settings
+from leanq.queue.shape import announce_shape, check_shape
+from leanq.worker import Worker
+
+OTHER_SHARDS = "this queue has 1 shard, LEANQ_SHARDS is 3 here"
+OTHER_LEASE = "the workers of this queue have a lease of 10 s, LEANQ_LEASE_S is 30 here"
+
+
+@pytest.fixture
+def three(settings: Settings) -> Settings:
+    return replace(settings, shards=3)
+
+
+async def test_a_client_that_expects_other_shards_says_so(
+    settings: Settings, three: Settings
+) -> None:
+    async with working(settings, EchoDriver()):
+        started_s = time.monotonic()
+        with pytest.raises(UsageError, match=OTHER_SHARDS):
+            async with AsyncLeanQClient(three):
+                pass
+        with pytest.raises(UsageError, match=OTHER_SHARDS):
+            await asyncio.to_thread(LeanQClient, three)
+        assert time.monotonic() - started_s < 20
+        # The lease is the workers' affair.
+        async with AsyncLeanQClient(replace(settings, lease_s=30.0)) as lean:
+            assert await lean.echo(b"x") == b"x"
+
+
+async def test_a_worker_that_differs_does_not_join(settings: Settings, three: Settings) -> None:
+    async with working(settings, EchoDriver()) as first:
+        for other, text in (
+            (three, OTHER_SHARDS),
+            (replace(settings, lease_s=30.0), OTHER_LEASE),
+        ):
+            with pytest.raises(UsageError, match=text):
+                await Worker(other, [Recorder()], slots=1).run()
+            queue = Queue(other)
+            assert {row.worker for row in (await queue.status()).workers} <= {first.id}
+            await queue.close()
+
+
+async def test_an_empty_fleet_may_get_another_shape(settings: Settings, three: Settings) -> None:
+    async with working(settings, EchoDriver()):
+        pass
+    async with AsyncLeanQClient(three) as lean, working(three, EchoDriver()):
+        assert await lean.echo(b"x") == b"x"
+        with pytest.raises(UsageError, match="this queue has 3 shards, LEANQ_SHARDS is 1 here"):
+            async with AsyncLeanQClient(settings):
+                pass
+
+
+async def test_a_fleet_whose_leases_have_expired_is_empty(three: Settings) -> None:
+    short = replace(three, shards=1, lease_s=0.5)
+    dead, queue = Queue(short), Queue(three)
+    await announce_shape(dead)
+    await dead.register("dead", b"", {"echo": b""})
+    with pytest.raises(UsageError, match=OTHER_SHARDS):
+        await announce_shape(queue)
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        try:
+            await check_shape(queue)
+            break
+        except UsageError:
+            await asyncio.sleep(0.05)
+    await announce_shape(queue)
+    await dead.release("dead", [], leave=True)
+    for each in (dead, queue):
+        await each.close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"shards": "1"},
+        {"shards": "\xff", "lease_s": "10"},
+        {"shards": "0", "lease_s": "10"},
+        {"shards": "9" * 30, "lease_s": "10"},
+    ],
+)
+async def test_what_is_no_shape_stops_no_process(
+    settings: Settings, fields: dict[str, str]
+) -> None:
+    with redis.Redis.from_url(settings.url) as connection:
+        connection.hset(shape_key(settings.prefix), mapping=fields)
+    async with AsyncLeanQClient(settings) as lean, working(settings, EchoDriver()):
+        assert await lean.echo(b"x") == b"x"
+
+
+async def test_commands_that_expect_other_shards_say_so(
+    terminal: Terminal, settings: Settings
+) -> None:
+    terminal.use(settings)
+    terminal.environ["LEANQ_SHARDS"] = "3"
+    async with working(settings, EchoDriver()):
+        for command in (("status",), ("worker", "--driver", "echo")):
+            done = await asyncio.to_thread(terminal.run, *command)
+            assert (done.code, done.out) == (2, "")
+            assert OTHER_SHARDS in done.err
+            assert len(done.err.splitlines()) == 1
+        shown = (await asyncio.to_thread(terminal.run, "doctor")).out.splitlines()
+        assert any(line.startswith("FAILED  server") and OTHER_SHARDS in line for line in shown)
