@@ -139,13 +139,13 @@ async def test_what_takes_long_with_large_input_holds_no_other_request_up(
 
     for module, name in (
         (program_module, "Printed"),
-        (check_module, "name_examples"),
+        (check_module, "name_every_example"),
         (check_module, "read_parts"),
     ):
         monkeypatch.setattr(module, name, watched(module, name))
     monkeypatch.setattr(program_module, "_PRINTED_AT_ONCE_BYTES", 0)
     assert (await site.check(sample("and_swap"))).verdict == "accepted"
-    assert seen == ["Printed", "read_parts", "name_examples"]
+    assert seen == ["Printed", "read_parts", "name_every_example"]
 
 
 async def test_a_missing_import_is_leans_to_reject(either: Site) -> None:
