@@ -4,10 +4,10 @@
 #   docker build -t leanq:0.1.0 .
 #   docker build -t leanq-mathlib:0.1.0 \
 #     --build-arg PROJECT_GIT=https://github.com/leanprover-community/mathlib4 \
-#     --build-arg PROJECT_REV=v4.33.0 .
+#     --build-arg PROJECT_REV=v4.35.0 .
 
 # One toolchain: Lean, the REPL and a project have to be of the same version.
-ARG LEAN_VERSION=v4.33.0
+ARG LEAN_VERSION=v4.35.0
 
 # 1. Lean, fetched by elan. elan itself is checked by its hash, and stays in this stage.
 FROM debian:12.11-slim AS lean
@@ -33,7 +33,7 @@ RUN lean --version
 # 2. The REPL, built with that very Lean.
 FROM lean AS repl
 ARG LEAN_VERSION
-ARG REPL_TAG=v4.33.0
+ARG REPL_TAG=v4.35.0
 RUN git clone --depth 1 --branch "${REPL_TAG}" \
       https://github.com/leanprover-community/repl /src/repl \
  && git -C /src/repl rev-parse HEAD

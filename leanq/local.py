@@ -130,6 +130,8 @@ class LocalRoute:
         self._name = f"pool-{os.getpid()}-{secrets.token_hex(4)}"
         self._gate = _Gate(slots)
         self._tasks: dict[Waiter, asyncio.Task[None]] = {}
+        # Their callers know already that they have ended.
+        self._withdrawn: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
         """Raises WorkerError where a driver cannot serve here."""
@@ -152,15 +154,19 @@ class LocalRoute:
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
         """Stops a request; False where it has ended already."""
-        task = self._tasks.get(waiter)
-        return task is not None and task.cancel()
+        task = self._tasks.pop(waiter, None)
+        if task is None or not task.cancel():
+            return False
+        self._withdrawn.add(task)
+        task.add_done_callback(self._withdrawn.discard)
+        return True
 
     async def close(self, *, withdraw: bool) -> None:
         """Stops all requests, and closes the drivers."""
         outstanding = dict(self._tasks)
         for task in outstanding.values():
             task.cancel()
-        await asyncio.gather(*outstanding.values(), return_exceptions=True)
+        await asyncio.gather(*outstanding.values(), *self._withdrawn, return_exceptions=True)
         for waiter, task in outstanding.items():
             if task.cancelled():
                 waiter.ended(ClosedError("the pool was closed before the request ended"))

@@ -120,6 +120,27 @@ def test_cancelling_stops_lean(core: Environment, cache: Path) -> None:
         assert pool.check(code).result(DEADLINE_S).verdict == "accepted"
 
 
+def test_a_pool_closes_after_what_was_withdrawn(core: Environment, cache: Path) -> None:
+    slow = (SAMPLES / "stack_overflow.lean").read_text()
+    with new_pool(cache) as pool:
+        futures = [pool.check(slow) for _ in range(3)]
+        assert all(future.cancel() for future in futures[:2])
+    assert all(future.done() for future in futures)
+    assert isinstance(futures[2].exception(), ClosedError)
+
+
+def test_an_error_of_the_caller_is_not_hidden_by_the_end_of_a_pool(
+    core: Environment, cache: Path
+) -> None:
+    def fails_amid_a_stream() -> None:
+        with new_pool(cache) as pool:
+            for _ in pool.map(f"theorem t{n} (p : Prop) (h : p) : p := h" for n in range(20)):
+                raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError, match="the caller's own"):
+        fails_amid_a_stream()
+
+
 def test_what_makes_no_sense(pool: Pool) -> None:
     with pytest.raises(InvalidRequestError):
         pool.check(" ")

@@ -49,6 +49,8 @@ def coloured(verdict: str | None) -> str:
 
 def lines_of(file: str, reply: Reply) -> Iterator[str]:
     """The lines of a reply to a check or a verification."""
+    # A file's name could otherwise print lines of its own.
+    file = "".join(c if c.isprintable() else repr(c)[1:-1] for c in file)
     notes: list[str] = [reply.reason] if reply.reason else []
     notes.append(f"{reply.wall_s:.2f} s")
     if reply.axioms is not None:

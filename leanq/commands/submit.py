@@ -130,8 +130,10 @@ def _below(folder: str) -> Iterator[str]:
     for where, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in names:
-            if name.endswith(".lean") and not name.startswith("."):
-                yield os.path.join(where, name)
+            path = os.path.join(where, name)
+            # Reading a pipe would wait for ever.
+            if name.endswith(".lean") and not name.startswith(".") and os.path.isfile(path):
+                yield path
 
 
 class _Batch:

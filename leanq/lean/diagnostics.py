@@ -45,11 +45,6 @@ _BUDGET = re.compile(
 _UNKNOWN_IMPORT = re.compile(
     r"unknown (?:module prefix|package) '[^'\n]*'|object file '[^\n]*' of module \S+ does not exist"
 )
-# Notation, a tactic, or a name of a library that this Lean has never heard of.
-_UNKNOWN_WORD = re.compile(
-    r"unexpected token|expected token|unknown tactic|elaboration function for"
-    r"|[Uu]nknown (?:identifier|constant) [`'](?:[A-Z]|[^`'.]+\.)"
-)
 _OUT_OF_MEMORY = re.compile(rb"out of memory", re.IGNORECASE)
 
 _OBJECTS_IN_A_LINE = 8
@@ -157,12 +152,6 @@ def reason_of(verdict: Verdict, messages: Iterable[Message]) -> Reason | None:
         first = next(budgets, None)
         return "recursion_depth" if first and not first["heartbeats"] else "heartbeats"
     return "sorry" if verdict == "incomplete" else None
-
-
-def has_unknown_words(messages: Iterable[Message]) -> bool:
-    """Whether an error is about notation, a tactic or a name of a library, which Lean does not know
-    in this environment."""
-    return any(m.severity == "error" and _UNKNOWN_WORD.match(m.text) for m in messages)
 
 
 def moved_up(message: Message, lines: int) -> Message:

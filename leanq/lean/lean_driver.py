@@ -15,7 +15,7 @@ from typing import TypeVar
 from leanq.errors import QueueFullError, RecipeError, UnavailableError, UsageError
 from leanq.lean.audit.judges import Judges
 from leanq.lean.check import Auditor, check
-from leanq.lean.diagnostics import has_unknown_words, moved_up
+from leanq.lean.diagnostics import moved_up
 from leanq.lean.environment import Environment, cache_folder
 from leanq.lean.process import Lean
 from leanq.lean.recipes import pack_export, read_recipe, unpack_export
@@ -132,8 +132,6 @@ class LeanDriver:
         except (UsageError, QueueFullError) as error:
             return Reply(error=str(error))
         reply = without_header(reply, header.count("\n"))
-        if header and reply.reason == "lean_error" and has_unknown_words(reply.messages):
-            reply = replace(reply, reason="unknown_import")
         if reply.verdict == "accepted" and not request.audit:
             reply = replace(reply, verdict="unjudged", reason="not_audited")
         if reply.reason == "unknown_import":

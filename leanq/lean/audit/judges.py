@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import struct
 import sys
@@ -23,6 +24,8 @@ from leanq.lean.audit.survey import Survey
 from leanq.lean.environment import Environment, module_parts, python_folders
 from leanq.lean.sandbox.sandbox import Limits, Process, Sandbox
 from leanq.lean.syntax import Header
+
+log = logging.getLogger("leanq.worker")
 
 # The process gets a package `leanq` that holds nothing yet: none of the worker's own modules.
 _BOOT = """
@@ -231,7 +234,9 @@ class Judges:
             wrong = await self._tested()
         except (LeanQError, Damaged, IndexError, OSError) as error:
             return f"the judge's self-test could not be run: {error}"
-        if not wrong:
+        if wrong:
+            log.warning("nothing can be accepted here, and is unjudged instead: %s", wrong)
+        else:
             _passed.add(key)
         return wrong
 

@@ -175,14 +175,12 @@ async def test_other_imports_than_the_header_says_are_refused(
     assert "other modules" in found.text
 
 
-async def test_a_judge_without_limits_enough_says_so(
-    judges: Judges, lean: Lean, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = "\n".join(f"theorem t{n} (p : Prop) (h : p) : p := h" for n in range(2000))
+@pytest.mark.slow
+async def test_a_judge_without_limits_enough_says_so(judges: Judges, lean: Lean) -> None:
+    steps = "\n".join(f"theorem t{n} (p : Prop) (h : p) : p := h" for n in range(8000))
     path = lean.compile(f"{PRELUDE}{steps}", name="Long")
     assert (await judged(judges, read_parts(path))).proved
-    monkeypatch.setattr("leanq.lean.audit.judges._LEAST_MEMORY_BYTES", 1 << 10)
-    small = replace(LIMITS, memory_bytes=1 << 10)
+    small = replace(LIMITS, wall_s=0.05)
     found = await judges.judge(split_header(PRELUDE), read_parts(path), ("a", "b"), small)
     assert (found.proved, found.rule) == (False, "")
     assert found.limit
