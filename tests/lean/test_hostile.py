@@ -93,13 +93,13 @@ async def test_replies(settings: Settings, seed: int) -> None:
         assert all(isinstance(end, Reply | RequestError) for end in ends)
         # And where replies are read as they come.
         assert lean._route
-        inbox = keys.inbox(lean._route._each[0].client)
+        inbox = keys.inbox(lean._route.shards[0].client)
         waits = [
             asyncio.create_task(lean.echo(b"held", 3600, request_id=new_request_id(1)))
             for _ in range(50)
         ]
         await asyncio.sleep(0)
-        outstanding = list(lean._route._each[0]._outstanding)
+        outstanding = list(lean._route.shards[0]._outstanding)
         for request_id in outstanding:
             await connection.xadd(inbox, {request_id: hostile(rng) or b"?", hostile(rng): b"?"})
         ends = await asyncio.gather(*waits, return_exceptions=True)

@@ -262,6 +262,7 @@ def _look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Co
         elif kind in ("inbox", "isolating"):
             left[f"{kind} for ever"] += ttl_ms == -1
         elif kind not in (
+            "shape",
             "stats",
             "minutes",
             "environments",

@@ -39,6 +39,7 @@ from leanq.client import LeanQClient
 from leanq.errors import QueueError, RequestError, WireError
 from leanq.producer.shard_client import ShardClient
 from leanq.producer.shard_router import ShardRouter, StateLocator
+from leanq.producer.worker_watch import WorkerWatch
 from leanq.queue.connection import Link, Place
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
@@ -79,13 +80,17 @@ class WritingClient(LeanQClient):
         self.journal = journal
         super().__init__(settings)
 
-    def _shard_router(self) -> ShardRouter:
+    def _new_route(self) -> ShardRouter:
         queue = _WritingQueue(self.settings, self.journal)
-        unavailable_timeout_s, when_full = self._unavailable_timeout_s, self._when_full
         shard_client = ShardClient(
-            queue, when_full=when_full, unavailable_timeout_s=unavailable_timeout_s
+            queue,
+            when_full=self._when_full,
+            unavailable_timeout_s=self._unavailable_timeout_s,
+            timings=self.timings,
         )
-        return ShardRouter([shard_client], StateLocator([queue], unavailable_timeout_s))
+        watch = WorkerWatch(queue, [shard_client], no_worker="wait", every_s=60.0)
+        locator = StateLocator([queue], self._unavailable_timeout_s)
+        return ShardRouter([shard_client], locator, watch)
 
     def ask(self, requests: Sequence[tuple[str, bytes, float]]) -> list[Future[bytes]]:
         """Echoes of (request id, payload, delay in seconds)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ import yaml
 
 from leanq.cli import cli
 from leanq.commands.submit import submit
-from leanq.queue.settings import Settings
+from leanq.queue.settings import variables
 from support.paths import ROOT
 
 OVERLAYS = sorted(path.name for path in (ROOT / "k8s" / "overlays").iterdir())
@@ -132,8 +131,7 @@ def quantity(text: str) -> float:
 
 def settings() -> set[str]:
     """The environment variables that leanq knows."""
-    known = set(re.findall(r'"(LEANQ_[A-Z_]+)"', inspect.getsource(Settings)))
-    return known | {"LEANQ_URL", "LEANQ_CACHE", "LEANQ_LEAN"}
+    return {name for name, _, _ in variables()}
 
 
 def request_bytes() -> int:
