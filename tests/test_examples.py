@@ -130,6 +130,7 @@ def test_futures(client: Terminal) -> None:
     assert "h.2" in first or "h.right h.left" in first
 
 
+@pytest.mark.slow
 def test_the_notebook(client: Terminal) -> None:
     done = run(client, "-c", KERNEL, str(EXAMPLES / "notebook.ipynb"))
     assert (done.code, done.err) == (0, "")

@@ -86,6 +86,7 @@ def test_the_sdist_holds_all_that_the_tests_need(published: Published) -> None:
 
 
 # On a first run, Lean itself may have to be fetched.
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_wheel_works_in_a_fresh_environment(published: Published, tmp_path: Path) -> None:
     with new_terminal(tmp_path) as terminal:

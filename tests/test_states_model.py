@@ -204,6 +204,7 @@ class Machine(RuleBasedStateMachine):
         assert set(held) == {state[:3] for state in self.records}
 
 
+@pytest.mark.slow
 def test_store_does_as_the_model(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
     monkeypatch.setattr(leanq.states, "_BUCKETS", 2)

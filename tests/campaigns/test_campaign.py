@@ -56,6 +56,7 @@ def client(terminal: Terminal, fleet: Settings) -> Terminal:
     return terminal
 
 
+@pytest.mark.slow
 def test_a_data_set_with_everything_in_it(terminal: Terminal) -> None:
     """Without a queue: a server and a worker are there for the length of the call."""
     rows = [
@@ -97,6 +98,7 @@ def test_a_data_set_with_everything_in_it(terminal: Terminal) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_folders_and_parquet(terminal: Terminal) -> None:
     (terminal.folder / "set").mkdir()
     for name in ("and_swap", "or_swap"):
@@ -112,6 +114,7 @@ def test_folders_and_parquet(terminal: Terminal) -> None:
     assert [r["verdict"] for r in records(terminal, "out.jsonl")] == ["accepted", "rejected"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_resumed_and_checks_nothing_twice(
     client: Terminal, fleet: Settings
 ) -> None:
@@ -145,6 +148,7 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_an_interrupt_withdraws_and_the_same_command_resumes(
     client: Terminal, fleet: Settings
 ) -> None:
@@ -166,6 +170,7 @@ def test_an_interrupt_withdraws_and_the_same_command_resumes(
     assert [r["line"] for r in records(client, "out.jsonl")] == list(range(1, 5001))
 
 
+@pytest.mark.slow
 def test_two_interrupts(terminal: Terminal) -> None:
     """The second ends it at once, with all that it has started and without a word."""
     rows = ({"id": n, "code": f"{sample('and_swap')}-- {n}"} for n in range(50))
@@ -182,6 +187,7 @@ def test_two_interrupts(terminal: Terminal) -> None:
     assert done.out == ""
 
 
+@pytest.mark.slow
 def test_what_cannot_be_run(client: Terminal) -> None:
     client.file("data.jsonl", echoes(1))
     client.file("there.jsonl", "")
@@ -209,6 +215,7 @@ def test_what_cannot_be_run(client: Terminal) -> None:
         assert not (client.folder / "out.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_run_with_other_options_is_not_resumed(client: Terminal, fleet: Settings) -> None:
     client.file("data.jsonl", echoes(20_000))
     run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo")
@@ -255,6 +262,7 @@ def test_with_first_success_every_problem_solved_is_success(
     sweep(settings)
 
 
+@pytest.mark.slow
 def test_progress_on_a_terminal(client: Terminal, fleet: Settings) -> None:
     client.file("data.jsonl", echoes(4000) + "{bad\n")
     with screen() as (ours, theirs):
@@ -274,6 +282,7 @@ def test_progress_on_a_terminal(client: Terminal, fleet: Settings) -> None:
     assert "out.jsonl: 4,000 echoed, 1 error in " in shown
 
 
+@pytest.mark.slow
 def test_where_nothing_can_be_shown(client: Terminal) -> None:
     client.file("data.jsonl", echoes(3) + "{bad\n")
     run = ("campaign", "run", "data.jsonl", "--env", "echo", "--out")

@@ -75,6 +75,7 @@ def test_a_coordinator_is_killed(desk: Desk, driver: Recorder, settings: Setting
     assert look(settings).counters["submitted"] == len(ROWS + HELD)
 
 
+@pytest.mark.slow
 def test_a_worker_is_killed(desk: Desk, driver: Recorder) -> None:
     worker = desk.start_worker()
     id_ = amid(desk, driver)
@@ -92,6 +93,7 @@ def test_a_worker_is_killed(desk: Desk, driver: Recorder) -> None:
     finishes(desk, driver, id_)
 
 
+@pytest.mark.slow
 def test_a_worker_is_stopped(desk: Desk, driver: Recorder) -> None:
     worker = desk.start_worker()
     id_ = amid(desk, driver)
@@ -125,6 +127,7 @@ def test_the_server_is_restarted(terminal: Terminal, stored: Server) -> None:
         finishes(desk, driver, id_)
 
 
+@pytest.mark.slow
 def test_rqs_server_is_away(
     terminal: Terminal, stored: Server, settings: Settings, driver: Recorder
 ) -> None:
@@ -143,6 +146,7 @@ def test_rqs_server_is_away(
         finishes(desk, driver, id_)
 
 
+@pytest.mark.slow
 def test_rqs_server_goes_and_the_worker_is_stopped(
     terminal: Terminal, stored: Server, settings: Settings, driver: Recorder
 ) -> None:
@@ -159,6 +163,7 @@ def test_rqs_server_goes_and_the_worker_is_stopped(
         finishes(desk, driver, id_)
 
 
+@pytest.mark.slow
 def test_one_is_resumed_and_the_worker_that_pauses_it_dies(desk: Desk, driver: Recorder) -> None:
     desk.start_worker()
     id_ = amid(desk, driver)
@@ -173,6 +178,7 @@ def test_one_is_resumed_and_the_worker_that_pauses_it_dies(desk: Desk, driver: R
     assert [record["id"] for record in desk.results(id_)] == [*range(len(ROWS + HELD))]
 
 
+@pytest.mark.slow
 def test_one_whose_coordinators_all_die_fails(desk: Desk, driver: Recorder) -> None:
     worker = desk.start_worker()
     id_ = desk.send(*HELD)

@@ -114,6 +114,7 @@ def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, worker: Pop
     assert not os.path.exists(f"{desk.folder}/c0.out.state")
 
 
+@pytest.mark.slow
 def test_a_running_campaign_is_paused_and_resumed(
     desk: Desk, driver: Recorder, settings: Settings, worker: Popen
 ) -> None:
@@ -178,6 +179,7 @@ def test_one_is_paused_before_it_starts(desk: Desk, driver: Recorder, worker: Po
     assert b"b" not in driver.started
 
 
+@pytest.mark.slow
 def test_one_is_cancelled_and_retried(
     desk: Desk, driver: Recorder, settings: Settings, worker: Popen
 ) -> None:
@@ -200,6 +202,7 @@ def test_one_is_cancelled_and_retried(
     assert Counter(driver.started) == Counter([b"a", b"held", b"held", b"b"])
 
 
+@pytest.mark.slow
 def test_only_rows_without_a_verdict_are_checked_again(desk: Desk, settings: Settings) -> None:
     judge = Judge()
     with serving(settings, judge):

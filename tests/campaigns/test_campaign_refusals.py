@@ -83,6 +83,7 @@ def test_errors_say_what_to_do(desk: Desk) -> None:
     assert "is not on this machine; it has to be on those of the campaign workers" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("serializer", [JSONSerializer, DefaultSerializer])
 def test_other_jobs_in_its_queue(desk: Desk, serializer: type) -> None:
     queue = rq.Queue(desk.campaigns.queue.name, connection=desk.connection, serializer=serializer)
@@ -94,6 +95,7 @@ def test_other_jobs_in_its_queue(desk: Desk, serializer: type) -> None:
     other.delete()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("urls", "code", "text"),
     [

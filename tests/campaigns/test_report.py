@@ -174,6 +174,7 @@ def test_an_empty_file_is_a_report_of_nothing(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "records",
     [

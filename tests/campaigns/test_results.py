@@ -219,6 +219,7 @@ def test_texts_stay_readable_and_what_is_no_text_survives() -> None:
 # Files
 
 
+@pytest.mark.slow
 @given(st.lists(records(), max_size=8), st.sampled_from(["jsonl", "parquet"]), st.integers(1, 4))
 def test_what_is_written_is_read(found: list[dict[str, Any]], ending: str, group: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -262,6 +263,7 @@ def test_row_groups_are_bounded_by_their_text(
     assert [metadata.row_group(n).num_rows for n in range(metadata.num_row_groups)] == [10] * 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_memory_is_flat(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "_GROUP_RECORDS", 500)

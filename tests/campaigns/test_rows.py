@@ -210,6 +210,7 @@ def test_an_error_is_short_whatever_the_field_is_called(tmp_path: Path) -> None:
     assert "\n" not in bad.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("letter", ["x", "é", "𝔸"])
 def test_a_text_may_have_as_many_bytes_as_a_request_takes(tmp_path: Path, letter: str) -> None:
     path = tmp_path / "data.jsonl"

@@ -28,6 +28,7 @@ main()
 )
 
 
+@pytest.mark.slow
 def test_a_campaign_runs_and_is_reported(terminal: Terminal) -> None:
     code = "prelude\nimport Core\ntheorem t (p : Prop) (h : p) : p := h\n"
     terminal.file("data.jsonl", json.dumps({"id": 1, "code": code}))
@@ -40,6 +41,7 @@ def test_a_campaign_runs_and_is_reported(terminal: Terminal) -> None:
     assert "solved: 1 of 1 problem" in told.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

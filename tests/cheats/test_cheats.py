@@ -92,6 +92,7 @@ def test_every_text_is_in_the_table() -> None:
     assert {path.stem for path in HERE.glob("*.lean")} == set(TABLE)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "name"), rows("check"))
 def test_check(replies: Replies, kind: str, name: str) -> None:
@@ -99,6 +100,7 @@ def test_check(replies: Replies, kind: str, name: str) -> None:
     assert said(reply) == TABLE[name]["check"], reply.messages
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "name"), rows("verify"))
 def test_verify(replies: Replies, kind: str, name: str) -> None:
@@ -138,6 +140,7 @@ def step_replies(core: Environment, tmp_path_factory: pytest.TempPathFactory) ->
     return told
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("kind", KINDS)

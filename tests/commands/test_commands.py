@@ -140,6 +140,7 @@ def test_each_command_is_imported_when_it_is_called(terminal: Terminal) -> None:
     )
 
 
+@pytest.mark.slow
 def test_version_and_wrong_usage(terminal: Terminal) -> None:
     assert terminal.run("--version").out == f"leanq, version {__version__}\n"
     for arguments in ([], ["nonsense"], ["status", "--nonsense"], ["worker", "--slots", "0"]):
@@ -151,6 +152,7 @@ def test_version_and_wrong_usage(terminal: Terminal) -> None:
 # Without a queue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["status", "reap", "worker"])
 def test_a_command_without_a_queue_says_how_to_name_one(terminal: Terminal, command: str) -> None:
     done = terminal.run(command)
@@ -159,6 +161,7 @@ def test_a_command_without_a_queue_says_how_to_name_one(terminal: Terminal, comm
     assert all(word in done.err for word in ("--url", "LEANQ_URL", "leanq up"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["status", "reap", "worker"])
 def test_a_command_without_its_server_says_so(terminal: Terminal, command: str) -> None:
     done = terminal.run(command, "--url", "redis://:secret@127.0.0.1:1", "--json")
@@ -315,6 +318,7 @@ def test_worker_logs_json_and_drains(place: Terminal, settings: Settings) -> Non
     assert look(settings).workers == ()
 
 
+@pytest.mark.slow
 def test_worker_offers_environments_by_name(
     place: Terminal, core: Environment, settings: Settings
 ) -> None:
@@ -340,6 +344,7 @@ def test_worker_offers_environments_by_name(
     assert ended(worker).code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "code", "text"),
     [
@@ -371,6 +376,7 @@ def test_a_worker_without_lean(place: Terminal) -> None:
 # leanq up
 
 
+@pytest.mark.slow
 def test_up(terminal: Terminal) -> None:
     up = terminal.start("up", "--slots", "1")
     url = wait_for_line(up.stderr, "leanq is up").partition("LEANQ_URL=")[2].split()[0]
@@ -398,6 +404,7 @@ def test_up(terminal: Terminal) -> None:
     assert terminal.run("status").code == 2
 
 
+@pytest.mark.slow
 def test_what_a_killed_up_leaves_is_not_believed(terminal: Terminal) -> None:
     up = terminal.start("up", "--driver", "echo")
     wait_for_line(up.stderr, "serves")

@@ -33,6 +33,7 @@ def kept(share: float) -> list[int]:
     return sorted(map(int, rest.split()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.51, 0.99, 1])
 def test_a_share_is_rounded_up_and_never_nothing(share: float) -> None:
     least = share * len(CPUS)
@@ -41,6 +42,7 @@ def test_a_share_is_rounded_up_and_never_nothing(share: float) -> None:
     assert found == CPUS[-len(found) :]
 
 
+@pytest.mark.slow
 def test_lean_processes_keep_to_the_share(settings: Settings, terminal: Terminal) -> None:
     if len(CPUS) < 2:
         missing("a second CPU")
@@ -61,6 +63,7 @@ def test_lean_processes_keep_to_the_share(settings: Settings, terminal: Terminal
         assert os.sched_getaffinity(pid) == half
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["0", "-0.5", "1.5", "half"])
 def test_what_is_no_share(terminal: Terminal, share: str) -> None:
     done = terminal.run("worker", "--url", "redis://127.0.0.1:1", "--cpu-share", share)

@@ -35,6 +35,7 @@ def by_name(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return {line["what"]: line for line in lines}
 
 
+@pytest.mark.slow
 def test_doctor_where_all_is_well(terminal: Terminal, core: Environment) -> None:
     done = terminal.run("doctor", "--json")
     assert (done.code, done.err) == (0, "")
@@ -48,6 +49,7 @@ def test_doctor_where_all_is_well(terminal: Terminal, core: Environment) -> None
     assert terminal.is_clean()
 
 
+@pytest.mark.slow
 def test_doctor_looks_at_the_named_server(place: Terminal, settings: Settings) -> None:
     done = place.run("doctor")
     assert done.code == 0
@@ -68,6 +70,7 @@ def test_doctor_without_lean(terminal: Terminal) -> None:
     assert "\nok      sandbox" in done.out
 
 
+@pytest.mark.slow
 def test_doctor_without_a_server(terminal: Terminal) -> None:
     done = terminal.run("doctor", "--json", "--url", "redis://:secret@127.0.0.1:1")
     found = by_name(done.lines)
@@ -114,6 +117,7 @@ def standin(*arguments: str) -> str:
     return shlex.join([sys.executable, "-S", str(STANDIN), *arguments])
 
 
+@pytest.mark.slow
 def test_doctor_looks_at_a_repl(terminal: Terminal, core: Environment) -> None:
     done = terminal.run("doctor", "--json", "--repl", repl_command(core))
     assert (done.code, done.err) == (0, "")
@@ -126,6 +130,7 @@ def test_doctor_looks_at_a_repl(terminal: Terminal, core: Environment) -> None:
     assert terminal.is_clean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "what", "said"),
     [

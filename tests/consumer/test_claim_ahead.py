@@ -53,6 +53,7 @@ async def test_short_requests_are_claimed_ahead_and_run_one_by_one(
         assert (worker.slot_pool.slots.taken, worker.slot_pool.slots.waiting) == (0, 0)
 
 
+@pytest.mark.slow
 async def test_what_waits_behind_a_long_one_goes_to_another_worker(
     settings: Settings, lean: AsyncLeanQClient
 ) -> None:

@@ -166,6 +166,7 @@ async def test_a_watchdog_that_got_busy_has_another_look(
     await queue.release("dead", [], leave=True)
 
 
+@pytest.mark.slow
 async def test_all_is_answered_while_warm_workers_are_killed(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+import pytest
 from support.fleets import (
     HOUR_S,
     Recorder,
@@ -38,6 +39,7 @@ async def ended(worker: WorkerProcess, deadline_s: float) -> int:
     return await asyncio.to_thread(worker.process.wait, deadline_s)
 
 
+@pytest.mark.slow
 async def test_sigterm_lets_short_requests_end_and_gives_long_ones_to_others(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
@@ -84,6 +86,7 @@ async def test_a_second_signal_does_not_wait(
         assert (await task).attempts == 1
 
 
+@pytest.mark.slow
 async def test_the_work_of_the_dead_and_of_the_asleep_is_done_by_others(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:

@@ -225,6 +225,7 @@ def port_in(line: str) -> int:
     return int(re.findall(r"\d+", line.partition("/metrics")[0])[-1])
 
 
+@pytest.mark.slow
 def test_a_worker_and_the_exporter(place: Terminal, core: Environment) -> None:
     worker = place.start("worker", "--slots", "2", "--metrics-port", "0")
     port = port_in(wait_for_line(worker.stderr, "metrics of this worker"))

@@ -210,6 +210,7 @@ async def workers_are(settings: Settings, count: int) -> bool:
     return len((await fleet_stats(settings)).status.workers) == count
 
 
+@pytest.mark.slow
 def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Settings) -> None:
     terminal.use(settings)
     options = ["--target", "local", "--worker", "--driver echo --slots 4", "--slots", "4"]

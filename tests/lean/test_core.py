@@ -46,6 +46,7 @@ def lean_value(value: int) -> str:
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
+@pytest.mark.slow
 async def test_definitions_mean_what_the_kernel_computes(site: Site) -> None:
     statements = [
         f"{where}.{name} {n} {m}) {lean_value(meant(n, m))}"
@@ -66,6 +67,7 @@ async def test_definitions_mean_what_the_kernel_computes(site: Site) -> None:
     assert (reply.verdict, [m for m in reply.messages if m.severity == "error"]) == ("accepted", [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     [

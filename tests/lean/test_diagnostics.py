@@ -447,6 +447,7 @@ LINES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(pieces=LINES, code=st.none() | st.integers(0, 255), stderr=st.binary(max_size=30))
 @example(pieces=[b'{"a":' * 50_000], code=0, stderr=b"")
 def test_nothing_that_is_printed_raises_or_makes_a_failure_a_success(

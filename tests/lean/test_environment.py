@@ -335,6 +335,7 @@ def test_folder_of_modules_on_top_of_core(core: Environment, tmp_path: Path) -> 
     assert lean(environment, tmp_path, "T.lean") == (0, "")
 
 
+@pytest.mark.slow
 def test_core_made_by_four_processes_at_once(core: Environment, tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from leanq.lean.environment import open_environment;"
@@ -366,6 +367,7 @@ def test_core_in_a_cache_that_cannot_be_written() -> None:
         open_environment("core", None, environ={"LEANQ_CACHE": __file__})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", ["4k", "200k"])
 @pytest.mark.usefixtures("core")
 def test_core_on_a_disk_that_is_full(tmp_path: Path, room: str) -> None:
@@ -387,6 +389,7 @@ def test_core_on_a_disk_that_is_full(tmp_path: Path, room: str) -> None:
     assert "name a folder on another disk with LEANQ_CACHE" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("core")
 def test_core_goes_where_the_variables_say(tmp_path: Path) -> None:
     environ = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": "relative, so ignored"}

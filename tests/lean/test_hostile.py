@@ -55,6 +55,7 @@ def hostile(rng: random.Random) -> bytes:
             return bytes(good[: rng.randrange(1, len(good) + 1)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_requests(settings: Settings, seed: int) -> None:
     rng = random.Random(seed)

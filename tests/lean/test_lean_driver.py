@@ -28,6 +28,7 @@ from leanq.queue.wire import pack_reply
 # Verdicts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "verdict", "axioms", "places"),
     [
@@ -69,6 +70,7 @@ async def test_columns_count_characters(either: Site) -> None:
     assert (message.line, message.column, message.end_column) == (2, 32, 39)
 
 
+@pytest.mark.slow
 async def test_the_cpu_budget_ends_it(either: Site) -> None:
     reply = await either.check(sample("stack_overflow"), timeout_s=1.0)
     assert (reply.verdict, reply.axioms) == ("timeout", None)
@@ -80,6 +82,7 @@ async def test_the_wall_budget_ends_it(either: Site) -> None:
     assert reply.verdict == "timeout"
 
 
+@pytest.mark.slow
 async def test_the_memory_limit_ends_it(either: Site) -> None:
     reply = await either.check(sample("stack_overflow"), memory_mb=48)
     assert reply.verdict == "memory"
@@ -96,6 +99,7 @@ async def test_a_crash(either: Site) -> None:
     assert "Stack overflow" in message.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "verdict", "said"),
     [
@@ -114,6 +118,7 @@ async def test_other_ends(site: Site, script: str, verdict: str, said: str) -> N
     assert said in reply.messages[-1].text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["y", '{"severity":"error","data":"x"}', '{"severity"'])
 async def test_a_flood_of_output(site: Site, line: str) -> None:
     driver = await site.driver(site.shell())
@@ -154,6 +159,7 @@ async def test_a_missing_import_is_leans_to_reject(either: Site) -> None:
     assert "Nowhere" in reply.messages[0].text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "header", ["\tprelude\n", "prelude\timport Core\n", "prelude\rimport Core\n"]
 )
@@ -162,6 +168,7 @@ async def test_blanks_that_lean_does_not_take(either: Site, header: str) -> None
     assert (reply.verdict, reply.sorries) == ("rejected", ())
 
 
+@pytest.mark.slow
 async def test_many_at_a_time_give_the_verdicts_of_one(either: Site) -> None:
     expected = {
         "and_swap": ("accepted", ()),
@@ -213,6 +220,7 @@ async def test_a_candidate_cannot_write_beside_its_folder(site: Site, tmp_path: 
     assert not (site.core.search_path[0] / "Evil.olean").exists()
 
 
+@pytest.mark.slow
 async def test_cancelling_a_check_ends_lean(either: Site) -> None:
     driver = await either.one()
     task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
@@ -265,6 +273,7 @@ async def test_about(site: Site) -> None:
     assert about["fingerprint"] == site.core.fingerprint
 
 
+@pytest.mark.slow
 async def test_text_goes_to_lean_as_utf_8_in_any_locale(
     either: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,6 +322,7 @@ def library(
     return made
 
 
+@pytest.mark.slow
 async def test_a_changed_environment_is_noticed(either: Site, library: Library) -> None:
     driver = await either.one(library.open)
     code = "prelude\nimport Core\nimport Library\ntheorem t (p : Prop) : p → p := given p"
@@ -334,6 +344,7 @@ async def test_a_changed_environment_is_noticed(either: Site, library: Library) 
     assert (third.verdict, third.fingerprint) == ("accepted", first.fingerprint)
 
 
+@pytest.mark.slow
 async def test_an_environment_that_went_away_is_the_workers_trouble(
     site: Site, library: Library, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ async def test_a_spare_serves_one_check(site: Site) -> None:
     assert len(seen) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("audit", [True, False])
 async def test_a_check_after_another_command_line_is_served(site: Site, audit: bool) -> None:
     driver = await site.driver()
@@ -48,6 +49,7 @@ async def test_a_check_after_another_command_line_is_served(site: Site, audit: b
             assert (await driver.run(request)).verdict == verdict
 
 
+@pytest.mark.slow
 async def test_a_spare_that_was_killed_costs_no_check(site: Site) -> None:
     driver = await site.driver()
     pid = await spare(site)
@@ -56,6 +58,7 @@ async def test_a_spare_that_was_killed_costs_no_check(site: Site) -> None:
     assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
 
 
+@pytest.mark.slow
 async def test_a_spare_says_what_a_new_process_says(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +88,7 @@ async def test_no_spare_outlives_a_change(site: Site, monkeypatch: pytest.Monkey
     await spare(site)
 
 
+@pytest.mark.slow
 async def test_a_supervisor_that_died_idle_costs_no_check(site: Site) -> None:
     driver = await site.driver()
     await spare(site)

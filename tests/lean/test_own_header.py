@@ -14,6 +14,7 @@ from leanq.queue.wire import Request
 HEADER = "prelude\nimport Core\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -54,6 +55,7 @@ async def test_an_explicit_header_is_taken_as_it_is(core: Environment, explicit:
     assert core.header_for(f"def x := 1\n{explicit}") == core.header == HEADER
 
 
+@pytest.mark.slow
 async def test_a_state_is_that_of_the_same_text_with_the_header_written_out(either: Site) -> None:
     driver = await either.one()
     code = "theorem t (p q : Prop) (h : p) (k : q) : And p q := sorry\n"
@@ -63,6 +65,7 @@ async def test_a_state_is_that_of_the_same_text_with_the_header_written_out(eith
     assert sorry == again == replace(explicit, line=1, end_line=1)
 
 
+@pytest.mark.slow
 async def test_steps_lead_on_from_there_to_an_end(either: Site) -> None:
     driver = await either.one()
     code = "theorem t (p q : Prop) (h : p) (k : q) : And p q := sorry"
@@ -79,6 +82,7 @@ async def test_steps_lead_on_from_there_to_an_end(either: Site) -> None:
     assert (reply.verdict, reply.axioms) == ("accepted", ())
 
 
+@pytest.mark.slow
 async def test_the_tactic_sorry_is_a_hole_like_the_term(either: Site) -> None:
     driver = await either.one()
     (sorry,) = (await driver.run(check("theorem t (p : Prop) (h : p) : p := by\n  sorry"))).sorries
@@ -88,6 +92,7 @@ async def test_the_tactic_sorry_is_a_hole_like_the_term(either: Site) -> None:
     assert (reply.verdict, reply.axioms) == ("accepted", ())
 
 
+@pytest.mark.slow
 async def test_a_state_can_be_exported_and_stepped_on_elsewhere(either: Site) -> None:
     driver, other = await either.one(), await either.one()
     (sorry,) = (await driver.run(check("theorem t (p : Prop) (h : p) : p := sorry"))).sorries

@@ -11,6 +11,7 @@ HEAD = "prelude\nimport Core\n"
 BOTH = f"{HEAD}theorem t (p q : Prop) (h : p) (k : q) : And p q := sorry\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "verdict", "reason"),
     [
@@ -27,6 +28,7 @@ async def test_a_check_of(either: Site, name: str, verdict: Verdict, reason: Rea
     assert (reply.verdict, reply.reason) == (verdict, reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("limit", "verdict", "reason", "said"),
     [
@@ -43,6 +45,7 @@ async def test_a_limit_that_was_met(
     assert said in reply.messages[-1].text
 
 
+@pytest.mark.slow
 async def test_steps(either: Site) -> None:
     driver = await either.one()
     (sorry,) = (await driver.run(check(BOTH))).sorries
@@ -68,6 +71,7 @@ async def test_a_step_that_meets_a_limit_says_so_behind_what_lean_said(site: Sit
     assert "the request allows 0.01 s" in reply.messages[-1].text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "missing"),
     [
@@ -86,12 +90,14 @@ async def test_a_text_for_another_environment_is_rejected_and_told_what_there_is
     assert "--env NAME=FOLDER" in text
 
 
+@pytest.mark.slow
 async def test_a_wrong_proof_in_an_environment_with_a_header_of_its_own(either: Site) -> None:
     for proof in ("h", "nowhere", "by\n  constructor", "by\n  simpa using h", "h)"):
         reply = await either.check(f"theorem t (p q : Prop) (h : p) : q := {proof}")
         assert (reply.verdict, reply.reason) == ("rejected", "lean_error")
 
 
+@pytest.mark.slow
 async def test_a_hole_has_an_end(either: Site) -> None:
     driver = await either.one()
     reply = await driver.run(

@@ -65,6 +65,7 @@ def test_a_recipe_is_what_its_records_say(recipe: Recipe) -> None:
         assert state == record_id(record)
 
 
+@pytest.mark.slow
 @given(recipes(), recipes())
 def test_ids_are_equal_exactly_where_recipes_are(one: Recipe, other: Recipe) -> None:
     assert (one.id == other.id) == (one == other)

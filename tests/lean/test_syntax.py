@@ -70,6 +70,7 @@ def test_split_header(
     assert split_header(code) == Header(text, len(text), imports, is_module, is_prelude)
 
 
+@pytest.mark.slow
 def test_lean_reads_the_same_imports(lean: Lean) -> None:
     for module in ("A", "B", "C", "«a b»"):
         lean.compile("prelude\n", name=module.strip("«»"))
@@ -163,6 +164,7 @@ class K (α : Type) where
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "example",
     [
@@ -234,6 +236,7 @@ def test_naming_examples_changes_nothing_else(code: str) -> None:
         assert NAMED.sub("example", named) == NAMED.sub("example", code)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ['r#"', "«", "/-", "`«", '"', 's!"{', "'", "a.", "-", "\\", "1."])
 def test_time_is_linear(piece: str) -> None:
     # Quadratic time would be hours here; the timeout of the suite is what fails then.

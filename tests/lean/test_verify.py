@@ -24,6 +24,7 @@ async def verify(driver: LeanDriver, code: str, target: str = TARGET, **how: Any
     return await driver.run(request)
 
 
+@pytest.mark.slow
 async def test_a_proof_of_the_target_is_accepted(either: Site) -> None:
     driver = await either.one()
     for code in (
@@ -38,6 +39,7 @@ async def test_a_proof_of_the_target_is_accepted(either: Site) -> None:
         assert [each.name for each in reply.theorems] == ["swap"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "rule"),
     [
@@ -100,6 +102,7 @@ async def test_programs_of_a_candidate_matter_nothing(site: Site) -> None:
     assert (await verify(driver, code)).verdict == "accepted"
 
 
+@pytest.mark.slow
 async def test_no_theorem_of_a_target_is_left_out_for_its_name(site: Site) -> None:
     driver = await site.driver()
     for name in ("inj", "Both.inj", "_hidden", "match_1", "Both.mk.sizeOf_spec", "eq_def"):
@@ -147,6 +150,7 @@ async def test_theorems_of_the_environment(site: Site) -> None:
 # What a check says of texts that end early
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     ["#exit\ntheorem more : False := nonsense", "#exit", "#exit theorem"],

@@ -133,6 +133,7 @@ async def test_no_codes_are_no_results(stream: Stream) -> None:
     assert await all_of(stream([])) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("window", [1, 7, 64])
 async def test_codes_are_read_as_they_are_needed(

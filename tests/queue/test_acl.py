@@ -246,6 +246,7 @@ async def test_a_scaler_that_may_not_tell_orders_all_the_same(
     assert "not shown to others" in caplog.text
 
 
+@pytest.mark.slow
 def test_campaigns_run_as_two_of_them(socket: Path, terminal: Terminal) -> None:
     """Coordinators are clients of the queue, and have a server of RQ's, or the same, as another."""
     rq_url = as_role(socket, "campaigns").url

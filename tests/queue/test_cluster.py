@@ -79,6 +79,7 @@ async def test_a_slot_that_moves_takes_its_shard_along(
     assert target.cluster("COUNTKEYSINSLOT", slot) != 0
 
 
+@pytest.mark.slow
 async def test_failovers_are_outlived(cluster: Cluster, settings: Settings) -> None:
     slot = slot_of(settings, 0)
     master = cluster.owner(slot)

@@ -63,6 +63,7 @@ async def use_everything(
     await queue.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["before", "after"])
 @pytest.mark.parametrize("call", [*CALLS, "reconcile", "BLPOP", "XREAD"])
 async def test_a_call_that_is_cut(
@@ -97,6 +98,7 @@ async def test_a_worker_that_was_forgotten_joins_again(
         await queue.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["submit", "claim", "renew", "BLPOP", "XREAD"])
 async def test_a_call_that_is_never_answered(
     settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch, call: str

@@ -117,6 +117,7 @@ def offer(settings: Settings, *environments: str) -> None:
     asyncio.run(come_and_go())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("swept")
 def test_from_the_command_line(terminal: Terminal, settings: Settings) -> None:
     terminal.use(settings)

@@ -377,6 +377,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert not self.found.req
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0 if SOAK else 400)
 def test_scripts_do_what_the_model_says(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch

@@ -30,6 +30,7 @@ async def counters(settings: Settings, *names: str) -> list[int]:
     return [found.get(name, 0) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [LASTING, ()], ids=["with its data", "without"])
 async def test_restarts(options: tuple[str, ...]) -> None:
     with own_server(*options) as server:
@@ -79,6 +80,7 @@ async def test_cut_connections() -> None:
         assert await counters(settings, "reaped") == [0]
 
 
+@pytest.mark.slow
 async def test_a_silence_longer_than_the_lease_takes_no_work_away() -> None:
     with own_server() as server:
         settings = short(server, 3.0)
@@ -147,6 +149,7 @@ def is_linked(server: Server) -> bool:
         return bool(connection.info("replication").get("master_link_status") == "up")
 
 
+@pytest.mark.slow
 async def test_promotion_of_a_replica(pair: tuple[Server, Server, Settings]) -> None:
     first, second, settings = pair
     await eventually(lambda: is_linked(second))
@@ -166,6 +169,7 @@ async def test_promotion_of_a_replica(pair: tuple[Server, Server, Settings]) -> 
         await made.goes_on()
 
 
+@pytest.mark.slow
 async def test_workers_and_clients_start_where_the_first_host_is_the_replica(
     pair: tuple[Server, Server, Settings],
 ) -> None:

@@ -106,6 +106,7 @@ async def test_what_is_no_shape_stops_no_process(
         assert await lean.echo(b"x") == b"x"
 
 
+@pytest.mark.slow
 async def test_commands_that_expect_other_shards_say_so(
     terminal: Terminal, settings: Settings
 ) -> None:

@@ -107,6 +107,7 @@ class WarmMachine(QueueMachine):
             assert not request_ids or "+" in found.lists["stop"][worker]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(0 if SOAK else 400)
 def test_scripts_do_what_the_model_says_of_warm_workers(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch

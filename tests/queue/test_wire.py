@@ -271,6 +271,7 @@ def test_json_has_the_fields_of_the_contract(reply: Reply) -> None:
     assert json.loads(json.dumps([check, verify, step])) == [check, verify, step]
 
 
+@pytest.mark.slow
 @quick
 @given(replies)
 def test_replies_survive_pickle(reply: Reply) -> None:

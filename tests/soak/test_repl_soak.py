@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from soak.repl_soak import Tally, storm
 from support.sites import Site
 
 from leanq.queue.settings import Settings
 
 
+@pytest.mark.slow
 async def test_every_request_is_answered_rightly(settings: Settings, site: Site) -> None:
     tally = Tally()
     await storm(settings, site, 1000, 7, tally)

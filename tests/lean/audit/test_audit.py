@@ -105,6 +105,7 @@ theorem honest (p : Prop) (h : p) : p := h
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "expected"),
     [

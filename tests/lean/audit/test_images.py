@@ -48,6 +48,7 @@ def read_all(data: bytes, other: bytes) -> None:
     differs_beside(known, Image([data]), ["c"])
 
 
+@pytest.mark.slow
 @settings(max_examples=1500)
 @given(
     words=st.lists(st.tuples(st.integers(0, 200), FIELDS | st.integers(0, 400)), max_size=6),

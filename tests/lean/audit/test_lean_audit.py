@@ -11,6 +11,7 @@ from support.sites import LOOKALIKE, Site, check, sample
 CHEAT = "prelude\nimport Core\naxiom cheat : False\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "verdict", "axioms"),
     [

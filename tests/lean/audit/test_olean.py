@@ -289,6 +289,7 @@ def files(lean: Lean) -> list[bytes]:
     return [small.read_bytes(), large.read_bytes()]
 
 
+@pytest.mark.slow
 @settings(max_examples=400)
 @given(data=st.data())
 def test_damage_gives_a_module_or_an_audit_error(

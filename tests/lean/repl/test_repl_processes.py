@@ -82,6 +82,7 @@ async def test_both_spellings_of_the_warning(site: Site) -> None:
     assert await verdict(driver, "theorem two := by have := sorry\n") == "incomplete"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", MISCHIEF)
 async def test_mischief_changes_no_verdict(site: Site, what: str) -> None:
     driver = await site.standin()
@@ -240,6 +241,7 @@ async def test_a_spare_takes_the_place_of_what_ended(site: Site) -> None:
     await eventually(lambda: len(repls(site)) == 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rules", "code"),
     [

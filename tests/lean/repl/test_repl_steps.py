@@ -60,6 +60,7 @@ async def test_a_proof_step_by_step(site: Site) -> None:
     assert await step(driver, first.state, "close") == second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tactic", "verdict", "text", "place"),
     [

@@ -100,6 +100,7 @@ async def test_another_program_ends_it(sandbox: Sandbox) -> None:
     assert (await spares.run()).exit.code == 0
 
 
+@pytest.mark.slow
 async def test_limits_begin_with_its_input(sandbox: Sandbox) -> None:
     code = """
         import sys, time

@@ -34,6 +34,7 @@ async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("files", "size"), [(1, 8 * MB), (80, 100_000), (2000, 1)])
 @pytest.mark.parametrize("after", [WAIT, ""], ids=["waits", "ends"])
 async def test_a_program_that_fills_the_disk_is_stopped(

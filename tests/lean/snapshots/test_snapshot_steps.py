@@ -146,6 +146,7 @@ async def test_a_damaged_snapshot_on_the_disk_costs_time(core: Environment, tmp_
         assert counts(driver) == {"replayed": 1, "warm": 1, "failed": 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"no snapshot" * 1000])
 async def test_what_lean_cannot_load_is_replayed_and_dropped(
     core: Environment, tmp_path: Path, content: bytes
@@ -184,6 +185,7 @@ async def test_a_toolchain_without_snapshots_works_as_well(
         assert not b._opened.prefixes.holds(key_of(b))
 
 
+@pytest.mark.slow
 async def test_headers_have_snapshots_too(core: Environment, tmp_path: Path) -> None:
     shelf = Shelf()
     async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
@@ -218,6 +220,7 @@ async def test_a_header_that_lean_cannot_load_costs_time(core: Environment, tmp_
         assert await a.run(Request("check", code=code)) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_replay_and_snapshot_agree_on_random_proof_trees(
     core: Environment, tmp_path: Path, seed: int
@@ -253,6 +256,7 @@ def snapshot_keys(settings: Settings, kind: str) -> list[bytes]:
         return list(server.scan_iter(f"{{{settings.prefix}:*}}:{kind}:*", count=10_000))
 
 
+@pytest.mark.slow
 def test_steps_go_to_the_worker_that_is_warm(
     core: Environment, settings: Settings, tmp_path: Path
 ) -> None:
@@ -283,6 +287,7 @@ def test_steps_go_to_the_worker_that_is_warm(
             worker.wait()
 
 
+@pytest.mark.slow
 def test_a_state_outlives_its_worker(core: Environment, settings: Settings, tmp_path: Path) -> None:
     """Made on A, which is killed; stepped on B, whose files are elsewhere."""
     settings = replace(settings, lease_s=2.0)

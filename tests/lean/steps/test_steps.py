@@ -58,6 +58,7 @@ async def lean(either: Site) -> Lean:
 # Goals
 
 
+@pytest.mark.slow
 async def test_every_sorry_has_its_place_its_goal_and_its_state(lean: Lean) -> None:
     reply = await lean.check(f"""{HEAD}theorem t (p q : Prop) (hp : p) (hq : q) :
     And p (And q p) := by
@@ -92,6 +93,7 @@ theorem v (p q : Prop) (hp : p) (hq : q) : p :=
         assert step.axioms == ("sorryAx",)
 
 
+@pytest.mark.slow
 async def test_only_incomplete_texts_have_states(lean: Lean) -> None:
     assert (await lean.check(sample("and_swap"))).sorries == ()
     broken = await lean.check(THEOREM + "theorem u : False := nothing\n")
@@ -103,6 +105,7 @@ async def test_only_incomplete_texts_have_states(lean: Lean) -> None:
     assert (await lean.open(sample("silent_sorry"))).goal == "p : Prop\n⊢ p"
 
 
+@pytest.mark.slow
 async def test_a_sorry_whose_place_looks_like_another_kind(lean: Lean) -> None:
     """An argument on a line of its own, where a tactic could begin."""
     sorry = await lean.open(f"""{HEAD}theorem t (p q : Prop) (hp : p) (hq : q) : And p q := by
@@ -113,6 +116,7 @@ async def test_a_sorry_whose_place_looks_like_another_kind(lean: Lean) -> None:
     assert (await lean.step(sorry.state, "exact hq")).verdict == "accepted"
 
 
+@pytest.mark.slow
 async def test_a_word_in_a_comment_says_nothing_of_a_sorry(lean: Lean) -> None:
     for before in ("exact -- shown by", "id -- follows by", "id /- exact -/"):
         block = ":= by\n  " if before.startswith("exact") else ":=\n  "
@@ -122,6 +126,7 @@ async def test_a_word_in_a_comment_says_nothing_of_a_sorry(lean: Lean) -> None:
         assert (await lean.step(sorry.state, "exact h")).verdict == "accepted", before
 
 
+@pytest.mark.slow
 async def test_arguments_do_not_go_on_in_the_next_line(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     for tactic in (
@@ -132,6 +137,7 @@ async def test_arguments_do_not_go_on_in_the_next_line(lean: Lean) -> None:
         assert (await lean.step(state, tactic)).verdict == "accepted", tactic
 
 
+@pytest.mark.slow
 async def test_a_sorry_that_lean_shows_no_goal_of(lean: Lean) -> None:
     reply = await lean.check(f"""{HEAD}theorem t (p : Prop) (h : p) : p :=
   (fun (_ : Prop) => h) (@id _ sorry)
@@ -142,6 +148,7 @@ theorem u (p : Prop) (h : p) : p := sorry
     assert (await lean.step(reply.sorries[1].state, "exact h")).verdict == "accepted"
 
 
+@pytest.mark.slow
 async def test_more_sorries_than_lean_reports_errors(lean: Lean) -> None:
     lines = "".join(f"theorem t{n} (p : Prop) (h : p) : p := sorry\n" for n in range(150))
     reply = await lean.check(HEAD + lines)
@@ -151,6 +158,7 @@ async def test_more_sorries_than_lean_reports_errors(lean: Lean) -> None:
 # Steps
 
 
+@pytest.mark.slow
 async def test_a_proof_step_by_step(lean: Lean) -> None:
     start = await lean.open(THEOREM)
     assert start.goal == f"{CONTEXT}And p (And q p)"
@@ -169,6 +177,7 @@ async def test_a_proof_step_by_step(lean: Lean) -> None:
     assert (await lean.walk(first.state, "exact hp", "exact And.intro hq hp")).verdict == "accepted"
 
 
+@pytest.mark.slow
 async def test_blanks_make_no_other_state(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     plain = await lean.step(state, "constructor\nexact hp")
@@ -176,6 +185,7 @@ async def test_blanks_make_no_other_state(lean: Lean) -> None:
     assert plain.state == indented.state != state
 
 
+@pytest.mark.slow
 async def test_a_tactic_of_several_lines(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     tactic = """
@@ -188,6 +198,7 @@ async def test_a_tactic_of_several_lines(lean: Lean) -> None:
     assert (await lean.step(state, tactic)).verdict == "accepted"
 
 
+@pytest.mark.slow
 async def test_a_rejected_step_says_where_in_the_tactic(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     reply = await lean.step(state, "\n  constructor\n  exact hq")
@@ -200,6 +211,7 @@ async def test_a_rejected_step_says_where_in_the_tactic(lean: Lean) -> None:
     assert (unknown.line, unknown.text) == (1, "unknown tactic")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tactic",
     [
@@ -221,6 +233,7 @@ async def test_what_does_not_parse_as_tactics_is_rejected(lean: Lean, tactic: st
     assert "error" in {message.severity for message in reply.messages}
 
 
+@pytest.mark.slow
 async def test_a_tactic_with_holes_of_its_own(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     reply = await lean.step(state, "  exact And.intro sorry\n    (And.intro hq sorry)")
@@ -239,6 +252,7 @@ async def test_a_tactic_with_holes_of_its_own(lean: Lean) -> None:
     assert (await lean.step(deeper.state, "exact hp")).verdict == "accepted"
 
 
+@pytest.mark.slow
 async def test_a_tactic_with_a_hole_and_a_goal_left(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     reply = await lean.step(state, "constructor\nexact sorry")
@@ -253,6 +267,7 @@ async def test_a_tactic_with_a_hole_and_a_goal_left(lean: Lean) -> None:
     assert (rest.verdict, rest.axioms) == ("accepted", ("sorryAx",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tactic", ["exact sorryAx _ false", "set_option warn.sorry false in exact sorryAx _ false"]
 )
@@ -269,6 +284,7 @@ async def test_a_hidden_sorry_closes_nothing(lean: Lean, tactic: str) -> None:
         assert (await lean.step(sorry.state, tactic)).verdict == "incomplete"
 
 
+@pytest.mark.slow
 async def test_an_axiom_of_the_source_closes_nothing_unless_it_is_allowed(lean: Lean) -> None:
     code = f"{HEAD}axiom cheat (p : Prop) : p\ntheorem t (p : Prop) : p := sorry\n"
     state = (await lean.open(code)).state
@@ -280,6 +296,7 @@ async def test_an_axiom_of_the_source_closes_nothing_unless_it_is_allowed(lean: 
     assert (await lean.step(state, "exact cheat p", audit=False)).verdict == "unjudged"
 
 
+@pytest.mark.slow
 async def test_holes_in_definitions_and_examples(lean: Lean) -> None:
     code = f"""{HEAD}def f (p : Prop) (h : p) : p := sorry
 example (p : Prop) (h : p) : And p p := And.intro h sorry
@@ -290,6 +307,7 @@ example (p : Prop) (h : p) : And p p := And.intro h sorry
         assert (await lean.step(sorry.state, "exact h")).verdict == "accepted"
 
 
+@pytest.mark.slow
 async def test_a_step_has_budgets(lean: Lean) -> None:
     state = (await lean.open(sample("heartbeats").replace("exact rfl", "exact sorry"))).state
     assert (await lean.step(state, "exact rfl")).verdict == "exhausted"
@@ -332,6 +350,7 @@ async def test_export_and_import(site: Site) -> None:
     assert (await there.step(start.state, "constructor")).state == state
 
 
+@pytest.mark.slow
 async def test_places_in_a_tactic_are_those_that_were_given(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     for tactic, line, column in (
