@@ -5,7 +5,6 @@ list is tried on every state, and the state whose goals are shortest comes first
 """
 
 import heapq
-import sys
 
 from leanq import LeanQClient, UsageError
 
@@ -54,7 +53,7 @@ if __name__ == "__main__":
     try:
         client = LeanQClient()
     except UsageError as error:
-        sys.exit(str(error))
+        raise SystemExit(str(error)) from None
     with client:
         for theorem in THEOREMS:
             found, shown = prove(client, theorem)

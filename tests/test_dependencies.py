@@ -98,6 +98,7 @@ def test_all_other_parts_are_imported_without_any_extra() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "extra"),
     [

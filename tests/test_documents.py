@@ -98,6 +98,7 @@ def test_every_path_of_the_package_exists(document: Path) -> None:
         assert (ROOT / path.strip("`")).exists(), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "document", [d for d in DOCUMENTS if list(blocks(d, "python"))], ids=lambda path: path.name
 )

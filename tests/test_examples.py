@@ -76,16 +76,19 @@ def example(fleet: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
     module.lean().close()
 
 
+@pytest.mark.slow
 def test_the_reward_by_itself(terminal: Terminal) -> None:
     rewards = "[1.0, 0.0, 0.0, 0.0]"
     done = run(terminal, str(EXAMPLES / "reward.py"))
     assert done == Done(0, f"reward {rewards}\nareward {rewards}\n", "")
 
 
+@pytest.mark.slow
 def test_the_reward_in_processes_that_fork(client: Terminal) -> None:
     assert run(client, "-c", FORKS, str(EXAMPLES)) == Done(0, "", "")
 
 
+@pytest.mark.slow
 def test_what_lean_has_not_judged_is_no_wrong_proof(
     example: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,6 +123,7 @@ async def test_the_reward_in_an_event_loop(example: ModuleType) -> None:
         await example.areward(example.PROOFS, prompts[1:])
 
 
+@pytest.mark.slow
 def test_futures(client: Terminal) -> None:
     done = run(client, str(EXAMPLES / "futures.py"))
     assert (done.code, done.err) == (0, "")

@@ -47,6 +47,7 @@ def pool(core: Environment, cache: Path) -> Iterator[Pool]:
         yield made
 
 
+@pytest.mark.slow
 def test_checks(pool: Pool) -> None:
     names = ["and_swap", "wrong", "or_swap", "incomplete"]
     futures = [pool.check((SAMPLES / f"{name}.lean").read_text()) for name in names]

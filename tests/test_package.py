@@ -66,6 +66,7 @@ def tree(*folders: str) -> set[str]:
     return {str(path.relative_to(ROOT)) for path in files if "__pycache__" not in path.parts}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_no_more(published: Published) -> None:
     package = tree("leanq")
     data = {"leanq/py.typed", "leanq/lean/data/Core.lean", "leanq/lean/data/lean_launcher.py"}

@@ -91,6 +91,7 @@ def steady(busy: int, workers: int) -> tuple[Stats, Memory]:
     return stats, memory
 
 
+@pytest.mark.slow
 @given(st.lists(anything(), min_size=1, max_size=5), settings())
 def test_the_same_decisions_in_the_same_words_every_time(
     many: list[Stats], chosen: ScaleSettings
@@ -105,6 +106,7 @@ def test_the_same_decisions_in_the_same_words_every_time(
     assert all_of_them() == all_of_them()
 
 
+@pytest.mark.slow
 @given(st.lists(anything(), min_size=1, max_size=5), settings())
 def test_every_decision_is_bounded_and_explained(many: list[Stats], chosen: ScaleSettings) -> None:
     memory = Memory()
@@ -120,6 +122,7 @@ def test_every_decision_is_bounded_and_explained(many: list[Stats], chosen: Scal
             assert chosen.min_workers <= decision.target <= chosen.max_workers
 
 
+@pytest.mark.slow
 @given(anything(), settings(), st.floats(60.1, 1e6))
 def test_old_statistics_change_nothing(stats: Stats, chosen: ScaleSettings, age_s: float) -> None:
     memory = decide(dataclasses.replace(stats, age_s=0.0), chosen).memory
@@ -128,6 +131,7 @@ def test_old_statistics_change_nothing(stats: Stats, chosen: ScaleSettings, age_
     assert decision.memory == memory
 
 
+@pytest.mark.slow
 @given(anything(), st.lists(anything(), max_size=4))
 def test_none_only_where_nothing_waits_and_nothing_runs(stats: Stats, past: list[Stats]) -> None:
     chosen, memory = ScaleSettings(), Memory()
@@ -144,6 +148,7 @@ def test_a_longer_queue_never_gets_fewer_workers(stats: Stats, more: int) -> Non
     assert decide(longer, ScaleSettings()).target >= decide(stats, ScaleSettings()).target
 
 
+@pytest.mark.slow
 @given(st.integers(0, 100_000), st.integers(0, 50), st.floats(0, 2000), st.floats(0.5, 60))
 def test_what_has_been_ordered_is_not_ordered_again(
     queued: int, workers: int, oldest_s: float, work_s: float

@@ -46,6 +46,7 @@ def test_every_request_ends_once_or_is_left(policy: str) -> None:
     assert outcome.work_s <= outcome.slot_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_seed_says_everything(policy: str) -> None:
     assert run(SMALL, policy) == run(SMALL, policy)
@@ -80,6 +81,7 @@ def test_no_machine_is_had_while_there_are_none() -> None:
     assert outcome.slot_s <= 4 * none.until_s + 100 * outcome.most_workers * 4
 
 
+@pytest.mark.slow
 def test_the_burst_meets_its_target_from_a_seed_of_no_report() -> None:
     [burst] = (scenario for scenario in TEN if scenario.name == "burst")
     found = figures(burst, run(burst, "deadline", seed=77_777))

@@ -85,6 +85,7 @@ async def test_state_without_its_parent_is_unknown(states: States) -> None:
     assert await states.recall(ident(1)) == [child(ident(0)), ROOT]
 
 
+@pytest.mark.slow
 async def test_circle_ends(states: States) -> None:
     await states.keep({ident(n): child(ident((n + 1) % 3)) for n in range(3)})
     assert await states.recall(ident(0)) is None

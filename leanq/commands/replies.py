@@ -47,10 +47,15 @@ def coloured(verdict: str | None) -> str:
     return click.style(verdict or "no verdict", fg=colour, bold=True)
 
 
+def _is_of_bytes(character: str) -> bool:
+    """Whether it stands for a byte of a name that is no Unicode, as Python has it."""
+    return "\udc80" <= character <= "\udcff"
+
+
 def lines_of(file: str, reply: Reply) -> Iterator[str]:
     """The lines of a reply to a check or a verification."""
     # A file's name could otherwise print lines of its own.
-    file = "".join(c if c.isprintable() else repr(c)[1:-1] for c in file)
+    file = "".join(c if c.isprintable() or _is_of_bytes(c) else repr(c)[1:-1] for c in file)
     notes: list[str] = [reply.reason] if reply.reason else []
     notes.append(f"{reply.wall_s:.2f} s")
     if reply.axioms is not None:

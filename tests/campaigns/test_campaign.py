@@ -230,6 +230,7 @@ def test_a_run_with_other_options_is_not_resumed(client: Terminal, fleet: Settin
     assert "out.jsonl.state belongs to a campaign with other data or other options" in other.err
 
 
+@pytest.mark.slow
 def test_a_wrong_field_name_stops_at_once_and_blocks_nothing(client: Terminal) -> None:
     client.file("data.jsonl", jsonl(*({"id": n, "proof": f"-- {n}"} for n in range(300))))
     run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo")
@@ -243,6 +244,7 @@ def test_a_wrong_field_name_stops_at_once_and_blocks_nothing(client: Terminal) -
     assert client.run(*run, "--code-field", "proof").code == 0
 
 
+@pytest.mark.slow
 def test_with_first_success_every_problem_solved_is_success(
     terminal: Terminal, settings: Settings
 ) -> None:

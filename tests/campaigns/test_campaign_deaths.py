@@ -61,6 +61,7 @@ def finishes(desk: Desk, driver: Recorder, id_: str) -> None:
     assert Counter(driver.started) == Counter(row.encode() for row in ROWS + HELD)
 
 
+@pytest.mark.slow
 def test_a_coordinator_is_killed(desk: Desk, driver: Recorder, settings: Settings) -> None:
     worker = desk.start_worker()
     id_ = amid(desk, driver)
@@ -105,6 +106,7 @@ def test_a_worker_is_stopped(desk: Desk, driver: Recorder) -> None:
     finishes(desk, driver, id_)
 
 
+@pytest.mark.slow
 def test_a_worker_obeys_shutdown_commands_of_rq(desk: Desk, driver: Recorder) -> None:
     worker = desk.start_worker()
     (name,) = (worker.name for worker in rq.Worker.all(queue=desk.campaigns.queue))
@@ -112,12 +114,14 @@ def test_a_worker_obeys_shutdown_commands_of_rq(desk: Desk, driver: Recorder) ->
     assert ended(worker).code == 0
 
 
+@pytest.mark.slow
 def test_a_worker_out_of_work_is_stopped(desk: Desk, driver: Recorder) -> None:
     worker = desk.start_worker()
     stop_worker(worker)
     assert desk.run("worker", "--burst") == ""
 
 
+@pytest.mark.slow
 def test_the_server_is_restarted(terminal: Terminal, stored: Server) -> None:
     driver = Recorder()
     with desk_at(terminal, stored.settings) as desk, serving(stored.settings, driver):

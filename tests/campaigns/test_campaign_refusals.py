@@ -125,6 +125,7 @@ def test_rq_without_a_usable_redis(
     assert len(done.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_cluster_is_no_redis_for_rq(terminal: Terminal) -> None:
     node = Node(terminal.folder / "node")
     try:
@@ -139,6 +140,7 @@ def test_a_cluster_is_no_redis_for_rq(terminal: Terminal) -> None:
         node.process.wait()
 
 
+@pytest.mark.slow
 def test_a_worker_that_would_fail_every_campaign(desk: Desk, settings: Settings) -> None:
     urls = {"LEANQ_URL": "http://elsewhere", "LEANQ_RQ_URL": settings.url}
     done = desk.terminal.run("campaign", "worker", environ=urls)

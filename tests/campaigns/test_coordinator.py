@@ -227,6 +227,7 @@ async def test_a_field_that_comes_later_is_not_wrong(stage: Stage) -> None:
     assert stage.verdicts() == [None] * (FIRST_ROWS - 1) + ["accepted"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [25, 26])
 async def test_a_wrong_environment_is_warned_of_once(stage: Stage, wrong: int) -> None:
     codes = ["import Mathlib rejected"] * wrong + ["rejected"] * (50 - wrong)
@@ -425,6 +426,7 @@ async def test_an_environment_that_no_worker_offers(stage: Stage) -> None:
     assert stage.observer.bad_rows == []
 
 
+@pytest.mark.slow
 async def test_a_campaign_whose_coordinators_all_die_fails(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def test_what_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert r"| a2 \[0\] | timeout | 60.00 s | 60.50 s | 2 | 2 |" in written
 
 
+@pytest.mark.slow
 def test_json_with_an_older_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = write(tmp_path / "new.jsonl", [done("a1", "accepted"), done("a2", "crashed")])
     old = write(tmp_path / "old.jsonl", [done("a1", "rejected"), done("a2", "accepted")])
@@ -130,6 +131,7 @@ def test_json_with_an_older_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "## Lost: no longer accepted" in written
 
 
+@pytest.mark.slow
 def test_long_lists_say_what_they_leave_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +146,7 @@ def test_long_lists_say_what_they_leave_out(
     assert written.count("| accepted | crashed | same |") == 2000
 
 
+@pytest.mark.slow
 def test_no_record_marks_up_the_page_or_moves_the_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,12 +234,14 @@ def test_a_folder_is_no_file(tmp_path: Path, name: str) -> None:
         report(write(tmp_path / "run.jsonl", FIXTURE), None, name or ".", as_json=False)
 
 
+@pytest.mark.slow
 def test_a_name_that_is_no_text(tmp_path: Path) -> None:
     path = write(tmp_path / os.fsdecode(b"\xff.jsonl"), FIXTURE)
     assert report(path, None, None, as_json=False) == 0
     assert "](%FF.report.png)\n" in Path(path).with_suffix(".report.md").read_text()
 
 
+@pytest.mark.slow
 def test_nothing_that_is_read_is_written_over(tmp_path: Path) -> None:
     path = write(tmp_path / "run.md", FIXTURE)
     with pytest.raises(UsageError, match="would be written over"):

@@ -202,6 +202,7 @@ def test_submit_writes_the_same_fields_of_a_reply(reply: Reply) -> None:
     assert set(CHECK_FIELDS) - set(shared) == {"audit_s", "fingerprint", "code_hash"}
 
 
+@pytest.mark.slow
 @given(records())
 def test_a_record_is_one_line(record: dict[str, Any]) -> None:
     line = pack(record)

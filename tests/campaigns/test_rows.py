@@ -51,6 +51,7 @@ def peak_bytes(rows: Iterable[object]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.tuples(IDS, CODES, BLANK, st.booleans(), st.sampled_from(["\n", "\r\n"]))),
     mark=st.booleans(),
@@ -256,6 +257,7 @@ def test_a_line_that_is_too_long_is_not_held(
     resumes_everywhere(opened)
 
 
+@pytest.mark.slow
 def test_memory_is_flat_for_any_number_of_rows(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     row = json.dumps({"id": 1, "code": "x" * 1000}) + "\n"

@@ -78,6 +78,7 @@ def test_a_folder_with_other_names_or_sizes_is_another(tmp_path: Path) -> None:
 # Parquet
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=20),
     st.integers(1, 7),
@@ -134,6 +135,7 @@ def test_one_column_may_serve_twice(tmp_path: Path) -> None:
     assert (row.id, row.problem) == ("a", "a")
 
 
+@pytest.mark.slow
 def test_a_row_group_is_not_held(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     columns = pa.table({"id": range(600), "code": [secrets.token_hex(32_000) for _ in range(600)]})

@@ -65,6 +65,7 @@ COMMANDS = dict(commands())
 # Help
 
 
+@pytest.mark.slow
 def test_the_commands_that_there_are(terminal: Terminal) -> None:
     assert sorted(words for words in COMMANDS if words and " " not in words) == SIMPLE
     done = terminal.run("--help")
@@ -120,11 +121,13 @@ def test_the_options_of_the_contract() -> None:
         assert set(names.split()) <= options
 
 
+@pytest.mark.slow
 def test_as_a_module(terminal: Terminal) -> None:
     done = ended(terminal.start(program=(sys.executable, "-m", "leanq", "--version")))
     assert (done.code, done.out) == (0, f"leanq, version {__version__}\n")
 
 
+@pytest.mark.slow
 def test_each_command_is_imported_when_it_is_called(terminal: Terminal) -> None:
     """So none waits for, or fails for, what another one needs."""
     code = (
@@ -181,6 +184,7 @@ def place(terminal: Terminal, settings: Settings) -> Terminal:
     return terminal
 
 
+@pytest.mark.slow
 def test_status_of_an_empty_queue(place: Terminal) -> None:
     (record,) = place.run("status", "--json").lines
     for name in ("waiting", "workers"):
@@ -198,6 +202,7 @@ def test_status_of_an_empty_queue(place: Terminal) -> None:
     assert password not in shown + json.dumps(record)
 
 
+@pytest.mark.slow
 async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue: Queue) -> None:
     await queue.register(
         "w1", wire.pack_info({"slots": 4, "started": 1.0, "environments": ["echo"]}), {}
@@ -253,6 +258,7 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     await queue.release("w1", [], leave=True)
 
 
+@pytest.mark.slow
 async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue: Queue) -> None:
     queue.settings = replace(queue.settings, remember_s=60.0)
     await queue.register("w", wire.pack_info({}), {"echo": wire.pack_info({})}, {"echo": "print"})
@@ -271,6 +277,7 @@ async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue
     assert "shared      3 joined an identical run, 2 answered from remembered" in shown
 
 
+@pytest.mark.slow
 def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Settings) -> None:
     quick = replace(settings, lease_s=0.5)
     place.environ["LEANQ_LEASE_S"] = "0.5"
@@ -303,6 +310,7 @@ def test_reap_gives_back_what_a_dead_worker_held(place: Terminal, settings: Sett
 # Workers
 
 
+@pytest.mark.slow
 def test_worker_logs_json_and_drains(place: Terminal, settings: Settings) -> None:
     worker = place.start("worker", "--driver", "echo", "--slots", "3", "--json")
     first = json.loads(wait_for_line(worker.stderr, "serves"))
@@ -367,6 +375,7 @@ def test_an_environment_named_twice(place: Terminal) -> None:
     assert (done.code, done.err) == (2, "leanq: --env names 'a' twice\n")
 
 
+@pytest.mark.slow
 def test_a_worker_without_lean(place: Terminal) -> None:
     done = place.run("worker", "--lean", "/no/such/lean")
     assert (done.code, done.out) == (3, "")
@@ -420,6 +429,7 @@ def test_what_a_killed_up_leaves_is_not_believed(terminal: Terminal) -> None:
     assert not terminal.up_file.exists()
 
 
+@pytest.mark.slow
 def test_up_without_lean_leaves_nothing(terminal: Terminal) -> None:
     done = terminal.run("up", "--lean", "/no/such/lean")
     assert (done.code, len(done.err.splitlines())) == (3, 1)

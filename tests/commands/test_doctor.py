@@ -59,6 +59,7 @@ def test_doctor_looks_at_the_named_server(place: Terminal, settings: Settings) -
     assert settings.url not in done.out
 
 
+@pytest.mark.slow
 def test_doctor_without_lean(terminal: Terminal) -> None:
     done = terminal.run("doctor", environ={"LEANQ_LEAN": "/no/such/lean"})
     assert (done.code, done.err) == (3, "")
@@ -78,6 +79,7 @@ def test_doctor_without_a_server(terminal: Terminal) -> None:
     assert "secret" not in done.out
 
 
+@pytest.mark.slow
 def test_doctor_warns_of_a_server_that_evicts_requests(terminal: Terminal) -> None:
     with EmbeddedServer() as server:
         with redis.Redis.from_url(server.url) as connection:
@@ -88,6 +90,7 @@ def test_doctor_warns_of_a_server_that_evicts_requests(terminal: Terminal) -> No
     assert "set noeviction" in finding["text"]
 
 
+@pytest.mark.slow
 def test_doctor_names_a_reader_that_left_nobody(terminal: Terminal) -> None:
     process = terminal.start("doctor", stdout=subprocess.PIPE)
     assert process.stdout
@@ -96,6 +99,7 @@ def test_doctor_names_a_reader_that_left_nobody(terminal: Terminal) -> None:
     assert ended(process).code == 141
 
 
+@pytest.mark.slow
 def test_the_working_folder_can_be_a_lake_project(place: Terminal) -> None:
     # It is taken for the default environment, wherever in it one stands.
     Path(place.folder, "lakefile.toml").write_text('name = "p"\n')
@@ -150,6 +154,7 @@ def test_doctor_finds_what_is_wrong_with_a_repl(
     assert terminal.is_clean()
 
 
+@pytest.mark.slow
 def test_doctor_without_such_a_repl(terminal: Terminal, core: Environment) -> None:
     done = terminal.run("doctor", "--repl", "lake env no/such/repl")
     assert done.code == 3

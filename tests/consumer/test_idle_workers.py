@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
+import pytest
 from support.fleets import Wire, is_idle, working
 from support.shards import LEASE_MS, Shard
 from support.waiting import eventually
@@ -29,6 +30,7 @@ async def test_the_lease_of_who_holds_nothing_is_longer(shard: Shard) -> None:
     assert (await shard.queue.renew("idle", ["a", "b"])).waiting == 0
 
 
+@pytest.mark.slow
 async def test_idle_workers_of_a_large_fleet_renew_seldom(settings: Settings) -> None:
     brief, queue = replace(settings, lease_s=1.5), Queue(settings)
     for number in range(149):

@@ -128,6 +128,7 @@ async def test_a_worker_that_takes_nothing_more_gives_reservations_up(
     assert await counter(queue, "reassignments") == 0
 
 
+@pytest.mark.slow
 async def test_what_the_killed_was_reserved_is_stolen(
     silent: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:

@@ -61,6 +61,7 @@ async def test_slots_are_respected_and_used(settings: Settings, lean: AsyncLeanQ
     assert len({reply.worker for reply in replies}) == 1
 
 
+@pytest.mark.slow
 async def test_thousands_of_slots_are_filled(settings: Settings, queue: Queue) -> None:
     driver = Recorder()
     batch = [submission(f"0-{n}", echo_body(b"held %d" % n)) for n in range(4096)]

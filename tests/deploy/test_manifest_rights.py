@@ -54,6 +54,7 @@ def _granted(objects: tuple[Object, ...]) -> set[tuple[str, str, str, str]]:
     }
 
 
+@pytest.mark.slow
 def test_rights_are_the_calls(objects: tuple[Object, ...]) -> None:
     assert not of_kind(objects, "ClusterRole", "ClusterRoleBinding")
     calls: set[tuple[str, str, str, str]] = set()

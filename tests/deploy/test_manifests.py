@@ -51,6 +51,7 @@ def test_the_overlays_are_these() -> None:
 # Schemas and names
 
 
+@pytest.mark.slow
 def test_schemas(objects: tuple[Object, ...]) -> None:
     for each in objects:
         if each["kind"] not in CUSTOM:

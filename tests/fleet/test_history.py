@@ -78,6 +78,7 @@ def test_no_notes() -> None:
     assert read_minute(b"nonsense") == read_minute(b"\x92\x01\x02") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["24", "h", "-1h", "1w", ""])
 def test_a_time_that_is_none(terminal: Terminal, text: str) -> None:
     done = terminal.run("status", "--since", text)
@@ -85,6 +86,7 @@ def test_a_time_that_is_none(terminal: Terminal, text: str) -> None:
     assert "expected 30m, 24h or 1d" in done.err
 
 
+@pytest.mark.slow
 def test_what_a_fleet_did_that_is_gone(
     terminal: Terminal, settings: Settings, core: Environment
 ) -> None:

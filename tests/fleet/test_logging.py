@@ -21,6 +21,7 @@ from leanq.queue.settings import Settings
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
+@pytest.mark.slow
 def test_a_line_for_each_request(terminal: Terminal, settings: Settings, core: Environment) -> None:
     terminal.use(settings)
     worker = terminal.start("worker", "--json", "--slots", "1")

@@ -256,6 +256,7 @@ def test_a_worker_and_the_exporter(place: Terminal, core: Environment) -> None:
     assert ended(worker).code == 0
 
 
+@pytest.mark.slow
 def test_an_exporter_without_a_server(place: Terminal) -> None:
     place.environ["LEANQ_URL"] = "unix:///no/such/place"
     exporter = place.start("metrics", "--port", "0")

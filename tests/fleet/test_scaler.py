@@ -162,6 +162,7 @@ async def test_the_one_that_leads_tells_the_queue(settings: Settings, queue: Que
 # Processes on this machine
 
 
+@pytest.mark.slow
 async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None:
     environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
     target = LocalTarget("--driver echo --slots 1", environ)
@@ -183,6 +184,7 @@ async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None
     await eventually(lambda: workers_are(settings, 0))
 
 
+@pytest.mark.slow
 async def test_the_idle_one_goes(settings: Settings, queue: Queue, lean: LeanQClient) -> None:
     environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
     target = LocalTarget("--driver echo --slots 1", environ)
@@ -239,6 +241,7 @@ def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Setti
     assert ended(scaler).code == 0
 
 
+@pytest.mark.slow
 def test_no_cluster_and_options_that_make_no_sense(terminal: Terminal, settings: Settings) -> None:
     terminal.use(settings)
     done = terminal.run("scale", "--target", "k8s")

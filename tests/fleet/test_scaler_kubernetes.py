@@ -287,6 +287,7 @@ async def test_whoever_writes_second_does_not_lead(
     await other.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verb", "kind", "code"),
     [

@@ -90,6 +90,7 @@ async def test_honest_texts_may_compute(site: Site, statement: str) -> None:
     assert (reply.verdict, reply.messages) == ("accepted", ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statement",
     ["t : 5 - 3 = 3 := rfl", "t : 5 ≤ 3 := by decide", 't : "a" = "b" := rfl'],

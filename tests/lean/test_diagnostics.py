@@ -317,6 +317,7 @@ def test_what_lean_says_has_a_reason(stdout: bytes, verdict: str, reason: str | 
 # Floods
 
 
+@pytest.mark.slow
 def test_only_so_many_messages_are_kept_and_all_are_judged() -> None:
     flood = line("x", "information") * 10_005
     printed = Printed(flood + line("declaration uses `sorry`", "warning") + line("no"))
@@ -327,6 +328,7 @@ def test_only_so_many_messages_are_kept_and_all_are_judged() -> None:
     assert verdict(flood + line(RECURSION)) == "exhausted"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["\n", " ", "\t\n", "{", '{"', '"severity"', "(", "maximum "])
 def test_no_text_takes_longer_than_it_is_long(text: str) -> None:
     # What is quadratic takes hours here.

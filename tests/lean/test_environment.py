@@ -124,6 +124,7 @@ SAME: dict[str, Callable[[Site], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_fingerprint_changes_with(site: Site, change: Callable[[Site], object]) -> None:
     before = site.open().fingerprint
@@ -228,6 +229,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
 def test_damaged_memory_is_made_anew(
     site: Site, hashed: list[str], damage: Callable[[bytes], bytes]
@@ -291,6 +293,7 @@ def test_modules_are_found_as_lean_finds_them(site: Site) -> None:
         assert environment.find_olean(module) is None, module
 
 
+@pytest.mark.slow
 def test_everything_that_the_wheels_lean_maps_is_readable(core: Environment) -> None:
     allowed = (*core.readable(), Path("/usr"), Path("/lib"), Path("/lib64"), Path("/etc"))
     command = (*core.toolchain.command, "--stdin")

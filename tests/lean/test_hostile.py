@@ -81,6 +81,7 @@ async def test_requests(settings: Settings, seed: int) -> None:
     await queue.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_replies(settings: Settings, seed: int) -> None:
     rng = random.Random(seed)

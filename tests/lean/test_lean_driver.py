@@ -58,12 +58,14 @@ async def test_samples(
     assert (reply.audit_s > 0) == (axioms is not None)
 
 
+@pytest.mark.slow
 async def test_a_message_of_leans_is_whole(either: Site) -> None:
     (message,) = (await either.check(sample("wrong"))).messages
     text = "Type mismatch\n  h.left\nhas type\n  p\nbut is expected to have type\n  q"
     assert message == Message("error", 7, 2, text, end_line=7, end_column=14)
 
 
+@pytest.mark.slow
 async def test_columns_count_characters(either: Site) -> None:
     code = "prelude\ntheorem «𝔸é→» (p : Prop) : p := nowhere\n"
     message, *_ = (await either.check(code)).messages
@@ -77,6 +79,7 @@ async def test_the_cpu_budget_ends_it(either: Site) -> None:
     assert reply.cpu_s > 1.0
 
 
+@pytest.mark.slow
 async def test_the_wall_budget_ends_it(either: Site) -> None:
     reply = await either.check(sample("stack_overflow"), wall_s=0.3)
     assert reply.verdict == "timeout"
@@ -89,6 +92,7 @@ async def test_the_memory_limit_ends_it(either: Site) -> None:
     assert ["memory" in m.text for m in reply.messages] == [True]
 
 
+@pytest.mark.slow
 async def test_a_crash(either: Site) -> None:
     # With Lean's own stack it takes 22 s of CPU.
     either.core = replace(either.core, options=(*either.core.options, "--tstack=1024"))
@@ -153,6 +157,7 @@ async def test_what_takes_long_with_large_input_holds_no_other_request_up(
     assert seen == ["Printed", "read_parts", "name_every_example"]
 
 
+@pytest.mark.slow
 async def test_a_missing_import_is_leans_to_reject(either: Site) -> None:
     reply = await either.check("prelude\nimport Nowhere.To.Be.Found\n")
     assert reply.verdict == "rejected"
@@ -249,6 +254,7 @@ async def test_two_checks_at_once_do_not_meet(site: Site, tmp_path: Path) -> Non
         assert "exit code 0" in reply.messages[-1].text
 
 
+@pytest.mark.slow
 async def test_a_dead_supervisor_costs_one_request(site: Site, tmp_path: Path) -> None:
     driver = await site.driver()
     (sandbox,) = driver._opened.lean._idle
@@ -261,6 +267,7 @@ async def test_a_dead_supervisor_costs_one_request(site: Site, tmp_path: Path) -
     assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
 
 
+@pytest.mark.slow
 async def test_other_operations_are_refused(either: Site) -> None:
     driver = await either.one()
     assert "echo" in ((await driver.run(Request(op="echo"))).error or "")

@@ -23,6 +23,7 @@ async def spare(site: Site) -> int:
     return marked(site.marker)[0]
 
 
+@pytest.mark.slow
 async def test_a_spare_serves_one_check(site: Site) -> None:
     driver = await site.driver()
     seen = {await spare(site)}
@@ -74,6 +75,7 @@ async def test_a_spare_says_what_a_new_process_says(
     assert await replies() == with_spares
 
 
+@pytest.mark.slow
 async def test_no_spare_outlives_a_change(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lean_module, "_CHECK_CHANGES_EVERY_S", 0.0)
     monkeypatch.setattr(Environment, "changed", lambda _: changed)

@@ -30,6 +30,7 @@ async def test_a_text_without_a_header_is_checked_behind_the_environments(
     assert (reply.verdict, reply.messages) == ("accepted", ())
 
 
+@pytest.mark.slow
 async def test_places_are_those_of_the_text_as_it_was_given(either: Site) -> None:
     driver = await either.one()
     errors = (await driver.run(check("theorem t (p q : Prop) (h : p) : q :=\n  h"))).messages
@@ -43,6 +44,7 @@ async def test_places_are_those_of_the_text_as_it_was_given(either: Site) -> Non
     ]
 
 
+@pytest.mark.slow
 async def test_what_leanq_says_of_the_whole_text_stands_at_its_beginning(either: Site) -> None:
     reply = await either.check("axiom a (p : Prop) : p\ntheorem t (p : Prop) : p := a p")
     assert reply.verdict == "rejected"

@@ -62,6 +62,7 @@ async def test_steps(either: Site) -> None:
     assert await step("}") == ("rejected", "lean_error")
 
 
+@pytest.mark.slow
 async def test_a_step_that_meets_a_limit_says_so_behind_what_lean_said(site: Site) -> None:
     driver = await site.one()
     (sorry,) = (await driver.run(check(BOTH))).sorries

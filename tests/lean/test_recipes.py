@@ -56,6 +56,7 @@ def back(recipe: Recipe) -> list[bytes]:
     return [record for _, record in reversed(recipe.records())]
 
 
+@pytest.mark.slow
 @given(recipes())
 def test_a_recipe_is_what_its_records_say(recipe: Recipe) -> None:
     assert read_recipe(recipe.id, back(recipe)) == recipe
@@ -71,6 +72,7 @@ def test_ids_are_equal_exactly_where_recipes_are(one: Recipe, other: Recipe) -> 
     assert (one.id == other.id) == (one == other)
 
 
+@pytest.mark.slow
 @given(recipes(), tactics())
 def test_every_part_of_a_recipe_counts(recipe: Recipe, tactic: Tactic) -> None:
     source = recipe.source
@@ -82,6 +84,7 @@ def test_every_part_of_a_recipe_counts(recipe: Recipe, tactic: Tactic) -> None:
     assert len({recipe.id, *(other.id for other in others)}) == 4
 
 
+@pytest.mark.slow
 @given(recipes(), tactics())
 def test_a_step_costs_its_edge(recipe: Recipe, tactic: Tactic) -> None:
     following = replace(recipe, tactics=(*recipe.tactics, tactic))
@@ -90,6 +93,7 @@ def test_a_step_costs_its_edge(recipe: Recipe, tactic: Tactic) -> None:
     assert len(record) <= 33 + 5 + len(tactic.text.encode()) + 16 * len(tactic.holes) + 8
 
 
+@pytest.mark.slow
 @given(recipes(), st.data())
 def test_damage_is_noticed(recipe: Recipe, data: st.DataObject) -> None:
     exported = bytearray(pack_export(recipe))

@@ -202,6 +202,7 @@ def test_a_definition_does_for_every_example(lean: Lean, tmp_path: Path, example
     assert {each[-1] for each in after - before if str(each[-1])[0] >= "𝕬"} == {name[4:]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["/-/- -/ {}", "/-- -- -/ x\n-/ {}", "/-!/- -/ -/ {}", "/---/ {}"])
 def test_lean_sees_what_stands_behind_odd_comments(lean: Lean, tmp_path: Path, code: str) -> None:
     source = "prelude\n" + code.format("axiom visible : Prop")
@@ -218,6 +219,7 @@ TEXT = st.lists(
 ).map("".join)
 
 
+@pytest.mark.slow
 @given(TEXT)
 def test_any_text_has_a_header(code: str) -> None:
     header = split_header(code)

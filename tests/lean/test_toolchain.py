@@ -155,6 +155,7 @@ def test_wheel_is_found_where_there_is_nothing_else(wheel: tuple[str, ...]) -> N
     assert str(found) == f"Lean 4.35.0 (eb6cafb7290e) from wheel: {found.program}"
 
 
+@pytest.mark.slow
 def test_wheel_is_not_imported_to_be_found(wheel: tuple[str, ...]) -> None:
     code = (
         "import sys; from leanq.lean.toolchain import find_toolchain;"
@@ -365,6 +366,7 @@ def test_lean_that_hangs_is_killed_with_its_children(
     until(lambda: not alive(int(pid_file.read_text())))
 
 
+@pytest.mark.slow
 def test_lean_that_answers_late_is_waited_for_aloud(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -81,6 +81,7 @@ async def test_another_statement_is_not(site: Site, code: str, rule: str | None)
         assert reply.failed[0].text.startswith(f"{rule}: ")
 
 
+@pytest.mark.slow
 async def test_axioms_sorries_and_errors_are_what_they_are_in_a_check(site: Site) -> None:
     driver = await site.driver()
     head = PROOF.split(":=")[0]
@@ -95,6 +96,7 @@ async def test_axioms_sorries_and_errors_are_what_they_are_in_a_check(site: Site
         assert (reply.verdict, reply.reason) == (verdict, reason), proof
 
 
+@pytest.mark.slow
 async def test_programs_of_a_candidate_matter_nothing(site: Site) -> None:
     driver = await site.driver()
     code = f"{PRELUDE}{BOTH}{PROOF}-- macro\n"
@@ -114,6 +116,7 @@ async def test_no_theorem_of_a_target_is_left_out_for_its_name(site: Site) -> No
         assert (await verify(driver, proved, target)).verdict == "accepted", name
 
 
+@pytest.mark.slow
 async def test_holes_are_named_by_the_caller(site: Site) -> None:
     driver = await site.driver()
     target = (
@@ -127,6 +130,7 @@ async def test_holes_are_named_by_the_caller(site: Site) -> None:
     assert (await verify(driver, filled, target, holes=("answer",))).verdict == "accepted"
 
 
+@pytest.mark.slow
 async def test_a_target_that_does_not_compile_is_the_callers_mistake(site: Site) -> None:
     driver = await site.driver()
     reply = await verify(driver, f"{PRELUDE}{PROOF}", f"{PRELUDE}theorem swap : nonsense := sorry")
@@ -161,6 +165,7 @@ async def test_what_is_not_read_to_its_end_is_not_accepted(either: Site, end: st
     assert (reply.verdict, reply.reason) == ("rejected", "not_read_to_end")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "verdict"),
     [

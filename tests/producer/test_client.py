@@ -58,6 +58,7 @@ def inboxes(settings: Settings) -> set[int]:
         return {connection.xlen(name) for name in found}
 
 
+@pytest.mark.slow
 def test_thousands_of_futures_share_two_connections_and_nothing_is_left(settings: Settings) -> None:
     others = connections(settings)
     with LeanQClient(settings) as lean:
@@ -144,6 +145,7 @@ def test_close_ends_what_is_outstanding_and_withdraws_it(settings: Settings) -> 
     assert len(errors) == 1500, "raising a shared error adds to one traceback without end"
 
 
+@pytest.mark.slow
 def test_close_can_leave_requests_to_be_attached_to(settings: Settings) -> None:
     lean = LeanQClient(settings)
     # Most of them are still to be sent when it closes.
@@ -217,6 +219,7 @@ async def test_the_client_for_threads_works_inside_an_event_loop(settings: Setti
             assert last.cancelled()
 
 
+@pytest.mark.slow
 def test_many_threads_share_a_client(settings: Settings) -> None:
     def user(number: int) -> list[bytes]:
         return [lean.echo(b"%d %d" % (number, n)).result(DEADLINE_S) for n in range(100)]
@@ -400,6 +403,7 @@ print("done")
 SCRIPTS = {"forks": FORKS, "imports nothing later": IMPORTS_NOTHING_LATER, "forgets": FORGETS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", SCRIPTS.values(), ids=SCRIPTS)
 def test_a_script_that(body: str) -> None:
     # Newer Pythons warn of a fork beside threads, which is the very thing tried here.
@@ -448,6 +452,7 @@ def test_megabytes_travel_both_ways(settings: Settings) -> None:
             lean.echo(4 * payload)
 
 
+@pytest.mark.slow
 def test_a_deadline_passes_without_any_worker(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ def test_an_unknown_environment_names_the_known_ones(settings: Settings) -> None
             lean.check("x", env="echo").result(DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_a_full_queue_raises_or_waits(settings: Settings) -> None:
     small = replace(settings, max_waiting=2)
     with LeanQClient(small) as patient, LeanQClient(small, when_full="raise") as quick:

@@ -115,6 +115,7 @@ def test_a_worker_outlives_the_server_as_well(own: Server) -> None:
         assert status.counters["settled"] == 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("watchful")
 def test_a_known_environment_is_waited_for_after_a_loss(own: Server) -> None:
     with LeanQClient(own.settings) as lean:
@@ -151,6 +152,7 @@ def test_cut_connections_lose_nothing_and_repeat_nothing(settings: Settings) -> 
     assert (counters["settled"], counters.get("fenced", 0)) == (500, 0)
 
 
+@pytest.mark.slow
 def test_patience_ends_and_the_client_goes_on(own: Server) -> None:
     with LeanQClient(own.settings, unavailable_timeout_s=0.3) as lean:
         for _ in range(2):
@@ -264,6 +266,7 @@ def test_a_request_on_its_way_arrives_before_the_client_has_closed(
         assert [reply.result(DEADLINE_S).payload for reply in replies] == [b"first", b"second"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("watchful")
 @pytest.mark.parametrize("method", ["submit", "read_inbox", "lookup"])
 def test_a_bug_ends_all_futures_rather_than_hang(

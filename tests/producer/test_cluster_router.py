@@ -31,6 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     hurry(monkeypatch, silence_s=0.1, block_s=0.1, slow_submit_s=0.1, probe_s=0.2)
 
 
+@pytest.mark.slow
 def test_traffic_is_in_proportion_to_the_weights(one: Server, other: Server) -> None:
     here, there = Recorder(), Recorder()
     text = "{}*3 {}*1".format(*urls(one, other))
@@ -82,6 +83,7 @@ async def test_the_asyncio_client_moves_as_well(one: Server, other: Server) -> N
     assert status.counters["verdict:cancelled"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_cluster_that_dies_and_comes_back(one: Server, other: Server) -> None:
     here, there = Recorder(), Recorder()
@@ -112,6 +114,7 @@ def test_a_cluster_that_dies_and_comes_back(one: Server, other: Server) -> None:
         assert len(here.started) > before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_what_a_silent_cluster_may_have_is_withdrawn_there(one: Server, other: Server) -> None:
     there = Recorder()
@@ -137,6 +140,7 @@ def test_what_a_silent_cluster_may_have_is_withdrawn_there(one: Server, other: S
     assert sorted(there.started) == payloads(5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_nothing_goes_back_to_where_it_was_withdrawn(one: Server, other: Server) -> None:
     with serving(other.settings), LeanQClient(urls(one, other), weights=[1, 0]) as lean:
@@ -173,6 +177,7 @@ class Counting:
         self.answers[self.request_id] = end.payload if isinstance(end, Reply) else None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 async def test_everything_ends_once_whatever_dies(one: Server, other: Server) -> None:
     ends: Counter[str] = Counter()
@@ -238,6 +243,7 @@ def test_patience_ends_where_no_cluster_answers(one: Server, other: Server) -> N
             assert lean.echo(b"again").result(DEADLINE_S) == b"again"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_withdrawals_duplicates_and_the_end(one: Server, other: Server) -> None:
     with LeanQClient(urls(one, other)) as lean:

@@ -72,6 +72,7 @@ async def verdicts(*checks: Awaitable[Reply]) -> list[str | None]:
     return [reply.verdict for reply in await asyncio.gather(*checks)]
 
 
+@pytest.mark.slow
 async def test_two_clients_at_once_run_it_once(settings: Settings, queue: Queue) -> None:
     driver = StandIn()
     async with working(settings, driver, slots=4), two(settings) as (one, other):
@@ -88,6 +89,7 @@ async def test_two_clients_at_once_run_it_once(settings: Settings, queue: Queue)
     assert await counter(queue, "coalesced") == 20
 
 
+@pytest.mark.slow
 async def test_a_flood_of_few_kinds_ends_for_all(settings: Settings, queue: Queue) -> None:
     driver = StandIn()
     async with working(settings, driver, slots=3), two(settings) as clients:

@@ -176,6 +176,7 @@ async def test_what_finished_early_waits_and_nothing_more_is_read(
     assert len(read) == 31
 
 
+@pytest.mark.slow
 async def test_what_was_given_out_is_kept_by_nobody(stream: Stream, checker: Checker) -> None:
     class Code(str):
         """A string that can be watched."""

@@ -119,6 +119,7 @@ def test_intervals_double_until_an_answer_comes() -> None:
 NAMES = st.frozensets(st.sampled_from("abc"))
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(NAMES, NAMES, st.floats(0, 50)), max_size=30))
 def test_only_silent_environments_are_ever_due(
     ticks: list[tuple[frozenset[str], frozenset[str], float]],

@@ -38,6 +38,7 @@ def own_connections(node: Node) -> int:
     return sum(row["name"] == "" and row["id"] != str(node.client.client_id()) for row in rows)
 
 
+@pytest.mark.slow
 async def test_shards_lie_on_all_nodes_with_two_connections_each(
     cluster: Cluster, settings: Settings
 ) -> None:

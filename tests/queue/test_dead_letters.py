@@ -87,6 +87,7 @@ async def buried(settings: Settings, terminal: Terminal) -> Terminal:
     return terminal
 
 
+@pytest.mark.slow
 def test_list_and_show(buried: Terminal) -> None:
     rows = {row["request_id"]: row for row in buried.run("dead", "list", "--json").lines}
     assert set(rows) == {"0-check", "0-bad", "0-echo"}
@@ -104,6 +105,7 @@ def test_list_and_show(buried: Terminal) -> None:
     assert record["code"].startswith("cannot be read: ")
 
 
+@pytest.mark.slow
 def test_retry_is_a_new_request_and_drop_is_for_good(buried: Terminal, settings: Settings) -> None:
     assert buried.run("dead", "retry", "0-echo").out == "0-echo -> 0-echo.r1\n"
     worker = buried.start("worker", "--driver", "echo")
@@ -125,6 +127,7 @@ def test_retry_is_a_new_request_and_drop_is_for_good(buried: Terminal, settings:
     assert left == ["0-bad"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["show", "retry", "drop"])
 def test_what_is_no_dead_letter(buried: Terminal, command: str) -> None:
     done = buried.run("dead", command, "0-unknown")

@@ -155,6 +155,7 @@ def test_from_the_command_line(terminal: Terminal, settings: Settings) -> None:
     assert record["paused"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--env", "a", "--tenant", "b"], ["--env", "a b"]])
 def test_what_is_nothing_to_pause(
     terminal: Terminal, settings: Settings, queue: Queue, options: list[str]

@@ -172,6 +172,7 @@ async def test_quarantined_is_reconciled_as_one_that_runs_alone(shard: Shard) ->
     assert await shard.queue.reconcile("w", []) == ((job,), [])
 
 
+@pytest.mark.slow
 async def test_many_settlements_fit_into_one_call(shard: Shard) -> None:
     jobs: list[Job] = []
     for batch in range(9):

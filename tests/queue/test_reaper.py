@@ -97,6 +97,7 @@ async def test_the_work_of_all_that_vanished_comes_back_in_order(
     assert {payload.decode() for payload in driver.started[:300]} == set(request_ids[:300])
 
 
+@pytest.mark.slow
 async def test_a_request_that_takes_workers_down_is_poisoned(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
@@ -110,6 +111,7 @@ async def test_a_request_that_takes_workers_down_is_poisoned(
     assert (await queue.status()).dead == 1
 
 
+@pytest.mark.slow
 async def test_reapers_do_each_other_no_harm(queue: Queue, settings: Settings) -> None:
     request_ids = await submit(queue, 500)
     await vanish(queue, 500)

@@ -43,6 +43,7 @@ async def test_restarts(options: tuple[str, ...]) -> None:
             await made.goes_on()
 
 
+@pytest.mark.slow
 async def test_a_server_that_takes_long_to_load() -> None:
     with own_server(*LASTING) as server:
         settings = short(server)
@@ -97,6 +98,7 @@ async def test_a_silence_longer_than_the_lease_takes_no_work_away() -> None:
             assert await counters(settings, "reaped", "fenced") == before
 
 
+@pytest.mark.slow
 async def test_a_full_memory_drains_and_goes_on() -> None:
     with own_server() as server:
         settings = short(server)
@@ -114,6 +116,7 @@ async def _is_empty(settings: Settings) -> bool:
     return not status.priorities and not any(row.held for row in status.workers)
 
 
+@pytest.mark.slow
 async def test_eviction_of_whatever_may_be_evicted_loses_no_request() -> None:
     with own_server("--maxmemory-policy", "volatile-lru") as server:
         settings = short(server)

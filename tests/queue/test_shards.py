@@ -45,6 +45,7 @@ async def test_requests_spread_and_replies_come_from_everywhere(three: Settings)
     assert min(settled) > 50
 
 
+@pytest.mark.slow
 async def test_one_slot_serves_all_shards_in_turn(three: Settings) -> None:
     driver = Recorder()
     async with every_shard(three) as queues:

@@ -119,18 +119,21 @@ def everything(reply: Reply) -> dict[str, Any]:
     return dataclasses.asdict(reply)
 
 
+@pytest.mark.slow
 @quick
 @given(requests)
 def test_request_comes_back(request: Request) -> None:
     assert unpack_request(pack_request(request)) == request
 
 
+@pytest.mark.slow
 @quick
 @given(tokens, replies)
 def test_reply_comes_back(token: str, reply: Reply) -> None:
     assert everything(unpack_reply(reply.request_id, pack_reply(token, reply))) == everything(reply)
 
 
+@pytest.mark.slow
 @quick
 @given(tokens, replies)
 def test_reply_begins_as_the_settle_script_compares(token: str, reply: Reply) -> None:
@@ -172,12 +175,14 @@ def test_any_bytes(data: bytes) -> None:
     value_or_wire_error(data)
 
 
+@pytest.mark.slow
 @quick
 @given(values)
 def test_any_value(value: Any) -> None:
     value_or_wire_error(msgpack.packb(value))
 
 
+@pytest.mark.slow
 @quick
 @given(st.data(), requests.map(pack_request) | replies.map(lambda reply: pack_reply("t", reply)))
 def test_valid_messages_with_bytes_changed(draw: st.DataObject, data: bytes) -> None:
@@ -189,6 +194,7 @@ def test_valid_messages_with_bytes_changed(draw: st.DataObject, data: bytes) -> 
     value_or_wire_error(bytes(changed[:end]))
 
 
+@pytest.mark.slow
 @quick
 @given(st.sampled_from([field.name for field in dataclasses.fields(Request)]), values)
 def test_requests_with_a_field_of_nonsense(name: str, value: Any) -> None:
@@ -196,6 +202,7 @@ def test_requests_with_a_field_of_nonsense(name: str, value: Any) -> None:
     value_or_wire_error(msgpack.packb(body))
 
 
+@pytest.mark.slow
 @quick
 @given(st.sampled_from([field.name for field in dataclasses.fields(Reply)]), values)
 def test_replies_with_a_field_of_nonsense(name: str, value: Any) -> None:
@@ -250,6 +257,7 @@ def test_a_sorry_of_an_earlier_release_has_no_end() -> None:
 # What is told of a reply
 
 
+@pytest.mark.slow
 @quick
 @given(replies)
 def test_json_has_the_fields_of_the_contract(reply: Reply) -> None:
@@ -329,6 +337,7 @@ def test_text_that_is_no_unicode_is_refused_from_clients_and_mended_from_lean() 
     assert unpack_info(pack_info({"host": "\udcff"})) == {"host": "?"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

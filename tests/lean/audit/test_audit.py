@@ -202,6 +202,7 @@ async def test_an_example_is_audited_under_a_name_of_ours(auditor: Auditor) -> N
     assert await auditor(named) == Findings(("sorryAx",), True, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "axioms"),
     [
@@ -222,6 +223,7 @@ async def test_imported_constants(auditor: Auditor, code: str, axioms: set[str])
     assert findings == Findings(tuple(sorted(axioms)), "sorryAx" in axioms, forbidden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "axioms"),
     [

@@ -57,6 +57,7 @@ async def judged(judges: Judges, parts: list[bytes], header: str = PRELUDE) -> J
     return await judges.judge(split_header(header), parts, ("none", "here"), LIMITS)
 
 
+@pytest.mark.slow
 async def test_honest_files_are_proved(judges: Judges, lean: Lean, honest: bytes) -> None:
     found = await judged(judges, [honest])
     assert (found.proved, found.rule, found.limit, found.unavailable) == (True, "", "", "")
@@ -74,6 +75,7 @@ async def test_files_of_the_module_system_are_proved(judges: Judges, lean: Lean)
     assert (found.proved, found.theorems) == (True, ("a",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "code"),
     [
@@ -154,6 +156,7 @@ async def test_forged_files_are_refused(judges: Judges, honest: bytes) -> None:
         assert (found.rule, found.proved) == ("kernel_refused", False), (what, found)
 
 
+@pytest.mark.slow
 async def test_damaged_files_do_no_harm(judges: Judges, honest: bytes) -> None:
     rng = random.Random(7)
     for _ in range(150):

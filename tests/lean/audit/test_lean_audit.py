@@ -73,6 +73,7 @@ async def test_audit(either: Site, code: str, verdict: str, axioms: tuple[str, .
         assert reply.messages[-1].text.endswith(f"not allowed: {', '.join(reply.axioms)}")
 
 
+@pytest.mark.slow
 async def test_axioms_that_the_client_allows(either: Site) -> None:
     driver = await either.one()
     code = f"{CHEAT}axiom other : True\ntheorem t : False := cheat"
@@ -83,6 +84,7 @@ async def test_axioms_that_the_client_allows(either: Site) -> None:
     assert reply.messages[-1].text.endswith("not allowed: other")
 
 
+@pytest.mark.slow
 async def test_without_an_audit_leans_word_stands(either: Site) -> None:
     driver = await either.one()
     # The REPL tells of every sorry, be its warning silenced or not.
@@ -94,6 +96,7 @@ async def test_without_an_audit_leans_word_stands(either: Site) -> None:
     assert (reply.verdict, reply.reason, reply.axioms) == ("unjudged", "not_audited", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["silent_sorry", "and_swap"])
 async def test_printed_lookalikes_change_no_verdict(site: Site, name: str) -> None:
     # Printed by Lean's own process, but not by the one that is asked for axioms.
@@ -112,6 +115,7 @@ async def test_a_result_that_is_no_olean_is_never_accepted(site: Site) -> None:
     assert "cannot be audited" in reply.messages[-1].text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("again", "verdict"),
     [

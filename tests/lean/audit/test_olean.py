@@ -62,6 +62,7 @@ end Foo
 """
 
 
+@pytest.mark.slow
 def test_reads_every_kind_of_constant(lean: Lean) -> None:
     module = read_module(lean.compile(KINDS, name="Kinds"))
     constants = named(module)

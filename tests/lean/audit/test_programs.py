@@ -134,6 +134,7 @@ def test_no_text_around_a_word_hides_it(before: str, after: str, word: str) -> N
     assert runs_programs(before + word + after) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "piece",
     ["-", '@[""]', "@[]", "exp := ", "0x", "F", "decide /-", "open ", "\n", "attribute ", "@[["],

@@ -35,6 +35,7 @@ def headers(driver: ReplDriver) -> Collection[str]:
     return driver._kept.sessions._idle[-1].headers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "same"),
     [
@@ -51,6 +52,7 @@ async def test_headers_that_mean_the_same_are_one(site: Site, one: str, same: st
         assert len(headers(driver)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["import B\nimport A\n", "import A\n", "prelude\nimport A\n"])
 async def test_other_headers_are_others(site: Site, other: str) -> None:
     driver = await site.standin()

@@ -100,6 +100,7 @@ async def test_a_process_that_splits_all_it_writes(site: Site) -> None:
         assert await verdict(driver, OPEN) == "incomplete"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "options"), [("hang", {"wall_s": 0.4}), ("spin", {"timeout_s": 0.3})]
 )
@@ -110,6 +111,7 @@ async def test_budgets_of_time(site: Site, what: str, options: dict[str, float])
         assert await verdict(driver, BAD) == "rejected"
 
 
+@pytest.mark.slow
 async def test_a_request_that_is_disturbed_is_not_timed_out(site: Site) -> None:
     """A thread that another candidate left in the process has spent the budget."""
     driver = await site.standin()
@@ -121,6 +123,7 @@ async def test_a_request_that_is_disturbed_is_not_timed_out(site: Site) -> None:
     await eventually(lambda: busy(site.marker) == [])
 
 
+@pytest.mark.slow
 async def test_the_limit_of_memory(site: Site) -> None:
     driver = await site.standin()
     # Lean itself, which does not mind these words here, has the last word.
@@ -198,6 +201,7 @@ async def test_closing_while_a_process_is_put_away(
     assert driver._kept.sessions._count == 0
 
 
+@pytest.mark.slow
 async def test_an_answer_belongs_to_the_environment_in_which_it_was_asked_for(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +231,7 @@ def repls(site: Site) -> set[int]:
     return set(marked(f"--mark\0{site.marker}"))
 
 
+@pytest.mark.slow
 async def test_a_spare_takes_the_place_of_what_ended(site: Site) -> None:
     driver = await site.standin()
     assert await verdict(driver, BAD) == "rejected"
@@ -259,6 +264,7 @@ async def test_recycling(site: Site, rules: Recycling, code: str) -> None:
         assert len(repls(site)) <= 2
 
 
+@pytest.mark.slow
 async def test_nothing_is_replaced_for_nothing(site: Site) -> None:
     driver = await site.standin()
     for count in range(1, 4):
@@ -266,6 +272,7 @@ async def test_nothing_is_replaced_for_nothing(site: Site) -> None:
         assert driver._kept.sessions._idle[-1].requests == count
 
 
+@pytest.mark.slow
 async def test_no_request_waits_where_there_are_slots(site: Site) -> None:
     driver = await site.standin(slots=3)
     slow = [verdict(driver, f"{BAD}-- standin:hang", wall_s=20) for _ in range(2)]
@@ -282,6 +289,7 @@ async def test_no_request_waits_where_there_are_slots(site: Site) -> None:
 # The program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

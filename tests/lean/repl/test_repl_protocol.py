@@ -74,6 +74,7 @@ def feed(exchange: Exchange, data: bytes, cuts: list[int]) -> bool:
     return seen[-1]
 
 
+@pytest.mark.slow
 @given(answer=ANSWERS, before=NOISE, between=NOISE, cuts=st.lists(st.integers(0, 10_000)))
 def test_one_answer_is_found_in_any_noise(
     answer: dict[str, Any], before: str, between: str, cuts: list[int]
@@ -90,6 +91,7 @@ def test_one_answer_is_found_in_any_noise(
         assert found == answer
 
 
+@pytest.mark.slow
 @given(answers=st.lists(ANSWERS, max_size=3), noise=NOISE)
 def test_none_and_several_answers_are_refused(answers: list[dict[str, Any]], noise: str) -> None:
     exchange = Exchange(elaborate("x"))
@@ -106,6 +108,7 @@ def test_none_and_several_answers_are_refused(answers: list[dict[str, Any]], noi
     assert found in answers
 
 
+@pytest.mark.slow
 @given(answer=ANSWERS, cut=st.integers(1, 10_000))
 def test_an_answer_that_is_cut_short_is_none(answer: dict[str, Any], cut: int) -> None:
     exchange = Exchange(elaborate("x"))

@@ -100,6 +100,7 @@ async def test_the_repls_word_where_it_is_trusted(site: Site) -> None:
         assert (await step(driver, state, tactic)).verdict == "rejected"
 
 
+@pytest.mark.slow
 async def test_what_a_proof_state_lacks_the_text_has(site: Site) -> None:
     """A refusal that may be the REPL's alone is no verdict."""
     driver = await site.standin()
@@ -159,6 +160,7 @@ async def test_mischief_changes_no_step(site: Site, what: str) -> None:
         assert (await step(driver, state, "split 3")).goals[2:] == ("⊢ goal 0.2",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "options"), [("hang", {"wall_s": 0.4}), ("spin", {"timeout_s": 0.3})]
 )
@@ -172,6 +174,7 @@ async def test_budgets_of_time(site: Site, what: str, options: dict[str, float])
 # How a state comes into a process
 
 
+@pytest.mark.slow
 async def test_a_new_process_for_each_request(site: Site) -> None:
     driver = await site.standin(rules=replace(SELDOM, requests=1))
     state = await opened(driver)
@@ -181,6 +184,7 @@ async def test_a_new_process_for_each_request(site: Site) -> None:
     assert (await step(driver, reply.state, "close")).verdict == "unjudged"
 
 
+@pytest.mark.slow
 async def test_states_are_those_of_the_lean_driver(site: Site) -> None:
     """Either continues what the other began."""
     states = MemoryStates()
@@ -198,6 +202,7 @@ async def test_states_are_those_of_the_lean_driver(site: Site) -> None:
     assert (await walk(repl, first.state, "close", "close")).verdict == "unjudged"
 
 
+@pytest.mark.slow
 async def test_two_slots_hold_one_state(site: Site) -> None:
     driver = await site.standin(slots=2)
     state = await opened(driver)
@@ -209,6 +214,7 @@ async def test_two_slots_hold_one_state(site: Site) -> None:
         assert (await step(driver, reply.state, "close")).verdict == "incomplete"
 
 
+@pytest.mark.slow
 async def test_a_recipe_that_leads_there_no_more(site: Site) -> None:
     """What the REPL cannot replay, Lean does."""
     driver = await site.standin()
@@ -250,6 +256,7 @@ async def test_a_pickle_is_made_and_loaded(site: Site, pickling: dict[str, Any])
     assert {state: each.pickled for state, each in live.items()} == {state: True, first.state: True}
 
 
+@pytest.mark.slow
 async def test_no_verdict_rests_on_a_pickle(site: Site, pickling: dict[str, Any]) -> None:
     driver = await site.standin(trust_steps=True, **pickling)
     state = await opened(driver)
@@ -297,6 +304,7 @@ async def test_a_pickle_that_kills_its_reader_is_dropped(
     await in_a_new_process(driver)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["open Nat", "notation x", "@[simp] theorem t", "instance : A"])
 async def test_what_would_be_lost_is_not_pickled(
     site: Site, pickling: dict[str, Any], line: str

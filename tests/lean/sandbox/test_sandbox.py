@@ -287,6 +287,7 @@ async def test_renewal_of_a_program_that_ends_meanwhile(sandbox: Sandbox) -> Non
     assert isinstance(await killing, Exit)
 
 
+@pytest.mark.slow
 async def test_clearing(sandbox: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("")
     code = """

@@ -90,6 +90,7 @@ async def test_a_hasty_second_cancellation_changes_nothing(sandbox: Sandbox) -> 
     assert marked(marker) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["outer", "inner"])
 async def test_the_supervisor_is_killed(sandbox: Sandbox, which: str) -> None:
     marker = new_marker()
@@ -114,6 +115,7 @@ async def test_the_supervisor_minds_only_its_worker(sandbox: Sandbox) -> None:
     assert await output(sandbox, "print('here')") == "here"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["NOFILE", "CPU", "NPROC"])
 async def test_who_lowers_the_limits_of_the_supervisor_has_the_trouble(
     sandbox: Sandbox, limit: str
@@ -165,6 +167,7 @@ WORKER = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_worker_is_killed(mode: str) -> None:
     marker = new_marker()

@@ -122,6 +122,7 @@ async def test_limits_begin_with_its_input(sandbox: Sandbox) -> None:
         assert end.cpu_s > 0.4  # its start is part of what it cost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limit", ["wall", "memory", "output"])
 async def test_each_limit_holds(sandbox: Sandbox, limit: str) -> None:
     code = """
@@ -144,6 +145,7 @@ async def test_each_limit_holds(sandbox: Sandbox, limit: str) -> None:
     assert marked(spares.marker) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noticed", [True, False])
 async def test_one_that_died_costs_no_run(sandbox: Sandbox, noticed: bool) -> None:
     spares = Spares(sandbox, NAMED)

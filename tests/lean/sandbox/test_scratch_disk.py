@@ -87,6 +87,7 @@ def test_folders_below_the_reach_of_paths_count_as_too_much(tmp_path: Path) -> N
         os.close(here)
 
 
+@pytest.mark.slow
 async def test_a_check_that_fills_the_disk_says_so(site: Site) -> None:
     driver = await site.driver(site.shell())
     reply = await driver.run(check("head -c 8000000 /dev/zero > big; sleep 600", scratch_mb=4))

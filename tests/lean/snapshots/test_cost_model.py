@@ -43,6 +43,7 @@ def test_large_texts_are_worth_it_and_small_ones_not() -> None:
     assert 0.1 < costs.summary["least_replay_s"] < 1.0
 
 
+@pytest.mark.slow
 @given(observations, keys, seconds, seconds)
 def test_what_takes_longer_is_worth_no_less(
     seen: list[Observation], key: str, one: float, other: float
@@ -52,6 +53,7 @@ def test_what_takes_longer_is_worth_no_less(
     assert costs.worth_saving(key, short) <= costs.worth_saving(key, long)
 
 
+@pytest.mark.slow
 @given(observations, keys, st.floats(0, 1))
 def test_what_elaborates_quicker_than_it_loads_is_never_worth_it(
     seen: list[Observation], key: str, share: float
@@ -61,6 +63,7 @@ def test_what_elaborates_quicker_than_it_loads_is_never_worth_it(
     assert not costs.worth_loading(share * costs.load_s(0))
 
 
+@pytest.mark.slow
 @given(observations, seconds)
 def test_summary_says_what_is_decided(seen: list[Observation], replay_s: float) -> None:
     costs = learned(seen)

@@ -142,6 +142,7 @@ def start_worker(folder: Path, seed: int, rounds: int) -> subprocess.Popen[bytes
     )
 
 
+@pytest.mark.slow
 def test_processes_share_a_folder(tmp_path: Path) -> None:
     workers = [start_worker(tmp_path, seed, 150) for seed in range(3)]
     for worker in workers:
@@ -152,6 +153,7 @@ def test_processes_share_a_folder(tmp_path: Path) -> None:
     assert machine.coming() == []
 
 
+@pytest.mark.slow
 def test_killed_process_leaves_nothing_that_is_taken_for_a_snapshot(tmp_path: Path) -> None:
     for seed in range(3):
         worker = start_worker(tmp_path, seed, 1_000_000)
@@ -271,6 +273,7 @@ def shipped(deps: Any) -> Any:
     return msgpack.unpackb(msgpack.packb(deps), strict_map_key=False)
 
 
+@pytest.mark.slow
 @given(json_values, folders)
 def test_paths_come_back_where_the_folders_are_the_same(deps: Any, roots: list[str]) -> None:
     assert local_deps(shipped(portable_deps(deps, roots)), roots) == deps

@@ -90,6 +90,7 @@ def entry(folder: Path, key: str) -> Path:
     return found
 
 
+@pytest.mark.slow
 async def test_a_state_is_stepped_on_another_machine(core: Environment, tmp_path: Path) -> None:
     shelf = Shelf()
     async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
@@ -106,6 +107,7 @@ async def test_a_state_is_stepped_on_another_machine(core: Environment, tmp_path
         assert (await step(b, there.state, "exact hp\nexact And.intro hq hp")).verdict == "accepted"
 
 
+@pytest.mark.slow
 async def test_without_its_snapshot_a_state_is_replayed(core: Environment, tmp_path: Path) -> None:
     shelf = Shelf()
     async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
@@ -116,6 +118,7 @@ async def test_without_its_snapshot_a_state_is_replayed(core: Environment, tmp_p
         assert counts(b) == {"replayed": 1}
 
 
+@pytest.mark.slow
 async def test_a_damaged_snapshot_in_the_store_costs_time(
     core: Environment, tmp_path: Path
 ) -> None:
@@ -132,6 +135,7 @@ async def test_a_damaged_snapshot_in_the_store_costs_time(
         assert b._opened.prefixes.tally.damaged == 1
 
 
+@pytest.mark.slow
 async def test_a_damaged_snapshot_on_the_disk_costs_time(core: Environment, tmp_path: Path) -> None:
     async with machine(tmp_path, MemoryStates()) as driver:
         state = await begin(driver)
@@ -167,6 +171,7 @@ async def test_what_lean_cannot_load_is_replayed_and_dropped(
         assert prefixes.tally.damaged == 1
 
 
+@pytest.mark.slow
 async def test_a_toolchain_without_snapshots_works_as_well(
     core: Environment, tmp_path: Path
 ) -> None:
@@ -203,6 +208,7 @@ async def test_headers_have_snapshots_too(core: Environment, tmp_path: Path) -> 
         assert b._opened.prefixes.holds(key_of(b, "prelude\nimport Core"))
 
 
+@pytest.mark.slow
 async def test_a_header_that_lean_cannot_load_costs_time(core: Environment, tmp_path: Path) -> None:
     async with machine(tmp_path / "a", MemoryStates()) as a:
         code = "prelude\nimport Core\ntheorem t (p : Prop) (h : p) : p := h\n"

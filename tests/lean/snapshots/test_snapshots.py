@@ -69,6 +69,7 @@ def lean(environment: Environment, folder: Path, name: str, text: str, *args: st
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 async def test_snapshot_of_leans_serves_a_machine_with_other_paths(
     core: Environment, one: Machine, two: Machine, server_states: Any
 ) -> None:

@@ -164,6 +164,7 @@ def test_a_hole_of_a_tactic_is_a_hole_in_a_hole() -> None:
     )
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(["a", "b\nc", "· d"]), max_size=4), st.integers(0, 2))
 def test_a_message_belongs_to_the_tactic_exactly_where_it_is_in_it(
     before: list[str], opened: int

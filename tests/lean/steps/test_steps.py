@@ -318,6 +318,7 @@ async def test_a_step_has_budgets(lean: Lean) -> None:
 # States
 
 
+@pytest.mark.slow
 async def test_ids_are_equal_across_drivers(site: Site) -> None:
     one, other = [Lean(await site.driver(), knows_places=True) for _ in range(2)]
     states = [(await lean.open(THEOREM)).state for lean in (one, other)]
@@ -328,6 +329,7 @@ async def test_ids_are_equal_across_drivers(site: Site) -> None:
     assert different.state != states[0]
 
 
+@pytest.mark.slow
 async def test_an_unknown_state(lean: Lean) -> None:
     reply = await lean.step("0" * 64, "exact h")
     assert reply.verdict is None
@@ -335,6 +337,7 @@ async def test_an_unknown_state(lean: Lean) -> None:
     assert "not known here" in reply.error
 
 
+@pytest.mark.slow
 async def test_export_and_import(site: Site) -> None:
     here, there = [Lean(await site.driver(), knows_places=True) for _ in range(2)]
     start = await here.open(THEOREM)
