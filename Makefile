@@ -73,7 +73,10 @@ dist: $(VENV)/dev     ## sdist and wheel
 clean:           ## remove what the targets made
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
+# pip looks for a version that fits for minutes before it says that there is none.
 $(VENV)/local: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "leanq needs Python 3.11 or newer, and $(PYTHON) is %s; name another: make PYTHON=python3.12 ..." % sys.version.split()[0])'
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[local]'
 	@touch $@
