@@ -111,6 +111,7 @@ class CircuitBreaker:
 
     Attributes:
         paused_until_s: before this time nothing is claimed, by the clock.
+        quarantined: nothing is claimed until Lean is known to work here again.
         fault: the last of several failures in a row, when the worker should end rather than churn.
 
     Args:
@@ -120,6 +121,7 @@ class CircuitBreaker:
 
     def __init__(self, pause_s: float, clock: Callable[[], float]) -> None:
         self.paused_until_s = 0.0
+        self.quarantined = False
         self.fault: WorkerError | None = None
         self._pause_s = pause_s
         self._clock = clock
@@ -128,7 +130,7 @@ class CircuitBreaker:
     @property
     def closed(self) -> bool:
         """Whether requests may be claimed."""
-        return self._clock() >= self.paused_until_s
+        return not self.quarantined and self._clock() >= self.paused_until_s
 
     def pause(self, seconds: float) -> None:
         """Claims nothing for ``seconds``."""
@@ -144,6 +146,12 @@ class CircuitBreaker:
         self.pause(self._pause_s)
         if self._failures >= _FAILURES_IN_A_ROW:
             self.fault = error
+
+    def quarantine(self, error: WorkerError) -> None:
+        """Lean does not work here. What runs at that time counts as one failure."""
+        if not self.quarantined:
+            self.quarantined = True
+            self.failed(error)
 
 
 class SlotPool:
@@ -190,6 +198,11 @@ class SlotPool:
         if self.draining or self.slots.isolated or (self.on_hold and self.slots.taken):
             return False
         return self.breaker.closed
+
+    def quarantine(self, error: WorkerError) -> None:
+        """Lean does not work here: nothing is claimed until it does."""
+        self.breaker.quarantine(error)
+        self._changed()
 
     def share(self, consumer: object, *, ahead: bool) -> int:
         """How many requests the consumer, which wants some, may claim now.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, SlotPool
-from leanq.errors import NewerMessageError, WireError, WorkerError
+from leanq.errors import NewerMessageError, ToolchainError, WireError, WorkerError
 from leanq.fleet import logging as logs
 from leanq.lean.driver import Driver
 from leanq.queue import wire
@@ -175,6 +175,12 @@ class Slots:
             log.warning("%s is given back: %s", job.request_id, error)
             self._slot_pool.breaker.pause(_PAUSE_AFTER_DEFERRING_S)
             self._finish(held, "defer")
+            return
+        except ToolchainError as error:
+            # Whatever the request was, it is not to blame.
+            log.error("%s is given back: %s", job.request_id, error)
+            self._slot_pool.quarantine(error)
+            self._finish(held, "keep")
             return
         except WorkerError as error:
             # The attempt counts, in case the request is what breaks machines.

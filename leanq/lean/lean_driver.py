@@ -107,8 +107,14 @@ class LeanDriver:
 
     async def open(self, states: States) -> None:
         self._states = states
-        await self._opened.lean.open()
+        # Its self-test takes as long, and does not wait for this.
         self._opened.auditor.judges.open()
+        await self._opened.lean.open()
+
+    async def prove(self) -> None:
+        """Raises WorkerError where Lean, or its environment, is broken on this machine."""
+        await self._notice_changes(at_once=True)
+        await self._opened.lean.prove()
 
     async def close(self) -> None:
         await self._opened.close()
@@ -125,19 +131,29 @@ class LeanDriver:
         if answer is None:
             return Reply(error=f"the lean driver cannot {request.op}")
         started = time.monotonic()
+        reply = await self._answer(answer, request)
+        # A library that is rebuilt or deleted makes no candidate wrong.
+        if reply.reason == "unknown_import" and await self._notice_changes(at_once=True):
+            reply = await self._answer(answer, request)
+        if reply.verdict == "accepted" and not request.audit:
+            reply = replace(reply, verdict="unjudged", reason="not_audited")
+        if reply.reason == "unknown_import":
+            environment = self._opened.lean.environment
+            note = await asyncio.to_thread(explain_import, environment, request.code)
+            reply = replace(reply, messages=(*reply.messages, note))
+        return replace(reply, wall_s=time.monotonic() - started)
+
+    async def _answer(
+        self, answer: Callable[[Request], Awaitable[Reply]], request: Request
+    ) -> Reply:
+        """An operation's reply about the text as the client has sent it."""
         environment = self._opened.lean.environment
         header = environment.header_for(request.code) if request.code else ""
         try:
             reply = await answer(replace(request, code=header + request.code))
         except (UsageError, QueueFullError) as error:
             return Reply(error=str(error))
-        reply = without_header(reply, header.count("\n"))
-        if reply.verdict == "accepted" and not request.audit:
-            reply = replace(reply, verdict="unjudged", reason="not_audited")
-        if reply.reason == "unknown_import":
-            note = await asyncio.to_thread(explain_import, environment, request.code)
-            reply = replace(reply, messages=(*reply.messages, note))
-        return replace(reply, wall_s=time.monotonic() - started)
+        return without_header(reply, header.count("\n"))
 
     async def _check(self, request: Request) -> Reply:
         opened = self._opened
@@ -213,19 +229,32 @@ class LeanDriver:
         trials = Trials(lean, auditor, prefixes, targets)
         return Opened(lean, auditor, prefixes, targets, trials)
 
-    async def _notice_changes(self) -> None:
-        """Takes a new fingerprint when the environment's files have changed."""
-        if time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
-            return
+    async def _notice_changes(self, *, at_once: bool = False) -> bool:
+        """Takes a new fingerprint when the environment's files have changed; whether they have.
+
+        It looks every few seconds, or ``at_once``.
+        """
+        if not at_once and time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
+            return False
+        asked, asked_s = self._opened, time.monotonic()
         async with self._looking:
-            if time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
-                return
-            before = self._opened
-            if await asyncio.to_thread(before.lean.environment.changed):
-                environment = await asyncio.to_thread(self._open_environment)
-                self._opened = self._open(environment)
-                await before.close()
-            self._looked_at_s = time.monotonic()
+            if self._looked_at_s < asked_s:
+                before = self._opened
+                if await asyncio.to_thread(before.lean.environment.changed):
+                    environment = await asyncio.to_thread(self._open_environment)
+                    self._opened = await self._tried(self._open(environment))
+                    await before.close()
+                self._looked_at_s = time.monotonic()
+        return self._opened is not asked
+
+    async def _tried(self, opened: Opened) -> Opened:
+        """The environment, in which Lean works; raises ToolchainError."""
+        try:
+            await opened.lean.prove()
+        except BaseException:
+            await opened.close()
+            raise
+        return opened
 
 
 def without_header(reply: Reply, lines: int) -> Reply:

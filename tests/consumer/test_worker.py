@@ -24,7 +24,7 @@ from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import Timings
-from leanq.errors import RequestError, ToolchainError, WorkerError
+from leanq.errors import RequestError, SandboxError, ToolchainError, WorkerError
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Queued
@@ -195,7 +195,7 @@ async def test_an_idle_worker_asks_little(settings: Settings) -> None:
 async def test_a_machines_failure_gives_back_and_charges(
     settings: Settings, lean: AsyncLeanQClient
 ) -> None:
-    driver = Failing(ToolchainError("no Lean"), 2)
+    driver = Failing(SandboxError("no room"), 2)
     async with working(settings, driver, slots=1, timings=QUICK):
         reply = await ask(lean, b"x")
     assert (reply.payload, reply.attempts) == (b"x", 3)
@@ -206,8 +206,8 @@ async def test_a_worker_that_fails_three_times_in_a_row_ends(
 ) -> None:
     patient = replace(settings, max_attempts=10)
     task = asyncio.create_task(ask(lean, b"x"))
-    driver = Failing(ToolchainError("no Lean"), 9)
-    with pytest.raises(ToolchainError, match="no Lean"):
+    driver = Failing(SandboxError("no room"), 9)
+    with pytest.raises(SandboxError, match="no room"):
         async with working(patient, driver, slots=1, timings=QUICK) as worker:
             await eventually(lambda: worker.slot_pool.breaker.fault is not None)
     async with working(patient):
