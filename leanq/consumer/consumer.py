@@ -24,11 +24,12 @@ from leanq.consumer.claim_state import ClaimState
 from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, PAUSE_AFTER_FAILURE_S, SlotPool
 from leanq.consumer.slots import Slots
 from leanq.errors import UnavailableError
+from leanq.fleet.stats import environments_of
 from leanq.lean.driver import Driver
 from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s
 from leanq.queue.reaper import reap
-from leanq.queue.results import Reserved
+from leanq.queue.results import Reserved, Status
 
 log = logging.getLogger("leanq.worker")
 
@@ -103,8 +104,30 @@ class Consumer:
         prints = {
             environment: str(said.get("fingerprint", "")) for environment, said in about.items()
         }
-        await self._queue.register(self._worker, wire.pack_info(self._info), environments, prints)
+        before = await self._queue.fingerprints()
+        info = wire.pack_info({**self._info, "fingerprints": prints})
+        await self._queue.register(self._worker, info, environments, prints)
         self._published = about
+        # Whether those of another fingerprint still live is asked only where there were any.
+        if any(print_ and before.get(name, print_) != print_ for name, print_ in prints.items()):
+            self._warn_of_others(prints, await self._queue.status())
+
+    def _warn_of_others(self, prints: Mapping[str, str], status: Status) -> None:
+        """Says so where living workers offer something else under a name of this worker's."""
+        for name, stats in environments_of(status).items():
+            others = {
+                found: n for found, n in stats.fingerprints.items() if found != prints.get(name)
+            }
+            if others and prints.get(name):
+                said = ", ".join(f"{found[:12]} ({n})" for found, n in others.items())
+                log.warning(
+                    "other workers offer another environment as %r: its fingerprint is %s here and "
+                    "%s there, so verdicts depend on the worker; give each a name of its own, or "
+                    "bring Lean and the libraries to the same version everywhere",
+                    name,
+                    prints[name][:12],
+                    said,
+                )
 
     def wake(self) -> None:
         """A slot is free, or nothing is to be claimed any more."""
