@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, SlotPool
 from leanq.errors import NewerMessageError, ToolchainError, WireError, WorkerError
 from leanq.fleet import logging as logs
@@ -235,14 +237,14 @@ class Slots:
         if outcome != "echo" and logs.requests.isEnabledFor(logging.INFO):
             said = {"verdict": outcome, "queued_s": job.queued_s, "ran_s": round(ran_s, 4)}
             logs.requests.info("%s in %.3f s", outcome, ran_s, extra={"fields": said})
-        data = wire.pack_reply(
-            job.token,
+        signed = replace(
             reply,
             worker=self._worker,
             attempts=job.attempts,
             queued_s=job.queued_s,
             wall_s=reply.wall_s or ran_s,
         )
+        data = wire.pack_reply(job.token, signed)
         way, times = reply.way or "", times_of(job.queued_s, ran_s)
         return Settlement(
             job.request_id,

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from cachetools import LRUCache
+from msgspec.structs import replace
 
 from leanq.errors import AuditError
 from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
@@ -51,7 +53,7 @@ class Auditor:
     def __init__(self, lean: Lean, judges: Judges) -> None:
         self.judges = judges
         self._lean = lean
-        self._known: OrderedDict[tuple[str, ...], ImportedAxioms] = OrderedDict()
+        self._known: LRUCache[tuple[str, ...], ImportedAxioms] = LRUCache(_HEADERS_REMEMBERED)
 
     async def findings(self, survey: Survey, header: Header, allowed: Sequence[str]) -> Findings:
         """What a compiled text rests on; raises AuditError."""
@@ -69,9 +71,6 @@ class Auditor:
         if known is None:
             find_olean = self._lean.environment.find_olean
             known = self._known[key] = ImportedAxioms(header, self._lean.ask, find_olean)
-            if len(self._known) > _HEADERS_REMEMBERED:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
         return known
 
 

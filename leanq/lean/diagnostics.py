@@ -12,8 +12,10 @@ import json
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Self, TypeGuard, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from leanq.lean.sandbox.sandbox import Exit, Finished, Limits
 from leanq.queue.requests import Message, Reason, Reply, Severity, Verdict
@@ -91,8 +93,7 @@ class Printed:
         self.messages = tuple(messages)
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Struct, frozen=True):
     """What an answer of Lean's amounts to before any audit; ``reason`` is None where accepted."""
 
     verdict: Verdict

@@ -8,9 +8,11 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from leanq.errors import QueueFullError, RecipeError, UnavailableError, UsageError
 from leanq.lean.audit.judges import Judges

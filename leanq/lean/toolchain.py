@@ -93,12 +93,17 @@ class Toolchain:
         return self.prefix / "lib" / "lean" if self.prefix else None
 
     @property
-    def shared_library(self) -> Path | None:
-        """Lean as a shared library, where there is one: what the judge's kernel comes from."""
-        if self.source == "wheel":
-            return self.program
-        library = self.prefix and self.prefix / "lib" / "lean" / "libleanshared.so"
-        return library if library and library.is_file() else None
+    def shared_libraries(self) -> tuple[Path, ...]:
+        """Lean as shared libraries, where there are any: what the judge's kernel comes from.
+
+        The first one leads to the others, if any does. On some platforms Lean is in several.
+        """
+        folder = self.program.parent if self.source == "wheel" else self.library
+        main = folder and folder / "libleanshared.so"
+        if not folder or not main or not main.is_file():
+            return ()
+        others = (*folder.glob("libleanshared_*.so"), *folder.glob("libInit_shared.so"))
+        return (main, *sorted(others))
 
     def __str__(self) -> str:
         commit = f" ({self.commit[:12]})" if self.commit else ""

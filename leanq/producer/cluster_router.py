@@ -12,12 +12,13 @@ import asyncio
 import math
 import random
 import secrets
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
+
+from cachetools import LRUCache
 
 from leanq.errors import (
     ClosedError,
@@ -292,7 +293,7 @@ class ClusterRouter:
             self.clusters.append(Cluster(settings, router, timings.probe_s))
         self.outstanding: dict[str, _Sent | _Attached] = {}
         # Where states were made.
-        self._homes: OrderedDict[str, Cluster] = OrderedDict()
+        self._homes: LRUCache[str, Cluster] = LRUCache(_STATES_REMEMBERED)
         self._closed = False
 
     async def open(self) -> None:
@@ -458,7 +459,7 @@ class ClusterRouter:
                         affinity=submission.affinity or where.warmth,
                     )
                     sent.prepared = replace(sent.prepared, submission=submission)
-                    self._remember(state, looks[look])
+                    self._homes[state] = looks[look]
                     self._place(sent, looks[look])
                     return
         finally:
@@ -471,10 +472,4 @@ class ClusterRouter:
         """The states of a reply are where it came from."""
         for state in (reply.state, *(sorry.state for sorry in reply.sorries)):
             if state is not None:
-                self._remember(state, cluster)
-
-    def _remember(self, state: str, cluster: Cluster) -> None:
-        self._homes[state] = cluster
-        self._homes.move_to_end(state)
-        while len(self._homes) > _STATES_REMEMBERED:
-            self._homes.popitem(last=False)
+                self._homes[state] = cluster

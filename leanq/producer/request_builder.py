@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from base64 import urlsafe_b64encode
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
+from threading import Lock
 from typing import Any, Generic, TypedDict, TypeVar, cast
+
+from cachetools import LRUCache
+from msgspec.structs import replace
 
 from leanq.errors import InvalidRequestError, RequestError
 from leanq.lean.recipes import Recipe, snapshot_key, text_hash, unpack_export
@@ -135,7 +138,9 @@ class RequestBuilder:
     def __init__(self, settings: Settings, tenant: str) -> None:
         self._settings = settings
         self._tenant = check_name("tenant", arguments.text("tenant", tenant))
-        self._states: OrderedDict[str, Whereabouts] = OrderedDict()
+        # Asked in the callers' threads, told in the client's.
+        self._states: LRUCache[str, Whereabouts] = LRUCache(_STATES_REMEMBERED)
+        self._states_lock = Lock()
         self._fingerprints: dict[str, str] = {}
 
     def check(self, code: str, options: Check) -> PreparedRequest[Reply]:
@@ -248,19 +253,18 @@ class RequestBuilder:
         return request_id
 
     def _whereabouts(self, state: str, env: str | None) -> Whereabouts | None:
-        known = self._states.get(state)
+        with self._states_lock:
+            known = self._states.get(state)
         if env is None or (known and known.environment == env):
             return known
         return Whereabouts(env)
 
     def _learn(self, where: Whereabouts, reply: Reply) -> None:
         """The states of a reply are where the request was."""
-        for state in (reply.state, *(sorry.state for sorry in reply.sorries)):
-            if state is not None:
-                self._states[state] = where
-                self._states.move_to_end(state)
-        while len(self._states) > _STATES_REMEMBERED:
-            self._states.popitem(last=False)
+        with self._states_lock:
+            for state in (reply.state, *(sorry.state for sorry in reply.sorries)):
+                if state is not None:
+                    self._states[state] = where
 
     def _at(
         self,

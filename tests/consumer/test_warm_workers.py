@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.fleets import Recorder, counter, counts, is_idle, new_token, worker_processes, working
 from support.waiting import eventually
 
@@ -25,11 +26,10 @@ from leanq.worker import Worker
 
 # What makes the echo driver of a worker process warm for whatever it ran.
 WARMING = """
-import dataclasses
 from leanq.lean.echo import EchoDriver
 cold = EchoDriver.run
 async def run(self, request):
-    return dataclasses.replace(await cold(self, request), warm=True)
+    return structs.replace(await cold(self, request), warm=True)
 EchoDriver.run = run
 """
 
@@ -38,7 +38,7 @@ class Warming(Recorder):
     """A driver that is warm for whatever it ran."""
 
     async def answer(self, request: Request) -> Reply:
-        return replace(await super().answer(request), warm=True)
+        return structs.replace(await super().answer(request), warm=True)
 
 
 @pytest.fixture

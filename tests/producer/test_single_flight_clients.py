@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.fleets import Recorder, counter, counts, short_lease, working
 from support.waiting import eventually
 
@@ -36,7 +37,7 @@ class StandIn(Recorder):
         return {"driver": "stand-in", "fingerprint": self.fingerprint}
 
     async def run(self, request: Request) -> Reply:
-        return await super().run(replace(request, payload=request.code.encode()))
+        return await super().run(structs.replace(request, payload=request.code.encode()))
 
     async def answer(self, request: Request) -> Reply:
         if request.payload.startswith(b"held"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ctypes import c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -64,7 +64,12 @@ _NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
     ),
     "_kernel_env": ("lean_elab_environment_to_kernel_env", (_POINTER,)),
     "_search_path": ("l_Lean_initSearchPath", (_POINTER, _POINTER)),
+    "_initialize": ("lean_initialize", ()),
+    "_exit_on_panic": ("lean_set_exit_on_panic", (c_uint8,)),
+    "_mark_persistent": ("lean_mark_persistent", (_POINTER,)),
 }
+# What they return, where it is no object.
+_RESULTS = {"_same": c_uint8, "_initialize": None, "_exit_on_panic": None, "_mark_persistent": None}
 
 # `Lean.Kernel.Exception`: the constructors that tell of a limit, and nothing of the declaration.
 _FIRST_LIMIT = 13
@@ -151,35 +156,48 @@ class Kernel:
     _import: Any
     _kernel_env: Any
     _search_path: Any
+    _initialize: Any
+    _exit_on_panic: Any
+    _mark_persistent: Any
 
-    def __init__(self, library: str, version: str) -> None:
-        """Loads the library and imports nothing yet.
+    def __init__(self, libraries: Sequence[str], version: str) -> None:
+        """Loads the libraries and imports nothing yet.
+
+        Args:
+            libraries: their paths; first the one that leads to the others, if any does.
+            version: Lean's.
 
         Raises:
-            KernelUnavailableError: it is of another version, or lacks a function.
+            KernelUnavailableError: they are of another version, or lack a function.
         """
         if not VERSIONS.match(version):
             raise KernelUnavailableError(f"the judge does not know the library of Lean {version}")
         os.environ["UV_USE_IO_URING"] = "0"  # the sandbox denies it
         try:
-            self._lib = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+            self._libs = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in libraries]
             for attribute, (symbol, arguments) in _NAMES.items():
-                function = self._lib[symbol]
-                function.restype = c_uint8 if attribute == "_same" else _POINTER
+                function = self._function(symbol)
+                function.restype = _RESULTS.get(attribute, _POINTER)
                 function.argtypes = arguments
                 setattr(self, attribute, function)
             libc = ctypes.CDLL(None)
             for number in (_SIGINT, _SIGXFSZ):  # Python catches or ignores them
                 libc.signal(number, None)
-            self._lib.lean_initialize.restype = None
-            self._lib.lean_initialize()
+            self._initialize()
             # By default a panic goes on with some value.
-            self._lib.lean_set_exit_on_panic.argtypes = [c_uint8]
-            self._lib.lean_set_exit_on_panic(1)
-            self._no_options = _POINTER.in_dll(self._lib, "l_Lean_Options_empty").value or 0
+            self._exit_on_panic(1)
+            no_options = ctypes.cast(self._function("l_Lean_Options_empty"), _POINTER).value
+            self._no_options = _word(no_options or 0)
         except (OSError, AttributeError, ValueError) as error:
             raise KernelUnavailableError(f"the judge cannot use Lean's library: {error}") from None
         self.env = 0
+
+    def _function(self, symbol: str) -> Any:
+        """What has this name in any of the libraries. Raises AttributeError."""
+        for library in self._libs:
+            if (found := getattr(library, symbol, None)) is not None:
+                return found
+        raise AttributeError(f"there is no {symbol} in it")
 
     def import_header(self, modules: Iterable[tuple[str, ...]], path: Iterable[str]) -> None:
         """Makes an environment of what these modules declare; of what they bring to run, nothing.
@@ -204,7 +222,7 @@ class Kernel:
         if self._tag(result) != 0:
             raise KernelUnavailableError("the judge cannot import what the header imports")
         self.env = self._kernel_env(_word(result + _WORD))
-        self._lib.lean_mark_persistent(_POINTER(self.env))
+        self._mark_persistent(self.env)
 
     def add(self, declaration: int) -> None:
         """Adds a declaration to the environment, if the kernel accepts it.

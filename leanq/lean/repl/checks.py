@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from leanq.errors import ReplError
 from leanq.lean.diagnostics import Judged, Position, Printed, judge_printed

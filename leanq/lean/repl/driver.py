@@ -12,8 +12,10 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from leanq.errors import QueueFullError, ReplError
 from leanq.lean.environment import Environment

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from leanq.lean.diagnostics import Judged, Printed, is_budget, judge_printed, reason_of
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after

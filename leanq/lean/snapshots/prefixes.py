@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from cachetools import LRUCache
+from msgspec import structs
 
 from leanq.errors import LeanQError
 from leanq.lean.process import Lean, Run, limits_of
@@ -97,7 +98,7 @@ class Prefixes:
             reply = await work(None)
             if reply.verdict not in _DOUBTFUL:
                 await self._drop(key, states)
-        return replace(reply, warm=self.holds(key))
+        return structs.replace(reply, warm=self.holds(key))
 
     async def run(
         self,

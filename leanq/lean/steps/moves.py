@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from leanq.lean.diagnostics import Judged, is_budget, reason_of
 from leanq.lean.environment import Environment
 from leanq.lean.recipes import Recipe, Tactic, read_recipe, record_after
@@ -40,7 +42,7 @@ class Move:
         """What concerns the tactic, with places in it; an error elsewhere is its fault as well."""
         told = [self.given.message(draft.of_trial(m)) for m in messages if draft.is_trial(m)]
         elsewhere = [
-            replace(message, line=1, column=0, end_line=None, end_column=None)
+            structs.replace(message, line=1, column=0, end_line=None, end_column=None)
             for message in messages
             if not draft.is_trial(message)
             and draft.level(message) is None
@@ -67,7 +69,7 @@ class Move:
         if checked.verdict == "incomplete" and not messages:
             why = "leanq: the proof, or what stands before it, rests on sorryAx"
             messages = (Message("warning", 1, 0, why),)
-        return replace(checked, messages=messages, axioms=axioms)
+        return structs.replace(checked, messages=messages, axioms=axioms)
 
 
 async def read_move(request: Request, states: States, environment: Environment) -> Move | Reply:
@@ -96,12 +98,12 @@ def judged_apart(draft: Draft, judged: Judged) -> Judged:
         verdict = "exhausted"
     if verdict == judged.verdict and verdict not in ("rejected", "exhausted"):
         return judged
-    return replace(judged, verdict=verdict, reason=reason_of(verdict, counted))
+    return structs.replace(judged, verdict=verdict, reason=reason_of(verdict, counted))
 
 
 def left_open(reply: Reply) -> Reply:
     """The reply to a tactic that worked and leaves goals."""
-    return replace(reply, verdict="incomplete", reason="goals_remain")
+    return structs.replace(reply, verdict="incomplete", reason="goals_remain")
 
 
 def other_environment(recipe: Recipe, environment: Environment) -> str:
