@@ -64,6 +64,9 @@ def lines_of(file: str, reply: Reply) -> Iterator[str]:
     for failure in reply.failed:
         yield from _hanging(f"  {failure.name}: {failure.rule}: ", failure.text)
     for m in reply.messages:
+        # The judge's own message is for those that read no `failed`.
+        if any(f"{failure.name}: {failure.text}" in m.text for failure in reply.failed):
+            continue
         yield from _hanging(f"  {file}:{m.line}:{m.column}: {m.severity}: ", m.text)
     for s in reply.sorries:
         yield f"  {file}:{s.line}:{s.column}: sorry"

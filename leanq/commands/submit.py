@@ -8,7 +8,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from itertools import islice
 from os.path import isfile
 from typing import Any, Unpack
@@ -17,12 +25,13 @@ import click
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import Stopped, interruptible, worst
+from leanq.commands.common import EXIT_USAGE, Stopped, interruptible, worst
 from leanq.commands.replies import Ended, Summary, lines_of
+from leanq.commands.tables import plural
 from leanq.errors import InvalidRequestError, LeanQError, TooLargeError, UsageError
 from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.queue.queue import look
-from leanq.queue.requests import Reply, check_reply_to_json
+from leanq.queue.requests import Reply, Request, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
 from leanq.queue.up_file import UpFile
 from leanq.queue.wire import unpack_info
@@ -60,8 +69,8 @@ def submit(
     call.
 
     Exit code: 0 if all are accepted; 1 if any is rejected, incomplete, exhausted or unverified;
-    3 if leanq could not give a verdict of Lean's, or no Redis answers; 2 for wrong usage and for
-    files that cannot be read.
+    3 if leanq could not give a verdict of Lean's, or no Redis answers; of several the highest. 2
+    for wrong usage and for files that cannot be read or are empty, before anything is sent.
     """
 
     def ask(client: AsyncLeanQClient, code: str) -> Coroutine[Any, Any, Reply]:
@@ -89,6 +98,9 @@ def run_files(
     # A pipe or a terminal can keep its reader waiting, so what may be one is read while no
     # worker depends on this process and Ctrl-C ends it at once.
     early = {file: read_source(file) for file in files if file == "-" or not isfile(file)}
+    if refused := list(_refused(files, early)):
+        _show_refused(refused, len(files), to_json if as_json else None)
+        return EXIT_USAGE
     batch = _Batch(files, early, how, ask)
     started_s = time.monotonic()
     try:
@@ -102,6 +114,29 @@ def run_files(
     if warning:
         click.echo(f"leanq: {warning}", err=True)
     return worst(batch.summary.codes)
+
+
+def _refused(files: Iterable[str], early: Mapping[str, _Source]) -> Iterator[Ended]:
+    """The files that no worker could check, each of which is read once more when it is sent."""
+    for file in files:
+        source = early[file] if file in early else read_source(file)
+        try:
+            if isinstance(source, UsageError):
+                raise source
+            Request("check", code=source)
+        except UsageError as error:
+            yield Ended(file, error=error)
+
+
+def _show_refused(refused: Sequence[Ended], total: int, to_json: ToJson | None) -> None:
+    for ended in refused:
+        if to_json:
+            print(json.dumps(_record(ended, to_json)))
+        else:
+            _print(ended)
+    if not to_json:
+        text = f"nothing was sent: {len(refused):,} of {plural(total, 'file')} cannot be checked"
+        click.echo(f"leanq: {text}", err=True)
 
 
 def lean_files(paths: Sequence[str]) -> Iterator[str]:

@@ -107,6 +107,12 @@ class LeanDriver:
             "fingerprint": environment.fingerprint,
         }
 
+    async def describe(self) -> str:
+        opened = self._opened
+        why = await opened.auditor.judges.unavailable()
+        judge = f"nothing is accepted here, for {why}" if why else "the judge works"
+        return f"{opened.lean.environment.toolchain}; {judge}"
+
     async def open(self, states: States) -> None:
         self._states = states
         # Its self-test takes as long, and does not wait for this.

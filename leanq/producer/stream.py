@@ -99,6 +99,13 @@ class Maps:
         thread at a time; a client may have many of them. When most results are rejected for an
         import that the environment does not have, a warning in the log ``leanq.client`` says so.
 
+        >>> codes = ["theorem t (p : Prop) (h : p) : p := h", "theorem u : 1 = 2 := rfl", ""]
+        >>> for result in lean.map(codes):
+        ...     print(result.index, result.verdict, result.error)
+        0 accepted None
+        1 rejected None
+        2 None there is no Lean code to check: the text is empty
+
         Args:
             codes: Lean sources, from an iterable that may be endless.
             window: how many codes at most are read beyond those whose results were given out. All
@@ -128,6 +135,11 @@ class Maps:
         Codes are read by a task in the loop that iterates, also while a result is awaited or in
         use. Where that ``async for`` is left early, outstanding requests are withdrawn as soon as
         the loop collects the iterator; ``contextlib.aclosing`` does it before going on.
+
+        >>> async def verdicts(codes):
+        ...     return [result.verdict async for result in lean.amap(codes)]
+        >>> asyncio.run(verdicts(["theorem t (p : Prop) (h : p) : p := h"]))
+        ['accepted']
         """
         sender, environment = self._sender(options)
         return astream(sender, codes, window, ordered, environment)

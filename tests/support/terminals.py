@@ -25,7 +25,7 @@ from support.sandboxes import busy, marked
 COMMAND_TIMEOUT_S = 60.0
 
 # As the installed script does it.
-LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
+LEANQ = (sys.executable, "-c", "from leanq.__main__ import main; main()")
 
 
 def samples(*names: str) -> list[str]:
