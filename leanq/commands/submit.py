@@ -45,7 +45,8 @@ _PROGRESS_AFTER_S = 2.0
 _Source = str | UsageError
 """The Lean text of a file, or what is wrong with it."""
 
-Show = Callable[[Ended], None]
+Show = Callable[[Ended, bool], None]
+"""Shows an end; whether in a line, since others have said the same before."""
 
 Ask = Callable[[AsyncLeanQClient, str], Coroutine[Any, Any, Reply]]
 """What is asked about the text of each file."""
@@ -205,7 +206,7 @@ class _Batch:
                     checks = (self._check(client, file) for file in self._files)
                     async for ended in _ends(checks, worker):
                         self.summary.add(ended)
-                        show(ended)
+                        show(ended, self.summary.explained(ended))
             finally:
                 idle.cancel()
                 await asyncio.gather(idle, return_exceptions=True)
@@ -296,10 +297,10 @@ def read_source(file: str) -> _Source:
 async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Show]:
     """Yields what shows one end: JSON lines, or plain lines, above a progress bar on a terminal."""
     if as_json:
-        yield lambda ended: print(json.dumps(_record(ended, to_json)), flush=True)
+        yield lambda ended, _: print(json.dumps(_record(ended, to_json)), flush=True)
         return
     if not (sys.stdout.isatty() or sys.stderr.isatty()):
-        yield _print
+        yield lambda ended, brief: _print(ended, brief=brief)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -320,8 +321,8 @@ async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Sh
         await asyncio.sleep(_PROGRESS_AFTER_S)
         bar.start()
 
-    def show(ended: Ended) -> None:
-        _print(ended)
+    def show(ended: Ended, brief: bool) -> None:
+        _print(ended, brief=brief)
         bar.advance(task)
 
     beginning = asyncio.create_task(begin())
@@ -332,12 +333,12 @@ async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Sh
         bar.stop()
 
 
-def _print(ended: Ended) -> None:
+def _print(ended: Ended, *, brief: bool = False) -> None:
     # The streams are named, as click would write past what keeps lines above a progress bar.
     if ended.reply is None:
         click.echo(f"leanq: {ended.file}: {ended.error}", file=sys.stderr)
     else:
-        click.echo("\n".join(lines_of(ended.file, ended.reply)), file=sys.stdout)
+        click.echo("\n".join(lines_of(ended.file, ended.reply, brief=brief)), file=sys.stdout)
 
 
 def _record(ended: Ended, to_json: ToJson) -> dict[str, Any]:

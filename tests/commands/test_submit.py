@@ -277,6 +277,27 @@ def test_a_batch_in_the_wrong_environment_is_told_of() -> None:
     )
 
 
+def test_a_batch_without_a_judge_is_told_of() -> None:
+    summary = Summary()
+    for _ in range(4):
+        summary.add(Ended("a", reply=Reply("unjudged", reason="judge_unavailable")))
+    assert (summary.warning("mathlib") or "").startswith(
+        "4 of 4 texts of the environment 'mathlib' could not be judged"
+    )
+
+
+@pytest.mark.slow
+def test_what_the_environment_lacks_is_explained_a_few_times_and_no_more(client: Terminal) -> None:
+    files = [client.file(f"{n}.lean", f"import Mathlib\n-- {n}") for n in range(20)]
+    done = client.run("submit", *files)
+    assert done.out.count(": rejected (unknown_import; ") == 20
+    assert done.out.count("'default' lacks Init, Mathlib") == 3
+    assert done.err.endswith(
+        "20 of 20 texts import what the environment 'default' does not have; "
+        "is it the right --env?\n"
+    )
+
+
 def test_options_reach_the_worker(client: Terminal) -> None:
     cheat = client.file("cheat.lean", "prelude\nimport Core\naxiom cheat : False\n")
     done = client.run("submit", "--allow-axiom", "cheat", cheat, "--json")
