@@ -260,11 +260,18 @@ _WAYS = {
 def _environment_table(
     record: dict[str, Any], *, watched: bool = False, most: int | None = None
 ) -> list[str]:
-    """By environment what waits and runs; ``watched``: with rates, which take two looks."""
+    """By environment what waits and runs; ``watched``: with rates, which take two looks, and with
+    what is paused, which otherwise stands in a table of its own."""
     rows = []
+    apart = watched and any(each["paused"] for each in record["environments"].values())
     for name, each in list(record["environments"].items())[:most]:
         oldest = duration(each["oldest_s"]) if each["waiting"] > each["paused"] else "–"
-        row = [name, f"{each['waiting']:,}", f"{each['paused']:,}", oldest]
+        row = [
+            name,
+            f"{each['waiting']:,}",
+            *(f"{n:,}" for n in (each["paused"],) if apart),
+            oldest,
+        ]
         if watched:
             rates = (each["submitted_per_s"], each["finished_per_s"])
             row += ("–" if rate is None else f"{rate:,.1f}" for rate in rates)
@@ -277,11 +284,12 @@ def _environment_table(
     if not rows:
         return []
     rates_of = ("IN/S", "OUT/S") if watched else ()
+    paused = ("PAUSED",) if apart else ()
     what_it_is = () if watched else ("LEAN", "FINGERPRINT")
     titles = (
         "ENVIRONMENT",
         "WAITING",
-        "PAUSED",
+        *paused,
         "OLDEST",
         *rates_of,
         "RUNNING",

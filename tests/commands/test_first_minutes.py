@@ -134,6 +134,10 @@ def test_requests_that_are_paused_are_counted_apart(place: Terminal, settings: S
         until(lambda: all(future.running() for future in (held, *outstanding)))
         shown = place.run("status").out.splitlines()
         (record,) = place.run("status", "--json").lines
+        watching = place.start("status", "--watch")
+        watched = wait_for_line(watching.stdout, "ENVIRONMENT")
+        watching.send_signal(signal.SIGINT)
+        ended(watching)
         assert place.run("pause", "--env", "echo").code == 0
         (whole,) = place.run("status", "--json").lines
         for option in (("--tenant", "slow"), ("--env", "echo")):
@@ -142,8 +146,10 @@ def test_requests_that_are_paused_are_counted_apart(place: Terminal, settings: S
             assert future.cancel()
         assert held.cancel()
     assert "waiting     3, of which 3 are paused" in shown
-    titles, row = map(str.split, shown[shown.index("") + 1 :][:2])
-    assert titles[:4] == ["ENVIRONMENT", "WAITING", "PAUSED", "OLDEST"]
-    assert row[:3] == ["echo", "3", "3"]
+    assert max(map(len, shown)) <= 80
+    (table,) = (number for number, line in enumerate(shown) if "PRIORITY" in line)
+    assert shown[table].split()[:4] == ["ENVIRONMENT", "PRIORITY", "WAITING", "PAUSED"]
+    assert shown[table + 1].split()[:4] == ["echo", "1", "3", "3"]
+    assert watched.split("ENVIRONMENT")[1].split()[:2] == ["WAITING", "PAUSED"]
     assert record["environments"]["echo"]["paused"] == 3
     assert [row["held"] for row in (*record["waiting"], *whole["waiting"])] == [3, 3]
