@@ -378,5 +378,5 @@ async def test_a_lean_that_does_not_run_in_the_sandbox_is_the_workers_trouble(si
             source="PATH",
             prefix=Path("/usr"),
         )
-        with pytest.raises(ToolchainError, match=r"(?s)does not run in the sandbox.*hidden"):
+        with pytest.raises(ToolchainError, match=r"(?s)does not work in the sandbox.*hidden"):
             await site.driver(replace(site.core, toolchain=toolchain, options=()))
