@@ -110,6 +110,11 @@ class Worker:
         """How many run now."""
         return self.slot_pool.slots.taken
 
+    @property
+    def quarantined(self) -> bool:
+        """Whether it claims nothing, since Lean has ceased to work on this machine."""
+        return self.slot_pool.breaker.quarantined
+
     async def run(self) -> None:
         """Works until :meth:`stop`, then drains."""
         async with contextlib.AsyncExitStack() as at_end:

@@ -135,7 +135,7 @@ def _show_refused(refused: Sequence[Ended], total: int, to_json: ToJson | None) 
             print(json.dumps(_record(ended, to_json)))
         else:
             _print(ended)
-    if not to_json:
+    if not to_json and total > len(refused):
         text = f"nothing was sent: {len(refused):,} of {plural(total, 'file')} cannot be checked"
         click.echo(f"leanq: {text}", err=True)
 

@@ -239,6 +239,7 @@ def metrics_page(worker: Worker, port: int | None) -> contextlib.AbstractContext
     def read() -> Iterator[Sample]:
         yield "leanq_worker_slots", ("busy",), worker.busy
         yield "leanq_worker_slots", ("idle",), worker.slots - worker.busy
+        yield "leanq_worker_quarantined", (), float(worker.quarantined)
         yield from counted_samples()
 
     page = Page(port, read, worker.joined.is_set)
