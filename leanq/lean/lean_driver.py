@@ -49,7 +49,7 @@ _CORE_NOTE = Message(
     1,
     0,
     "leanq: a text without a header is read behind leanq's small Core here, without Lean's own "
-    "library: it has no `·`, `⟨…⟩`, `rw`, `simp`, `induction` or `omega`. For these, or Mathlib, "
+    "library: it has no `·`, `∃`, `rw`, `simp`, `induction` or `omega`. For these, or Mathlib, "
     "install Lean and name a Lake project that is built: leanq up --env NAME=FOLDER",
 )
 _T = TypeVar("_T")

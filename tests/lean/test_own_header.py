@@ -55,7 +55,7 @@ async def test_what_leanq_says_of_the_whole_text_stands_at_its_beginning(either:
 @pytest.mark.parametrize(
     "code",
     [
-        "theorem t (p q : Prop) (h : p) (k : q) : p ∧ q := ⟨h, k⟩",
+        "theorem t : ∃ n, n = 3 := ⟨3, rfl⟩",
         "theorem t (p : Prop) (h : p) : p := by\n  · exact h",
         "theorem t (n : Nat) : n = n := by simp",
         "theorem t (n : Nat) : n = n := Nat.sub_self n",
