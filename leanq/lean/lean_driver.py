@@ -89,15 +89,15 @@ class LeanDriver:
         self._hidden = tuple(hidden)
         self._nice = nice
         self._costs = costs or Costs()
-        self._opened = self._open(open_environment())
-        self.environment = self._opened.lean.environment.name
+        self.opened = self._open(open_environment())
+        self.environment = self.opened.lean.environment.name
         self._looked_at_s = time.monotonic()
         self._looking = asyncio.Lock()
         self._rng = random.Random()
 
     @property
     def about(self) -> Mapping[str, object]:
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         return {
             "driver": "lean",
             "lean": environment.toolchain.version,
@@ -107,11 +107,11 @@ class LeanDriver:
 
     async def open(self, states: States) -> None:
         self._states = states
-        await self._opened.lean.open()
-        self._opened.auditor.judges.open()
+        await self.opened.lean.open()
+        self.opened.auditor.judges.open()
 
     async def close(self) -> None:
-        await self._opened.close()
+        await self.opened.close()
 
     async def run(self, request: Request) -> Reply:
         await self._notice_changes()
@@ -125,7 +125,7 @@ class LeanDriver:
         if answer is None:
             return Reply(error=f"the lean driver cannot {request.op}")
         started = time.monotonic()
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         header = environment.header_for(request.code) if request.code else ""
         try:
             reply = await answer(replace(request, code=header + request.code))
@@ -140,7 +140,7 @@ class LeanDriver:
         return replace(reply, wall_s=time.monotonic() - started)
 
     async def _check(self, request: Request) -> Reply:
-        opened = self._opened
+        opened = self.opened
         reply = await opened.prefixes.with_header(
             request.code,
             lambda header: check(opened.lean, opened.auditor, request, request.code, load=header),
@@ -155,7 +155,7 @@ class LeanDriver:
         return replace(reply, sorries=sorries)
 
     async def _verify(self, request: Request) -> Reply:
-        opened = self._opened
+        opened = self.opened
         target = await opened.targets.of_request(request)
 
         def verify(header: LocalSnapshot | None) -> Awaitable[Reply]:
@@ -165,7 +165,7 @@ class LeanDriver:
         return await opened.prefixes.with_header(request.code, verify, self._states)
 
     async def _step(self, request: Request) -> Reply:
-        return await self._insist(lambda: self._opened.trials.step(request, self._states))
+        return await self._insist(lambda: self.opened.trials.step(request, self._states))
 
     async def _export(self, request: Request) -> Reply:
         records = await self._insist(lambda: self._states.recall(request.state))
@@ -174,7 +174,7 @@ class LeanDriver:
         return Reply(payload=pack_export(read_recipe(request.state, records)))
 
     async def _import(self, request: Request) -> Reply:
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         recipe = await asyncio.to_thread(unpack_export, request.payload)
         if not await asyncio.to_thread(is_genuine, recipe):
             raise RecipeError("the exported state is of a recipe to which no steps lead")
@@ -220,10 +220,10 @@ class LeanDriver:
         async with self._looking:
             if time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
                 return
-            before = self._opened
+            before = self.opened
             if await asyncio.to_thread(before.lean.environment.changed):
                 environment = await asyncio.to_thread(self._open_environment)
-                self._opened = self._open(environment)
+                self.opened = self._open(environment)
                 await before.close()
             self._looked_at_s = time.monotonic()
 
