@@ -49,7 +49,7 @@ def rq_info(desk: Desk) -> str:
     url = desk.terminal.environ["LEANQ_URL"]
     command = [sys.executable, "-c", "from rq.cli import main; main()", "info", "--url", url]
     command += ["--serializer", "json", desk.campaigns.queue.name]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return done.stdout
 
 

@@ -162,7 +162,7 @@ class Storm:
 
     def _end(self, process: Process) -> None:
         process.kill()
-        process.wait()
+        process.wait(20)
 
     def _start_worker(self) -> Process:
         worker = self._desk.terminal.start(

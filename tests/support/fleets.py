@@ -37,6 +37,7 @@ from support.routes import reply_to
 
 HOUR_S = 3600.0
 SWEEP_TIMEOUT_S = 30.0
+WORKER_TIMEOUT_S = 30.0
 
 
 def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
@@ -140,7 +141,8 @@ def serving(
     finally:
         if thread.is_alive():
             loop.call_soon_threadsafe(worker.stop, 0.0)
-        thread.join()
+        thread.join(WORKER_TIMEOUT_S)
+        assert not thread.is_alive(), "the worker did not stop"
     if faults:
         raise faults[0]
 
@@ -161,7 +163,10 @@ async def working(
     task = asyncio.create_task(worker.run())
     joined = asyncio.create_task(worker.joined.wait())
     try:
-        await asyncio.wait({task, joined}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {task, joined}, return_when=asyncio.FIRST_COMPLETED, timeout=WORKER_TIMEOUT_S
+        )
+        assert task.done() or joined.done(), "the worker did not join"
         if task.done():
             task.result()
         yield worker
@@ -170,7 +175,8 @@ async def working(
         if wire:
             wire.mend()
         worker.stop(grace_s=0.0)
-        await task
+        async with asyncio.timeout(WORKER_TIMEOUT_S):
+            await task
 
 
 def is_idle(worker: Worker) -> bool:

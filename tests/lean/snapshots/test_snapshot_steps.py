@@ -288,7 +288,7 @@ def test_steps_go_to_the_worker_that_is_warm(
     finally:
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
-            worker.wait()
+            worker.wait(20)
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_a_state_outlives_its_worker(core: Environment, settings: Settings, tmp_
                 for key in snapshot_keys(settings, "chunk"):
                     server.set(key, b"damaged")
             workers[0].send_signal(signal.SIGKILL)
-            workers[0].wait()
+            workers[0].wait(20)
             waiting = lean.step(sorry.state, "constructor")
             workers.append(start_worker(settings, tmp_path / "b"))
             second = waiting.result(60)
@@ -330,4 +330,4 @@ def test_a_state_outlives_its_worker(core: Environment, settings: Settings, tmp_
     finally:
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
-            worker.wait()
+            worker.wait(20)
