@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-campaign sim sim-quick dist clean help
 

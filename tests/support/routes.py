@@ -16,15 +16,15 @@ from leanq.queue.results import Submission
 def route_of(lean: LeanQClient | AsyncLeanQClient) -> Route:
     """The client's route; it has to be open, or the client of threads."""
     if isinstance(lean, AsyncLeanQClient):
-        route = lean._route
+        route = lean._route  # noqa: SLF001 - no user has a use for it
         assert route
         return route
-    return lean._running()[1]
+    return lean._running()[1]  # noqa: SLF001 - no user has a use for it
 
 
 def thread_of(lean: LeanQClient) -> LoopThread:
     """The thread that runs the client's event loop."""
-    return lean._running()[0]
+    return lean._running()[0]  # noqa: SLF001 - no user has a use for it
 
 
 def clusters_of(lean: LeanQClient | AsyncLeanQClient) -> ClusterRouter:
@@ -44,4 +44,4 @@ def first_shard(lean: LeanQClient | AsyncLeanQClient) -> ShardClient:
 async def reply_to(lean: AsyncLeanQClient, submission: Submission) -> Reply:
     """The whole reply to any submission, also to such as no operation of the client makes."""
     prepared = PreparedRequest(submission, lambda reply: reply)
-    return await lean._reply(prepared)
+    return await lean._reply(prepared)  # noqa: SLF001 - users have its operations

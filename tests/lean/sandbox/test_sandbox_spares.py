@@ -155,7 +155,7 @@ async def test_one_that_died_costs_no_run(sandbox: Sandbox, noticed: bool) -> No
     (pid,) = marked(spares.marker)
     os.kill(pid, signal.SIGKILL)
     if noticed:
-        process = sandbox._process
+        process = sandbox._process  # noqa: SLF001 - it alone knows what our loop has heard
         assert process is not None
         await process.wait()
     else:
