@@ -62,7 +62,7 @@ class Slots:
         notify: Callable[[], None],
     ) -> None:
         self.returns: dict[Returning, list[tuple[str, str]]]
-        self.returns = {"keep": [], "charge": [], "defer": []}
+        self.returns = {"requeue": [], "retry": [], "defer": []}
         self._worker = worker
         self._drivers = drivers
         self._slot_pool = slot_pool
@@ -104,8 +104,8 @@ class Slots:
         return self._waiting_since_s + CLAIMED_AHEAD_WAIT_S if self._waiting else math.inf
 
     def return_waiting(self) -> None:
-        """Gives back requests that wait for a slot, at no charge: other workers may be idle."""
-        self.returns["keep"] += ((held.job.request_id, held.job.token) for held in self._waiting)
+        """Gives back requests that wait for a slot, uncounted: other workers may be idle."""
+        self.returns["requeue"] += ((held.job.request_id, held.job.token) for held in self._waiting)
         self._slot_pool.slots.waiting -= len(self._waiting)
         self._waiting.clear()
 
@@ -182,13 +182,13 @@ class Slots:
             # Whatever the request was, it is not to blame.
             log.error("%s is given back: %s", job.request_id, error)
             self._slot_pool.quarantine(error)
-            self._finish(held, "keep")
+            self._finish(held, "requeue")
             return
         except WorkerError as error:
             # The attempt counts, in case the request is what breaks machines.
             log.error("%s: %s", type(error).__name__, error)
             self._slot_pool.breaker.failed(error)
-            self._finish(held, "charge")
+            self._finish(held, "retry")
             return
         except Exception as error:
             # A defect of leanq's would recur on every worker that claims the request.

@@ -19,11 +19,11 @@ from leanq.lean.audit.judges import Judges
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import moved_up
 from leanq.lean.environment import Environment, cache_folder
+from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean
 from leanq.lean.recipes import pack_export, read_recipe, unpack_export
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.snapshots.cost_model import Costs
-from leanq.lean.snapshots.prefixes import Prefixes
 from leanq.lean.snapshots.store import LocalSnapshot, Snapshots
 from leanq.lean.steps.holes import is_genuine
 from leanq.lean.steps.moves import other_environment
@@ -167,7 +167,9 @@ class LeanDriver:
         if reply.verdict != "incomplete":
             return reply
         try:
-            sorries = await self._insist(lambda: opened.trials.sorries(request, self._states))
+            sorries = await self._until_available(
+                lambda: opened.trials.sorries(request, self._states)
+            )
         except QueueFullError as error:
             return without_states(reply, error)
         return replace(reply, sorries=sorries)
@@ -183,10 +185,10 @@ class LeanDriver:
         return await opened.prefixes.with_header(request.code, verify, self._states)
 
     async def _step(self, request: Request) -> Reply:
-        return await self._insist(lambda: self._opened.trials.step(request, self._states))
+        return await self._until_available(lambda: self._opened.trials.step(request, self._states))
 
     async def _export(self, request: Request) -> Reply:
-        records = await self._insist(lambda: self._states.recall(request.state))
+        records = await self._until_available(lambda: self._states.recall(request.state))
         if records is None:
             return Reply(error=f"the state {request.state} is not known here, or no longer")
         return Reply(payload=pack_export(read_recipe(request.state, records)))
@@ -199,11 +201,15 @@ class LeanDriver:
         if recipe.source.fingerprint != environment.fingerprint:
             raise RecipeError(other_environment(recipe, environment))
         records = recipe.records()
-        await self._insist(lambda: self._states.keep(dict(records)))
+        await self._until_available(lambda: self._states.keep(dict(records)))
         return Reply(state=records[-1][0], fingerprint=environment.fingerprint)
 
-    async def _insist(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Does it again while the server is out of reach; the lease says for how long."""
+    async def _until_available(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """What ``work`` returns, which is tried again while Redis is out of reach.
+
+        It has no deadline of its own: if this takes too long, the request's lease or run timeout
+        ends, and another worker gets the request.
+        """
         pauses = backoff_s(self._rng)
         while True:
             try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leanq.errors import SandboxError, ToolchainError
-from leanq.lean.diagnostics import Judged, Printed, judge
+from leanq.lean.diagnostics import Outcome, Printed, classify
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
@@ -45,9 +45,9 @@ class Run:
     way: Way = "replayed"
 
     @property
-    def judged(self) -> Judged:
+    def outcome(self) -> Outcome:
         """The verdict before any audit, why, and the messages that go with it."""
-        return judge(self.printed, self.done, self.limits, compiled=self.compiled)
+        return classify(self.printed, self.done, self.limits, compiled=self.compiled)
 
     @property
     def died(self) -> bool:
@@ -274,10 +274,10 @@ class Lean:
                 run = await self._run(sandbox, text, _ASK_LIMITS, (), None, True)
         except SandboxError as error:
             raise self._broken(str(error)) from error
-        judged = run.judged
-        if judged.verdict != "accepted":
-            said = "; ".join(message.text for message in judged.messages if message.text)
-            raise self._broken(said or judged.verdict)
+        outcome = run.outcome
+        if outcome.verdict != "accepted":
+            said = "; ".join(message.text for message in outcome.messages if message.text)
+            raise self._broken(said or outcome.verdict)
 
     def _broken(self, came: str) -> ToolchainError:
         toolchain, name = self.environment.toolchain, self.environment.name

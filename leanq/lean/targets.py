@@ -81,10 +81,10 @@ class Targets:
         ended = Ended.of(text)
         async with self._lean.sandbox() as sandbox:
             run = await self._lean.run(sandbox, ended.text, limits_of(request), options=options)
-            judged = run.judged
-            if judged.verdict not in ("accepted", "incomplete"):
-                errors = [m.text for m in judged.messages if m.severity == "error"]
-                why = errors[0] if errors else judged.verdict
+            outcome = run.outcome
+            if outcome.verdict not in ("accepted", "incomplete"):
+                errors = [m.text for m in outcome.messages if m.severity == "error"]
+                why = errors[0] if errors else outcome.verdict
                 raise InvalidRequestError(f"the target does not compile: {why:.2000}")
             try:
                 return await asyncio.to_thread(read_parts, olean(sandbox)), ended

@@ -278,7 +278,7 @@ async def test_a_changed_environment_is_asked_anew(settings: Settings, queue: Qu
         assert (await other.check("code")).fingerprint == "old"
         assert len(driver.started) == 1
         driver.fingerprint = "new"
-        prints = f"{queue.keys.tag}:prints"
+        prints = f"{queue.keys.tag}:fingerprints"
 
         async def told() -> bool:
             found: Any = await queue.call(lambda c: c.hgetall(prints))

@@ -18,14 +18,14 @@ from msgspec import structs
 
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.check import Auditor, check
-from leanq.lean.diagnostics import Judged
+from leanq.lean.diagnostics import Outcome
+from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean, Run
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.sandbox.sandbox import Sandbox
-from leanq.lean.snapshots.prefixes import Prefixes
 from leanq.lean.steps.goals import keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
-from leanq.lean.steps.moves import Move, judged_apart, left_open, read_move
+from leanq.lean.steps.moves import Move, left_open, outcome_apart, read_move
 from leanq.lean.targets import Targets, named_as_in_source
 from leanq.queue.requests import Message, Reply, Request, Sorry
 from leanq.states import States
@@ -54,9 +54,9 @@ class Trials:
             return ()
         async with self._lean.sandbox() as sandbox:
 
-            async def run(draft: Draft) -> Judged:
+            async def run(draft: Draft) -> Outcome:
                 done = await self._prefixes.run(sandbox, code, draft.text, request, states)
-                return done.judged
+                return done.outcome
 
             seen = await look(holes, run, lambda forms: draft_probe(code, holes, forms))
         return await keep_opened(code, seen, self._lean.environment.fingerprint, states)
@@ -94,13 +94,13 @@ class _Step:
         draft = draft_trial(move.recipe, move.tactic)
         async with self._lean.sandbox() as sandbox:
             run = await self._try(sandbox, draft)
-            judged = judged_apart(draft, run.judged)
-            left = [m for m in judged.messages if draft.is_left(m)]
-            outside = draft.left_outside(judged.messages)
-            reply = structs.replace(judged, messages=move.told(draft, judged.messages)).reply(
+            outcome = outcome_apart(draft, run.outcome)
+            left = [m for m in outcome.messages if draft.is_left(m)]
+            outside = draft.left_outside(outcome.messages)
+            reply = structs.replace(outcome, messages=move.told(draft, outcome.messages)).reply(
                 cpu_s=run.done.exit.cpu_s, way=run.way
             )
-            if judged.verdict not in ("accepted", "incomplete"):
+            if outcome.verdict not in ("accepted", "incomplete"):
                 return reply
             goals = tuple(goal for message in left for goal in read_goals(message))
             if goals or move.tactic.holes:
@@ -119,8 +119,8 @@ class _Step:
         sorries: tuple[Sorry, ...] = ()
         if tactic.holes:
 
-            async def run(draft: Draft) -> Judged:
-                return (await self._try(sandbox, draft)).judged
+            async def run(draft: Draft) -> Outcome:
+                return (await self._try(sandbox, draft)).outcome
 
             seen = await look(
                 tactic.holes, run, lambda forms: draft_trial(move.recipe, tactic, probes=forms)
