@@ -32,7 +32,7 @@ from leanq.errors import (
     WireError,
     WorkerError,
 )
-from leanq.producer.request_builder import Check, InEnvironment, Placing
+from leanq.producer.request_builder import Check, InEnvironment, SubmitOptions
 from leanq.producer.route import NoWorker, WhenFull
 from leanq.producer.stream import Result
 from leanq.queue.requests import (
@@ -68,7 +68,6 @@ __all__ = [
     "NoRewardError",
     "NoWorker",
     "NoWorkerError",
-    "Placing",
     "Pool",
     "QueueError",
     "QueueFullError",
@@ -81,6 +80,7 @@ __all__ = [
     "SandboxError",
     "Settings",
     "Sorry",
+    "SubmitOptions",
     "TargetError",
     "Theorem",
     "TooLargeError",

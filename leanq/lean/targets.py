@@ -6,9 +6,10 @@ A compiled target is kept in the worker's own memory, where no candidate can wri
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+
+from cachetools import LRUCache
 
 from leanq.errors import AuditError, InvalidRequestError
 from leanq.lean.audit.ending import Ended
@@ -30,7 +31,7 @@ class Targets:
 
     def __init__(self, lean: Lean) -> None:
         self._lean = lean
-        self._kept: OrderedDict[str, tuple[Parts, Ended]] = OrderedDict()
+        self._kept: LRUCache[str, tuple[Parts, Ended]] = LRUCache(_KEPT_BYTES, _room_bytes)
         self._compiling: dict[str, asyncio.Lock] = {}
         self._found: dict[tuple[str, ...], Path] = {}
 
@@ -69,8 +70,6 @@ class Targets:
             async with lock:
                 if key not in self._kept:
                     self._kept[key] = await self._compile(text, request, options)
-                    self._forget()
-                self._kept.move_to_end(key)
                 return self._kept[key]
         finally:
             if not lock.locked():
@@ -82,23 +81,15 @@ class Targets:
         ended = Ended.of(text)
         async with self._lean.sandbox() as sandbox:
             run = await self._lean.run(sandbox, ended.text, limits_of(request), options=options)
-            judged = run.judged
-            if judged.verdict not in ("accepted", "incomplete"):
-                errors = [m.text for m in judged.messages if m.severity == "error"]
-                why = errors[0] if errors else judged.verdict
+            outcome = run.outcome
+            if outcome.verdict not in ("accepted", "incomplete"):
+                errors = [m.text for m in outcome.messages if m.severity == "error"]
+                why = errors[0] if errors else outcome.verdict
                 raise InvalidRequestError(f"the target does not compile: {why:.2000}")
             try:
                 return await asyncio.to_thread(read_parts, olean(sandbox)), ended
             except AuditError as error:
                 raise InvalidRequestError(f"the target does not compile: {error}") from None
-
-    def _forget(self) -> None:
-        """Keeps no more than there is room for, and the newest."""
-        sizes = {key: sum(map(len, parts)) for key, (parts, _) in self._kept.items()}
-        held_bytes = sum(sizes.values())
-        while held_bytes > _KEPT_BYTES and len(self._kept) > 1:
-            key, _ = self._kept.popitem(last=False)
-            held_bytes -= sizes[key]
 
     async def _of_environment(self, request: Request) -> Target:
         names = [module_parts(each) for each in request.theorems]
@@ -122,6 +113,12 @@ class Targets:
                 )
             self._found[name] = known
         return known
+
+
+def _room_bytes(kept: tuple[Parts, Ended]) -> int:
+    """One that is larger than all the room is kept alone."""
+    parts, _ = kept
+    return min(sum(map(len, parts)), _KEPT_BYTES)
 
 
 def named_as_in_source(code: str, source: str, salt: str) -> tuple[str, Sequence[str]]:
