@@ -40,6 +40,8 @@ profile.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+# For `make test`; all others look as long as hypothesis does by itself.
+profile.register_profile("quick", parent=profile.get_profile("leanq"), max_examples=30)
 profile.load_profile("leanq")
 
 if sys.version_info < (3, 12):

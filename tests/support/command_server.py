@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-COMMAND_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 100.0
 START_TIMEOUT_S = 30.0
 _REQUEST_BYTES = 1 << 17
 

@@ -40,7 +40,7 @@ SWEEP_TIMEOUT_S = 30.0
 WORKER_TIMEOUT_S = 30.0
 
 
-def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
     """Waits, outside of any event loop, until ``condition`` holds; fails after the deadline."""
     end = time.monotonic() + deadline_s
     while not condition():

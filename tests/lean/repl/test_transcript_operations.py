@@ -72,7 +72,9 @@ class Trials:
 
 @pytest.mark.skipif(not TRANSCRIPTS.exists(), reason=f"there are no transcripts in {TRANSCRIPTS}")
 @pytest.mark.parametrize("name", TABLE)
-@pytest.mark.parametrize("trust", [False, True], ids=["", "trusting"])
+@pytest.mark.parametrize(
+    "trust", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "trusting"]
+)
 async def test_operations(
     site: Site, name: str, trust: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
