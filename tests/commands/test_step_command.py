@@ -162,6 +162,7 @@ def test_without_a_queue(terminal: Terminal) -> None:
     assert "leanq up" in done.err
 
 
+@pytest.mark.slow
 def test_the_search_example(client: Terminal, fleet: Settings) -> None:
     search = ROOT / "examples" / "search.py"
     assert len(search.read_text().splitlines()) <= 60

@@ -8,6 +8,7 @@ program, this is the server; its one argument is the descriptor of the socket on
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -240,6 +241,7 @@ def main() -> None:
     for name in _PRELOADED:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(f"leanq.commands.{name}")
+    gc.freeze()  # what the children never change is shared with them
     if request := _serve(socket.socket(fileno=int(sys.argv[1]))):
         _become(request)
         cli.main()
