@@ -41,6 +41,6 @@ async def reap_all(queues: Sequence[Queue], *, through_expiry_grace: bool) -> Re
         expiry_grace_s = max(part.expiry_grace_s for part in parts)
         if not (expiry_grace_s and through_expiry_grace):
             return Reaped(requeued, poisoned, more=False)
-        # In two halves: this process may be the only one that is heard, and after half a lease
-        # without a call another grace period would begin.
+        # Half of it: where no other process is heard, a silence as long as all of it would begin
+        # another one.
         await asyncio.sleep(expiry_grace_s / 2 + _TICK_S)

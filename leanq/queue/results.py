@@ -223,8 +223,8 @@ class Renewed:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Reaped:
-    """``more``: call again. ``expiry_grace_s``: no lease is judged for so long, since no worker could
-    be heard before."""
+    """``more``: call again. ``expiry_grace_s``: no lease is judged for so long, for before no
+    worker could be heard."""
 
     requeued: int
     poisoned: int
