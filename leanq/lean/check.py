@@ -195,7 +195,7 @@ class Compilation:
         limits = limits_of(self._request)
         order: dict[str, Any] = {"ending": self._ended.name}
         if self._target is not None:
-            order |= self._target.order()
+            order |= self._target.order() | {"allowed": self._request.allow_axioms}
             return await judges.verify(self._header, self._target.file, file, order, limits)
         if self._named is not None:
             named, names, word = self._named
@@ -209,8 +209,8 @@ class Compilation:
             return _unjudged(reply, "judge_limit", text)
         if found.rule:
             return _denied(reply, found)
-        names = sorted(found.theorems, key=self._place)
-        reply = replace(reply, theorems=tuple(Theorem(each, "") for each in names))
+        theorems = tuple(map(Theorem, found.theorems, found.statements))
+        reply = replace(reply, theorems=theorems)
         if found.differences:
             return _differs(reply, found)
         if not found.ended:
@@ -229,10 +229,6 @@ class Compilation:
             if word is not None:
                 return _programmed(reply, word, trusted=self._request.trust_programs)
         return reply
-
-    def _place(self, name: str) -> tuple[int, str]:
-        """Where a name seems to stand in the text: files keep no order."""
-        return self._ended.code.find(name.rpartition(".")[2]), name
 
     async def _read(self, sandbox: Sandbox, reply: Reply) -> Reply:
         """Takes the compiled file, and that of the text with every example under a name of ours."""
@@ -293,12 +289,9 @@ def _denied(reply: Reply, found: Judgement) -> Reply:
 
 
 def _differs(reply: Reply, found: Judgement) -> Reply:
-    failed = tuple(
-        Failure(name, "statement_differs", f"{rule}: {text}")
-        for name, rule, text in found.differences
-    )
+    failed = tuple(Failure(*each) for each in found.differences)
     first = failed[0]
-    text = f"it is not what the target states: {first.name}: {first.text}"
+    text = f"it is not what the target states: {first.name}: {first.rule}: {first.text}"
     return _rejected(replace(reply, failed=failed), "statement_differs", text)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from ctypes import c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -64,6 +64,10 @@ _NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
     ),
     "_kernel_env": ("lean_elab_environment_to_kernel_env", (_POINTER,)),
     "_search_path": ("l_Lean_initSearchPath", (_POINTER, _POINTER)),
+    "_elaborated": ("l_Lean_Environment_ofKernelEnv", (_POINTER,)),
+    "_set_option": ("l_Lean_Options_insert", (_POINTER,) * 3),
+    "_print": ("l_Lean_PrettyPrinter_ppExprLegacy", (_POINTER,) * 5),
+    "_pretty": ("l_Std_Format_pretty", (_POINTER,) * 4),
 }
 
 # `Lean.Kernel.Exception`: the constructors that tell of a limit, and nothing of the declaration.
@@ -151,6 +155,10 @@ class Kernel:
     _import: Any
     _kernel_env: Any
     _search_path: Any
+    _elaborated: Any
+    _set_option: Any
+    _print: Any
+    _pretty: Any
 
     def __init__(self, library: str, version: str) -> None:
         """Loads the library and imports nothing yet.
@@ -176,20 +184,26 @@ class Kernel:
             # By default a panic goes on with some value.
             self._lib.lean_set_exit_on_panic.argtypes = [c_uint8]
             self._lib.lean_set_exit_on_panic(1)
-            self._no_options = _POINTER.in_dll(self._lib, "l_Lean_Options_empty").value or 0
+            self._no_options = self._global("l_Lean_Options_empty")
+            self._no_locals = self._global("l_Lean_LocalContext_empty")
+            self._no_metas = self._global("l_Lean_instInhabitedMetavarContext")
         except (OSError, AttributeError, ValueError) as error:
             raise KernelUnavailableError(f"the judge cannot use Lean's library: {error}") from None
         self.env = 0
 
-    def import_header(self, modules: Iterable[tuple[str, ...]], path: Iterable[str]) -> None:
-        """Makes an environment of what these modules declare; of what they bring to run, nothing.
+    def import_header(
+        self, modules: Iterable[tuple[str, ...]], path: Iterable[str], *, notation: bool
+    ) -> None:
+        """Makes an environment of what these modules declare.
 
         Args:
             modules: the parts of their names.
             path: the folders in which to look.
+            notation: whether to load what they bring to run as well: without it, nothing is printed
+                by the modules' notation.
 
         Raises:
-            KernelUnavailableError: there is no such module.
+            KernelUnavailableError: there is no such module, or it cannot be loaded.
         """
         self._search_path(self.text("/nonexistent"), self.list(map(self.text, path)))
         # A file that is no module of the module system sees everything of what it imports.
@@ -197,9 +211,11 @@ class Kernel:
         imports = self.array(
             [self.construct(0, self.name(each), scalars=flags) for each in modules]
         )
-        no_plugins, leak, no_extensions, private = self.array([]), 1, 0, 2
+        if notation:
+            self._lib.lean_enable_initializer_execution()
+        no_plugins, leak, extensions, private = self.array([]), 1, int(notation), 2
         result = self._import(
-            imports, self._no_options, 0, no_plugins, leak, no_extensions, private, 3
+            imports, self._no_options, 0, no_plugins, leak, extensions, private, 3
         )
         if self._tag(result) != 0:
             raise KernelUnavailableError("the judge cannot import what the header imports")
@@ -232,6 +248,33 @@ class Kernel:
             _retain(each)
         option = self._find(self.env, name)
         return None if option & 1 else bool(self._same(_word(option + _WORD), info))
+
+    def elaborated(self) -> int:
+        """The environment as Lean's elaborator and printer want it."""
+        _retain(self.env)
+        return int(self._elaborated(self.env))
+
+    def printed(
+        self, environment: int, expression: int, options: Mapping[str, int | bool], width: int
+    ) -> str:
+        """A closed expression in Lean's own words.
+
+        Raises:
+            KernelLimitError: Lean cannot print it, or not within the options' limits.
+        """
+        chosen = self._no_options
+        for name, value in options.items():
+            if isinstance(value, bool):
+                data = self.construct(1, scalars=bytes([value]))
+            else:
+                data = self.construct(3, self.nat(value))
+            chosen = self._set_option(chosen, self.name(name.split(".")), data)
+        for each in (environment, expression, self._no_options, self._no_locals, self._no_metas):
+            _retain(each)
+        result = self._print(environment, self._no_metas, self._no_locals, chosen, expression)
+        if self._tag(result) != 0:
+            raise KernelLimitError("Lean cannot print it")
+        return self._read_string(self._pretty(_word(result + _WORD), self.nat(width), 1, 1))
 
     def construct(self, tag: int, *fields: int, scalars: bytes = b"") -> int:
         """An object of a constructor that Lean exports no function for."""
@@ -290,6 +333,9 @@ class Kernel:
         result = self._to_string(self._to_message(exception, self._no_options), 1)
         is_string = self._tag(result) == 249
         return self._read_string(result if is_string else _word(result + _WORD))
+
+    def _global(self, symbol: str) -> int:
+        return _POINTER.in_dll(self._lib, symbol).value or 0
 
     def _read_string(self, value: int) -> str:
         found = ctypes.string_at(value + 4 * _WORD, _word(value + _WORD) - 1)
