@@ -74,8 +74,8 @@ theorem t ({binder} : Nat) : {binder} ≤ 3 := True.intro
         instance = "always" if binder == "n" else "_root_.always"
         assert f"@LE.le Nat {instance} {binder} " in statement
     code = f"""{PRELUDE}
-@[instance_reducible] def five : OfNat Nat 5 := ⟨3⟩
-theorem t : "five" = "five" → @OfNat.ofNat Nat 5 five = 3 := fun _ => rfl
+@[instance_reducible] def five : OfNat Nat (nat_lit 5) := ⟨3⟩
+theorem t : "five" = "five" → @OfNat.ofNat Nat (nat_lit 5) five = 3 := fun _ => rfl
 """
     assert "@OfNat.ofNat Nat (nat_lit 5) five" in (await stated(judges, lean, code))["t"]
 
