@@ -21,6 +21,7 @@ from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.judges import Judgement, Judges, Parts
 from leanq.lean.audit.olean import read_parts
+from leanq.lean.audit.own_words import own_words
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
 from leanq.lean.diagnostics import Judged
@@ -52,6 +53,14 @@ class Auditor:
         self.judges = judges
         self._lean = lean
         self._known: OrderedDict[tuple[str, ...], ImportedAxioms] = OrderedDict()
+        self._words: frozenset[str] | None = None
+
+    async def runs_programs(self, code: str) -> str | None:
+        """What lets a text run programs of its own in this environment, as it stands there."""
+        if self._words is None:
+            folders = self._lean.environment.search_path
+            self._words = await asyncio.to_thread(own_words, folders)
+        return await asyncio.to_thread(runs_programs, code, self._words)
 
     async def findings(self, survey: Survey, header: Header, allowed: Sequence[str]) -> Findings:
         """What a compiled text rests on; raises AuditError."""
@@ -225,7 +234,7 @@ class Compilation:
             text = f"Lean accepts it, and it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
         if reply.verdict == "accepted" and self._target is None:
-            word = await asyncio.to_thread(runs_programs, self._ended.code)
+            word = await auditor.runs_programs(self._ended.code)
             if word is not None:
                 return _programmed(reply, word, trusted=self._request.trust_programs)
         return reply

@@ -149,7 +149,7 @@ def runs_programs(code: str, more_words: Collection[str] = ()) -> str | None:
         if match := pattern.search(code):
             return match[0]
     for word in more_words:
-        if word and word in code:
+        if word in code and re.search(re.escape(word) + _AFTER * word[-1].isalnum(), code):
             return word
     return _attribute(code) or _configuration(code)
 
