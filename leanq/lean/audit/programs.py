@@ -86,7 +86,8 @@ _HARMLESS_ATTRIBUTES = (
     "to_dual reassoc elementwise mk_iff stacks kerodon wikidata nolint nontriviality "
     "field_simps mfld_simps parity_simps zify_simps qify_simps rify_simps push pull bool_simps "
     "ghost_simps higher_order algebraize expose recursor unbox defeq univ_out_params "
-    "order_dual finiteness spec tactic_alt rcases_patterns tauto push_neg"
+    "order_dual finiteness spec tactic_alt rcases_patterns tauto push_neg seval never_extract "
+    "wf_preprocess cbv_eval cbv_opaque bv_normalize int_toBitVec no_expose suggest_for"
 )
 _HARMLESS = frozenset(_HARMLESS_ATTRIBUTES.split(" "))
 _ATTRIBUTE = re.compile(r"@\[|attribute(?![A-Za-z0-9_'!?])(?P<gap>\s*)(?P<open>\[?)")
