@@ -186,7 +186,9 @@ def _damaged(why: str) -> dict[str, Any]:
     return {"rule": "kernel_refused", "text": text}
 
 
-def _forked(bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]]) -> str:
+def _forked(
+    bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]], answers: int
+) -> str:
     """The line that tells what a child says; ``null`` where it did not come to its answer."""
     read, write = os.pipe()
     pid = os.fork()
@@ -194,7 +196,7 @@ def _forked(bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes
         status = 1
         try:
             os.close(0)
-            os.close(1)
+            os.close(answers)
             _limit(order)
             answer = bench.answer(order, files)
             _write(write, json.dumps(answer).encode() + b"\n")
@@ -243,7 +245,8 @@ def _read(stream: BinaryIO, size: int) -> bytes:
 def main() -> None:
     """Answers until standard input ends."""
     sys.set_int_max_str_digits(0)
-    stream, answers = sys.stdin.buffer, sys.stdout.fileno()
+    stream, answers = sys.stdin.buffer, os.dup(1)
+    os.dup2(2, 1)  # a library may print lines of its own when it is loaded
     bench = _Bench(json.loads(stream.readline()))
     gc.collect()
     gc.freeze()
@@ -252,4 +255,4 @@ def main() -> None:
     while line := stream.readline():
         order = json.loads(line)
         files = [[_read(stream, size) for size in sizes] for sizes in order["sizes"]]
-        _write(answers, _forked(bench, order, files).encode())
+        _write(answers, _forked(bench, order, files, answers).encode())
