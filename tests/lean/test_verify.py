@@ -160,7 +160,7 @@ async def test_a_target_that_does_not_compile_is_the_callers_mistake(site: Site)
     assert "not read the target to its end" in reply.failed[0].text
     missing = await verify(driver, f"{PRELUDE}{PROOF}", "prelude\nimport Nowhere.At.All\n")
     assert missing.verdict is None
-    assert "the environment 'core' lacks Nowhere.At.All; it has Core" in (missing.error or "")
+    assert "lacks Nowhere.At.All; it has Core" in (missing.error or "")
 
 
 @pytest.mark.slow
