@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from leanq.queue import wire
 from leanq.queue.keys import new_request_id
 from leanq.queue.queue import Queue
@@ -187,9 +189,8 @@ class Fleet:
         else:
             reply = Reply(payload=wire.unpack_request(job.body).payload)
             outcome, fingerprint = "echo", ""
-        data = wire.pack_reply(
-            job.token, reply, worker="host-1", attempts=1, queued_s=job.queued_s, wall_s=0.1
-        )
+        signed = replace(reply, worker="host-1", attempts=1, queued_s=job.queued_s, wall_s=0.1)
+        data = wire.pack_reply(job.token, signed)
         return Settlement(
             job.request_id, job.token, outcome, data, fingerprint, warm=self._load.checks
         )

@@ -32,7 +32,7 @@ from leanq.errors import (
     WireError,
     WorkerError,
 )
-from leanq.producer.request_builder import Check, InEnvironment, Placing
+from leanq.producer.request_builder import Check, InEnvironment, SubmitOptions
 from leanq.producer.route import NoWorker, WhenFull
 from leanq.producer.stream import Result
 from leanq.queue.requests import (
@@ -69,7 +69,6 @@ __all__ = [
     "NoRewardError",
     "NoWorker",
     "NoWorkerError",
-    "Placing",
     "Pool",
     "QueueError",
     "QueueFullError",
@@ -83,6 +82,7 @@ __all__ = [
     "SandboxError",
     "Settings",
     "Sorry",
+    "SubmitOptions",
     "TargetError",
     "Theorem",
     "TooLargeError",

@@ -21,6 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from msgspec import structs
+
 from leanq.errors import (
     ClosedError,
     LeanQError,
@@ -207,7 +209,7 @@ class LocalRoute:
             await self._states.collect()
         if reply.error is not None:
             raise RequestError(reply.error)
-        return replace(
+        return structs.replace(
             reply,
             request_id=submission.request_id,
             worker=self._name,

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import secrets
 import socket
 import time
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from leanq.consumer.consumer import Consumer, Timings
 from leanq.consumer.slot_pool import SlotPool
-from leanq.errors import UnavailableError
+from leanq.errors import ToolchainError, UnavailableError, WorkerError
 from leanq.lean.driver import Driver
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
@@ -28,6 +29,8 @@ log = logging.getLogger("leanq.worker")
 
 # Of the grace, what is kept for giving work back.
 _RELEASE_S = 1.5
+# How often Lean is tried on a machine where it has ceased to work, before its worker ends.
+_TRIALS = 4
 
 
 class Worker:
@@ -51,7 +54,9 @@ class Worker:
     Raises (from :meth:`run`):
         UsageError: living workers serve the queue with another number of shards, or lease.
         UnavailableError: the server cannot be reached at the start.
-        WorkerError: a driver cannot serve here, at the start or several times in a row.
+        WorkerError: a driver cannot serve here, at the start, or several times in a row. Where
+            Lean ceases to work, the worker claims nothing while it tries Lean after growing
+            pauses, and ends after some thirty seconds.
     """
 
     def __init__(
@@ -92,6 +97,8 @@ class Worker:
         # When to give up what still runs, and the timeout that does so.
         self._stop_at_s: float | None = None
         self._limit: asyncio.Timeout | None = None
+        self._pause_s = timings.pause_after_failure_s
+        self._quarantined = asyncio.Event()
 
     @property
     def slots(self) -> int:
@@ -141,6 +148,7 @@ class Worker:
 
     async def _consume(self) -> None:
         collector = asyncio.create_task(self._collect())
+        recovery = asyncio.create_task(self._recover())
         try:
             async with asyncio.TaskGroup() as group:
                 for consumer in self.consumers:
@@ -149,21 +157,58 @@ class Worker:
             raise faults.exceptions[0] from None
         finally:
             collector.cancel()
-            await asyncio.gather(collector, return_exceptions=True)
+            recovery.cancel()
+            await asyncio.gather(collector, recovery, return_exceptions=True)
 
     async def _collect(self) -> None:
         """Does its share of removing states that are no longer used."""
         while True:
             with contextlib.suppress(UnavailableError):
                 await self._states.collect()
-            await asyncio.sleep(self._collect_every_s * self.consumers[0].stretch)
+            await asyncio.sleep(self._collect_every_s * self.consumers[0].idle_factor)
+
+    async def _recover(self) -> None:
+        """Ends each quarantine when Lean works here again, or the worker when it does not."""
+        while True:
+            await self._quarantined.wait()
+            self._quarantined.clear()
+            if not self.slot_pool.breaker.quarantined:
+                continue
+            fault = await self._fault_that_stays()
+            if fault is None:
+                log.warning("Lean works here again: worker %s claims requests again", self.id)
+                self.slot_pool.breaker.quarantined = False
+                self._wake_consumers()
+            else:
+                self.slot_pool.breaker.fault = fault
+                self._slot_pool_changed()
+
+    async def _fault_that_stays(self) -> WorkerError | None:
+        """What is wrong with Lean here after several pauses; None as soon as it works."""
+        fault = ToolchainError("Lean does not work here")
+        for doubled in range(_TRIALS):
+            pause_s = self._pause_s * 2**doubled * random.uniform(0.5, 1.0)
+            log.warning("worker %s claims nothing and tries Lean in %.1f s", self.id, pause_s)
+            await asyncio.sleep(pause_s)
+            try:
+                for driver in self.drivers.values():
+                    await driver.prove()
+            except (WorkerError, OSError) as error:
+                fault = ToolchainError(str(error))
+                log.error("%s", error)
+            else:
+                return None
+        return fault
 
     async def _leave(self) -> None:
         await asyncio.gather(*(consumer.leave() for consumer in self.consumers))
 
     def _slot_pool_changed(self) -> None:
-        if self.slot_pool.breaker.fault and not self.slot_pool.draining:
+        breaker = self.slot_pool.breaker
+        if breaker.fault and not self.slot_pool.draining:
             self.stop(grace_s=0.0)
+        if breaker.quarantined:
+            self._quarantined.set()
         self._wake_consumers()
 
     def _wake_consumers(self) -> None:

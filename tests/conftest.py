@@ -93,7 +93,7 @@ def settings(server: EmbeddedServer, request: pytest.FixtureRequest) -> Iterator
         "stats",
         "minutes",
         "environments",
-        "prints",
+        "fingerprints",
         "wakeup",
         "dead",
         "deadreq",

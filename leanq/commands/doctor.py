@@ -137,7 +137,7 @@ async def _sandbox() -> Finding:
 async def _judge(environment: Environment) -> Finding:
     judges = Judges(environment, slots=1)
     try:
-        why = await judges.unavailable()
+        why = await judges.self_test()
     finally:
         await judges.close()
     if why:

@@ -25,7 +25,8 @@ _UNAVAILABLE_TIMEOUT_S = 30.0
 _T = TypeVar("_T")
 
 # A state's id is 64 digits; eight say in which shard and bucket it is.
-_PREFIX = re.compile(r"[0-9a-f]{8,63}")
+_ID = re.compile(r"[0-9a-f]{8,64}")
+_DIGITS = 64
 
 
 @click.group()
@@ -126,8 +127,12 @@ def ask_about(
 
 
 async def _whole_id(client: AsyncLeanQClient, text: str) -> str:
-    if not _PREFIX.fullmatch(text):
-        # The client refuses what is no id.
+    if not _ID.fullmatch(text):
+        raise InvalidRequestError(
+            f"{text!r:.80} is not a state; expected the {_DIGITS} hexadecimal digits of its id, or "
+            "the first eight of them or more"
+        )
+    if len(text) == _DIGITS:
         return text
     found: set[str] = set()
     for settings in client.clusters:

@@ -157,6 +157,7 @@ def _environments(seen: FleetStats, rates: _Rates | None) -> dict[str, dict[str,
             "slots_busy": stats.busy,
             "slots_idle": stats.slots - stats.busy,
             "workers": stats.workers,
+            "fingerprints": dict(stats.fingerprints),
         }
     return found
 
@@ -200,6 +201,13 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
         what, option = ("environment", "env") if name.startswith("e:") else ("tenant", "tenant")
         age = duration(time.time() - since_s)
         yield f"paused      {what} {name[2:]} for {age} (leanq resume --{option} {name[2:]})"
+    for name, each in record["environments"].items():
+        if len(each["fingerprints"]) > 1:
+            offers = {found[:12]: count for found, count in each["fingerprints"].items()}
+            yield (
+                f"differs     {name} is not the same on all workers, nor are its verdicts: "
+                f"{counted(offers)} (workers by fingerprint)"
+            )
     for name, count in record["quarantined"].items():
         text = "to run alone, since their workers died"
         yield f"quarantined {plural(count, 'request')} of {name}, {text}"
@@ -221,11 +229,11 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
         yield f"shared      {counted(shared)}"
     if record["prefixes"]:
         ways = {_WAYS.get(name, name): count for name, count in record["prefixes"].items()}
-        yield f"snapshots   {counted(ways)}"
-    if record["warm_hits"] or record["warm_misses"]:
+        yield f"contexts    of goals and steps: {counted(ways)}"
+    if routed := record["warm_hits"] + record["warm_misses"]:
         yield (
-            f"placement   {record['warm_hits']:,} on a warm worker, {record['warm_misses']:,} "
-            f"elsewhere, {record['reassignments']:,} reassigned"
+            f"warm        {record['warm_hits']:,} of {plural(routed, 'request')} went where their "
+            f"header or state is; {record['reassignments']:,} reassigned"
         )
     for name, made in record["scaler"].items():
         age = duration(time.time() - made["at"])
@@ -235,7 +243,7 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
         )
 
 
-# What became of the part of a text that comes before its holes.
+# How Lean came by the context of a goal: the part of its text that comes before it.
 _WAYS = {
     "warm": "loaded from this worker's disk",
     "cold": "loaded from Redis",
@@ -472,7 +480,9 @@ def _table(lines: list[str]) -> Iterator[Text]:
 
 
 def _style(line: str) -> str:
-    return "yellow" if line.startswith(("paused", "retries", "dead", "quarantined")) else ""
+    return (
+        "yellow" if line.startswith(("paused", "retries", "dead", "quarantined", "differs")) else ""
+    )
 
 
 def _text(text: str, style: str = "") -> Text:

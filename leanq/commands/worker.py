@@ -106,7 +106,8 @@ worker_options = options.combined(
 def worker(url: str | None, as_json: bool, metrics_port: int | None, **how: Any) -> None:
     """Run requests of the queue until SIGTERM, then drain.
 
-    With --json it logs JSON lines.
+    With --json it logs JSON lines. It ends with code 3 where Lean does not work on this machine;
+    what it had claimed goes back to the queue, without an attempt against it.
     """
     settings = queue_settings(url)
     log_to_stderr(as_json)

@@ -111,6 +111,7 @@ class CircuitBreaker:
 
     Attributes:
         paused_until_s: before this time nothing is claimed, by the clock.
+        quarantined: nothing is claimed until Lean is known to work here again.
         fault: the last of several failures in a row, when the worker should end rather than churn.
 
     Args:
@@ -120,6 +121,7 @@ class CircuitBreaker:
 
     def __init__(self, pause_s: float, clock: Callable[[], float]) -> None:
         self.paused_until_s = 0.0
+        self.quarantined = False
         self.fault: WorkerError | None = None
         self._pause_s = pause_s
         self._clock = clock
@@ -128,7 +130,7 @@ class CircuitBreaker:
     @property
     def closed(self) -> bool:
         """Whether requests may be claimed."""
-        return self._clock() >= self.paused_until_s
+        return not self.quarantined and self._clock() >= self.paused_until_s
 
     def pause(self, seconds: float) -> None:
         """Claims nothing for ``seconds``."""
@@ -145,6 +147,12 @@ class CircuitBreaker:
         if self._failures >= _FAILURES_IN_A_ROW:
             self.fault = error
 
+    def quarantine(self, error: WorkerError) -> None:
+        """Lean does not work here. What runs at that time counts as one failure."""
+        if not self.quarantined:
+            self.quarantined = True
+            self.failed(error)
+
 
 class SlotPool:
     """What the consumers of a worker may claim, from the four parts and two switches.
@@ -156,7 +164,7 @@ class SlotPool:
         breaker: stops claims after failures.
         run_time, call_time: how long a request and a call to the server take on average.
         draining: nothing is claimed any more.
-        on_hold: all should come to an end, so that a quarantined request can run isolated.
+        emptying: all should come to an end, so that a quarantined request can run isolated.
 
     Args:
         count: requests at a time.
@@ -176,20 +184,25 @@ class SlotPool:
         self.slots = SlotCounter(count)
         self.breaker = CircuitBreaker(pause_after_failure_s, clock)
         self.run_time, self.call_time = Average(), Average()
-        self.draining = self.on_hold = False
+        self.draining = self.emptying = False
         self._turns = Turns()
         self._changed = changed
 
     @property
-    def vacant(self) -> int:
+    def available(self) -> int:
         """How many more requests could run now."""
         return self.slots.free if self._may_claim else 0
 
     @property
     def _may_claim(self) -> bool:
-        if self.draining or self.slots.isolated or (self.on_hold and self.slots.taken):
+        if self.draining or self.slots.isolated or (self.emptying and self.slots.taken):
             return False
         return self.breaker.closed
+
+    def quarantine(self, error: WorkerError) -> None:
+        """Lean does not work here: nothing is claimed until it does."""
+        self.breaker.quarantine(error)
+        self._changed()
 
     def share(self, consumer: object, *, ahead: bool) -> int:
         """How many requests the consumer, which wants some, may claim now.
@@ -198,7 +211,7 @@ class SlotPool:
         """
         if not self._turns.ask(consumer) or not self._may_claim:
             return 0
-        free = self.vacant - self.slots.reserved
+        free = self.available - self.slots.reserved
         if ahead:
             free += self._max_waiting - self.slots.waiting
         return max(0, -(-free // len(self._turns)))

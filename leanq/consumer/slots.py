@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, SlotPool
-from leanq.errors import NewerMessageError, WireError, WorkerError
+from leanq.errors import NewerMessageError, ToolchainError, WireError, WorkerError
 from leanq.fleet import logging as logs
 from leanq.lean.driver import Driver
 from leanq.queue import wire
@@ -60,7 +62,7 @@ class Slots:
         notify: Callable[[], None],
     ) -> None:
         self.returns: dict[Returning, list[tuple[str, str]]]
-        self.returns = {"keep": [], "charge": [], "defer": []}
+        self.returns = {"requeue": [], "retry": [], "defer": []}
         self._worker = worker
         self._drivers = drivers
         self._slot_pool = slot_pool
@@ -102,8 +104,8 @@ class Slots:
         return self._waiting_since_s + CLAIMED_AHEAD_WAIT_S if self._waiting else math.inf
 
     def return_waiting(self) -> None:
-        """Gives back requests that wait for a slot, at no charge: other workers may be idle."""
-        self.returns["keep"] += ((held.job.request_id, held.job.token) for held in self._waiting)
+        """Gives back requests that wait for a slot, uncounted: other workers may be idle."""
+        self.returns["requeue"] += ((held.job.request_id, held.job.token) for held in self._waiting)
         self._slot_pool.slots.waiting -= len(self._waiting)
         self._waiting.clear()
 
@@ -176,11 +178,17 @@ class Slots:
             self._slot_pool.breaker.pause(_PAUSE_AFTER_DEFERRING_S)
             self._finish(held, "defer")
             return
+        except ToolchainError as error:
+            # Whatever the request was, it is not to blame.
+            log.error("%s is given back: %s", job.request_id, error)
+            self._slot_pool.quarantine(error)
+            self._finish(held, "requeue")
+            return
         except WorkerError as error:
             # The attempt counts, in case the request is what breaks machines.
             log.error("%s: %s", type(error).__name__, error)
             self._slot_pool.breaker.failed(error)
-            self._finish(held, "charge")
+            self._finish(held, "retry")
             return
         except Exception as error:
             # A defect of leanq's would recur on every worker that claims the request.
@@ -229,14 +237,14 @@ class Slots:
         if outcome != "echo" and logs.requests.isEnabledFor(logging.INFO):
             said = {"verdict": outcome, "queued_s": job.queued_s, "ran_s": round(ran_s, 4)}
             logs.requests.info("%s in %.3f s", outcome, ran_s, extra={"fields": said})
-        data = wire.pack_reply(
-            job.token,
+        signed = replace(
             reply,
             worker=self._worker,
             attempts=job.attempts,
             queued_s=job.queued_s,
             wall_s=reply.wall_s or ran_s,
         )
+        data = wire.pack_reply(job.token, signed)
         way, times = reply.way or "", times_of(job.queued_s, ran_s)
         return Settlement(
             job.request_id,

@@ -46,6 +46,7 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
         yield "leanq_oldest_waiting_seconds", (name,), environment.oldest_s
         yield "leanq_slots", (name, "busy"), environment.busy
         yield "leanq_slots", (name, "idle"), environment.slots - environment.busy
+        yield "leanq_environment_fingerprints", (name,), len(environment.fingerprints)
         yield "leanq_requests_submitted_total", (name,), environment.submitted
         for verdict, count in environment.finished.items():
             yield "leanq_requests_finished_total", (name, verdict), count

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
+
+import msgspec
 
 from leanq.errors import WireError
 from leanq.queue import wire
@@ -48,6 +49,8 @@ class EnvironmentStats:
         waited, ran, took: from submit to the last claim, from there to the end, and together.
         slots: of living workers; ``busy`` of them run something.
         workers: how many live.
+        fingerprints: how many of them offer the environment with each; more than one means that
+            the same request can get two answers.
     """
 
     waiting: int = 0
@@ -64,6 +67,7 @@ class EnvironmentStats:
     slots: float = 0.0
     busy: float = 0.0
     workers: float = 0.0
+    fingerprints: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +140,14 @@ def environments_of(status: Status) -> dict[str, EnvironmentStats]:
         info = info_of(worker.info)
         offered = info.get("environments")
         names = [str(name) for name in offered] if isinstance(offered, list) else []
-        slots = info.get("slots", 0)
+        slots, offers = info.get("slots", 0), fingerprints_of(info)
         for name in names:
             environment, part = environments[name], 1 / len(names)
             environment.running += worker.held * part
             # What a lapsed worker holds is about to be taken from it, and its slots are gone.
             if worker.lease_s > 0 and isinstance(slots, int):
                 environment.workers += part
+                environment.fingerprints.update(filter(None, [offers.get(name)]))
                 environment.slots += slots * part
                 environment.busy += min(worker.held, slots) * part
     for name, count in status.tallies.items():
@@ -154,13 +159,11 @@ def decisions_of(status: Status) -> dict[str, DecisionRecord]:
     """What a scaler last decided, by environment; nothing of scalers that have gone."""
     told: dict[str, DecisionRecord] = {}
     for name, data in sorted(status.decisions.items()):
-        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-            said = json.loads(data)
-            at, target, order = float(said["at"]), int(said["target"]), int(said["order"])
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            decision = msgspec.json.decode(data, type=DecisionRecord)
             # Another scaler may keep the hash alive.
-            if at > time.time() - TOLD_S:
-                why = (str(said[part]) for part in ("reason", "text", "who"))
-                told[name] = DecisionRecord(at, target, order, *why)
+            if decision.at > time.time() - TOLD_S:
+                told[name] = decision
     return told
 
 
@@ -180,6 +183,14 @@ def info_of(data: bytes) -> dict[str, Any]:
         return wire.unpack_info(data)
     except WireError:
         return {}
+
+
+def fingerprints_of(info: Mapping[str, Any]) -> dict[str, str]:
+    """The fingerprint of each environment that a worker offers, from what it says of itself."""
+    offers = info.get("fingerprints")
+    if not isinstance(offers, dict):
+        return {}
+    return {str(name): text for name, text in offers.items() if isinstance(text, str)}
 
 
 class Total(NamedTuple):

@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from cachetools import LRUCache
+from msgspec.structs import replace
 
 from leanq.errors import AuditError
 from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
@@ -24,7 +26,7 @@ from leanq.lean.audit.olean import read_parts
 from leanq.lean.audit.own_words import own_words
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
-from leanq.lean.diagnostics import Judged
+from leanq.lean.diagnostics import Outcome
 from leanq.lean.process import Lean, Run, limits_of, olean
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
@@ -52,7 +54,7 @@ class Auditor:
     def __init__(self, lean: Lean, judges: Judges) -> None:
         self.judges = judges
         self._lean = lean
-        self._known: OrderedDict[tuple[str, ...], ImportedAxioms] = OrderedDict()
+        self._known: LRUCache[tuple[str, ...], ImportedAxioms] = LRUCache(_HEADERS_REMEMBERED)
         self._words: frozenset[str] | None = None
 
     async def runs_programs(self, code: str) -> str | None:
@@ -78,9 +80,6 @@ class Auditor:
         if known is None:
             find_olean = self._lean.environment.find_olean
             known = self._known[key] = ImportedAxioms(header, self._lean.ask, find_olean)
-            if len(self._known) > _HEADERS_REMEMBERED:
-                self._known.popitem(last=False)
-        self._known.move_to_end(key)
         return known
 
 
@@ -165,15 +164,15 @@ class Compilation:
         """Lean's verdict, which stands unless it is ``accepted``."""
         if not self._request.audit:
             run = await self._run(sandbox, self._ended.code)
-            return self._told(run.judged, run)
+            return self._told(run.outcome, run)
         ended = self._ended
         run = await self._run(sandbox, ended.text)
-        judged, was_read = run.judged, True
-        if judged.verdict == "rejected" and ended.is_involved(judged.messages):
+        outcome, was_read = run.outcome, True
+        if outcome.verdict == "rejected" and ended.is_involved(outcome.messages):
             # Lean shall find its errors in the text as it is.
             run = await self._run(sandbox, ended.code)
-            judged, was_read = run.judged, False
-        reply = self._told(replace(judged, messages=ended.own(judged.messages)), run)
+            outcome, was_read = run.outcome, False
+        reply = self._told(replace(outcome, messages=ended.own(outcome.messages)), run)
         if reply.verdict != "accepted":
             return reply
         if not was_read:
@@ -182,9 +181,9 @@ class Compilation:
         reply = await self._read(sandbox, reply)
         return replace(reply, audit_s=time.monotonic() - started)
 
-    def _told(self, judged: Judged, run: Run) -> Reply:
+    def _told(self, outcome: Outcome, run: Run) -> Reply:
         fingerprint = self._lean.environment.fingerprint
-        return judged.reply(fingerprint=fingerprint, cpu_s=run.done.exit.cpu_s)
+        return outcome.reply(fingerprint=fingerprint, cpu_s=run.done.exit.cpu_s)
 
     async def _run(self, sandbox: Sandbox, text: str) -> Run:
         limits = limits_of(self._request)
@@ -267,12 +266,12 @@ class Compilation:
 
 def _unnamed(reply: Reply, run: Run) -> Reply:
     """What becomes of a text that does not compile with names for its examples."""
-    judged = run.judged
-    if judged.verdict not in LEAN_VERDICTS:
+    outcome = run.outcome
+    if outcome.verdict not in LEAN_VERDICTS:
         return replace(
-            reply, verdict=judged.verdict, reason=judged.reason, messages=judged.messages
+            reply, verdict=outcome.verdict, reason=outcome.reason, messages=outcome.messages
         )
-    why = next(m.text for m in judged.messages if m.severity == "error")
+    why = next(m.text for m in outcome.messages if m.severity == "error")
     return _unaudited(reply, AuditError(f"its examples, given names: {why}"))
 
 

@@ -39,8 +39,12 @@ class Driver(Protocol):
         Cancelling it stops whatever it started before the cancellation is complete.
 
         Raises:
-            WorkerError: this machine failed; the request itself is not to blame.
+            ToolchainError: Lean does not work on this machine, whatever the request was.
+            WorkerError: this machine failed at the request, which may be what broke it.
         """
+
+    async def prove(self) -> None:
+        """Tries whether it can answer; raises WorkerError where it cannot."""
 
     async def close(self) -> None:
         """Ends every process that it started."""

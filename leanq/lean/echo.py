@@ -33,5 +33,8 @@ class EchoDriver:
             await asyncio.sleep(request.delay_s)
         return Reply(payload=request.payload, wall_s=time.monotonic() - started)
 
+    async def prove(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass

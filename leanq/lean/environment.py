@@ -12,7 +12,8 @@ equal on two machines exactly when Lean would answer alike there. It is the BLAK
 
 Mathlib is gigabytes, so content hashes are remembered in the cache folder by path, size, times
 and inode, and a second start costs a scan of the folders. That memory only saves time: it is
-ignored where it is damaged and not kept where it cannot be written.
+ignored where it is damaged and not kept where it cannot be written; see
+:mod:`leanq.lean.hashes`.
 
 All functions block.
 """
@@ -22,20 +23,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from leanq.errors import ToolchainError
+from leanq.lean.hashes import File, content_hashes, hash_bytes
 from leanq.lean.syntax import Header, split_header
 from leanq.lean.toolchain import (
     LAUNCHER,
@@ -54,8 +53,6 @@ _CORE_HEADER = "prelude\nimport Core\n"
 _CORE_NEEDS_BYTES = 4 << 20
 _MODULE_PARTS = (".olean", ".olean.private", ".olean.server", ".ir")
 _PROJECT_FILES = (".lean", "lakefile.toml", "lake-manifest.json", "lean-toolchain")
-# A file that was changed this recently may change again within the same tick of its clock.
-_SETTLED_NS = 2_000_000_000
 _NAME_PART = re.compile(r"«([^»]+)»|([^.«»]+)")
 
 
@@ -69,6 +66,7 @@ class Environment:
         fingerprint: 64 hexadecimal digits.
         header: the lines that a text without ``prelude`` or imports is read behind; empty where
             Lean's own ``import Init`` leads somewhere.
+        cache: the folder for what is worth keeping between starts.
     """
 
     name: str
@@ -79,6 +77,7 @@ class Environment:
     allowed_axioms: frozenset[str]
     fingerprint: str
     header: str = ""
+    cache: Path = field(default=Path(), repr=False, compare=False)
     _stamp: str = field(default="", repr=False, compare=False)
 
     def __str__(self) -> str:
@@ -109,7 +108,7 @@ class Environment:
             wanted = [self.toolchain.prefix, self.toolchain.program]
         else:
             wanted = [self.toolchain.program.parent, LAUNCHER, *python_folders()]
-        wanted += self.search_path
+        wanted += (*self.toolchain.shared_libraries, *self.search_path)
         # Both ends of a link: a mount needs its name, an open its target.
         both = [path for each in wanted for path in (each, each.resolve())]
         return tuple(dict.fromkeys(path for path in both if path.exists()))
@@ -211,7 +210,7 @@ def open_environment(
         search_path = (*search_path, _core(toolchain, cache, environ))
     header = "" if _has_init(toolchain, search_path) else _CORE_HEADER
     axioms = STANDARD_AXIOMS | (CORE_AXIOMS if toolchain.source == "wheel" else frozenset())
-    memory = cache / "hashes" / f"{_hash(os.fsencode(folder or toolchain.program))[:32]}.json"
+    memory = cache / "hashes" / f"{hash_bytes(os.fsencode(folder or toolchain.program))[:32]}.json"
     try:
         scan = _scan(toolchain, search_path, project)
         if folder is not None and project is None and not scan.folders[0]:
@@ -219,7 +218,7 @@ def open_environment(
                 f"environment {name}: {folder} holds neither a lakefile nor compiled modules"
                 " (.olean); name a Lake project or the folder that its modules are compiled to"
             )
-        hashes = _content_hashes(scan.files(), memory)
+        hashes = content_hashes(scan.files(), memory)
     except OSError as error:
         raise ToolchainError(
             f"environment {name}: cannot read {error.filename} ({error.strerror});"
@@ -234,6 +233,7 @@ def open_environment(
         allowed_axioms=axioms,
         fingerprint=_fingerprint(toolchain, options, axioms, header, scan, hashes),
         header=header,
+        cache=cache,
         _stamp=scan.stamp(),
     )
 
@@ -244,32 +244,16 @@ def _has_init(toolchain: Toolchain, search_path: Sequence[Path]) -> bool:
     return toolchain.source != "wheel" or folders
 
 
-class _File(NamedTuple):
-    name: str
-    """Relative to the folder that it was found through."""
-    path: str
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    """Unpackers and build tools set mtime back, to the same for all files; not this one."""
-    inode: int
-
-    @classmethod
-    def of(cls, name: str, path: str, status: os.stat_result) -> _File:
-        times = (status.st_mtime_ns, status.st_ctime_ns)
-        return cls(name, path, status.st_size, *times, status.st_ino)
-
-
 class _Scan(NamedTuple):
-    program: _File
-    folders: list[list[_File]]
+    program: File
+    folders: list[list[File]]
     """The compiled modules of each folder of the search path, then the project's own files."""
 
-    def files(self) -> list[_File]:
+    def files(self) -> list[File]:
         return [file for folder in self.folders for file in folder]
 
     def stamp(self) -> str:
-        return _hash(repr(self).encode())
+        return hash_bytes(repr(self).encode())
 
 
 def _scan(toolchain: Toolchain, search_path: Sequence[Path], project: Path | None) -> _Scan:
@@ -287,8 +271,7 @@ def _scan(toolchain: Toolchain, search_path: Sequence[Path], project: Path | Non
             lambda name: not name.startswith(".") and name != "lake-packages",
         )
         folders.append(sorted(own))
-    program = str(toolchain.program)
-    return _Scan(_File.of("", program, os.stat(program)), folders)
+    return _Scan(File.at(toolchain.program), folders)
 
 
 def _walk(
@@ -297,7 +280,7 @@ def _walk(
     endings: tuple[str, ...],
     enter: Callable[[str], bool],
     above: frozenset[tuple[int, int]] = frozenset(),
-) -> Iterator[_File]:
+) -> Iterator[File]:
     """The files below ``folder`` whose names end so; links are followed, as Lean follows them."""
     status = os.stat(folder)
     here = (status.st_dev, status.st_ino)
@@ -310,7 +293,7 @@ def _walk(
                 if enter(entry.name):
                     yield from _walk(entry.path, f"{name}/", endings, enter, above | {here})
             elif entry.name.endswith(endings) and entry.is_file():
-                yield _File.of(name, entry.path, entry.stat())
+                yield File.of(name, entry.path, entry.stat())
 
 
 def _fingerprint(
@@ -341,49 +324,13 @@ def _fingerprint(
     return digest.hexdigest()
 
 
-def _content_hashes(files: Sequence[_File], memory: Path) -> dict[str, str]:
-    """The content hash of each path: remembered, or computed on all CPUs and then remembered."""
-    settled_ns = time.time_ns() - _SETTLED_NS
-    known = _recall(memory)
-    hashes = {file.path: known[file] for file in files if file in known}
-    unknown = [file.path for file in files if file.path not in hashes]
-    if unknown:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            hashes |= zip(unknown, pool.map(_hash_file, unknown), strict=True)
-    settled = {file: hashes[file.path] for file in files if file.ctime_ns < settled_ns}
-    if settled != known:
-        _remember(memory, settled)
-    return hashes
-
-
-def _recall(memory: Path) -> dict[_File, str]:
-    try:
-        checksum, _, body = memory.read_bytes().partition(b"\n")
-        if checksum != _hash(body).encode():
-            return {}
-        return {_File(*file): content for file, content in json.loads(body)}
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def _remember(memory: Path, hashes: Mapping[_File, str]) -> None:
-    body = json.dumps(list(hashes.items()), separators=(",", ":")).encode()
-    # A cache that cannot be written makes the next start slower and harms nothing else.
-    with contextlib.suppress(OSError):
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".making-", dir=memory.parent) as folder:
-            new = Path(folder, memory.name)
-            new.write_bytes(_hash(body).encode() + b"\n" + body)
-            new.replace(memory)
-
-
 def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path:
     """The folder of the compiled Core for the wheel's Lean, made if it is not there yet.
 
     It appears whole, by a rename; of several processes that make it at once the first wins.
     """
     source = _CORE_SOURCE.read_bytes()
-    made = cache / "core" / f"{toolchain.commit}-{_hash(source)[:16]}"
+    made = cache / "core" / f"{toolchain.commit}-{hash_bytes(source)[:16]}"
     if (made / "Core.olean").is_file():
         return made
     try:
@@ -451,12 +398,3 @@ def cache_folder(cache: Path | None, environ: Mapping[str, str]) -> Path:
     if not os.path.isabs(shared):
         shared = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".cache")
     return Path(shared, "leanq")
-
-
-def _hash(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=32).hexdigest()
-
-
-def _hash_file(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()

@@ -8,20 +8,22 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from leanq.errors import QueueFullError, RecipeError, UnavailableError, UsageError
 from leanq.lean.audit.judges import Judges
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import moved_up
 from leanq.lean.environment import Environment, cache_folder
+from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean
 from leanq.lean.recipes import pack_export, read_recipe, unpack_export
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.snapshots.cost_model import Costs
-from leanq.lean.snapshots.prefixes import Prefixes
 from leanq.lean.snapshots.store import LocalSnapshot, Snapshots
 from leanq.lean.steps.holes import is_genuine
 from leanq.lean.steps.moves import other_environment
@@ -106,8 +108,14 @@ class LeanDriver:
 
     async def open(self, states: States) -> None:
         self._states = states
-        await self._opened.lean.open()
+        # Its self-test takes as long, and does not wait for this.
         self._opened.auditor.judges.open()
+        await self._opened.lean.open()
+
+    async def prove(self) -> None:
+        """Raises WorkerError where Lean, or its environment, is broken on this machine."""
+        await self._notice_changes(at_once=True)
+        await self._opened.lean.prove()
 
     async def close(self) -> None:
         await self._opened.close()
@@ -124,20 +132,30 @@ class LeanDriver:
         if answer is None:
             return Reply(error=f"the lean driver cannot {request.op}")
         started = time.monotonic()
+        reply = await self._answer(answer, request)
+        # A library that is rebuilt or deleted makes no candidate wrong.
+        if reply.reason == "unknown_import" and await self._notice_changes(at_once=True):
+            reply = await self._answer(answer, request)
+        if reply.verdict == "accepted" and not request.audit:
+            reply = replace(reply, verdict="unjudged", reason="not_audited")
+        if reply.reason == "unknown_import":
+            environment = self._opened.lean.environment
+            why = await asyncio.to_thread(environment.explain_import, request.code)
+            note = Message("error", 1, 0, f"leanq: {why}")
+            reply = replace(reply, messages=(*reply.messages, note))
+        return replace(reply, wall_s=time.monotonic() - started)
+
+    async def _answer(
+        self, answer: Callable[[Request], Awaitable[Reply]], request: Request
+    ) -> Reply:
+        """An operation's reply about the text as the client has sent it."""
         environment = self._opened.lean.environment
         header = environment.header_for(request.code) if request.code else ""
         try:
             reply = await answer(replace(request, code=header + request.code))
         except (UsageError, QueueFullError) as error:
             return Reply(error=str(error))
-        reply = without_header(reply, header.count("\n"))
-        if reply.verdict == "accepted" and not request.audit:
-            reply = replace(reply, verdict="unjudged", reason="not_audited")
-        if reply.reason == "unknown_import":
-            why = await asyncio.to_thread(environment.explain_import, request.code)
-            note = Message("error", 1, 0, f"leanq: {why}")
-            reply = replace(reply, messages=(*reply.messages, note))
-        return replace(reply, wall_s=time.monotonic() - started)
+        return without_header(reply, header.count("\n"))
 
     async def _check(self, request: Request) -> Reply:
         opened = self._opened
@@ -149,7 +167,9 @@ class LeanDriver:
         if reply.verdict != "incomplete":
             return reply
         try:
-            sorries = await self._insist(lambda: opened.trials.sorries(request, self._states))
+            sorries = await self._until_available(
+                lambda: opened.trials.sorries(request, self._states)
+            )
         except QueueFullError as error:
             return without_states(reply, error)
         return replace(reply, sorries=sorries)
@@ -165,10 +185,10 @@ class LeanDriver:
         return await opened.prefixes.with_header(request.code, verify, self._states)
 
     async def _step(self, request: Request) -> Reply:
-        return await self._insist(lambda: self._opened.trials.step(request, self._states))
+        return await self._until_available(lambda: self._opened.trials.step(request, self._states))
 
     async def _export(self, request: Request) -> Reply:
-        records = await self._insist(lambda: self._states.recall(request.state))
+        records = await self._until_available(lambda: self._states.recall(request.state))
         if records is None:
             return Reply(error=f"the state {request.state} is not known here, or no longer")
         return Reply(payload=pack_export(read_recipe(request.state, records)))
@@ -181,11 +201,15 @@ class LeanDriver:
         if recipe.source.fingerprint != environment.fingerprint:
             raise RecipeError(other_environment(recipe, environment))
         records = recipe.records()
-        await self._insist(lambda: self._states.keep(dict(records)))
+        await self._until_available(lambda: self._states.keep(dict(records)))
         return Reply(state=records[-1][0], fingerprint=environment.fingerprint)
 
-    async def _insist(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Does it again while the server is out of reach; the lease says for how long."""
+    async def _until_available(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """What ``work`` returns, which is tried again while Redis is out of reach.
+
+        It has no deadline of its own: if this takes too long, the request's lease or run timeout
+        ends, and another worker gets the request.
+        """
         pauses = backoff_s(self._rng)
         while True:
             try:
@@ -213,19 +237,32 @@ class LeanDriver:
         trials = Trials(lean, auditor, prefixes, targets)
         return Opened(lean, auditor, prefixes, targets, trials)
 
-    async def _notice_changes(self) -> None:
-        """Takes a new fingerprint when the environment's files have changed."""
-        if time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
-            return
+    async def _notice_changes(self, *, at_once: bool = False) -> bool:
+        """Takes a new fingerprint when the environment's files have changed; whether they have.
+
+        It looks every few seconds, or ``at_once``.
+        """
+        if not at_once and time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
+            return False
+        asked, asked_s = self._opened, time.monotonic()
         async with self._looking:
-            if time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
-                return
-            before = self._opened
-            if await asyncio.to_thread(before.lean.environment.changed):
-                environment = await asyncio.to_thread(self._open_environment)
-                self._opened = self._open(environment)
-                await before.close()
-            self._looked_at_s = time.monotonic()
+            if self._looked_at_s < asked_s:
+                before = self._opened
+                if await asyncio.to_thread(before.lean.environment.changed):
+                    environment = await asyncio.to_thread(self._open_environment)
+                    self._opened = await self._tried(self._open(environment))
+                    await before.close()
+                self._looked_at_s = time.monotonic()
+        return self._opened is not asked
+
+    async def _tried(self, opened: Opened) -> Opened:
+        """The environment, in which Lean works; raises ToolchainError."""
+        try:
+            await opened.lean.prove()
+        except BaseException:
+            await opened.close()
+            raise
+        return opened
 
 
 def without_header(reply: Reply, lines: int) -> Reply:

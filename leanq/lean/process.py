@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from leanq.errors import SandboxError, ToolchainError
-from leanq.lean.diagnostics import Judged, Printed, judge
+from leanq.lean.diagnostics import Outcome, Printed, classify
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
@@ -22,6 +23,10 @@ _COMPILE = ("-o", f"{MODULE}.olean")
 _SNAPSHOT = "snapshot"
 # As much can be read in the time that another thread takes to start.
 _PRINTED_AT_ONCE_BYTES = 20_000
+# What any Lean takes in an environment that works.
+_TRIAL = "theorem leanq_trial (p : Prop) (h : p) : p := h\n"
+# Lean's start takes less.
+_AT_ONCE_CPU_S = 1.0
 # Asking for axioms only imports and prints, but a library may be large and a disk cold.
 _ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 
@@ -40,9 +45,23 @@ class Run:
     way: Way = "replayed"
 
     @property
-    def judged(self) -> Judged:
+    def outcome(self) -> Outcome:
         """The verdict before any audit, why, and the messages that go with it."""
-        return judge(self.printed, self.done, self.limits, compiled=self.compiled)
+        return classify(self.printed, self.done, self.limits, compiled=self.compiled)
+
+    @property
+    def died(self) -> bool:
+        """Whether Lean ended by itself and without a verdict on the text."""
+        end = self.done.exit
+        if end.stopped is not None:
+            return False
+        has_verdict = self.printed.failed or self.printed.exhausted
+        return end.code is None or not (has_verdict or (end.code == 0 and self.compiled))
+
+    @property
+    def died_at_once(self) -> bool:
+        """Whether it died before it had said anything about the text."""
+        return self.died and not self.printed.messages and self.done.exit.cpu_s < _AT_ONCE_CPU_S
 
 
 class Lean:
@@ -77,17 +96,34 @@ class Lean:
         self._expected: dict[Sandbox, Sequence[str]] = {}
         self._unused: set[Sandbox] = set()
         self._closed = False
+        self._proving = asyncio.Lock()
+        self._proved_s = 0.0
 
     async def open(self) -> None:
         """Raises WorkerError where Lean cannot run in a sandbox."""
         opened = await asyncio.gather(*(self._new_sandbox() for _ in range(self._slots)))
         self._idle.extend(opened)
-        # The wheel's Lean is known to. Any other could be a wrapper around files that are out of
-        # sight there, and would seem to crash on each candidate.
-        if self.environment.toolchain.source != "wheel":
-            await self._try_lean(opened[0])
         for sandbox in opened:
             self._prepare(sandbox)
+        await self.prove()
+
+    async def prove(self) -> None:
+        """Has Lean compile a theorem of ours, in a sandbox like a candidate's, after this call.
+
+        A Lean that is broken, or a wrapper around files that are out of sight there, would seem to
+        crash on each candidate.
+
+        Raises:
+            ToolchainError: it does not, so this machine is to blame and no candidate.
+        """
+        asked_s = time.monotonic()
+        async with self._proving:
+            # One trial is enough for all deaths before it.
+            if self._proved_s > asked_s:
+                return
+            began_s = time.monotonic()
+            await self._try_lean()
+            self._proved_s = began_s
 
     async def close(self) -> None:
         """Ends the idle sandboxes now, and the others when they are given back."""
@@ -125,8 +161,36 @@ class Lean:
     ) -> Run:
         """One run on a text. Its result, if it is to be compiled, is the sandbox's :func:`olean`.
 
-        ``load``: a snapshot of a text that begins alike.
+        Where it dies, or cannot be started, Lean is tried with a text of ours. Where it died at
+        once, as of something that was not there for a moment, the text then runs once more.
+
+        Args:
+            load: a snapshot of a text that begins alike.
+
+        Raises:
+            ToolchainError: Lean does not work on this machine any more.
+            SandboxError: the process could not be started or watched, and Lean works.
         """
+        try:
+            run = await self._run(sandbox, code, limits, options, load, compile_)
+            if run.died:
+                await self.prove()
+                if run.died_at_once:
+                    run = await self._run(sandbox, code, limits, options, load, compile_)
+        except SandboxError:
+            await self.prove()
+            raise
+        return run
+
+    async def _run(
+        self,
+        sandbox: Sandbox,
+        code: str,
+        limits: Limits,
+        options: Sequence[str],
+        load: LocalSnapshot | None,
+        compile_: bool,
+    ) -> Run:
         sandbox.clear()
         args = [*options, *(_COMPILE if compile_ else ())]
         if load and sandbox.inbox:
@@ -148,11 +212,14 @@ class Lean:
     async def ask(self, source: str) -> str:
         """What Lean prints about a source of ours, which imports the environment alone.
 
-        SandboxError: it says nothing.
+        Raises:
+            ToolchainError: Lean does not work on this machine any more.
+            SandboxError: it says nothing.
         """
         async with self.sandbox() as sandbox:
             done = await self._lean(sandbox, self._arguments(), _ASK_LIMITS, source)
         if done.exit.code not in (0, 1):
+            await self.prove()
             raise SandboxError(f"Lean could not be asked for axioms: {done.exit}")
         return done.stdout.decode(errors="replace")
 
@@ -199,18 +266,27 @@ class Lean:
             inbox_root=self._inbox_root,
         )
 
-    async def _try_lean(self, sandbox: Sandbox) -> None:
-        """Raises ToolchainError where Lean does not run in the sandbox."""
-        command = [*self.environment.toolchain.command, *self.environment.options, "--version"]
-        done = await self._lean(sandbox, command, _ASK_LIMITS, "")
-        if done.exit.code != 0:
-            said = (done.stderr or done.stdout).decode(errors="replace").strip()
-            raise ToolchainError(
-                f"{self.environment.toolchain} does not run in the sandbox, where it can read its "
-                "own prefix, the libraries and the system's folders"
-                f"{': ' + said.splitlines()[-1] if said else ''}; name the program itself with "
-                "--lean or LEANQ_LEAN, not a wrapper"
-            )
+    async def _try_lean(self) -> None:
+        environment = self.environment
+        try:
+            async with self.sandbox() as sandbox:
+                text = environment.header_for(_TRIAL) + _TRIAL
+                run = await self._run(sandbox, text, _ASK_LIMITS, (), None, True)
+        except SandboxError as error:
+            raise self._broken(str(error)) from error
+        outcome = run.outcome
+        if outcome.verdict != "accepted":
+            said = "; ".join(message.text for message in outcome.messages if message.text)
+            raise self._broken(said or outcome.verdict)
+
+    def _broken(self, came: str) -> ToolchainError:
+        toolchain, name = self.environment.toolchain, self.environment.name
+        return ToolchainError(
+            f"{toolchain} does not run in the sandbox: a theorem of one line in the environment "
+            f"{name!r} came to: {' '.join(came.split())[-1000:]}. It can read its own prefix, the "
+            "libraries and the system's folders there. Repair or reinstall it, name the program "
+            "itself with --lean or LEANQ_LEAN and not a wrapper, and look with: leanq doctor"
+        )
 
 
 def olean(sandbox: Sandbox) -> Path:

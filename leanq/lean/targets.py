@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgpack
+import msgspec
+from cachetools import LRUCache
 
 from leanq.errors import AuditError, InvalidRequestError
 from leanq.lean.audit.ending import Ended
@@ -21,7 +21,7 @@ from leanq.lean.audit.image import Damaged
 from leanq.lean.audit.judges import Parts
 from leanq.lean.audit.olean import display, open_image, read_parts
 from leanq.lean.check import NAMED_OPTIONS, Target
-from leanq.lean.diagnostics import Judged
+from leanq.lean.diagnostics import Outcome
 from leanq.lean.environment import Environment, module_parts
 from leanq.lean.process import Lean, limits_of, olean
 from leanq.lean.recipes import text_hash
@@ -37,6 +37,9 @@ _Compiled = tuple[Parts, tuple[str, str]]
 """A compiled target, and the name of the declaration behind its text."""
 
 
+_DECODER = msgspec.msgpack.Decoder(tuple[list[bytes], tuple[str, str]])
+
+
 class Targets:
     """The targets of one environment.
 
@@ -46,7 +49,7 @@ class Targets:
 
     def __init__(self, lean: Lean, cache: SnapshotCache | None = None) -> None:
         self._lean, self._cache = lean, cache
-        self._kept: OrderedDict[str, _Compiled] = OrderedDict()
+        self._kept: LRUCache[str, _Compiled] = LRUCache(_KEPT_BYTES, _room_bytes)
         self._compiling: dict[str, asyncio.Lock] = {}
         self._found: dict[tuple[str, ...], Path] = {}
 
@@ -91,8 +94,6 @@ class Targets:
                         found = await self._compile(text, request, options)
                         await asyncio.to_thread(self._save, key, found)
                     self._kept[key] = found
-                    self._forget()
-                self._kept.move_to_end(key)
                 return self._kept[key]
         finally:
             if not lock.locked():
@@ -102,19 +103,20 @@ class Targets:
         ended = Ended.of(text)
         async with self._lean.sandbox() as sandbox:
             run = await self._lean.run(sandbox, ended.text, limits_of(request), options=options)
-            judged = run.judged
-            if judged.verdict not in ("accepted", "incomplete"):
-                raise InvalidRequestError(f"the target does not compile: {self._why(judged, text)}")
+            outcome = run.outcome
+            if outcome.verdict not in ("accepted", "incomplete"):
+                why = self._why(outcome, text)
+                raise InvalidRequestError(f"the target does not compile: {why}")
             try:
                 return await asyncio.to_thread(read_parts, olean(sandbox)), ended.name
             except AuditError as error:
                 raise InvalidRequestError(f"the target does not compile: {error}") from None
 
-    def _why(self, judged: Judged, text: str) -> str:
-        if judged.reason == "unknown_import":
+    def _why(self, outcome: Outcome, text: str) -> str:
+        if outcome.reason == "unknown_import":
             return self._lean.environment.explain_import(text)
-        errors = [message.text for message in judged.messages if message.severity == "error"]
-        return f"{errors[0] if errors else judged.verdict:.2000}"
+        errors = [message.text for message in outcome.messages if message.severity == "error"]
+        return f"{errors[0] if errors else outcome.verdict:.2000}"
 
     def _load(self, key: str) -> _Compiled | None:
         """The target from this machine's disk; None: it is not there, or not as it was written."""
@@ -128,25 +130,16 @@ class Targets:
             return None  # another worker has made room
         if hash_bytes(data) != manifest.digest:
             return None
-        parts, (word, declared) = msgpack.unpackb(data)
-        return parts, (word, declared)
+        return _DECODER.decode(data)
 
     def _save(self, key: str, compiled: _Compiled) -> None:
         if self._cache is None:
             return
-        data: bytes = msgpack.packb(compiled)
+        data = msgspec.msgpack.encode(compiled)
         with self._cache.bringing(len(data)) as file, contextlib.suppress(OSError):
             if file is not None:
                 file.write_bytes(data)
                 self._cache.enter(key, file, Manifest(len(data), hash_bytes(data), None))
-
-    def _forget(self) -> None:
-        """Keeps no more than there is room for, and the newest."""
-        sizes = {key: sum(map(len, parts)) for key, (parts, _) in self._kept.items()}
-        held_bytes = sum(sizes.values())
-        while held_bytes > _KEPT_BYTES and len(self._kept) > 1:
-            key, _ = self._kept.popitem(last=False)
-            held_bytes -= sizes[key]
 
     async def _of_environment(self, request: Request) -> Target:
         names = [module_parts(each) for each in request.theorems]
@@ -170,6 +163,12 @@ class Targets:
                 )
             self._found[name] = known
         return known
+
+
+def _room_bytes(kept: _Compiled) -> int:
+    """One that is larger than all the room is kept alone."""
+    parts, _ = kept
+    return min(sum(map(len, parts)), _KEPT_BYTES)
 
 
 def named_as_in_source(code: str, source: str, salt: str) -> tuple[str, Sequence[str]]:

@@ -93,36 +93,31 @@ class Toolchain:
         return self.prefix / "lib" / "lean" if self.prefix else None
 
     @property
-    def shared_library(self) -> Path | None:
-        """Lean as a shared library, where there is one: what the judge's kernel comes from."""
-        if self.source == "wheel":
-            return self.program
-        library = self.prefix and self.prefix / "lib" / "lean" / "libleanshared.so"
-        return library if library and library.is_file() else None
+    def shared_libraries(self) -> tuple[Path, ...]:
+        """Lean as shared libraries, where there are any: what the judge's kernel comes from.
+
+        The first one leads to the others, if any does. On some platforms Lean is in several.
+        """
+        folder = self.program.parent if self.source == "wheel" else self.library
+        main = folder and folder / "libleanshared.so"
+        if not folder or not main or not main.is_file():
+            return ()
+        others = (*folder.glob("libleanshared_*.so"), *folder.glob("libInit_shared.so"))
+        return (main, *sorted(others))
 
     def __str__(self) -> str:
         commit = f" ({self.commit[:12]})" if self.commit else ""
         return f"Lean {self.version}{commit} from {self.source}: {self.program}"
 
 
-def find_toolchain(
-    lean: str | None = None,
-    project: Path | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> Toolchain:
-    """The Lean to use for ``project`` (a Lake project, any other folder, or none).
-
-    ``lean`` is the value of ``--lean``: a path, or a name on ``PATH``. Raises ToolchainError.
-    """
-    return find_toolchain_and_path(lean, project, environ)[0]
-
-
 def find_toolchain_and_path(
     lean: str | None, project: Path | None, environ: Mapping[str, str]
 ) -> tuple[Toolchain, tuple[Path, ...]]:
-    """The toolchain, and for a Lake project the folders of its LEAN_PATH: lake is asked once.
+    """The Lean to use for ``project`` (a Lake project, any other folder, or none), and for a Lake
+    project the folders of its LEAN_PATH: lake is asked once.
 
-    The toolchain's own library, which Lean adds by itself, is not among the folders.
+    ``lean`` is the value of ``--lean``: a path, or a name on ``PATH``. The toolchain's own library,
+    which Lean adds by itself, is not among the folders. Raises ToolchainError.
     """
     named, source = _named(lean, environ)
     variables: Mapping[str, str] = {}

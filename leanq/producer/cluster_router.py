@@ -12,12 +12,13 @@ import asyncio
 import math
 import random
 import secrets
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
+
+from cachetools import LRUCache
 
 from leanq.errors import (
     ClosedError,
@@ -292,7 +293,7 @@ class ClusterRouter:
             self.clusters.append(Cluster(settings, router, timings.probe_s))
         self.outstanding: dict[str, _Sent | _Attached] = {}
         # Where states were made.
-        self._homes: OrderedDict[str, Cluster] = OrderedDict()
+        self._homes: LRUCache[str, Cluster] = LRUCache(_STATES_REMEMBERED)
         self._closed = False
 
     async def open(self) -> None:
@@ -315,9 +316,9 @@ class ClusterRouter:
             return
         sent = self.outstanding[request_id] = _Sent(self, prepared, waiter)
         if not prepared.state:
-            self._place(sent, self._choose(sent) or self._choose(sent, down=True))
+            self._assign(sent, self._choose(sent) or self._choose(sent, down=True))
         elif home := self._homes.get(prepared.state):
-            self._place(sent, home)
+            self._assign(sent, home)
         else:
             sent.finding = asyncio.get_running_loop().create_task(self._find(sent))
 
@@ -405,7 +406,7 @@ class ClusterRouter:
                 del cluster.waiting[request_id]
                 cluster.router.cancel(request_id, sent)
                 sent.left += (cluster,)
-                self._place(sent, to)
+                self._assign(sent, to)
 
     def _choose(self, sent: _Sent, *, down: bool = False) -> Cluster | None:
         """By rendezvous hashing, in proportion to the weights: one that answers, or any."""
@@ -424,7 +425,7 @@ class ClusterRouter:
                     best, least = cluster, time
         return best
 
-    def _place(self, sent: _Sent, cluster: Cluster | None) -> None:
+    def _assign(self, sent: _Sent, cluster: Cluster | None) -> None:
         assert cluster, "some weight is above 0"
         sent.cluster = cluster
         if not sent.prepared.state:
@@ -458,8 +459,8 @@ class ClusterRouter:
                         affinity=submission.affinity or where.warmth,
                     )
                     sent.prepared = replace(sent.prepared, submission=submission)
-                    self._remember(state, looks[look])
-                    self._place(sent, looks[look])
+                    self._homes[state] = looks[look]
+                    self._assign(sent, looks[look])
                     return
         finally:
             for look in looks:
@@ -471,10 +472,4 @@ class ClusterRouter:
         """The states of a reply are where it came from."""
         for state in (reply.state, *(sorry.state for sorry in reply.sorries)):
             if state is not None:
-                self._remember(state, cluster)
-
-    def _remember(self, state: str, cluster: Cluster) -> None:
-        self._homes[state] = cluster
-        self._homes.move_to_end(state)
-        while len(self._homes) > _STATES_REMEMBERED:
-            self._homes.popitem(last=False)
+                self._homes[state] = cluster

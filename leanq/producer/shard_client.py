@@ -46,9 +46,11 @@ from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, U
 from leanq.queue.scripts import script_text
 from leanq.queue.shape import check_shape
 
-# Large replies are fetched so many bytes at a time, since a call that moves megabytes delays all
-# other clients.
-_FETCH_BYTES = 512 << 10
+# A call is bounded in bytes, since a script that moves megabytes delays all other clients.
+_BATCH_BYTES = 512 << 10
+_BATCH_REQUESTS = 1000
+_MAX_SILENCE_S = 60.0
+_ENVIRONMENT_RETRY_S = 1.0
 
 Replies = list[tuple[str, bytes]]
 
@@ -92,18 +94,11 @@ def _batches(large: Iterator[tuple[str, int]]) -> Iterator[list[str]]:
     for request_id, more_bytes in large:
         batch.append(request_id)
         size_bytes += more_bytes
-        if size_bytes >= _FETCH_BYTES:
+        if size_bytes >= _BATCH_BYTES:
             yield batch
             batch, size_bytes = [], 0
     if batch:
         yield batch
-
-
-# A batch is bounded in bytes, since a script that moves megabytes delays all other clients.
-_BATCH_BYTES = 512 << 10
-_BATCH_REQUESTS = 1000
-_MAX_SILENCE_S = 60.0
-_ENVIRONMENT_RETRY_S = 1.0
 
 
 @dataclass(slots=True)

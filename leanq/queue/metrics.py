@@ -52,6 +52,11 @@ FLEET = (
     _gauge("leanq_dead_letters", "Requests that took down too many workers and are kept."),
     _gauge("leanq_workers", "Workers by state: alive, lapsed.", "state"),
     _gauge("leanq_slots", "Slots of living workers by state: busy, idle.", "environment", "state"),
+    _gauge(
+        "leanq_environment_fingerprints",
+        "Different environments that living workers offer under one name; 1 where they agree.",
+        "environment",
+    ),
     _counter("leanq_requests_submitted_total", "Requests submitted.", "environment"),
     _counter("leanq_requests_finished_total", "Requests with a result.", "environment", "verdict"),
     _counter("leanq_requests_reason_total", "Results by their reason.", "environment", "reason"),

@@ -1,20 +1,25 @@
 """Requests and replies, and the words that stand in them.
 
-None is changed once it is made, so they have hashes. They are not declared frozen, for that makes
-them eight times as expensive to build, and each request passes as several of them.
+They are records of msgspec's: their declarations are also how they are read from the wire, with the
+type of each field checked (:mod:`leanq.queue.wire`). ``msgspec.structs.replace`` makes copies.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from leanq.errors import InvalidRequestError, NoRewardError
 
-MAX_TIMEOUT_S = 86_400.0
+VERSION = 1
+"""The version of requests and replies on the wire."""
 
+MAX_TIMEOUT_S = 86_400.0
 
 Operation = Literal["check", "verify", "step", "export", "import", "echo"]
 Verdict = Literal[
@@ -102,8 +107,7 @@ _STATE = re.compile(r"[0-9a-f]{64}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Request:
+class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
     """What a client asks of a worker.
 
     Attributes:
@@ -189,8 +193,7 @@ def wall_for(timeout_s: float) -> float:
     return 5 * timeout_s + 60
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Message:
+class Message(Struct, frozen=True, array_like=True):
     """One message of Lean's: lines from 1, columns from 0 in code points, as Lean counts."""
 
     severity: Severity
@@ -201,8 +204,7 @@ class Message:
     end_column: int | None = None
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Sorry:
+class Sorry(Struct, frozen=True, array_like=True):
     """An open goal: where it stands, the goal as Lean prints it, and its state's id.
 
     Lines count from 1, columns from 0 in code points; the end may be unknown.
@@ -216,8 +218,7 @@ class Sorry:
     end_column: int | None = None
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Theorem:
+class Theorem(Struct, frozen=True, array_like=True):
     """A theorem that a text adds; of a verification, one of the target's.
 
     Attributes:
@@ -230,8 +231,7 @@ class Theorem:
     statement: str
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Failure:
+class Failure(Struct, frozen=True, array_like=True):
     """Why a candidate does not prove one theorem of its target.
 
     Attributes:
@@ -245,9 +245,10 @@ class Failure:
     text: str
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Reply:
+class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
     """How a request ended.
+
+    Two are equal where Lean's answers are, whichever worker gave them and after what time.
 
     Attributes:
         verdict: Lean's answer or the infrastructure's; ``None`` for an echo.
@@ -279,18 +280,29 @@ class Reply:
     goals: tuple[str, ...] = ()
     payload: bytes | None = None
     error: str | None = None
-    request_id: str = field(default="", compare=False)
-    worker: str = field(default="", compare=False)
-    attempts: int = field(default=0, compare=False)
-    queued_s: float = field(default=0.0, compare=False)
-    cpu_s: float = field(default=0.0, compare=False)
-    wall_s: float = field(default=0.0, compare=False)
-    audit_s: float = field(default=0.0, compare=False)
-    warm: bool = field(default=False, compare=False)
-    way: Way | None = field(default=None, compare=False)
+    request_id: str = ""
+    worker: str = ""
+    attempts: int = 0
+    queued_s: float = 0.0
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    audit_s: float = 0.0
+    warm: bool = False
+    way: Way | None = None
     reason: Reason | None = None
     theorems: tuple[Theorem, ...] = ()
     failed: tuple[Failure, ...] = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Reply) and _answer(self) == _answer(other)
+
+    def __hash__(self) -> int:
+        return hash(_answer(self))
+
+
+_OF_ITS_RUN = ("request_id", "worker", "attempts", "queued_s", "cpu_s", "wall_s", "audit_s")
+_OF_ITS_WORKER = ("warm", "way")
+_answer = attrgetter(*(set(Reply.__struct_fields__) - {*_OF_ITS_RUN, *_OF_ITS_WORKER}))
 
 
 def reward(verdict: Verdict | None) -> float:

@@ -122,7 +122,7 @@ SCRIPTS: Mapping[str, Script] = {
         "worker lease_ms:int reply_ttl_ms token want:int busy:int max_attempts:int remember_ms:int"
         " ends:packed",
         {"settlements": "request_id token reply how:int", "environments": ""},
-        "accepted jobs held hold again_ms now_ms has_affinity",
+        "accepted jobs held must_empty again_ms now_ms has_affinity",
     ),
     "reconcile": Script("worker max_attempts:int", {"request_ids": ""}, "jobs lost now_ms"),
     "renew": Script(
@@ -142,7 +142,7 @@ SCRIPTS: Mapping[str, Script] = {
     "register": Script("worker lease_ms:int info", {"environments": "name about fingerprint"}),
     "notify": Script("environment"),
     "notify_worker": Script("worker"),
-    "pause": Script("kind name hold:flag"),
+    "pause": Script("kind name set:flag"),
     "status": Script(
         answer="stats environments workers priorities quarantined dead paused decisions"
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.fleets import Recorder, working
 from support.servers import own_server
 from support.waiting import eventually
@@ -42,7 +43,7 @@ class Judge(Recorder):
         self._gate.clear()
 
     async def run(self, request: Request) -> Reply:
-        return await super().run(replace(request, payload=request.code.encode()))
+        return await super().run(structs.replace(request, payload=request.code.encode()))
 
     async def answer(self, request: Request) -> Reply:
         if request.code.startswith("held"):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from support.fleets import Recorder, serving
 from support.terminals import Terminal
 

@@ -238,7 +238,7 @@ def test_the_view_fits_the_terminal_with_the_busiest_first() -> None:
     text = "\n".join(lines)
     told = r"scaler      e7: 9 workers wanted, 3 before \(backlog, \d\.\d s ago, s\): much waits"
     assert re.search(told, text)
-    assert "5 on a warm worker" in text
+    assert "5 of 5 requests went where their header or state is" in text
     assert "2 requeued after an expired lease" in text
     assert "7: 7 accepted" in text
     first = lines.index("299 workers alive, 1 expired lease") + 2
@@ -262,5 +262,5 @@ async def test_decisions_that_are_old_or_no_decisions_are_not_shown(queue: Queue
     values = {"good": good, "old": {**good, "at": time.time() - 700}, "part": {"at": time.time()}}
     values |= {"list": [], "odd": {**good, "target": float("inf")}, "none": {**good, "at": None}}
     data = {name: json.dumps(value).encode() for name, value in values.items()}
-    await queue.publish_decisions({**data, "bytes": b"\xff"})
+    await queue.publish_decisions({**data, "bytes": b"\xff", "deep": b"[" * 100_000})
     assert set(decisions_of(await queue.status())) == {"good"}

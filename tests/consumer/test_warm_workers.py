@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.fleets import Recorder, counter, counts, is_idle, new_token, worker_processes, working
 from support.waiting import eventually
 
@@ -25,11 +26,11 @@ from leanq.worker import Worker
 
 # What makes the echo driver of a worker process warm for whatever it ran.
 WARMING = """
-import dataclasses
+from msgspec import structs
 from leanq.lean.echo import EchoDriver
 cold = EchoDriver.run
 async def run(self, request):
-    return dataclasses.replace(await cold(self, request), warm=True)
+    return structs.replace(await cold(self, request), warm=True)
 EchoDriver.run = run
 """
 
@@ -38,7 +39,7 @@ class Warming(Recorder):
     """A driver that is warm for whatever it ran."""
 
     async def answer(self, request: Request) -> Reply:
-        return replace(await super().answer(request), warm=True)
+        return structs.replace(await super().answer(request), warm=True)
 
 
 @pytest.fixture
@@ -70,14 +71,14 @@ async def pinned(
     return await lean._reply(PreparedRequest(item, lambda reply: reply))
 
 
-async def dead_but_warm(queue: Queue, *affinity: str, vacant: int = 1) -> None:
+async def dead_but_warm(queue: Queue, *affinity: str, available: int = 1) -> None:
     """Makes the fleet believe in an idle worker that is warm, and never comes."""
     claimed = await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())
     (job,) = claimed.jobs
     reply = pack_reply(job.token, Reply(payload=b""))
     done = Settlement(job.request_id, job.token, "echo", reply, warm=True)
     token = new_token()
-    await queue.claim("dead", ["echo"], vacant, busy=0, token=token, settlements=[done])
+    await queue.claim("dead", ["echo"], available, busy=0, token=token, settlements=[done])
 
 
 async def test_what_is_pinned_goes_where_it_is_warm(
@@ -150,7 +151,7 @@ async def test_a_watchdog_that_got_busy_has_another_look(
 ) -> None:
     first = asyncio.create_task(pinned(lean, b"first", "state"))
     await eventually(counts(queue, "submitted", 1))
-    await dead_but_warm(queue, "state", vacant=5)
+    await dead_but_warm(queue, "state", available=5)
     await first
     async with several(silent, 2) as workers:
         drivers = [worker.drivers["echo"] for worker in workers]

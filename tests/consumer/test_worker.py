@@ -24,7 +24,7 @@ from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import Timings
-from leanq.errors import RequestError, ToolchainError, WorkerError
+from leanq.errors import RequestError, SandboxError, ToolchainError, WorkerError
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Queued
@@ -104,7 +104,7 @@ async def test_a_quarantined_runs_alone(settings: Settings, queue: Queue, silent
     await queue.submit("nobody", [submission("0-quarantined", echo_body(b"held quarantined"))])
     for _ in range(2):
         (job,) = (await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())).jobs
-        await queue.release("dead", [(job.request_id, job.token)], how="charge", leave=True)
+        await queue.release("dead", [(job.request_id, job.token)], how="retry", leave=True)
     async with working(silent, driver, slots=4, timings=SILENT) as worker:
         await eventually(lambda: driver.running == [b"held quarantined"])
         # Its other slots must not even listen for work.
@@ -192,10 +192,10 @@ async def test_an_idle_worker_asks_little(settings: Settings) -> None:
 # Faults
 
 
-async def test_a_machines_failure_gives_back_and_charges(
+async def test_a_machines_failure_gives_back_and_counts_the_attempt(
     settings: Settings, lean: AsyncLeanQClient
 ) -> None:
-    driver = Failing(ToolchainError("no Lean"), 2)
+    driver = Failing(SandboxError("no room"), 2)
     async with working(settings, driver, slots=1, timings=QUICK):
         reply = await ask(lean, b"x")
     assert (reply.payload, reply.attempts) == (b"x", 3)
@@ -206,8 +206,8 @@ async def test_a_worker_that_fails_three_times_in_a_row_ends(
 ) -> None:
     patient = replace(settings, max_attempts=10)
     task = asyncio.create_task(ask(lean, b"x"))
-    driver = Failing(ToolchainError("no Lean"), 9)
-    with pytest.raises(ToolchainError, match="no Lean"):
+    driver = Failing(SandboxError("no room"), 9)
+    with pytest.raises(SandboxError, match="no room"):
         async with working(patient, driver, slots=1, timings=QUICK) as worker:
             await eventually(lambda: worker.slot_pool.breaker.fault is not None)
     async with working(patient):

@@ -17,7 +17,7 @@ import pytest
 from support.paths import ROOT
 
 from leanq.errors import ToolchainError
-from leanq.lean import environment as environment_module
+from leanq.lean import hashes as hashes_module
 from leanq.lean.environment import STANDARD_AXIOMS, Environment, open_environment
 
 LONG_AGO_NS = 1_600_000_000 * 10**9
@@ -186,15 +186,15 @@ def test_touched_module_counts_as_changed_and_has_the_same_fingerprint(site: Sit
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files whose contents are read; no file counts as too young."""
-    monkeypatch.setattr(environment_module, "_SETTLED_NS", 0)
+    monkeypatch.setattr(hashes_module, "_SETTLED_NS", 0)
     names: list[str] = []
-    real = environment_module._hash_file
+    real = hashes_module._hash_file
 
     def spy(path: str) -> str:
         names.append(Path(path).name)
         return real(path)
 
-    monkeypatch.setattr(environment_module, "_hash_file", spy)
+    monkeypatch.setattr(hashes_module, "_hash_file", spy)
     return names
 
 
@@ -215,7 +215,7 @@ def test_second_start_reads_only_what_changed(site: Site, hashed: list[str]) -> 
 def test_file_that_was_just_changed_is_not_remembered(
     site: Site, hashed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment_module, "_SETTLED_NS", 3600 * 10**9)
+    monkeypatch.setattr(hashes_module, "_SETTLED_NS", 3600 * 10**9)
     site.open()
     site.open()
     assert len(hashed) == 2 * 9

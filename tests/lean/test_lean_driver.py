@@ -146,6 +146,7 @@ async def test_what_takes_long_with_large_input_holds_no_other_request_up(
 
         return call
 
+    driver = await site.driver()
     for module, name in (
         (program_module, "Printed"),
         (check_module, "name_every_example"),
@@ -153,7 +154,7 @@ async def test_what_takes_long_with_large_input_holds_no_other_request_up(
     ):
         monkeypatch.setattr(module, name, watched(module, name))
     monkeypatch.setattr(program_module, "_PRINTED_AT_ONCE_BYTES", 0)
-    assert (await site.check(sample("and_swap"))).verdict == "accepted"
+    assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
     assert seen == ["Printed", "read_parts", "name_every_example"]
 
 
@@ -240,7 +241,9 @@ async def test_cancelling_a_check_ends_lean(either: Site) -> None:
 async def test_two_checks_at_once_do_not_meet(site: Site, tmp_path: Path) -> None:
     driver = await site.driver(site.shell(), slots=2)
     script = (
-        "echo $PWD; test -e mine && exit 9; : > mine; until test -e go; do sleep 0.01; done; exit"
+        # It has said something, and so it does not run once more.
+        """echo '{"severity":"information","data":"x"}'; """
+        "test -e mine && exit 9; : > mine; until test -e go; do sleep 0.01; done; exit"
     )
     tasks = [asyncio.create_task(driver.run(check(script))) for _ in range(2)]
 

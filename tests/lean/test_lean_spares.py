@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.sandboxes import marked, running
 from support.sites import Site, check, sample
 from support.waiting import eventually

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.fleets import HOUR_S, Recorder, serving, until
 from support.regions import DEADLINE_S, counted, results, urls
 from support.servers import Server

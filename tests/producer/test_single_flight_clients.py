@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.fleets import Recorder, counter, counts, short_lease, working
 from support.waiting import eventually
 
@@ -36,7 +37,7 @@ class StandIn(Recorder):
         return {"driver": "stand-in", "fingerprint": self.fingerprint}
 
     async def run(self, request: Request) -> Reply:
-        return await super().run(replace(request, payload=request.code.encode()))
+        return await super().run(structs.replace(request, payload=request.code.encode()))
 
     async def answer(self, request: Request) -> Reply:
         if request.payload.startswith(b"held"):
@@ -277,7 +278,7 @@ async def test_a_changed_environment_is_asked_anew(settings: Settings, queue: Qu
         assert (await other.check("code")).fingerprint == "old"
         assert len(driver.started) == 1
         driver.fingerprint = "new"
-        prints = f"{queue.keys.tag}:prints"
+        prints = f"{queue.keys.tag}:fingerprints"
 
         async def told() -> bool:
             found: Any = await queue.call(lambda c: c.hgetall(prints))

@@ -175,7 +175,7 @@ class QueueMachine(RuleBasedStateMachine):
         got = self.call(
             self.queue.claim(worker, environments, want, busy=busy, token=token, settlements=done)
         )
-        assert (got.accepted, got.hold) == (accepted, hold)
+        assert (got.accepted, got.must_empty) == (accepted, hold)
         self.told_to_look(worker, environments, got.again_s)
         assert sorted(job.request_id for job in got.jobs) == sorted(request_ids)
         for job in got.jobs:
@@ -266,7 +266,7 @@ class QueueMachine(RuleBasedStateMachine):
     )
     def hold_back(self, kind: Literal["environment", "tenant"], hold: bool, number: int) -> None:
         name = (ENVIRONMENTS if kind == "environment" else TENANTS)[number]
-        changed = self.call(self.queue.pause(kind, name, hold=hold))
+        changed = self.call(self.queue.set_paused(kind, name, paused=hold))
         assert changed == self.model.pause(kind, name, hold)
 
     @precondition(anyone_late)
@@ -360,8 +360,8 @@ class QueueMachine(RuleBasedStateMachine):
     def drain(self) -> None:
         """From any state, whoever is left brings every request to its end."""
         for kind, name in sorted(self.model.paused):
-            assert self.call(self.queue.pause(kind, name, hold=False))
-            self.model.pause(kind, name, hold=False)
+            assert self.call(self.queue.set_paused(kind, name, paused=False))
+            self.model.pause(kind, name, False)
         self.kill(0)
         self.advance(1_000_000)
         if self.anyone_late():

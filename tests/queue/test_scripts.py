@@ -28,8 +28,8 @@ def test_a_script_is_sent_the_parts_that_it_needs_and_no_others() -> None:
     assert "local function notify(" in script_text("notify")
     claim = script_text("claim")
     # Each once, behind what it needs.
-    assert claim.count("local lists = {}") == 1
-    assert claim.index("local lists = {}") < claim.index("local counters = {")
+    assert claim.count("local bulk = {}") == 1
+    assert claim.index("local bulk = {}") < claim.index("local counters = {")
 
 
 def test_every_part_is_used() -> None:

@@ -96,8 +96,8 @@ class WarmMachine(QueueMachine):
         }
         assert found.reservations == model.tills
         assert found.warm == {name: seen for name, seen in model.warm.items() if seen}
-        vacant = {worker: str(count) for worker, count in model.vacant.items()}
-        assert found.hashes.get("vacant", {}) == vacant
+        available = {worker: str(count) for worker, count in model.available.items()}
+        assert found.hashes.get("available", {}) == available
         note = model.watchdog if model.watchdog and model.watchdog[0] > model.now else None
         assert found.watchdog == (note[1] if note else None)
         stats = found.hashes.get("stats", {})

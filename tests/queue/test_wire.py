@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pickle
 from collections.abc import Callable
@@ -13,12 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
-from leanq.errors import InvalidRequestError, NoRewardError, TooLargeError, WireError
+from leanq.errors import (
+    InvalidRequestError,
+    NewerMessageError,
+    NoRewardError,
+    TooLargeError,
+    WireError,
+)
 from leanq.queue import wire
 from leanq.queue.requests import (
     LEAN_NO,
     LEAN_VERDICTS,
+    VERSION,
     Failure,
     Message,
     Reason,
@@ -116,7 +123,7 @@ values: st.SearchStrategy[Any] = st.recursive(
 
 def everything(reply: Reply) -> dict[str, Any]:
     """All fields, those too that do not count in a comparison."""
-    return dataclasses.asdict(reply)
+    return asdict(reply)
 
 
 @pytest.mark.slow
@@ -196,17 +203,17 @@ def test_valid_messages_with_bytes_changed(draw: st.DataObject, data: bytes) -> 
 
 @pytest.mark.slow
 @quick
-@given(st.sampled_from([field.name for field in dataclasses.fields(Request)]), values)
+@given(st.sampled_from(Request.__struct_fields__), values)
 def test_requests_with_a_field_of_nonsense(name: str, value: Any) -> None:
-    body = {"v": wire.VERSION, "op": "check", "code": "x", name: value}
+    body = {"v": VERSION, "op": "check", "code": "x", name: value}
     value_or_wire_error(msgpack.packb(body))
 
 
 @pytest.mark.slow
 @quick
-@given(st.sampled_from([field.name for field in dataclasses.fields(Reply)]), values)
+@given(st.sampled_from(Reply.__struct_fields__), values)
 def test_replies_with_a_field_of_nonsense(name: str, value: Any) -> None:
-    value_or_wire_error(msgpack.packb(["t", wire.VERSION, {name: value}]))
+    value_or_wire_error(msgpack.packb(["t", VERSION, {name: value}]))
 
 
 @pytest.mark.parametrize("nesting", [b"\x91", b"\x81\xa1x"])
@@ -365,4 +372,31 @@ def test_defaults_cost_no_bytes() -> None:
 
 
 def test_a_drivers_word_to_its_worker_is_not_sent() -> None:
-    assert pack_reply("t", Reply("accepted", warm=True)) == pack_reply("t", Reply("accepted"))
+    told = Reply("accepted", warm=True, way="warm")
+    assert pack_reply("t", told) == pack_reply("t", Reply("accepted"))
+
+
+def test_equal_requests_have_equal_bytes() -> None:
+    same = Request("check", "x", timeout_s=float("60"), memory_mb=int("4096"), allow_axioms=())
+    assert pack_request(same) == pack_request(Request("check", "x"))
+
+
+def test_replies_are_equal_where_leans_answers_are() -> None:
+    here = Reply("accepted", request_id="a", worker="w", attempts=1, cpu_s=1.0, warm=True)
+    there = Reply("accepted", request_id="b", worker="v", attempts=2, cpu_s=2.0, way="cold")
+    assert here == there
+    assert hash(here) == hash(there)
+    assert here != Reply("rejected")
+    assert here != Reply("accepted", axioms=("propext",))
+    assert here != "accepted"
+
+
+def test_what_is_wrong_with_a_message_is_said() -> None:
+    with pytest.raises(WireError, match=r"Expected `int`, got `str` - at `\$.memory_mb`"):
+        unpack_request(msgpack.packb({"v": 1, "op": "check", "code": "x", "memory_mb": "4"}))
+    with pytest.raises(NewerMessageError, match="a request for the unknown operation 'prove'"):
+        unpack_request(msgpack.packb({"op": "prove", "v": 1}))
+    with pytest.raises(NewerMessageError, match="a reply of version 2; this release reads 1"):
+        unpack_reply("r", msgpack.packb(["t", 2, {}]))
+    with pytest.raises(WireError, match=r"Invalid enum value 'proved' - at `\$\[2\].verdict`"):
+        unpack_reply("r", msgpack.packb(["t", 1, {"verdict": "proved"}]))

@@ -4,7 +4,7 @@ It imports one header, once, and is then asked about files that were compiled wi
 forks a child, which has all limits and ends with its answer. Frames come through standard input and
 answers go to standard output, a line of JSON each::
 
-    first frame  {"library", "version", "path", "modules", "reference", "prints"}
+    first frame  {"libraries", "version", "path", "modules", "reference", "prints"}
     answer       {"ready": why it cannot judge, or ""}
     frame        {"sizes": of the parts of each file, "cpu_s", "memory_bytes", "op", …}, the parts
     answer       {"answer": what the child says, or null where it did not come to its end,
@@ -59,9 +59,10 @@ class _Bench:
         self._prints = order["prints"]
         self._printer: Printer | None = None
         try:
-            if not order["library"]:
+            if not order["libraries"]:
                 raise KernelUnavailableError("this toolchain has no library that the judge knows")
-            kernel = Kernel(order["library"], order["version"])
+            kernel = Kernel(order["libraries"], order["version"])
+            self._prints = self._prints and kernel.prints
             try:
                 kernel.import_header(self.modules, order["path"], notation=self._prints)
             except KernelUnavailableError:

@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import math
-import struct
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from leanq.errors import AuditError, LeanQError
-from leanq.lean.audit.image import Damaged, Image, Name
+from leanq.lean.audit.image import Damaged, Name
 from leanq.lean.audit.olean import display, read_parts
+from leanq.lean.audit.self_test import HONEST, Libraries, PassMemory, forged, libraries_of
 from leanq.lean.audit.survey import Survey
 from leanq.lean.environment import Environment, module_parts, python_folders
 from leanq.lean.sandbox.sandbox import Limits, Process, Sandbox
@@ -48,15 +48,6 @@ _MOST_ANSWERED_BYTES = 64 << 20
 
 # Modules that declare what the kernel knows by name: ours, and those of Lean's own library.
 _REFERENCE = ("Core", "Init.Prelude", "Init.Core", "Init.Data.Nat.Basic", "Init.Data.Nat.Bitwise")
-
-_SELF_TEST = """prelude
-inductive LeanqFalse : Prop
-inductive LeanqTrue : Prop where | intro : LeanqTrue
-axiom leanqAssumed : LeanqFalse
-theorem leanqTrue : LeanqTrue := LeanqTrue.intro
-theorem leanqSame (p : Prop) (h : p) : p := h
-"""
-
 
 _NOTHING = Survey(frozenset(), frozenset(), frozenset())
 
@@ -98,9 +89,6 @@ Parts = Sequence[bytes]
 """The bytes of one compiled file, in its parts."""
 
 
-_passed: set[tuple[str, str, int, int]] = set()
-
-
 class Judges:
     """The judges of one environment, with at most ``slots`` processes.
 
@@ -127,9 +115,10 @@ class Judges:
         self._closed = False
         self._prints = True
         self._self_test: asyncio.Task[str] | None = None
+        self._libraries: Libraries = ("", ())
 
     def open(self) -> None:
-        """Begins the self-test; files wait for it."""
+        """Begins the self-test, unless a pass is remembered; files wait for it."""
         self._self_test = asyncio.create_task(self._test())
 
     async def unavailable(self) -> str:
@@ -179,6 +168,8 @@ class Judges:
         self, header: Header, files: Sequence[Parts], order: Mapping[str, Any], limits: Limits
     ) -> Judgement:
         unavailable = await self.unavailable()
+        if not unavailable and libraries_of(self._environment) != self._libraries:
+            unavailable = "Lean's library is another one than its self-test was run with"
         found = await self._asked(_modules(header), files, order, limits, bool(unavailable))
         if found.unavailable and unavailable:
             return replace(found, unavailable=unavailable)
@@ -241,13 +232,15 @@ class Judges:
             prints=self._prints,
         )
 
-    async def _test(self) -> str:
-        """Judges an honest file and forged ones; what is wrong with this judge, or "".
+    async def self_test(self) -> str:
+        """Judges an honest file and forged ones, whatever is remembered of that; what is wrong with
+        this judge, or ""."""
+        return await self._test(anew=True)
 
-        What has passed once in this process passes: the same library, by its path and its times.
-        """
-        key = _library_key(self._environment)
-        if key in _passed:
+    async def _test(self, *, anew: bool = False) -> str:
+        self._libraries = libraries_of(self._environment)
+        memory = PassMemory(self._environment, self._libraries)
+        if not anew and await asyncio.to_thread(memory.is_kept):
             return ""
         try:
             wrong = await self._tested()
@@ -255,14 +248,15 @@ class Judges:
             return f"the judge's self-test could not be run: {error}"
         if wrong:
             log.warning("nothing can be accepted here, and is unjudged instead: %s", wrong)
+            await asyncio.to_thread(memory.forget)
         else:
-            _passed.add(key)
+            await asyncio.to_thread(memory.keep)
         return wrong
 
     async def _tested(self) -> str:
-        honest = await self._compiled(_SELF_TEST)
+        honest = await self._compiled(HONEST)
         order = {"op": "judge", "ending": ["", ""]}
-        expected = [(honest, ""), *((forged, "kernel_refused") for forged in _forged(honest))]
+        expected = [(honest, ""), *((forged, "kernel_refused") for forged in forged(honest))]
         for file, rule in expected:
             found = await self._asked((), [[file]], order, _SELF_TEST_LIMITS)
             if found.unavailable:
@@ -343,9 +337,9 @@ class _JudgeProcess:
             )
             made = cls(sandbox, process, (modules, without_kernel))
             reference = (environment.find_olean(each) for each in _REFERENCE)
-            library = environment.toolchain.shared_library
+            libraries = () if without_kernel else environment.toolchain.shared_libraries
             order = {
-                "library": str(library) if library and not without_kernel else "",
+                "libraries": [str(path) for path in libraries],
                 "version": environment.toolchain.version,
                 "path": [str(each) for each in _library_path(environment)],
                 "modules": modules,
@@ -448,13 +442,6 @@ def _modules(header: Header) -> Modules:
     return tuple(dict.fromkeys(map(module_parts, imports)))
 
 
-def _library_key(environment: Environment) -> tuple[str, str, int, int]:
-    library = environment.toolchain.shared_library
-    status = library.stat() if library and library.is_file() else None
-    numbers = (status.st_size, status.st_mtime_ns) if status else (0, 0)
-    return (environment.toolchain.version, str(library), *numbers)
-
-
 def _library_path(environment: Environment) -> tuple[Path, ...]:
     library = environment.toolchain.library
     return (*environment.search_path, *([library] if library else []))
@@ -463,30 +450,3 @@ def _library_path(environment: Environment) -> tuple[Path, ...]:
 def _variables(environment: Environment, sandbox: Sandbox) -> dict[str, str]:
     scratch = str(sandbox.scratch)
     return {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
-
-
-def _forged(honest: bytes) -> list[bytes]:
-    """Files that are wrong in one place each, from that of the self-test."""
-    image = Image([honest])
-    constants = image.constants()
-    false, true, same, recursor = (
-        constants[name]
-        for name in (
-            ("leanqAssumed",),
-            ("leanqTrue",),
-            ("leanqSame",),
-            ("LeanqTrue", "rec"),
-        )
-    )
-    assert true.body is not None
-    patches = [
-        (true.head + 3, false.type_),  # a proof of something else
-        (same.value + 2, true.body),  # another proof
-        (same.value + 2, image.words[true.head + 1]),  # no expression at all
-        (recursor.value + 6, 2 << 1 | 1),  # two minor premises instead of one
-    ]
-    return [_patched(honest, index, word) for index, word in patches]
-
-
-def _patched(data: bytes, index: int, word: int) -> bytes:
-    return data[: 8 * index] + struct.pack("<Q", word) + data[8 * index + 8 :]

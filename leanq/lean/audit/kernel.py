@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -64,11 +64,20 @@ _NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
     ),
     "_kernel_env": ("lean_elab_environment_to_kernel_env", (_POINTER,)),
     "_search_path": ("l_Lean_initSearchPath", (_POINTER, _POINTER)),
+    "_initialize": ("lean_initialize", ()),
+    "_exit_on_panic": ("lean_set_exit_on_panic", (c_uint8,)),
+    "_mark_persistent": ("lean_mark_persistent", (_POINTER,)),
+}
+# Without these it judges, and prints nothing.
+_PRINTING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "_elaborated": ("l_Lean_Environment_ofKernelEnv", (_POINTER,)),
     "_set_option": ("l_Lean_Options_insert", (_POINTER,) * 3),
     "_print": ("l_Lean_PrettyPrinter_ppExprLegacy", (_POINTER,) * 5),
     "_pretty": ("l_Std_Format_pretty", (_POINTER,) * 4),
+    "_run_initialisers": ("lean_enable_initializer_execution", ()),
 }
+# What they return, where it is no object.
+_RESULTS = {"_same": c_uint8, "_initialize": None, "_exit_on_panic": None, "_mark_persistent": None}
 
 # `Lean.Kernel.Exception`: the constructors that tell of a limit, and nothing of the declaration.
 _FIRST_LIMIT = 13
@@ -115,6 +124,7 @@ class Kernel:
 
     Attributes:
         env: the kernel's environment, as an object of Lean's.
+        prints: whether it can print what the kernel has accepted.
     """
 
     name_str: Any
@@ -159,37 +169,62 @@ class Kernel:
     _set_option: Any
     _print: Any
     _pretty: Any
+    _initialize: Any
+    _exit_on_panic: Any
+    _mark_persistent: Any
+    _run_initialisers: Any
 
-    def __init__(self, library: str, version: str) -> None:
-        """Loads the library and imports nothing yet.
+    def __init__(self, libraries: Sequence[str], version: str) -> None:
+        """Loads the libraries and imports nothing yet.
+
+        Args:
+            libraries: their paths; first the one that leads to the others, if any does.
+            version: Lean's.
 
         Raises:
-            KernelUnavailableError: it is of another version, or lacks a function.
+            KernelUnavailableError: they are of another version, or lack a function.
         """
         if not VERSIONS.match(version):
             raise KernelUnavailableError(f"the judge does not know the library of Lean {version}")
         os.environ["UV_USE_IO_URING"] = "0"  # the sandbox denies it
         try:
-            self._lib = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-            for attribute, (symbol, arguments) in _NAMES.items():
-                function = self._lib[symbol]
-                function.restype = c_uint8 if attribute == "_same" else _POINTER
-                function.argtypes = arguments
-                setattr(self, attribute, function)
+            self._libs = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in libraries]
+            self._bind(_NAMES)
             libc = ctypes.CDLL(None)
             for number in (_SIGINT, _SIGXFSZ):  # Python catches or ignores them
                 libc.signal(number, None)
-            self._lib.lean_initialize.restype = None
-            self._lib.lean_initialize()
+            self._initialize()
             # By default a panic goes on with some value.
-            self._lib.lean_set_exit_on_panic.argtypes = [c_uint8]
-            self._lib.lean_set_exit_on_panic(1)
-            self._no_options = self._global("l_Lean_Options_empty")
-            self._no_locals = self._global("l_Lean_LocalContext_empty")
-            self._no_metas = self._global("l_Lean_instInhabitedMetavarContext")
+            self._exit_on_panic(1)
+            self._no_options = self._value("l_Lean_Options_empty")
         except (OSError, AttributeError, ValueError) as error:
             raise KernelUnavailableError(f"the judge cannot use Lean's library: {error}") from None
         self.env = 0
+        self.prints = True
+        try:
+            self._bind(_PRINTING)
+            self._no_locals = self._value("l_Lean_LocalContext_empty")
+            self._no_metas = self._value("l_Lean_instInhabitedMetavarContext")
+        except AttributeError:
+            self.prints = False
+
+    def _bind(self, names: Mapping[str, tuple[str, tuple[Any, ...]]]) -> None:
+        for attribute, (symbol, arguments) in names.items():
+            function = self._function(symbol)
+            function.restype = _RESULTS.get(attribute, _POINTER)
+            function.argtypes = arguments
+            setattr(self, attribute, function)
+
+    def _function(self, symbol: str) -> Any:
+        """What has this name in any of the libraries. Raises AttributeError."""
+        for library in self._libs:
+            if (found := getattr(library, symbol, None)) is not None:
+                return found
+        raise AttributeError(f"there is no {symbol} in it")
+
+    def _value(self, symbol: str) -> int:
+        """The object that a global variable of Lean's holds."""
+        return _word(ctypes.cast(self._function(symbol), _POINTER).value or 0)
 
     def import_header(
         self, modules: Iterable[tuple[str, ...]], path: Iterable[str], *, notation: bool
@@ -212,7 +247,7 @@ class Kernel:
             [self.construct(0, self.name(each), scalars=flags) for each in modules]
         )
         if notation:
-            self._lib.lean_enable_initializer_execution()
+            self._run_initialisers()
         no_plugins, leak, extensions, private = self.array([]), 1, int(notation), 2
         result = self._import(
             imports, self._no_options, 0, no_plugins, leak, extensions, private, 3
@@ -220,7 +255,7 @@ class Kernel:
         if self._tag(result) != 0:
             raise KernelUnavailableError("the judge cannot import what the header imports")
         self.env = self._kernel_env(_word(result + _WORD))
-        self._lib.lean_mark_persistent(_POINTER(self.env))
+        self._mark_persistent(self.env)
 
     def add(self, declaration: int) -> None:
         """Adds a declaration to the environment, if the kernel accepts it.
@@ -333,9 +368,6 @@ class Kernel:
         result = self._to_string(self._to_message(exception, self._no_options), 1)
         is_string = self._tag(result) == 249
         return self._read_string(result if is_string else _word(result + _WORD))
-
-    def _global(self, symbol: str) -> int:
-        return _POINTER.in_dll(self._lib, symbol).value or 0
 
     def _read_string(self, value: int) -> str:
         found = ctypes.string_at(value + 4 * _WORD, _word(value + _WORD) - 1)

@@ -12,15 +12,17 @@ import logging
 import os
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from leanq.errors import QueueFullError, ReplError
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver, Opened, without_states
 from leanq.lean.process import limits_of
-from leanq.lean.repl.checks import is_silent, judged_of, messages_of, opened_at, see
+from leanq.lean.repl.checks import is_silent, messages_of, opened_at, outcome_of, see
 from leanq.lean.repl.pickles import Pickles
 from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.session import Recycling, Session, TimedOut
@@ -110,7 +112,7 @@ class ReplDriver(LeanDriver):
         return reply
 
     async def _step(self, request: Request) -> Reply:
-        return await self._insist(lambda: self._stepped(self._kept, request))
+        return await self._until_available(lambda: self._stepped(self._kept, request))
 
     async def _elaborated(
         self, kept: _Kept, session: Session, request: Request, header: Header
@@ -119,9 +121,9 @@ class ReplDriver(LeanDriver):
         code, limits = request.code, limits_of(request)
         answer = await session.elaborate(code, header, limits)
         if isinstance(answer, TimedOut):
-            return answer.judged(limits).reply()
+            return answer.outcome(limits).reply()
         messages = messages_of(answer, session, header)
-        reply = replace(judged_of(answer), messages=messages).reply()
+        reply = replace(outcome_of(answer), messages=messages).reply()
         if reply.verdict != "incomplete":
             return reply
         if is_silent(answer) and request.audit:
@@ -129,7 +131,9 @@ class ReplDriver(LeanDriver):
         seen = await see(session, code, header, answer, limits)
         fingerprint = kept.environment.fingerprint
         try:
-            sorries = await self._insist(lambda: keep_opened(code, seen, fingerprint, self._states))
+            sorries = await self._until_available(
+                lambda: keep_opened(code, seen, fingerprint, self._states)
+            )
         except QueueFullError as error:
             return without_states(reply, error)
         for number, opened in opened_at(seen.holes, code, answer.sorries).items():

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from leanq.errors import ReplError, SandboxError
-from leanq.lean.diagnostics import Found, Judged, Printed, judge_end, signal_name
+from leanq.lean.diagnostics import Found, Outcome, Printed, classify_end, signal_name
 from leanq.lean.repl.protocol import (
     Answer,
     Command,
@@ -56,9 +56,9 @@ class TimedOut:
     exit: Exit
     stderr: bytes
 
-    def judged(self, limits: Limits) -> Judged:
+    def outcome(self, limits: Limits) -> Outcome:
         """What that amounts to for a command that was given these limits."""
-        return judge_end((), self.exit, limits, self.stderr)
+        return classify_end((), self.exit, limits, self.stderr)
 
 
 @dataclass(frozen=True, slots=True)

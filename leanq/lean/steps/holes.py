@@ -21,6 +21,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
+from msgspec import structs
+
 from leanq.errors import InvalidRequestError
 from leanq.lean.recipes import Form, Hole, Recipe, Tactic
 from leanq.lean.syntax import Token, split_header, tokens
@@ -59,7 +61,9 @@ class Given:
         end: tuple[int | None, int | None] = (None, None)
         if message.end_line is not None and message.end_column is not None:
             end = self.place(message.end_line, message.end_column)
-        return replace(message, line=line, column=column, end_line=end[0], end_column=end[1])
+        return structs.replace(
+            message, line=line, column=column, end_line=end[0], end_column=end[1]
+        )
 
 
 def find_holes(text: str) -> tuple[Hole, ...]:
@@ -264,8 +268,8 @@ class Draft:
         """A message about the tactic on trial, with its place in it: from line 1, column 0."""
         up = self._lines_before_trial
         if message.end_line is None or self.place(message).end > self.trial.end:
-            return replace(message, line=message.line - up, end_line=None, end_column=None)
-        return replace(message, line=message.line - up, end_line=message.end_line - up)
+            return structs.replace(message, line=message.line - up, end_line=None, end_column=None)
+        return structs.replace(message, line=message.line - up, end_line=message.end_line - up)
 
     def goals(self, messages: Sequence[Message]) -> dict[int, str]:
         """What Lean says is left to prove in the empty blocks, by number; one that is run several

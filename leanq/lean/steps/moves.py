@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from leanq.lean.diagnostics import Judged, is_budget, reason_of
+from msgspec import structs
+
+from leanq.lean.diagnostics import Outcome, is_budget, reason_of
 from leanq.lean.environment import Environment
 from leanq.lean.recipes import Recipe, Tactic, read_recipe, record_after
 from leanq.lean.steps.goals import sorry_at
@@ -40,7 +42,7 @@ class Move:
         """What concerns the tactic, with places in it; an error elsewhere is its fault as well."""
         told = [self.given.message(draft.of_trial(m)) for m in messages if draft.is_trial(m)]
         elsewhere = [
-            replace(message, line=1, column=0, end_line=None, end_column=None)
+            structs.replace(message, line=1, column=0, end_line=None, end_column=None)
             for message in messages
             if not draft.is_trial(message)
             and draft.level(message) is None
@@ -67,7 +69,7 @@ class Move:
         if checked.verdict == "incomplete" and not messages:
             why = "leanq: the proof, or what stands before it, rests on sorryAx"
             messages = (Message("warning", 1, 0, why),)
-        return replace(checked, messages=messages, axioms=axioms)
+        return structs.replace(checked, messages=messages, axioms=axioms)
 
 
 async def read_move(request: Request, states: States, environment: Environment) -> Move | Reply:
@@ -85,23 +87,23 @@ async def read_move(request: Request, states: States, environment: Environment) 
     return Move(request.state, recipe, given, tactic)
 
 
-def judged_apart(draft: Draft, judged: Judged) -> Judged:
+def outcome_apart(draft: Draft, outcome: Outcome) -> Outcome:
     """What a draft amounts to once the messages that goals are left are set aside."""
-    counted = [message for message in judged.messages if draft.level(message) is None]
+    counted = [message for message in outcome.messages if draft.level(message) is None]
     errors = [message for message in counted if message.severity == "error"]
-    verdict = judged.verdict
+    verdict = outcome.verdict
     if verdict in ("rejected", "exhausted") and not errors:
         verdict = "incomplete"
     elif verdict == "rejected" and all(is_budget(message) for message in errors):
         verdict = "exhausted"
-    if verdict == judged.verdict and verdict not in ("rejected", "exhausted"):
-        return judged
-    return replace(judged, verdict=verdict, reason=reason_of(verdict, counted))
+    if verdict == outcome.verdict and verdict not in ("rejected", "exhausted"):
+        return outcome
+    return structs.replace(outcome, verdict=verdict, reason=reason_of(verdict, counted))
 
 
 def left_open(reply: Reply) -> Reply:
     """The reply to a tactic that worked and leaves goals."""
-    return replace(reply, verdict="incomplete", reason="goals_remain")
+    return structs.replace(reply, verdict="incomplete", reason="goals_remain")
 
 
 def other_environment(recipe: Recipe, environment: Environment) -> str:

@@ -14,15 +14,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from leanq.lean.check import Auditor, check
-from leanq.lean.diagnostics import Judged
+from leanq.lean.diagnostics import Outcome
+from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean, Run
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.sandbox.sandbox import Sandbox
-from leanq.lean.snapshots.prefixes import Prefixes
 from leanq.lean.steps.goals import keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
-from leanq.lean.steps.moves import Move, judged_apart, left_open, read_move
+from leanq.lean.steps.moves import Move, left_open, outcome_apart, read_move
 from leanq.lean.targets import Targets, named_as_in_source
 from leanq.queue.requests import Message, Reply, Request, Sorry
 from leanq.states import States
@@ -51,9 +53,9 @@ class Trials:
             return ()
         async with self._lean.sandbox() as sandbox:
 
-            async def run(draft: Draft) -> Judged:
+            async def run(draft: Draft) -> Outcome:
                 done = await self._prefixes.run(sandbox, code, draft.text, request, states)
-                return done.judged
+                return done.outcome
 
             seen = await look(holes, run, lambda forms: draft_probe(code, holes, forms))
         return await keep_opened(code, seen, self._lean.environment.fingerprint, states)
@@ -73,7 +75,7 @@ class Trials:
         """The same, once the request has been read."""
         reply = await _Step(self, move, request, states).run()
         warm = self._prefixes.holds(move.recipe.snapshot_key)
-        return replace(reply, fingerprint=self._lean.environment.fingerprint, warm=warm)
+        return structs.replace(reply, fingerprint=self._lean.environment.fingerprint, warm=warm)
 
 
 class _Step:
@@ -91,13 +93,13 @@ class _Step:
         draft = draft_trial(move.recipe, move.tactic)
         async with self._lean.sandbox() as sandbox:
             run = await self._try(sandbox, draft)
-            judged = judged_apart(draft, run.judged)
-            left = [m for m in judged.messages if draft.is_left(m)]
-            outside = draft.left_outside(judged.messages)
-            reply = replace(judged, messages=move.told(draft, judged.messages)).reply(
+            outcome = outcome_apart(draft, run.outcome)
+            left = [m for m in outcome.messages if draft.is_left(m)]
+            outside = draft.left_outside(outcome.messages)
+            reply = structs.replace(outcome, messages=move.told(draft, outcome.messages)).reply(
                 cpu_s=run.done.exit.cpu_s, way=run.way
             )
-            if judged.verdict not in ("accepted", "incomplete"):
+            if outcome.verdict not in ("accepted", "incomplete"):
                 return reply
             goals = tuple(goal for message in left for goal in read_goals(message))
             if goals or move.tactic.holes:
@@ -116,8 +118,8 @@ class _Step:
         sorries: tuple[Sorry, ...] = ()
         if tactic.holes:
 
-            async def run(draft: Draft) -> Judged:
-                return (await self._try(sandbox, draft)).judged
+            async def run(draft: Draft) -> Outcome:
+                return (await self._try(sandbox, draft)).outcome
 
             seen = await look(
                 tactic.holes, run, lambda forms: draft_trial(move.recipe, tactic, probes=forms)
@@ -131,10 +133,10 @@ class _Step:
         if goals:
             state, record = record_after(move.state, tactic)
             await self._states.keep({state: record})
-            return replace(reply, state=state, goals=goals, sorries=move.placed(sorries))
+            return structs.replace(reply, state=state, goals=goals, sorries=move.placed(sorries))
         first = next((sorry for sorry in sorries if sorry.state), Sorry(1, 0))
         goals = () if first.goal is None else (first.goal,)
-        return replace(reply, state=first.state, goals=goals, sorries=move.placed(sorries))
+        return structs.replace(reply, state=first.state, goals=goals, sorries=move.placed(sorries))
 
     async def _program(self) -> str | None:
         """What in the tactics runs programs, which could find the stand-in and prove by it."""
@@ -156,7 +158,7 @@ class _Step:
         word = None if trusted else await self._program()
         if word is not None:
             return _unverified(reply, word)
-        request = replace(self._request, allow_axioms=allowed)
+        request = structs.replace(self._request, allow_axioms=allowed)
         source = move.recipe.source.code
         target, salt = await self._targets.of_source(source, self._request)
         text, options = await asyncio.to_thread(named_as_in_source, draft.text, source, salt)
@@ -168,8 +170,8 @@ class _Step:
             target=replace(target, stand_in=stand_in),
             options=options,
         )
-        checked = replace(checked, theorems=())
-        return replace(
+        checked = structs.replace(checked, theorems=())
+        return structs.replace(
             move.closed(draft, checked, stand_in),
             cpu_s=reply.cpu_s + checked.cpu_s,
             audit_s=time.monotonic() - started,
@@ -183,4 +185,4 @@ def _unverified(reply: Reply, word: str) -> Reply:
         "other goals are open, so leanq cannot vouch for it"
     )
     messages = (*reply.messages, Message("warning", 1, 0, text))
-    return replace(reply, verdict="unverified", reason="runs_programs", messages=messages)
+    return structs.replace(reply, verdict="unverified", reason="runs_programs", messages=messages)

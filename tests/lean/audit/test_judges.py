@@ -207,9 +207,9 @@ async def test_another_lean_is_not_judged(core: Environment, honest: bytes) -> N
 async def test_a_judge_that_fails_its_self_test_judges_nothing(
     core: Environment, tmp_path: Path, honest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leanq.lean.audit.judges._forged", lambda honest: [honest])
-    monkeypatch.setattr("leanq.lean.audit.judges._passed", set())
-    judges = Judges(core, slots=1)
+    monkeypatch.setattr("leanq.lean.audit.judges.forged", lambda honest: [honest])
+    monkeypatch.setattr("leanq.lean.audit.self_test._passed", set())
+    judges = Judges(replace(core, cache=tmp_path), slots=1)
     try:
         assert "self-test" in await judges.unavailable()
         found = await judged(judges, [honest])

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from cachetools import LRUCache
+from msgspec import structs
 
 from leanq.errors import LeanQError
 from leanq.lean.process import Lean, Run, limits_of
@@ -97,7 +98,7 @@ class Prefixes:
             reply = await work(None)
             if reply.verdict not in _DOUBTFUL:
                 await self._drop(key, states)
-        return replace(reply, warm=self.holds(key))
+        return structs.replace(reply, warm=self.holds(key))
 
     async def run(
         self,
@@ -121,13 +122,13 @@ class Prefixes:
         snapshot = await self._load(key, states)
         if snapshot:
             run = await self._run(sandbox, code, request, snapshot, False)
-            if run.judged.verdict not in _DOUBTFUL:
+            if run.outcome.verdict not in _DOUBTFUL:
                 self._costs.loaded(run.done.exit.cpu_s)
                 return self._counted(run, "warm" if warm else "cold")
         run = await self._replay(sandbox, code, request, states, compile_)
         self._costs.replayed(key, run.done.exit.cpu_s)
         self._consider(key, source, run.done.exit.cpu_s, states, header=False)
-        if snapshot and run.judged.verdict not in _DOUBTFUL:
+        if snapshot and run.outcome.verdict not in _DOUBTFUL:
             await self._drop(key, states)
         failed = snapshot is not None or self._damaged(states) > damaged
         return self._counted(run, "failed" if failed else "replayed")
@@ -141,9 +142,9 @@ class Prefixes:
         run = await self._run(sandbox, code, request, header, compile_)
         if header is None:
             self._imported(key, text, run.done.exit.cpu_s, states)
-        elif run.judged.verdict in _DOUBTFUL:
+        elif run.outcome.verdict in _DOUBTFUL:
             run = await self._run(sandbox, code, request, None, compile_)
-            if run.judged.verdict not in _DOUBTFUL:
+            if run.outcome.verdict not in _DOUBTFUL:
                 await self._drop(key, states)
         return run
 

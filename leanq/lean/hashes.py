@@ -1,0 +1,117 @@
+"""Content hashes of files, remembered in the cache folder by path, size, times and inode.
+
+What is kept there is believed only where it is this user's or the superuser's own and no other
+user can write to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+# A file that was changed this recently may change again within the same tick of its clock.
+_SETTLED_NS = 2_000_000_000
+
+
+class File(NamedTuple):
+    """A file as it was found, without its content."""
+
+    name: str
+    """Relative to the folder that it was found through."""
+    path: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    """Unpackers and build tools set mtime back, to the same for all files; not this one."""
+    inode: int
+
+    @classmethod
+    def of(cls, name: str, path: str, status: os.stat_result) -> File:
+        """The file at a path with this status."""
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        return cls(name, path, status.st_size, *times, status.st_ino)
+
+    @classmethod
+    def at(cls, path: Path) -> File:
+        """The file at a path. Raises OSError."""
+        return cls.of("", str(path), os.stat(path))
+
+
+def hash_bytes(content: bytes) -> str:
+    """64 hexadecimal digits."""
+    return hashlib.blake2b(content, digest_size=32).hexdigest()
+
+
+def content_hashes(files: Sequence[File], memory: Path) -> dict[str, str]:
+    """The content hash of each path: remembered, or computed on all CPUs and then remembered.
+
+    Args:
+        files: whose contents are hashed.
+        memory: the file in which the hashes are remembered.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    settled_ns = time.time_ns() - _SETTLED_NS
+    known = _recall(memory)
+    hashes = {file.path: known[file] for file in files if file in known}
+    unknown = [file.path for file in files if file.path not in hashes]
+    if unknown:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            hashes |= zip(unknown, pool.map(_hash_file, unknown), strict=True)
+    settled = {file: hashes[file.path] for file in files if file.ctime_ns < settled_ns}
+    if settled != known:
+        _remember(memory, settled)
+    return hashes
+
+
+def read_kept(path: Path) -> bytes | None:
+    """What :func:`keep` has written; None where it is not there, damaged, or another user's."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            is_ours = status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o022
+            if not is_ours or not stat.S_ISREG(status.st_mode):
+                return None
+            checksum, _, body = file.read().partition(b"\n")
+    except OSError:
+        return None
+    return body if checksum == hash_bytes(body).encode() else None
+
+
+def keep(path: Path, body: bytes) -> None:
+    """Writes a file of the cache whole. One that cannot be written makes the next start slower and
+    harms nothing else."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".making-", dir=path.parent) as folder:
+            new = Path(folder, path.name)
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                os.fchmod(file.fileno(), 0o644)
+                file.write(hash_bytes(body).encode() + b"\n" + body)
+            new.replace(path)
+
+
+def _recall(memory: Path) -> dict[File, str]:
+    try:
+        return {File(*file): content for file, content in json.loads(read_kept(memory) or b"[]")}
+    except (ValueError, TypeError):
+        return {}
+
+
+def _remember(memory: Path, hashes: Mapping[File, str]) -> None:
+    keep(memory, json.dumps(list(hashes.items()), separators=(",", ":")).encode())
+
+
+def _hash_file(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()

@@ -1,0 +1,76 @@
+"""Workers that offer different environments under one name: verdicts then depend on the worker."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from support.fleets import Recorder, working
+from support.terminals import Terminal
+
+from leanq.fleet.prometheus import exposition, fleet_samples
+from leanq.fleet.stats import fleet_stats
+from leanq.queue.settings import Settings
+
+ONE, OTHER = "1" * 64, "2" * 64
+
+
+class Fingerprinted(Recorder):
+    def __init__(self, fingerprint: str) -> None:
+        super().__init__()
+        self.fingerprint = fingerprint
+
+    @property
+    def about(self) -> Mapping[str, object]:
+        return {"driver": "echo", "fingerprint": self.fingerprint}
+
+
+async def different(settings: Settings) -> float:
+    """The metric: how many environments are offered as ``echo``."""
+    page = exposition(fleet_samples(await fleet_stats(settings)))
+    (line,) = (row for row in page.splitlines() if row.startswith("leanq_environment_fingerprints"))
+    assert 'environment="echo"' in line
+    return float(line.split()[-1])
+
+
+async def test_workers_that_differ_are_seen_everywhere(
+    settings: Settings, terminal: Terminal, caplog: pytest.LogCaptureFixture
+) -> None:
+    terminal.use(settings)
+    async with working(settings, Fingerprinted(ONE)):
+        async with working(settings, Fingerprinted(ONE)):
+            assert await different(settings) == 1
+            assert "differs" not in terminal.run("status").out
+            assert not caplog.records
+        async with working(settings, Fingerprinted(OTHER)):
+            (warning,) = caplog.records
+            assert warning.levelno == logging.WARNING
+            assert f"'echo': its fingerprint is {OTHER[:12]} here and {ONE[:12]} (1) there" in (
+                warning.getMessage()
+            )
+            assert await different(settings) == 2
+            assert "differs     echo is not the same on all workers" in terminal.run("status").out
+            record = json.loads(terminal.run("status", "--json").out)
+            assert record["environments"]["echo"]["fingerprints"] == {ONE: 1, OTHER: 1}
+
+
+async def test_a_new_version_after_the_old_one_has_gone_is_no_trouble(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with working(settings, Fingerprinted(ONE)):
+        pass
+    async with working(settings, Fingerprinted(OTHER)):
+        assert await different(settings) == 1
+    assert not caplog.records
+
+
+async def test_a_worker_whose_files_change_says_what_it_offers_now(settings: Settings) -> None:
+    driver = Fingerprinted(ONE)
+    async with working(replace(settings, lease_s=0.5), driver) as worker:
+        driver.fingerprint = OTHER
+        await worker.consumers[0].join()
+        (stats,) = (await fleet_stats(settings)).environments.values()
+        assert stats.fingerprints == {OTHER: 1}
