@@ -146,7 +146,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
     theorems: tuple[str, ...] = ()
     holes: tuple[str, ...] = ()
     trust_programs: bool = False
-    scratch_mb: int = 1024
+    scratch_mb: int = 256
 
     def __post_init__(self) -> None:
         if self.traceparent and not _TRACEPARENT.fullmatch(self.traceparent):

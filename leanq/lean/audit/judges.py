@@ -283,7 +283,7 @@ class Judges:
             )
             if done.exit.code != 0:
                 raise AuditError("Lean does not compile the self-test")
-            [file] = await asyncio.to_thread(read_parts, sandbox.scratch / "SelfTest.olean")
+            [file] = await asyncio.to_thread(read_parts, sandbox.left / "SelfTest.olean")
             return file
         finally:
             await sandbox.close()
