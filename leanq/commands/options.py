@@ -118,9 +118,9 @@ lean = combined(
         "scratch_mb",
         type=int,
         metavar="MB",
-        default=1024,
+        default=256,
         show_default=True,
-        help="Limit in MB of the disk that Lean's processes may fill.",
+        help="Limit in MB of the files that Lean's processes may leave in their scratch folder.",
     ),
     click.option(
         "--allow-axiom",

@@ -239,7 +239,7 @@ class Prefixes:
                 run = await self._lean.run(
                     sandbox, text, limits, options=[f"{flag}={_SAVED}"], compile_=False
                 )
-                file = sandbox.scratch / _SAVED
+                file = sandbox.left / _SAVED
                 if not file.is_file():
                     return
                 size_bytes = file.stat().st_size

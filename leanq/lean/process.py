@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -13,9 +14,12 @@ from pathlib import Path
 from leanq.errors import SandboxError, ToolchainError
 from leanq.lean.diagnostics import Outcome, Printed, classify
 from leanq.lean.environment import Environment
+from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
 from leanq.queue.requests import Request, Way
+
+log = logging.getLogger("leanq.worker")
 
 # The module as which every candidate's result is kept; no library calls its own so.
 MODULE = "LeanqSubmission"
@@ -103,6 +107,8 @@ class Lean:
         """Raises WorkerError where Lean cannot run in a sandbox."""
         opened = await asyncio.gather(*(self._new_sandbox() for _ in range(self._slots)))
         self.idle.extend(opened)
+        if missing := missing_walls(opened[0].isolation):
+            log.warning("the sandbox lacks %s: %s", ", ".join(missing), advice(missing))
         for sandbox in opened:
             self._prepare(sandbox)
         await self.prove()
@@ -291,7 +297,7 @@ class Lean:
 
 def olean(sandbox: Sandbox) -> Path:
     """Where a run leaves its compiled result."""
-    return sandbox.scratch / f"{MODULE}.olean"
+    return sandbox.left / f"{MODULE}.olean"
 
 
 def limits_of(request: Request, factor: float = 1.0) -> Limits:

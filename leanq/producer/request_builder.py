@@ -66,7 +66,7 @@ class Check(InEnvironment, total=False):
     Attributes:
         timeout_s: budget of CPU time in seconds (60); beyond it the verdict is ``timeout``.
         memory_mb: resident memory in MiB (4096); beyond it the verdict is ``memory``.
-        scratch_mb: disk that the candidate's processes may fill, in MiB (1024); beyond it the
+        scratch_mb: disk that the candidate's processes may fill, in MiB (256); beyond it the
             verdict is ``memory`` as well.
         allow_axioms: names of axioms allowed beside the environment's own.
         audit: whether what Lean accepts is judged and audited (True); without, it is ``unjudged``.

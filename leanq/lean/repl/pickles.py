@@ -131,9 +131,10 @@ class Pickles:
                 live = session.states.get(opened)
                 if live is None or live.pickled:
                     return
-                file = session.sandbox.scratch / f"{secrets.token_hex(8)}.pickle"
+                name = f"{secrets.token_hex(8)}.pickle"
+                file = session.sandbox.left / name
                 before_s = session.cpu_s
-                await session.pickle(file, live, _SAVE_LIMITS)
+                await session.pickle(session.sandbox.scratch / name, live, _SAVE_LIMITS)
                 size_bytes = file.stat().st_size
                 self._costs.saved(size_bytes, session.cpu_s - before_s, replay_s)
                 # It depends on nothing that the fingerprint does not stand for.
