@@ -23,6 +23,7 @@ from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.judges import Judgement, Judges, Parts
 from leanq.lean.audit.olean import read_parts
+from leanq.lean.audit.own_words import own_words
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
 from leanq.lean.diagnostics import Outcome
@@ -54,6 +55,14 @@ class Auditor:
         self.judges = judges
         self._lean = lean
         self._known: LRUCache[tuple[str, ...], ImportedAxioms] = LRUCache(_HEADERS_REMEMBERED)
+        self._words: frozenset[str] | None = None
+
+    async def runs_programs(self, code: str) -> str | None:
+        """What lets a text run programs of its own in this environment, as it stands there."""
+        if self._words is None:
+            folders = self._lean.environment.search_path
+            self._words = await asyncio.to_thread(own_words, folders)
+        return await asyncio.to_thread(runs_programs, code, self._words)
 
     async def findings(self, survey: Survey, header: Header, allowed: Sequence[str]) -> Findings:
         """What a compiled text rests on; raises AuditError."""
@@ -194,7 +203,7 @@ class Compilation:
         limits = limits_of(self._request)
         order: dict[str, Any] = {"ending": self._ended.name}
         if self._target is not None:
-            order |= self._target.order()
+            order |= self._target.order() | {"allowed": self._request.allow_axioms}
             return await judges.verify(self._header, self._target.file, file, order, limits)
         if self._named is not None:
             named, names, word = self._named
@@ -208,8 +217,8 @@ class Compilation:
             return _unjudged(reply, "judge_limit", text)
         if found.rule:
             return _denied(reply, found)
-        names = sorted(found.theorems, key=self._place)
-        reply = replace(reply, theorems=tuple(Theorem(each, "") for each in names))
+        theorems = tuple(map(Theorem, found.theorems, found.statements))
+        reply = replace(reply, theorems=theorems)
         if found.differences:
             return _differs(reply, found)
         if not found.ended:
@@ -224,14 +233,10 @@ class Compilation:
             text = f"Lean accepts it, and it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
         if reply.verdict == "accepted" and self._target is None:
-            word = await asyncio.to_thread(runs_programs, self._ended.code)
+            word = await auditor.runs_programs(self._ended.code)
             if word is not None:
                 return _programmed(reply, word, trusted=self._request.trust_programs)
         return reply
-
-    def _place(self, name: str) -> tuple[int, str]:
-        """Where a name seems to stand in the text: files keep no order."""
-        return self._ended.code.find(name.rpartition(".")[2]), name
 
     async def _read(self, sandbox: Sandbox, reply: Reply) -> Reply:
         """Takes the compiled file, and that of the text with every example under a name of ours."""
@@ -292,12 +297,9 @@ def _denied(reply: Reply, found: Judgement) -> Reply:
 
 
 def _differs(reply: Reply, found: Judgement) -> Reply:
-    failed = tuple(
-        Failure(name, "statement_differs", f"{rule}: {text}")
-        for name, rule, text in found.differences
-    )
+    failed = tuple(Failure(*each) for each in found.differences)
     first = failed[0]
-    text = f"it is not what the target states: {first.name}: {first.text}"
+    text = f"it is not what the target states: {first.name}: {first.rule}: {first.text}"
     return _rejected(replace(reply, failed=failed), "statement_differs", text)
 
 

@@ -28,7 +28,6 @@ from leanq.lean.snapshots.store import LocalSnapshot, Snapshots
 from leanq.lean.steps.holes import is_genuine
 from leanq.lean.steps.moves import other_environment
 from leanq.lean.steps.trials import Trials
-from leanq.lean.syntax import split_header
 from leanq.lean.targets import Targets
 from leanq.queue.queue import backoff_s
 from leanq.queue.requests import Message, Reply, Request
@@ -141,7 +140,8 @@ class LeanDriver:
             reply = replace(reply, verdict="unjudged", reason="not_audited")
         if reply.reason == "unknown_import":
             environment = self._opened.lean.environment
-            note = await asyncio.to_thread(explain_import, environment, request.code)
+            why = await asyncio.to_thread(environment.explain_import, request.code)
+            note = Message("error", 1, 0, f"leanq: {why}")
             reply = replace(reply, messages=(*reply.messages, note))
         return replace(reply, wall_s=time.monotonic() - started)
 
@@ -233,7 +233,7 @@ class LeanDriver:
         )
         judges = Judges(environment, slots=self._slots, hidden=self._hidden, nice=self._nice)
         auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self._costs)
-        targets = Targets(lean)
+        targets = Targets(lean, self._cache)
         trials = Trials(lean, auditor, prefixes, targets)
         return Opened(lean, auditor, prefixes, targets, trials)
 
@@ -275,21 +275,6 @@ def without_header(reply: Reply, lines: int) -> Reply:
         for sorry in reply.sorries
     )
     return replace(reply, messages=messages, sorries=sorries)
-
-
-def explain_import(environment: Environment, code: str) -> Message:
-    """What an environment lacks that a text wants, what it has, and what to do about it."""
-    missing = environment.missing(split_header(code))
-    lacks = f"lacks {', '.join(missing[:5])}" if missing else "lacks a module that this text needs"
-    found = environment.libraries()
-    has = ", ".join(found[:10]) + (f" and {len(found) - 10} more" if found[10:] else "")
-    text = (
-        f"leanq: the environment {environment.name!r} {lacks}; it has {has or 'no library'} "
-        f"(Lean {environment.toolchain.version}). Choose the environment that has it with --env, "
-        "and serve it with: leanq worker --env NAME=FOLDER, the folder of a Lake project that is "
-        "built"
-    )
-    return Message("error", 1, 0, text)
 
 
 def without_states(reply: Reply, error: QueueFullError) -> Reply:

@@ -51,6 +51,9 @@ def test_json_lines(client: Terminal) -> None:
         "incomplete": "incomplete",
         "-": "accepted",
     }
+    assert lines["and_swap"]["theorems"] == [
+        {"name": "and_swap", "statement": "∀ (p q : Prop), And p q → And q p"}
+    ]
     assert {name: line["axioms"] for name, line in lines.items()} == {
         "and_swap": [],
         "silent_sorry": ["sorryAx"],

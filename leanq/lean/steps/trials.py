@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from leanq.lean.audit.programs import runs_programs
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.prefixes import Prefixes
@@ -139,11 +138,11 @@ class _Step:
         goals = () if first.goal is None else (first.goal,)
         return structs.replace(reply, state=first.state, goals=goals, sorries=move.placed(sorries))
 
-    def _program(self) -> str | None:
+    async def _program(self) -> str | None:
         """What in the tactics runs programs, which could find the stand-in and prove by it."""
         move = self._move
-        texts = (tactic.text for tactic in (*move.recipe.tactics, move.tactic))
-        return next(filter(None, map(runs_programs, texts)), None)
+        texts = [tactic.text for tactic in (*move.recipe.tactics, move.tactic)]
+        return await self._auditor.runs_programs("\n".join(texts))
 
     async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
         """Nothing is left: the whole text is verified against its source, so that whatever the
@@ -155,7 +154,8 @@ class _Step:
         stand_in = f"_leanq_{secrets.token_hex(8)}" if others else ""
         draft = draft_trial(move.recipe, move.tactic, stand_in=stand_in, outside=outside)
         allowed = (*self._request.allow_axioms, *([stand_in] if stand_in else []))
-        word = self._program() if stand_in and not self._request.trust_programs else None
+        trusted = self._request.trust_programs or not stand_in
+        word = None if trusted else await self._program()
         if word is not None:
             return _unverified(reply, word)
         request = structs.replace(self._request, allow_axioms=allowed)
