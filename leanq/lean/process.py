@@ -134,8 +134,10 @@ class Lean:
     async def close(self) -> None:
         """Ends the idle sandboxes now, and the others when they are given back."""
         self._closed = True
-        await asyncio.gather(*(sandbox.close() for sandbox in self.idle))
+        # A run that asks for one meanwhile must not get one that closes.
+        idle = list(self.idle)
         self.idle.clear()
+        await asyncio.gather(*(sandbox.close() for sandbox in idle))
 
     @contextlib.asynccontextmanager
     async def sandbox(self) -> AsyncIterator[Sandbox]:
