@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-campaign sim sim-quick dist clean help
+.PHONY: demo test test-all docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-walls soak-campaign sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -13,7 +15,7 @@ demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 	@echo "Next: $(BIN)/leanq submit YOUR.lean, or $(BIN)/leanq up and the Python of README.md"
 
 test: $(VENV)/dev     ## the tests but the slow ones; two minutes
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --hypothesis-profile=quick
 
 test-all: $(VENV)/dev ## all tests; ten minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -57,6 +59,9 @@ soak: $(VENV)/dev     ## ten minutes of kills, cuts, restarts and failovers, and
 
 soak-repl: $(VENV)/dev  ## 20,000 requests to a REPL that crashes, bloats and talks nonsense
 	PYTHONPATH=.:tests $(BIN)/python -m soak.repl_soak
+
+soak-walls: $(VENV)/dev ## 2,000 hostile runs beside 2,000 innocent ones, and what they left behind
+	PYTHONPATH=.:tests $(BIN)/python -m soak.walls_soak
 
 soak-campaign: $(VENV)/dev  ## 5,000 rows of real Lean, and everybody who has a part in it is killed
 	PYTHONPATH=.:tests $(BIN)/python -m soak.campaign_soak

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from leanq.local import Pool
-    from leanq.producer.request_builder import Check, InEnvironment, Placing
+    from leanq.producer.request_builder import Check, InEnvironment, SubmitOptions
     from leanq.producer.route import NoWorker, WhenFull
     from leanq.producer.stream import Result
     from leanq.queue.requests import (
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         Message,
         Reason,
         Reply,
+        Rule,
         Sorry,
         Theorem,
         Verdict,
@@ -68,7 +69,6 @@ __all__ = [
     "NoRewardError",
     "NoWorker",
     "NoWorkerError",
-    "Placing",
     "Pool",
     "QueueError",
     "QueueFullError",
@@ -78,9 +78,11 @@ __all__ = [
     "Reply",
     "RequestError",
     "Result",
+    "Rule",
     "SandboxError",
     "Settings",
     "Sorry",
+    "SubmitOptions",
     "TargetError",
     "Theorem",
     "TooLargeError",
@@ -135,7 +137,7 @@ _HOMES = {
     "leanq.producer.request_builder": (
         "Check",
         "InEnvironment",
-        "Placing",
+        "SubmitOptions",
     ),
     "leanq.producer.route": (
         "NoWorker",
@@ -147,6 +149,7 @@ _HOMES = {
         "Message",
         "Reason",
         "Reply",
+        "Rule",
         "Sorry",
         "Theorem",
         "Verdict",

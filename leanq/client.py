@@ -26,9 +26,9 @@ from leanq.producer.request_builder import (
     DEFAULT_ENVIRONMENT,
     Check,
     InEnvironment,
-    Placing,
     PreparedRequest,
     RequestBuilder,
+    SubmitOptions,
 )
 from leanq.producer.route import NoWorker, Route, Timings, WhenFull
 from leanq.producer.shard_router import ShardRouter
@@ -124,21 +124,7 @@ class AsyncLeanQClient(_Client):
     >>> asyncio.run(verdicts([theorem + "h", theorem + "sorry"]))
     ('accepted', ['accepted', 'incomplete'])
 
-    Args:
-        url: the Redis, or :class:`Settings` with further choices; or several, each a cluster of
-            its own, also as one text, ``redis://A*3 redis://B*1``, and each request goes to one of
-            them. Unless given: ``LEANQ_URL``, else the queue of the ``leanq up`` that runs.
-        weights: the share of each of several clusters in new requests, in proportion; 0 is none.
-            Equal unless given.
-        tenant: the tenant of requests that name none; tenants are served round-robin.
-        when_full: what a submit does that meets a full queue: ``"wait"`` and try again, or
-            ``"raise"`` QueueFullError as the end of its future.
-        unavailable_timeout_s: how long the server may be out of reach, in seconds, before
-            outstanding requests end with UnavailableError.
-        no_worker: what happens when requests wait and no worker is alive for their environment:
-            ``"warn"`` in the log ``leanq.client`` and wait for one, ``"wait"`` in silence, or
-            ``"raise"`` NoWorkerError as the end of their futures, after some seconds. A paused
-            environment is never an error.
+    Its arguments are those of :class:`LeanQClient`.
 
     Raises:
         UsageError: a malformed argument, or no URL and neither ``LEANQ_URL`` nor ``leanq up``.
@@ -207,9 +193,11 @@ class AsyncLeanQClient(_Client):
         """The state that was exported; as :meth:`LeanQClient.import_`."""
         return await self._reply(self._builder.import_(exported, options))
 
-    async def echo(self, payload: bytes, delay_s: float = 0.0, **placing: Unpack[Placing]) -> bytes:
+    async def echo(
+        self, payload: bytes, delay_s: float = 0.0, **options: Unpack[SubmitOptions]
+    ) -> bytes:
         """The same bytes, from a worker with the echo driver, after ``delay_s`` seconds."""
-        return await self._reply(self._builder.echo(payload, delay_s, placing))
+        return await self._reply(self._builder.echo(payload, delay_s, options))
 
     async def attach(self, request_id: str) -> Reply:
         """The reply to a request submitted before; raises LostError where none is known."""

@@ -172,7 +172,7 @@ class Worker:
         while True:
             with contextlib.suppress(UnavailableError):
                 await self._states.collect()
-            await asyncio.sleep(self._collect_every_s * self.consumers[0].stretch)
+            await asyncio.sleep(self._collect_every_s * self.consumers[0].idle_factor)
 
     async def _recover(self) -> None:
         """Ends each quarantine when Lean works here again, or the worker when it does not."""

@@ -24,6 +24,7 @@ from leanq.errors import (
 )
 from leanq.lean.environment import Environment
 from leanq.local import Pool
+from leanq.queue.requests import Theorem
 
 THEOREM = "prelude\nimport Core\ntheorem t (p q : Prop) (hp : p) (hq : q) : And p q := sorry\n"
 DEADLINE_S = 60.0
@@ -55,6 +56,8 @@ def test_checks(pool: Pool) -> None:
     assert [reply.verdict for reply in replies] == verdicts
     assert [reply.request_id for reply in replies] == [future.request_id for future in futures]
     assert {reply.attempts for reply in replies} == {1}
+    statement = "∀ (p q : Prop), And p q → And q p"
+    assert replies[0].theorems == (Theorem("and_swap", statement),)
 
 
 def test_streams(pool: Pool) -> None:

@@ -26,6 +26,7 @@ from leanq.lean.repl.program import ReplProgram, find_repl
 from leanq.lean.repl.protocol import Elaborated, Stepped
 from leanq.lean.repl.session import Live, Recycling, Session
 from leanq.lean.repl.sessions import Sessions
+from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.lean.syntax import split_header
 from leanq.local import EmbeddedServer, embedded_settings, find_server
@@ -135,10 +136,10 @@ async def _sandbox() -> Finding:
         return Finding("sandbox", False, str(error))
     walls = sandbox.isolation
     await sandbox.close()
-    if "net-ns" in walls and "mount-ns" in walls:
-        return Finding("sandbox", True, ", ".join(walls))
-    text = f"only {', '.join(walls) or 'process groups'}: allow user namespaces to keep "
-    return Finding("sandbox", True, text + "candidates off the network (see DESIGN.md)")
+    text = ", ".join(walls) or "process groups"
+    if missing := missing_walls(walls):
+        text = f"only {text}; without {', '.join(missing)}: {advice(missing)}"
+    return Finding("sandbox", True, text)
 
 
 async def _judge(environment: Environment) -> Finding:
@@ -197,7 +198,7 @@ async def _examine_repl(environment: Environment, command: str) -> list[Finding]
                 what = "repl pickle"
                 file = session.sandbox.scratch / "doctor.pickle"
                 await session.pickle(file, live, repl.limits)
-                size = file.stat().st_size
+                size = (session.sandbox.left / "doctor.pickle").stat().st_size
                 loaded = await session.unpickle(file, repl.header, repl.limits)
                 await repl.close_goal(session, Live(loaded.proof_state))
                 worked(what, f"{size} bytes, and the proof completed from there,")

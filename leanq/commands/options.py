@@ -118,9 +118,10 @@ lean = combined(
         "scratch_mb",
         type=int,
         metavar="MB",
-        default=1024,
+        default=256,
         show_default=True,
-        help="Limit in MB of the disk that Lean's processes may fill: 1 to 16777216.",
+        help="Limit in MB of the files that Lean's processes may leave in their scratch folder: "
+        "1 to 16777216.",
     ),
     click.option(
         "--allow-axiom",

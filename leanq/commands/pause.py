@@ -29,7 +29,7 @@ def pause(url: str | None, as_json: bool, env: str | None, tenant: str | None) -
 
     None of them starts until 'leanq resume'; what runs already goes on to its end.
     """
-    _change(url, as_json, env, tenant, hold=True)
+    _change(url, as_json, env, tenant, paused=True)
 
 
 @click.command()
@@ -37,32 +37,32 @@ def pause(url: str | None, as_json: bool, env: str | None, tenant: str | None) -
 @_which
 def resume(url: str | None, as_json: bool, env: str | None, tenant: str | None) -> None:
     """Let an environment or a tenant go on that was paused."""
-    _change(url, as_json, env, tenant, hold=False)
+    _change(url, as_json, env, tenant, paused=False)
 
 
 def _change(
-    url: str | None, as_json: bool, env: str | None, tenant: str | None, *, hold: bool
+    url: str | None, as_json: bool, env: str | None, tenant: str | None, *, paused: bool
 ) -> None:
     if (env is None) == (tenant is None):
         raise UsageError("name either an environment with --env or a tenant with --tenant")
     kind: Literal["environment", "tenant"] = "environment" if env is not None else "tenant"
     what = "environment" if env is not None else "tenant"
     name = check_name(what, env or tenant or "")
-    changed = asyncio.run(_hold_back(queue_settings(url), kind, name, hold))
+    changed = asyncio.run(_hold_back(queue_settings(url), kind, name, paused))
     if as_json:
-        click.echo(json.dumps({what: name, "paused": hold, "changed": changed}))
+        click.echo(json.dumps({what: name, "paused": paused, "changed": changed}))
         return
-    state = "is paused: its requests wait, what runs goes on" if hold else "goes on"
+    state = "is paused: its requests wait, what runs goes on" if paused else "goes on"
     click.echo(f"{what} {name} {state}{'' if changed else ', as before'}")
 
 
 async def _hold_back(
-    settings: Settings, kind: Literal["environment", "tenant"], name: str, hold: bool
+    settings: Settings, kind: Literal["environment", "tenant"], name: str, paused: bool
 ) -> bool:
     async with every_shard(settings) as queues:
         if kind == "environment":
             await _check_environment(queues, name)
-        return any([await queue.pause(kind, name, hold=hold) for queue in queues])
+        return any([await queue.set_paused(kind, name, paused=paused) for queue in queues])
 
 
 async def _check_environment(queues: Sequence[Queue], name: str) -> None:

@@ -234,11 +234,11 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
         yield f"shared      {counted(shared)}"
     if record["prefixes"]:
         ways = {_WAYS.get(name, name): count for name, count in record["prefixes"].items()}
-        yield f"snapshots   {counted(ways)}"
-    if record["warm_hits"] or record["warm_misses"]:
+        yield f"contexts    of goals and steps: {counted(ways)}"
+    if routed := record["warm_hits"] + record["warm_misses"]:
         yield (
-            f"placement   {record['warm_hits']:,} on a warm worker, {record['warm_misses']:,} "
-            f"elsewhere, {record['reassignments']:,} reassigned"
+            f"warm        {record['warm_hits']:,} of {plural(routed, 'request')} went where their "
+            f"header or state is; {record['reassignments']:,} reassigned"
         )
     for name, made in record["scaler"].items():
         age = duration(time.time() - made["at"])
@@ -248,7 +248,7 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
         )
 
 
-# What became of the part of a text that comes before its holes.
+# How Lean came by the context of a goal: the part of its text that comes before it.
 _WAYS = {
     "warm": "loaded from this worker's disk",
     "cold": "loaded from Redis",

@@ -27,6 +27,8 @@ from leanq.lean.environment import open_environment
 from leanq.lean.lean_driver import LeanDriver, machine_cache
 from leanq.lean.repl.driver import ReplDriver
 from leanq.lean.repl.session import Recycling
+from leanq.lean.sandbox.demands import require_walls as demand
+from leanq.lean.sandbox.sandbox import probe
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 from leanq.queue.settings import Settings, check_name
 from leanq.worker import Worker
@@ -63,6 +65,12 @@ worker_options = options.combined(
         "--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found]."
     ),
     options.repl,
+    click.option(
+        "--require-walls",
+        is_flag=True,
+        help="End at once on a machine whose sandbox lacks namespaces, Landlock or the filter of "
+        "system calls, with the list of what is missing.",
+    ),
     click.option(
         "--trust-steps",
         is_flag=True,
@@ -143,6 +151,7 @@ def make_worker(
     lean: str | None = None,
     repl: str | None = None,
     trust_steps: bool = False,
+    require_walls: bool = False,
     slots: int | None = None,
     grace_s: float = 10.0,
     nice: int = 0,
@@ -156,6 +165,7 @@ def make_worker(
         UsageError: an environment that is not ``NAME=PATH``, named twice, or no folder; a REPL
             without its driver, or the other way round.
         ToolchainError: no usable Lean, or an environment that cannot be read.
+        SandboxError: a wall is missing that is required.
     """
     if driver == "repl" and not repl:
         raise UsageError("--driver repl needs --repl, such as --repl 'lake env path/to/repl'")
@@ -166,6 +176,8 @@ def make_worker(
     slots = slots or cpus()
     if driver == "echo":
         return Worker(settings, [EchoDriver()], slots=slots, grace_s=grace_s)
+    if require_walls:
+        demand(probe())
     made_of: Any = {
         "slots": slots,
         "cache": machine_cache(settings),
@@ -216,10 +228,11 @@ def named_environments(environments: Sequence[str]) -> dict[str, Path | None]:
 
 
 def _server_folder(settings: Settings) -> list[Path]:
-    """The folder of the server's socket, which nothing else keeps a candidate from."""
+    """The folder of the server's socket, and of that which it is a link to."""
     if not settings.url.startswith("unix:"):
         return []
-    return [Path(urlsplit(settings.url).path).parent]
+    socket = Path(urlsplit(settings.url).path)
+    return list(dict.fromkeys([socket.parent, socket.resolve().parent]))
 
 
 def project_here() -> Path | None:

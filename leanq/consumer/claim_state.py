@@ -94,19 +94,19 @@ class ClaimState:
         assert self.claim_is_due, f"a claim was sent in {self.demand}"
         self.demand = Demand.CLAIMING
 
-    def claim_answered(self, *, got_all: bool, on_hold: bool, expect_more: bool) -> None:
+    def claim_answered(self, *, got_all: bool, must_empty: bool, expect_more: bool) -> None:
         """The claim was answered.
 
         Args:
             got_all: as many requests came as were wanted, so others may be left.
-            on_hold: a quarantined request waits until all has ended here.
+            must_empty: a quarantined request waits until all has ended here.
             expect_more: a claim should go with the call that settles the next request.
         """
         again = self.demand is Demand.RECLAIMING
         assert again or self.demand is Demand.CLAIMING, f"a claim was answered in {self.demand}"
         if got_all:
             self.demand = Demand.BACKLOG
-        elif on_hold or again:
+        elif must_empty or again:
             self.demand = Demand.DUE
         else:
             self.demand = Demand.EXPECTING if expect_more else Demand.QUIET
@@ -124,6 +124,6 @@ class ClaimState:
         """Both sides agree on what this worker holds."""
         self.in_doubt = False
 
-    def should_listen_again(self, vacant: int) -> bool:
+    def should_listen_again(self, available: int) -> bool:
         """Whether the listener, which left the wake-ups to others, should be called back."""
-        return not self.listening and vacant > 0 and not self.claim_is_due
+        return not self.listening and available > 0 and not self.claim_is_due

@@ -35,7 +35,7 @@ log = logging.getLogger("leanq.worker")
 
 # So many idle workers renew as often as one alone would; more of them share that.
 _WATCHERS = 50
-_MAX_STRETCH = 6.0
+_MAX_IDLE_FACTOR = 6.0
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,13 @@ class Timings:
         block_s: one blocking call for a wake-up.
         leave_s: giving everything back to a server that may not answer.
         pause_after_failure_s: without claims, after this machine has failed at a request.
+        claimed_ahead_wait_s: a request claimed ahead of a free slot, before it is given back.
     """
 
     block_s: float = 30.0
     leave_s: float = 4.0
     pause_after_failure_s: float = PAUSE_AFTER_FAILURE_S
+    claimed_ahead_wait_s: float = CLAIMED_AHEAD_WAIT_S
 
 
 class Consumer:
@@ -59,7 +61,7 @@ class Consumer:
     Attributes:
         state: whether a claim is due.
         slots: the requests of this shard that the worker holds.
-        stretch: how many times longer than usual the worker's lease is while it holds nothing.
+        idle_factor: how many times longer the worker's lease is while it holds nothing.
 
     Args:
         worker: the worker's id.
@@ -86,13 +88,15 @@ class Consumer:
         self._info = info
         self._timings = timings
         self.state = ClaimState()
-        self.slots = Slots(worker, drivers, slot_pool, self._request_ended)
-        self.stretch = 1.0
+        ahead_s = timings.claimed_ahead_wait_s
+        self.slots = Slots(worker, drivers, slot_pool, self._request_ended, ahead_s)
+        self.idle_factor = 1.0
         self._rng = random.Random()
         self._wake = asyncio.Event()
         self._claimed = asyncio.Event()
-        # When to claim, or have another worker claim, what was reserved to others.
-        self._look_at_s = math.inf
+        # As the watchdog of reservations: when the first one expires. This worker or an idle one is
+        # to claim its request then.
+        self._watch_at_s = math.inf
         self._renew_at_s = time.monotonic() + self._renew_every_s
         # What was published of the environments.
         self._published: Mapping[str, Mapping[str, object]] = {}
@@ -101,31 +105,30 @@ class Consumer:
         """Enters the fleet; raises UnavailableError."""
         about = self._about
         environments = {environment: wire.pack_info(said) for environment, said in about.items()}
-        prints = {
+        fingerprints = {
             environment: str(said.get("fingerprint", "")) for environment, said in about.items()
         }
         before = await self._queue.fingerprints()
-        info = wire.pack_info({**self._info, "fingerprints": prints})
-        await self._queue.register(self._worker, info, environments, prints)
+        info = wire.pack_info({**self._info, "fingerprints": fingerprints})
+        await self._queue.register(self._worker, info, environments, fingerprints)
         self._published = about
         # Whether those of another fingerprint still live is asked only where there were any.
-        if any(print_ and before.get(name, print_) != print_ for name, print_ in prints.items()):
-            self._warn_of_others(prints, await self._queue.status())
+        if any(known and before.get(name, known) != known for name, known in fingerprints.items()):
+            self._warn_of_others(fingerprints, await self._queue.status())
 
-    def _warn_of_others(self, prints: Mapping[str, str], status: Status) -> None:
+    def _warn_of_others(self, fingerprints: Mapping[str, str], status: Status) -> None:
         """Says so where living workers offer something else under a name of this worker's."""
         for name, stats in environments_of(status).items():
-            others = {
-                found: n for found, n in stats.fingerprints.items() if found != prints.get(name)
-            }
-            if others and prints.get(name):
+            ours = fingerprints.get(name)
+            others = {found: n for found, n in stats.fingerprints.items() if found != ours}
+            if others and ours:
                 said = ", ".join(f"{found[:12]} ({n})" for found, n in others.items())
                 log.warning(
                     "other workers offer another environment as %r: its fingerprint is %s here and "
                     "%s there, so verdicts depend on the worker; give each a name of its own, or "
                     "bring Lean and the libraries to the same version everywhere",
                     name,
-                    prints[name][:12],
+                    ours[:12],
                     said,
                 )
 
@@ -185,16 +188,16 @@ class Consumer:
             try:
                 if self.state.in_doubt:
                     await self._reconcile()
-                if time.monotonic() >= self._look_at_s:
-                    await self._look()
-                    self._look_at_s = math.inf
+                if time.monotonic() >= self._watch_at_s:
+                    await self._claim_or_pass_on()
+                    self._watch_at_s = math.inf
                 self._return_waiting()
                 await self._give_back()
                 if self.slots.has_results or self._share > 0:
                     await self._exchange()
                 if time.monotonic() >= self._renew_at_s:
                     await self._renew()
-                if self.state.should_listen_again(self._slot_pool.vacant):
+                if self.state.should_listen_again(self._slot_pool.available):
                     self.state.listening = True
                     await self._queue.notify_worker(self._worker)
                 pauses = self._backoff()
@@ -212,7 +215,7 @@ class Consumer:
             # One turn of the loop, so that results of the same moment travel together.
             await asyncio.sleep(0)
             return
-        until = min(self._renew_at_s, self._look_at_s, self.slots.patient_until_s)
+        until = min(self._renew_at_s, self._watch_at_s, self.slots.patient_until_s)
         if self._slot_pool.breaker.paused_until_s > time.monotonic():
             until = min(until, self._slot_pool.breaker.paused_until_s)
         await _wait(self._wake, until)
@@ -247,15 +250,16 @@ class Consumer:
             self._renew_at_s = min(self._renew_at_s, asked_s + self._renew_every_s)
         self._claimed.set()
         if want:
-            pool.on_hold = claimed.hold
+            pool.emptying = claimed.must_empty
             self.state.claim_answered(
                 got_all=len(claimed.jobs) >= want,
-                on_hold=claimed.hold,
-                # Where several came at once, more is to be expected, and comes with the call that
-                # settles them. Where some are reserved, each claim says how many more it takes.
-                expect_more=len(claimed.jobs) > 1 or claimed.pinned,
+                must_empty=claimed.must_empty,
+                # After several requests at once more are likely, so the call that settles them
+                # claims as well. So it does in environments with affinities, since only a claim
+                # says how many requests may be reserved to this worker.
+                expect_more=len(claimed.jobs) > 1 or claimed.has_affinity,
             )
-            self._look_at_s = time.monotonic() + claimed.again_s if claimed.again_s else math.inf
+            self._watch_at_s = time.monotonic() + claimed.again_s if claimed.again_s else math.inf
             pool.end_turn(self)
         self.state.compared(equal=claimed.held == len(self.slots.held))
 
@@ -265,9 +269,9 @@ class Consumer:
 
     async def _renew(self) -> None:
         asked_s = time.monotonic()
-        renewed = await self._queue.renew(self._worker, self._drivers, stretch=self.stretch)
-        self._renew_at_s = asked_s + self._renew_every_s * (1 if renewed.held else self.stretch)
-        self.stretch = min(_MAX_STRETCH, max(1.0, renewed.workers / _WATCHERS))
+        renewed = await self._queue.renew(self._worker, self._drivers, idle_factor=self.idle_factor)
+        self._renew_at_s = asked_s + self._renew_every_s * (1 if renewed.held else self.idle_factor)
+        self.idle_factor = min(_MAX_IDLE_FACTOR, max(1.0, renewed.workers / _WATCHERS))
         # An environment can have changed, and verdicts remembered for it no longer count.
         if not renewed.known or self._about != self._published:
             await self.join()
@@ -284,7 +288,7 @@ class Consumer:
         # ended elsewhere.
         if renewed.waiting > 0:
             self.state.notified()
-        self._slot_pool.on_hold = False
+        self._slot_pool.emptying = False
 
     async def _reconcile(self) -> None:
         """Compares what this worker holds with its processing list, and makes them agree."""
@@ -302,7 +306,7 @@ class Consumer:
         pauses = self._backoff()
         while True:
             # A busy worker must not take tokens off the wake-up, which are for idle ones.
-            self.state.listening = self._slot_pool.vacant > 0
+            self.state.listening = self._slot_pool.available > 0
             environments = list(self._drivers) if self.state.listening else []
             try:
                 heard = await self._queue.wait_wakeup(
@@ -321,20 +325,20 @@ class Consumer:
                 self._claim_soon()
 
     async def _on_wakeup(self) -> None:
-        if await self._look():
+        if await self._claim_or_pass_on():
             await self._until_claimed()
 
     async def _on_reservation(self) -> None:
-        if self._slot_pool.vacant > 0:
+        if self._slot_pool.available > 0:
             self._claim_soon()
             await self._until_claimed()
         else:
             # A worker that claims nothing gives up what it was reserved, at once.
             await self._queue.claim(self._worker, list(self._drivers), 0, busy=0, token="-")
 
-    async def _look(self) -> bool:
+    async def _claim_or_pass_on(self) -> bool:
         """Has this worker claim, or wakes an idle one; whether it is this one."""
-        if self._slot_pool.vacant <= 0:
+        if self._slot_pool.available <= 0:
             for environment in self._drivers:
                 await self._queue.notify(environment)
             return False
@@ -370,8 +374,8 @@ class Consumer:
         """Gives back what was claimed ahead, where it would wait too long for a slot."""
         if time.monotonic() >= self.slots.patient_until_s:
             # It waits behind something long, which shows in no average yet.
-            self._slot_pool.run_time.add(CLAIMED_AHEAD_WAIT_S)
-        elif not (self._slot_pool.draining or self._slot_pool.on_hold):
+            self._slot_pool.run_time.add(self._timings.claimed_ahead_wait_s)
+        elif not (self._slot_pool.draining or self._slot_pool.emptying):
             return
         self.slots.return_waiting()
 

@@ -164,7 +164,7 @@ class SlotPool:
         breaker: stops claims after failures.
         run_time, call_time: how long a request and a call to the server take on average.
         draining: nothing is claimed any more.
-        on_hold: all should come to an end, so that a quarantined request can run isolated.
+        emptying: all should come to an end, so that a quarantined request can run isolated.
 
     Args:
         count: requests at a time.
@@ -184,18 +184,18 @@ class SlotPool:
         self.slots = SlotCounter(count)
         self.breaker = CircuitBreaker(pause_after_failure_s, clock)
         self.run_time, self.call_time = Average(), Average()
-        self.draining = self.on_hold = False
+        self.draining = self.emptying = False
         self._turns = Turns()
         self._changed = changed
 
     @property
-    def vacant(self) -> int:
+    def available(self) -> int:
         """How many more requests could run now."""
         return self.slots.free if self._may_claim else 0
 
     @property
     def _may_claim(self) -> bool:
-        if self.draining or self.slots.isolated or (self.on_hold and self.slots.taken):
+        if self.draining or self.slots.isolated or (self.emptying and self.slots.taken):
             return False
         return self.breaker.closed
 
@@ -211,7 +211,7 @@ class SlotPool:
         """
         if not self._turns.ask(consumer) or not self._may_claim:
             return 0
-        free = self.vacant - self.slots.reserved
+        free = self.available - self.slots.reserved
         if ahead:
             free += self._max_waiting - self.slots.waiting
         return max(0, -(-free // len(self._turns)))

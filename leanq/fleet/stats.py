@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
+
+import msgspec
 
 from leanq.errors import WireError
 from leanq.queue import wire
@@ -158,13 +159,11 @@ def decisions_of(status: Status) -> dict[str, DecisionRecord]:
     """What a scaler last decided, by environment; nothing of scalers that have gone."""
     told: dict[str, DecisionRecord] = {}
     for name, data in sorted(status.decisions.items()):
-        with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError):
-            said = json.loads(data)
-            at, target, order = float(said["at"]), int(said["target"]), int(said["order"])
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            decision = msgspec.json.decode(data, type=DecisionRecord)
             # Another scaler may keep the hash alive.
-            if at > time.time() - TOLD_S:
-                why = (str(said[part]) for part in ("reason", "text", "who"))
-                told[name] = DecisionRecord(at, target, order, *why)
+            if decision.at > time.time() - TOLD_S:
+                told[name] = decision
     return told
 
 

@@ -23,9 +23,10 @@ from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.judges import Judgement, Judges, Parts
 from leanq.lean.audit.olean import read_parts
+from leanq.lean.audit.own_words import own_words
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
-from leanq.lean.diagnostics import Judged
+from leanq.lean.diagnostics import Outcome
 from leanq.lean.process import Lean, Run, limits_of, olean
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
@@ -54,6 +55,14 @@ class Auditor:
         self.judges = judges
         self._lean = lean
         self._known: LRUCache[tuple[str, ...], ImportedAxioms] = LRUCache(_HEADERS_REMEMBERED)
+        self._words: frozenset[str] | None = None
+
+    async def runs_programs(self, code: str) -> str | None:
+        """What lets a text run programs of its own in this environment, as it stands there."""
+        if self._words is None:
+            folders = self._lean.environment.search_path
+            self._words = await asyncio.to_thread(own_words, folders)
+        return await asyncio.to_thread(runs_programs, code, self._words)
 
     async def findings(self, survey: Survey, header: Header, allowed: Sequence[str]) -> Findings:
         """What a compiled text rests on; raises AuditError."""
@@ -155,15 +164,15 @@ class Compilation:
         """Lean's verdict, which stands unless it is ``accepted``."""
         if not self._request.audit:
             run = await self._run(sandbox, self._ended.code)
-            return self._told(run.judged, run)
+            return self._told(run.outcome, run)
         ended = self._ended
         run = await self._run(sandbox, ended.text)
-        judged, was_read = run.judged, True
-        if judged.verdict == "rejected" and ended.is_involved(judged.messages):
+        outcome, was_read = run.outcome, True
+        if outcome.verdict == "rejected" and ended.is_involved(outcome.messages):
             # Lean shall find its errors in the text as it is.
             run = await self._run(sandbox, ended.code)
-            judged, was_read = run.judged, False
-        reply = self._told(replace(judged, messages=ended.own(judged.messages)), run)
+            outcome, was_read = run.outcome, False
+        reply = self._told(replace(outcome, messages=ended.own(outcome.messages)), run)
         if reply.verdict != "accepted":
             return reply
         if not was_read:
@@ -172,9 +181,9 @@ class Compilation:
         reply = await self._read(sandbox, reply)
         return replace(reply, audit_s=time.monotonic() - started)
 
-    def _told(self, judged: Judged, run: Run) -> Reply:
+    def _told(self, outcome: Outcome, run: Run) -> Reply:
         fingerprint = self._lean.environment.fingerprint
-        return judged.reply(fingerprint=fingerprint, cpu_s=run.done.exit.cpu_s)
+        return outcome.reply(fingerprint=fingerprint, cpu_s=run.done.exit.cpu_s)
 
     async def _run(self, sandbox: Sandbox, text: str) -> Run:
         limits = limits_of(self._request)
@@ -194,7 +203,7 @@ class Compilation:
         limits = limits_of(self._request)
         order: dict[str, Any] = {"ending": self._ended.name}
         if self._target is not None:
-            order |= self._target.order()
+            order |= self._target.order() | {"allowed": self._request.allow_axioms}
             return await judges.verify(self._header, self._target.file, file, order, limits)
         if self._named is not None:
             named, names, word = self._named
@@ -208,8 +217,8 @@ class Compilation:
             return _unjudged(reply, "judge_limit", text)
         if found.rule:
             return _denied(reply, found)
-        names = sorted(found.theorems, key=self._place)
-        reply = replace(reply, theorems=tuple(Theorem(each, "") for each in names))
+        theorems = tuple(map(Theorem, found.theorems, found.statements))
+        reply = replace(reply, theorems=theorems)
         if found.differences:
             return _differs(reply, found)
         if not found.ended:
@@ -224,14 +233,10 @@ class Compilation:
             text = f"Lean accepts it, and it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
         if reply.verdict == "accepted" and self._target is None:
-            word = await asyncio.to_thread(runs_programs, self._ended.code)
+            word = await auditor.runs_programs(self._ended.code)
             if word is not None:
                 return _programmed(reply, word, trusted=self._request.trust_programs)
         return reply
-
-    def _place(self, name: str) -> tuple[int, str]:
-        """Where a name seems to stand in the text: files keep no order."""
-        return self._ended.code.find(name.rpartition(".")[2]), name
 
     async def _read(self, sandbox: Sandbox, reply: Reply) -> Reply:
         """Takes the compiled file, and that of the text with every example under a name of ours."""
@@ -261,12 +266,12 @@ class Compilation:
 
 def _unnamed(reply: Reply, run: Run) -> Reply:
     """What becomes of a text that does not compile with names for its examples."""
-    judged = run.judged
-    if judged.verdict not in LEAN_VERDICTS:
+    outcome = run.outcome
+    if outcome.verdict not in LEAN_VERDICTS:
         return replace(
-            reply, verdict=judged.verdict, reason=judged.reason, messages=judged.messages
+            reply, verdict=outcome.verdict, reason=outcome.reason, messages=outcome.messages
         )
-    why = next(m.text for m in judged.messages if m.severity == "error")
+    why = next(m.text for m in outcome.messages if m.severity == "error")
     return _unaudited(reply, AuditError(f"its examples, given names: {why}"))
 
 
@@ -292,12 +297,9 @@ def _denied(reply: Reply, found: Judgement) -> Reply:
 
 
 def _differs(reply: Reply, found: Judgement) -> Reply:
-    failed = tuple(
-        Failure(name, "statement_differs", f"{rule}: {text}")
-        for name, rule, text in found.differences
-    )
+    failed = tuple(Failure(*each) for each in found.differences)
     first = failed[0]
-    text = f"it is not what the target states: {first.name}: {first.text}"
+    text = f"it is not what the target states: {first.name}: {first.rule}: {first.text}"
     return _rejected(replace(reply, failed=failed), "statement_differs", text)
 
 

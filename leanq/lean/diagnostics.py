@@ -93,7 +93,7 @@ class Printed:
         self.messages = tuple(messages)
 
 
-class Judged(Struct, frozen=True):
+class Outcome(Struct, frozen=True):
     """What an answer of Lean's amounts to before any audit; ``reason`` is None where accepted."""
 
     verdict: Verdict
@@ -105,21 +105,21 @@ class Judged(Struct, frozen=True):
         return Reply(self.verdict, self.messages, reason=self.reason, **fields)
 
 
-def judge(printed: Printed, done: Finished, limits: Limits, *, compiled: bool) -> Judged:
+def classify(printed: Printed, done: Finished, limits: Limits, *, compiled: bool) -> Outcome:
     """What a process of Lean's amounts to that ran within these limits.
 
     ``compiled``: whether Lean wrote its result, without which nothing is accepted.
     """
     end = done.exit
     if end.stopped is not None or end.code is None:
-        return judge_end(printed.messages, end, limits, done.stderr)
-    judged = judge_printed(printed)
-    if judged.verdict in ("rejected", "exhausted") or (end.code == 0 and compiled):
-        return judged
-    return judge_end(printed.messages, end, limits, done.stderr)
+        return classify_end(printed.messages, end, limits, done.stderr)
+    outcome = classify_printed(printed)
+    if outcome.verdict in ("rejected", "exhausted") or (end.code == 0 and compiled):
+        return outcome
+    return classify_end(printed.messages, end, limits, done.stderr)
 
 
-def judge_printed(printed: Printed, *, open_goals: bool = False) -> Judged:
+def classify_printed(printed: Printed, *, open_goals: bool = False) -> Outcome:
     """What Lean's messages alone amount to; ``open_goals``: there are, whether or not it warned."""
     verdict: Verdict = "accepted"
     if printed.failed:
@@ -128,10 +128,12 @@ def judge_printed(printed: Printed, *, open_goals: bool = False) -> Judged:
         verdict = "exhausted"
     elif printed.sorry or open_goals:
         verdict = "incomplete"
-    return Judged(verdict, reason_of(verdict, printed.messages), printed.messages)
+    return Outcome(verdict, reason_of(verdict, printed.messages), printed.messages)
 
 
-def judge_end(messages: tuple[Message, ...], end: Exit, limits: Limits, stderr: bytes) -> Judged:
+def classify_end(
+    messages: tuple[Message, ...], end: Exit, limits: Limits, stderr: bytes
+) -> Outcome:
     """What the end of a process amounts to that was stopped, or ended in no good order.
 
     The last of the messages says which limit it met and what it used, or of what it died.
@@ -139,7 +141,7 @@ def judge_end(messages: tuple[Message, ...], end: Exit, limits: Limits, stderr: 
     verdict, reason, text = _end(end, limits, stderr)
     said = stderr.decode(errors="replace").strip()
     last = Message("error", 1, 0, f"leanq: {text}\n{said[-2000:]}" if said else f"leanq: {text}")
-    return Judged(verdict, reason, (*messages, last))
+    return Outcome(verdict, reason, (*messages, last))
 
 
 def reason_of(verdict: Verdict, messages: Iterable[Message]) -> Reason | None:

@@ -144,6 +144,19 @@ class Environment:
                 found |= {name.removesuffix(".olean") for name in names if name.endswith(".olean")}
         return tuple(sorted(found))
 
+    def explain_import(self, code: str) -> str:
+        """What the environment lacks that a text wants, what it has, and what to do about it."""
+        missing = self.missing(split_header(code))
+        lacks = f"lacks {', '.join(missing[:5])}" if missing else "lacks a module that is needed"
+        found = self.libraries()
+        has = ", ".join(found[:10]) + (f" and {len(found) - 10} more" if found[10:] else "")
+        return (
+            f"the environment {self.name!r} {lacks}; it has {has or 'no library'} "
+            f"(Lean {self.toolchain.version}). Choose the environment that has it with --env, "
+            "and serve it with: leanq worker --env NAME=FOLDER, the folder of a Lake project that "
+            "is built"
+        )
+
     def changed(self) -> bool:
         """Whether Lean, the compiled modules or the project's files are others than at opening.
 

@@ -20,16 +20,15 @@ from leanq.lean.audit.judges import Judges
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import moved_up
 from leanq.lean.environment import Environment, cache_folder
+from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean
 from leanq.lean.recipes import pack_export, read_recipe, unpack_export
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.snapshots.cost_model import Costs
-from leanq.lean.snapshots.prefixes import Prefixes
 from leanq.lean.snapshots.store import LocalSnapshot, Snapshots
 from leanq.lean.steps.holes import is_genuine
 from leanq.lean.steps.moves import other_environment
 from leanq.lean.steps.trials import Trials
-from leanq.lean.syntax import split_header
 from leanq.lean.targets import Targets
 from leanq.queue.queue import backoff_s
 from leanq.queue.requests import Message, Reply, Request
@@ -105,15 +104,15 @@ class LeanDriver:
         self._hidden = tuple(hidden)
         self._nice = nice
         self._costs = costs or Costs()
-        self._opened = self._open(open_environment())
-        self.environment = self._opened.lean.environment.name
+        self.opened = self._open(open_environment())
+        self.environment = self.opened.lean.environment.name
         self._looked_at_s = time.monotonic()
         self._looking = asyncio.Lock()
         self._rng = random.Random()
 
     @property
     def about(self) -> Mapping[str, object]:
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         return {
             "driver": "lean",
             "lean": environment.toolchain.version,
@@ -122,7 +121,7 @@ class LeanDriver:
         }
 
     async def describe(self) -> str:
-        opened = self._opened
+        opened = self.opened
         why = await opened.auditor.judges.unavailable()
         judge = f"nothing is accepted here, for {why}" if why else "the judge works"
         return f"{opened.lean.environment.toolchain}; {judge}"
@@ -130,16 +129,16 @@ class LeanDriver:
     async def open(self, states: States) -> None:
         self._states = states
         # Its self-test takes as long, and does not wait for this.
-        self._opened.auditor.judges.open()
-        await self._opened.lean.open()
+        self.opened.auditor.judges.open()
+        await self.opened.lean.open()
 
     async def prove(self) -> None:
         """Raises WorkerError where Lean, or its environment, is broken on this machine."""
         await self._notice_changes(at_once=True)
-        await self._opened.lean.prove()
+        await self.opened.lean.prove()
 
     async def close(self) -> None:
-        await self._opened.close()
+        await self.opened.close()
 
     async def run(self, request: Request) -> Reply:
         await self._notice_changes()
@@ -160,8 +159,9 @@ class LeanDriver:
         if reply.verdict == "accepted" and not request.audit:
             reply = replace(reply, verdict="unjudged", reason="not_audited")
         if reply.reason == "unknown_import":
-            environment = self._opened.lean.environment
-            note = await asyncio.to_thread(explain_import, environment, request.code)
+            environment = self.opened.lean.environment
+            why = await asyncio.to_thread(environment.explain_import, request.code)
+            note = Message("error", 1, 0, f"leanq: {why}")
             reply = replace(reply, messages=(*reply.messages, note))
         return replace(reply, wall_s=time.monotonic() - started)
 
@@ -169,7 +169,7 @@ class LeanDriver:
         self, answer: Callable[[Request], Awaitable[Reply]], request: Request
     ) -> Reply:
         """An operation's reply about the text as the client has sent it."""
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         header = environment.header_for(request.code) if request.code else ""
         try:
             reply = await answer(replace(request, code=header + request.code))
@@ -181,7 +181,7 @@ class LeanDriver:
         return reply
 
     async def _check(self, request: Request) -> Reply:
-        opened = self._opened
+        opened = self.opened
         reply = await opened.prefixes.with_header(
             request.code,
             lambda header: check(opened.lean, opened.auditor, request, request.code, load=header),
@@ -190,13 +190,15 @@ class LeanDriver:
         if reply.verdict != "incomplete":
             return reply
         try:
-            sorries = await self._insist(lambda: opened.trials.sorries(request, self._states))
+            sorries = await self._until_available(
+                lambda: opened.trials.sorries(request, self._states)
+            )
         except QueueFullError as error:
             return without_states(reply, error)
         return replace(reply, sorries=sorries)
 
     async def _verify(self, request: Request) -> Reply:
-        opened = self._opened
+        opened = self.opened
         target = await opened.targets.of_request(request)
 
         def verify(header: LocalSnapshot | None) -> Awaitable[Reply]:
@@ -206,27 +208,31 @@ class LeanDriver:
         return await opened.prefixes.with_header(request.code, verify, self._states)
 
     async def _step(self, request: Request) -> Reply:
-        return await self._insist(lambda: self._opened.trials.step(request, self._states))
+        return await self._until_available(lambda: self.opened.trials.step(request, self._states))
 
     async def _export(self, request: Request) -> Reply:
-        records = await self._insist(lambda: self._states.recall(request.state))
+        records = await self._until_available(lambda: self._states.recall(request.state))
         if records is None:
             return Reply(error=f"the state {request.state} is not known here, or no longer")
         return Reply(payload=pack_export(read_recipe(request.state, records)))
 
     async def _import(self, request: Request) -> Reply:
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         recipe = await asyncio.to_thread(unpack_export, request.payload)
         if not await asyncio.to_thread(is_genuine, recipe):
             raise RecipeError("the exported state is of a recipe to which no steps lead")
         if recipe.source.fingerprint != environment.fingerprint:
             raise RecipeError(other_environment(recipe, environment))
         records = recipe.records()
-        await self._insist(lambda: self._states.keep(dict(records)))
+        await self._until_available(lambda: self._states.keep(dict(records)))
         return Reply(state=records[-1][0], fingerprint=environment.fingerprint)
 
-    async def _insist(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Does it again while the server is out of reach; the lease says for how long."""
+    async def _until_available(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """What ``work`` returns, which is tried again while Redis is out of reach.
+
+        It has no deadline of its own: if this takes too long, the request's lease or run timeout
+        ends, and another worker gets the request.
+        """
         pauses = backoff_s(self._rng)
         while True:
             try:
@@ -250,7 +256,7 @@ class LeanDriver:
         )
         judges = Judges(environment, slots=self._slots, hidden=self._hidden, nice=self._nice)
         auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self._costs)
-        targets = Targets(lean)
+        targets = Targets(lean, self._cache)
         trials = Trials(lean, auditor, prefixes, targets)
         return Opened(lean, auditor, prefixes, targets, trials)
 
@@ -261,16 +267,16 @@ class LeanDriver:
         """
         if not at_once and time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
             return False
-        asked, asked_s = self._opened, time.monotonic()
+        asked, asked_s = self.opened, time.monotonic()
         async with self._looking:
             if self._looked_at_s < asked_s:
-                before = self._opened
+                before = self.opened
                 if await asyncio.to_thread(before.lean.environment.changed):
                     environment = await asyncio.to_thread(self._open_environment)
-                    self._opened = await self._tried(self._open(environment))
+                    self.opened = await self._tried(self._open(environment))
                     await before.close()
                 self._looked_at_s = time.monotonic()
-        return self._opened is not asked
+        return self.opened is not asked
 
     async def _tried(self, opened: Opened) -> Opened:
         """The environment, in which Lean works; raises ToolchainError."""
@@ -297,21 +303,6 @@ def without_header(reply: Reply, lines: int) -> Reply:
         for sorry in reply.sorries
     )
     return replace(reply, messages=messages, sorries=sorries)
-
-
-def explain_import(environment: Environment, code: str) -> Message:
-    """What an environment lacks that a text wants, what it has, and what to do about it."""
-    missing = environment.missing(split_header(code))
-    lacks = f"lacks {', '.join(missing[:5])}" if missing else "lacks a module that this text needs"
-    found = environment.libraries()
-    has = ", ".join(found[:10]) + (f" and {len(found) - 10} more" if found[10:] else "")
-    text = (
-        f"leanq: the environment {environment.name!r} {lacks}; it has {has or 'no library'} "
-        f"(Lean {environment.toolchain.version}). Choose the environment that has it with --env, "
-        "and serve it with: leanq worker --env NAME=FOLDER, the folder of a Lake project that is "
-        "built"
-    )
-    return Message("error", 1, 0, text)
 
 
 def without_states(reply: Reply, error: QueueFullError) -> Reply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -11,11 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leanq.errors import SandboxError, ToolchainError
-from leanq.lean.diagnostics import Judged, Printed, judge
+from leanq.lean.diagnostics import Outcome, Printed, classify
 from leanq.lean.environment import Environment
+from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
 from leanq.queue.requests import Request, Way
+
+log = logging.getLogger("leanq.worker")
 
 # The module as which every candidate's result is kept; no library calls its own so.
 MODULE = "LeanqSubmission"
@@ -45,9 +49,9 @@ class Run:
     way: Way = "replayed"
 
     @property
-    def judged(self) -> Judged:
+    def outcome(self) -> Outcome:
         """The verdict before any audit, why, and the messages that go with it."""
-        return judge(self.printed, self.done, self.limits, compiled=self.compiled)
+        return classify(self.printed, self.done, self.limits, compiled=self.compiled)
 
     @property
     def died(self) -> bool:
@@ -91,7 +95,7 @@ class Lean:
         self._nice = nice
         self._inbox_root = inbox_root
         # The one idle for longest comes first: its spare is the most likely to have started.
-        self._idle: deque[Sandbox] = deque()
+        self.idle: deque[Sandbox] = deque()
         # The command that each sandbox was last used for first, as it is likely to be again.
         self._expected: dict[Sandbox, Sequence[str]] = {}
         self._unused: set[Sandbox] = set()
@@ -102,7 +106,9 @@ class Lean:
     async def open(self) -> None:
         """Raises WorkerError where Lean cannot run in a sandbox."""
         opened = await asyncio.gather(*(self._new_sandbox() for _ in range(self._slots)))
-        self._idle.extend(opened)
+        self.idle.extend(opened)
+        if missing := missing_walls(opened[0].isolation):
+            log.warning("the sandbox lacks %s: %s", ", ".join(missing), advice(missing))
         for sandbox in opened:
             self._prepare(sandbox)
         await self.prove()
@@ -128,8 +134,10 @@ class Lean:
     async def close(self) -> None:
         """Ends the idle sandboxes now, and the others when they are given back."""
         self._closed = True
-        await asyncio.gather(*(sandbox.close() for sandbox in self._idle))
-        self._idle.clear()
+        # A run that asks for one meanwhile must not get one that closes.
+        idle = list(self.idle)
+        self.idle.clear()
+        await asyncio.gather(*(sandbox.close() for sandbox in idle))
 
     @contextlib.asynccontextmanager
     async def sandbox(self) -> AsyncIterator[Sandbox]:
@@ -143,7 +151,7 @@ class Lean:
             # What was opened for other files must not serve the changed environment.
             if sandbox.alive and not self._closed:
                 sandbox.clear()
-                self._idle.append(sandbox)
+                self.idle.append(sandbox)
                 self._prepare(sandbox)
             else:
                 self._expected.pop(sandbox, None)
@@ -250,8 +258,8 @@ class Lean:
 
     async def _next_sandbox(self) -> Sandbox:
         """The one that has been idle for longest, or a new one; not one that died meanwhile."""
-        while self._idle:
-            sandbox = self._idle.popleft()
+        while self.idle:
+            sandbox = self.idle.popleft()
             if sandbox.alive:
                 return sandbox
             self._expected.pop(sandbox, None)
@@ -274,10 +282,10 @@ class Lean:
                 run = await self._run(sandbox, text, _ASK_LIMITS, (), None, True)
         except SandboxError as error:
             raise self._broken(str(error)) from error
-        judged = run.judged
-        if judged.verdict != "accepted":
-            said = "; ".join(message.text for message in judged.messages if message.text)
-            raise self._broken(said or judged.verdict)
+        outcome = run.outcome
+        if outcome.verdict != "accepted":
+            said = "; ".join(message.text for message in outcome.messages if message.text)
+            raise self._broken(said or outcome.verdict)
 
     def _broken(self, came: str) -> ToolchainError:
         toolchain, name = self.environment.toolchain, self.environment.name
@@ -291,7 +299,7 @@ class Lean:
 
 def olean(sandbox: Sandbox) -> Path:
     """Where a run leaves its compiled result."""
-    return sandbox.scratch / f"{MODULE}.olean"
+    return sandbox.left / f"{MODULE}.olean"
 
 
 def limits_of(request: Request, factor: float = 1.0) -> Limits:

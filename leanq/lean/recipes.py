@@ -2,19 +2,20 @@
 
 A state is an open goal, known by the way that leads to it: a source with holes (its ``sorry``\\ s)
 in an environment, which of the holes is open, and the tactics so far. A recipe is kept as a chain
-of records, each naming its parent and a difference, so that a search tree costs the memory of its
-edges::
+of records, each with its parent's id and what it adds to the parent, so that a search tree costs
+the memory of its edges:
 
-    R  [version, fingerprint, source, holes]           a source
-    S  parent, number                                  one hole of the source, opened
-    S  parent, tactic                                  the goals that a tactic leaves
-    S  parent, [tactic, holes]                         the same, where the tactic has holes
-    S  parent, [tactic, holes, number]                 one hole of such a tactic, opened
+| first byte | then | then as msgpack | what the record stands for |
+| --- | --- | --- | --- |
+| ``R`` | | ``[version, fingerprint, source, holes]`` | a source, which is no state |
+| ``S`` | id of a source | ``number`` | the goal in that hole of the source |
+| ``S`` | id of a state | ``tactic`` | the goals that the tactic leaves |
+| ``S`` | id of a state | ``[tactic, holes]`` | the same, of a tactic with a ``sorry`` in it |
+| ``S`` | id of a state | ``[tactic, holes, number]`` | the goal in that hole of the tactic |
 
-``R`` and ``S`` are the record's first byte, ``parent`` the 32 bytes of the parent's id, the rest is
-msgpack; holes are pairs of an offset in characters and a form. The id of a record is the
-BLAKE2b-256 hash of its bytes. As these hold the parent's id, it is the hash of the whole recipe,
-and no recipe can be passed off for another.
+An id is the 32 bytes of the BLAKE2b-256 hash of the record. Since that holds its parent's id, it is
+the hash of the whole recipe, and no recipe can be passed off for another. Holes are pairs of an
+offset in characters and the number of a :data:`Form`.
 """
 
 from __future__ import annotations

@@ -70,6 +70,9 @@ _ACTING_WORD = re.compile(
 
 _EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u209c])")
 
+# Signs with which no token of a library begins that goes on with letters and ends a command.
+_COMMON_SIGNS = frozenset('()[]{}⟨⟩,;:.=<>+-*/|&^~@$%"`«»‹›→←↔↦∀∃λ¬∧∨≤≥≠×·•∘∣∈∉⊆∪∩▸')
+
 # Bold Fraktur letters: every Lean 4 takes them in names, and no library gives them a meaning.
 _LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
 
@@ -218,9 +221,18 @@ def _may_be_keyword(code: str, offset: int) -> bool:
     while start and (code[start - 1].isalnum() or code[start - 1] in "_'!?"):
         start -= 1
     if start < offset:
-        return code[start] in "0123456789'"  # behind a number or a character
+        # Behind a number, a character, or a token that begins with a sign and ends in a letter.
+        return code[start] in "0123456789'" or _may_be_token(code, start - 1, offset)
     before = code[max(0, offset - 2) : offset]
     return before == ".." or not before.endswith((".", "«"))
+
+
+def _may_be_token(code: str, start: int, end: int) -> bool:
+    """Whether a sign and the letters behind it may be a token: of the library, as ``#version``, or
+    of the text's own notation, which then stands in it as a string."""
+    if start < 0 or code[start].isspace():
+        return False
+    return code[start] not in _COMMON_SIGNS or f'{code[start:end]}"' in code.replace(" ", "")
 
 
 def _first_number(salt: str) -> int:

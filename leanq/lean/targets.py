@@ -1,14 +1,18 @@
 """What candidates are held against: targets, compiled apart from any candidate, each once.
 
-A compiled target is kept in the worker's own memory, where no candidate can write.
+A compiled target is kept where no candidate can write: in the worker's own memory, and for all
+workers of the machine beside the snapshots, whose room it shares. It is known by the environment's
+fingerprint, by the options and by the text.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from cachetools import LRUCache
 
 from leanq.errors import AuditError, InvalidRequestError
@@ -17,21 +21,35 @@ from leanq.lean.audit.image import Damaged
 from leanq.lean.audit.judges import Parts
 from leanq.lean.audit.olean import display, open_image, read_parts
 from leanq.lean.check import NAMED_OPTIONS, Target
+from leanq.lean.diagnostics import Outcome
 from leanq.lean.environment import Environment, module_parts
 from leanq.lean.process import Lean, limits_of, olean
 from leanq.lean.recipes import text_hash
+from leanq.lean.snapshots.cache import Manifest, SnapshotCache, hash_bytes
 from leanq.lean.syntax import example_names, name_examples
 from leanq.queue.requests import Request
 
 _KEPT_BYTES = 64 << 20
+# Another one where what is written to the disk changes.
+_VERSION = "leanq-target-1"
+
+_Compiled = tuple[Parts, tuple[str, str]]
+"""A compiled target, and the name of the declaration behind its text."""
+
+
+_DECODER = msgspec.msgpack.Decoder(tuple[list[bytes], tuple[str, str]])
 
 
 class Targets:
-    """The targets of one environment."""
+    """The targets of one environment.
 
-    def __init__(self, lean: Lean) -> None:
-        self._lean = lean
-        self._kept: LRUCache[str, tuple[Parts, Ended]] = LRUCache(_KEPT_BYTES, _room_bytes)
+    Args:
+        cache: this machine's snapshots, among which targets are kept as well; None for memory only.
+    """
+
+    def __init__(self, lean: Lean, cache: SnapshotCache | None = None) -> None:
+        self._lean, self._cache = lean, cache
+        self._kept: LRUCache[str, _Compiled] = LRUCache(_KEPT_BYTES, _room_bytes)
         self._compiling: dict[str, asyncio.Lock] = {}
         self._found: dict[tuple[str, ...], Path] = {}
 
@@ -45,8 +63,8 @@ class Targets:
             return await self._of_environment(request)
         environment = self._lean.environment
         text = environment.header_for(request.target) + request.target
-        file, ended = await self._compiled(text, request)
-        return Target(file, ended.name, holes=request.holes)
+        file, ending = await self._compiled(text, request)
+        return Target(file, ending, holes=request.holes)
 
     async def of_source(self, source: str, request: Request) -> tuple[Target, str]:
         """A source that was given with its holes, as the target of what fills them; and the salt
@@ -58,38 +76,70 @@ class Targets:
         salt = text_hash(source).hex()
         text = await asyncio.to_thread(name_examples, source, salt)
         options = NAMED_OPTIONS if text else ()
-        file, ended = await self._compiled(text or source, request, options)
-        return Target(file, ended.name, holes=None, is_whole=True), salt
+        file, ending = await self._compiled(text or source, request, options)
+        return Target(file, ending, holes=None, is_whole=True), salt
 
     async def _compiled(
         self, text: str, request: Request, options: Sequence[str] = ()
-    ) -> tuple[Parts, Ended]:
-        key = text_hash(text).hex()
+    ) -> _Compiled:
+        environment = self._lean.environment
+        parts = (_VERSION, environment.fingerprint, *environment.options, "", *options, "", text)
+        key = text_hash("\0".join(parts)).hex()
         lock = self._compiling.setdefault(key, asyncio.Lock())
         try:
             async with lock:
                 if key not in self._kept:
-                    self._kept[key] = await self._compile(text, request, options)
+                    found = await asyncio.to_thread(self._load, key)
+                    if found is None:
+                        found = await self._compile(text, request, options)
+                        await asyncio.to_thread(self._save, key, found)
+                    self._kept[key] = found
                 return self._kept[key]
         finally:
             if not lock.locked():
                 self._compiling.pop(key, None)
 
-    async def _compile(
-        self, text: str, request: Request, options: Sequence[str]
-    ) -> tuple[Parts, Ended]:
+    async def _compile(self, text: str, request: Request, options: Sequence[str]) -> _Compiled:
         ended = Ended.of(text)
         async with self._lean.sandbox() as sandbox:
             run = await self._lean.run(sandbox, ended.text, limits_of(request), options=options)
-            judged = run.judged
-            if judged.verdict not in ("accepted", "incomplete"):
-                errors = [m.text for m in judged.messages if m.severity == "error"]
-                why = errors[0] if errors else judged.verdict
-                raise InvalidRequestError(f"the target does not compile: {why:.2000}")
+            outcome = run.outcome
+            if outcome.verdict not in ("accepted", "incomplete"):
+                why = self._why(outcome, text)
+                raise InvalidRequestError(f"the target does not compile: {why}")
             try:
-                return await asyncio.to_thread(read_parts, olean(sandbox)), ended
+                return await asyncio.to_thread(read_parts, olean(sandbox)), ended.name
             except AuditError as error:
                 raise InvalidRequestError(f"the target does not compile: {error}") from None
+
+    def _why(self, outcome: Outcome, text: str) -> str:
+        if outcome.reason == "unknown_import":
+            return self._lean.environment.explain_import(text)
+        errors = [message.text for message in outcome.messages if message.severity == "error"]
+        return f"{errors[0] if errors else outcome.verdict:.2000}"
+
+    def _load(self, key: str) -> _Compiled | None:
+        """The target from this machine's disk; None: it is not there, or not as it was written."""
+        found = self._cache.find(key) if self._cache else None
+        if found is None:
+            return None
+        path, manifest = found
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None  # another worker has made room
+        if hash_bytes(data) != manifest.digest:
+            return None
+        return _DECODER.decode(data)
+
+    def _save(self, key: str, compiled: _Compiled) -> None:
+        if self._cache is None:
+            return
+        data = msgspec.msgpack.encode(compiled)
+        with self._cache.bringing(len(data)) as file, contextlib.suppress(OSError):
+            if file is not None:
+                file.write_bytes(data)
+                self._cache.enter(key, file, Manifest(len(data), hash_bytes(data), None))
 
     async def _of_environment(self, request: Request) -> Target:
         names = [module_parts(each) for each in request.theorems]
@@ -115,7 +165,7 @@ class Targets:
         return known
 
 
-def _room_bytes(kept: tuple[Parts, Ended]) -> int:
+def _room_bytes(kept: _Compiled) -> int:
     """One that is larger than all the room is kept alone."""
     parts, _ = kept
     return min(sum(map(len, parts)), _KEPT_BYTES)

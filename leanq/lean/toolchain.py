@@ -110,24 +110,14 @@ class Toolchain:
         return f"Lean {self.version}{commit} from {self.source}: {self.program}"
 
 
-def find_toolchain(
-    lean: str | None = None,
-    project: Path | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> Toolchain:
-    """The Lean to use for ``project`` (a Lake project, any other folder, or none).
-
-    ``lean`` is the value of ``--lean``: a path, or a name on ``PATH``. Raises ToolchainError.
-    """
-    return find_toolchain_and_path(lean, project, environ)[0]
-
-
 def find_toolchain_and_path(
     lean: str | None, project: Path | None, environ: Mapping[str, str]
 ) -> tuple[Toolchain, tuple[Path, ...]]:
-    """The toolchain, and for a Lake project the folders of its LEAN_PATH: lake is asked once.
+    """The Lean to use for ``project`` (a Lake project, any other folder, or none), and for a Lake
+    project the folders of its LEAN_PATH: lake is asked once.
 
-    The toolchain's own library, which Lean adds by itself, is not among the folders.
+    ``lean`` is the value of ``--lean``: a path, or a name on ``PATH``. The toolchain's own library,
+    which Lean adds by itself, is not among the folders. Raises ToolchainError.
     """
     named, source = _named(lean, environ)
     variables: Mapping[str, str] = {}

@@ -316,9 +316,9 @@ class ClusterRouter:
             return
         sent = self.outstanding[request_id] = _Sent(self, prepared, waiter)
         if not prepared.state:
-            self._place(sent, self._choose(sent) or self._choose(sent, down=True))
+            self._assign(sent, self._choose(sent) or self._choose(sent, down=True))
         elif home := self._homes.get(prepared.state):
-            self._place(sent, home)
+            self._assign(sent, home)
         else:
             sent.finding = asyncio.get_running_loop().create_task(self._find(sent))
 
@@ -406,7 +406,7 @@ class ClusterRouter:
                 del cluster.waiting[request_id]
                 cluster.router.cancel(request_id, sent)
                 sent.left += (cluster,)
-                self._place(sent, to)
+                self._assign(sent, to)
 
     def _choose(self, sent: _Sent, *, down: bool = False) -> Cluster | None:
         """By rendezvous hashing, in proportion to the weights: one that answers, or any."""
@@ -425,7 +425,7 @@ class ClusterRouter:
                     best, least = cluster, time
         return best
 
-    def _place(self, sent: _Sent, cluster: Cluster | None) -> None:
+    def _assign(self, sent: _Sent, cluster: Cluster | None) -> None:
         assert cluster, "some weight is above 0"
         sent.cluster = cluster
         if not sent.prepared.state:
@@ -460,7 +460,7 @@ class ClusterRouter:
                     )
                     sent.prepared = replace(sent.prepared, submission=submission)
                     self._homes[state] = looks[look]
-                    self._place(sent, looks[look])
+                    self._assign(sent, looks[look])
                     return
         finally:
             for look in looks:

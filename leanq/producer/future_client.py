@@ -18,9 +18,9 @@ from leanq.producer.loop_thread import LoopThread
 from leanq.producer.request_builder import (
     Check,
     InEnvironment,
-    Placing,
     PreparedRequest,
     RequestBuilder,
+    SubmitOptions,
 )
 from leanq.producer.route import Route
 from leanq.producer.stream import Maps
@@ -208,7 +208,7 @@ class FutureClient(Maps):
 
         Args:
             code: Lean source, header included.
-            options: the fields of :class:`Check`, :class:`InEnvironment` and :class:`Placing`.
+            options: those of :class:`Check`, :class:`InEnvironment` and :class:`SubmitOptions`.
 
         Raises:
             UsageError: a malformed argument; nothing is sent. The future itself may end with
@@ -293,10 +293,10 @@ class FutureClient(Maps):
         return self._start(self._builder.import_(exported, options))
 
     def echo(
-        self, payload: bytes, delay_s: float = 0.0, **placing: Unpack[Placing]
+        self, payload: bytes, delay_s: float = 0.0, **options: Unpack[SubmitOptions]
     ) -> LeanQFuture[bytes]:
         """The same bytes, from a worker with the echo driver, after ``delay_s`` seconds."""
-        return self._start(self._builder.echo(payload, delay_s, placing))
+        return self._start(self._builder.echo(payload, delay_s, options))
 
     def _start(self, prepared: PreparedRequest[_T]) -> LeanQFuture[_T]:
         future: LeanQFuture[_T] = LeanQFuture(prepared.submission.request_id)

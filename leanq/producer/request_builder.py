@@ -1,4 +1,4 @@
-"""Builds submissions from a caller's arguments: checks them, and finds a place in the queue."""
+"""Builds submissions from a caller's arguments, which it checks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _T = TypeVar("_T")
 _STATES_REMEMBERED = 100_000
 
 
-class Placing(TypedDict, total=False):
-    """Where a request goes in the queue.
+class SubmitOptions(TypedDict, total=False):
+    """How a request is queued.
 
     Attributes:
         tenant: the tenant; tenants are served round-robin. The client's own unless given.
@@ -49,8 +49,8 @@ class Placing(TypedDict, total=False):
     request_id: str | None
 
 
-class InEnvironment(Placing, total=False):
-    """Options of an operation in one environment; beside them those of :class:`Placing`.
+class InEnvironment(SubmitOptions, total=False):
+    """Options of an operation in one environment; beside them those of :class:`SubmitOptions`.
 
     Attributes:
         env: the environment, as a worker offers it; ``default`` unless given, or that of the
@@ -66,7 +66,7 @@ class Check(InEnvironment, total=False):
     Attributes:
         timeout_s: budget of CPU time in seconds (60); beyond it the verdict is ``timeout``.
         memory_mb: resident memory in MiB (4096); beyond it the verdict is ``memory``.
-        scratch_mb: disk that the candidate's processes may fill, in MiB (1024); beyond it the
+        scratch_mb: disk that the candidate's processes may fill, in MiB (256); beyond it the
             verdict is ``memory`` as well.
         allow_axioms: names of axioms allowed beside the environment's own.
         audit: whether what Lean accepts is judged and audited (True); without, it is ``unjudged``.
@@ -232,13 +232,15 @@ class RequestBuilder:
         request = Request("import", payload=exported)
         return PreparedRequest(self._submission(request, environment, options), read)
 
-    def echo(self, payload: bytes, delay_s: float, placing: Placing) -> PreparedRequest[bytes]:
+    def echo(
+        self, payload: bytes, delay_s: float, options: SubmitOptions
+    ) -> PreparedRequest[bytes]:
         """An echo of ``payload``."""
-        placing = _checked(Placing.__optional_keys__, placing)
+        options = _checked(SubmitOptions.__optional_keys__, options)
         payload = arguments.data("the payload", payload)
         delay_s = arguments.number("delay_s", delay_s)
         request = Request("echo", payload=payload, delay_s=delay_s)
-        return PreparedRequest(self._submission(request, ECHO_ENVIRONMENT, placing), _payload)
+        return PreparedRequest(self._submission(request, ECHO_ENVIRONMENT, options), _payload)
 
     def request_id(self, request_id: str) -> str:
         """``request_id`` if it can be one; raises UsageError."""
@@ -271,33 +273,33 @@ class RequestBuilder:
         where: Whereabouts | None,
         state: str,
         request: Request,
-        placing: Placing,
+        options: SubmitOptions,
         read: Callable[[Reply], _T],
     ) -> PreparedRequest[_T]:
         if where is None:
-            return PreparedRequest(self._submission(request, None, placing), read, state)
+            return PreparedRequest(self._submission(request, None, options), read, state)
         return PreparedRequest(
-            self._submission(request, where.environment, placing, where.warmth), read, state
+            self._submission(request, where.environment, options, where.warmth), read, state
         )
 
     def _submission(
         self,
         request: Request,
         environment: str | None,
-        placing: Placing,
+        options: SubmitOptions,
         warmth: tuple[str, ...] = (),
     ) -> Submission:
-        priority = placing.get("priority", 1)
+        priority = options.get("priority", 1)
         if priority not in range(PRIORITIES):
             raise InvalidRequestError(f"priority must be 0 (most urgent), 1 or 2, got {priority}")
-        deadline_s = placing.get("deadline_s")
+        deadline_s = options.get("deadline_s")
         if deadline_s is not None and not 0 < deadline_s <= 1e9:
             raise InvalidRequestError(f"deadline_s must be above 0, got {deadline_s:g}")
-        request_id = placing.get("request_id")
+        request_id = options.get("request_id")
         body = wire.pack_request(request)
         # An echo is for load tests, where each request is to run.
         digest = b"" if request.op == "echo" else blake2b(body, digest_size=16).digest()
-        if traceparent := placing.get("traceparent"):
+        if traceparent := options.get("traceparent"):
             # Identical requests may share a run, whatever their trace contexts.
             body = wire.pack_request(replace(request, traceparent=traceparent))
         return Submission(
@@ -305,7 +307,7 @@ class RequestBuilder:
             if request_id is None
             else self.request_id(request_id),
             environment="" if environment is None else check_name("environment", environment),
-            tenant=check_name("tenant", placing.get("tenant", self._tenant)),
+            tenant=check_name("tenant", options.get("tenant", self._tenant)),
             priority=priority,
             deadline_ms=0 if deadline_s is None else max(1, int(deadline_s * 1000)),
             longest_run_ms=int(request.longest_run_s * 1000),
@@ -336,7 +338,7 @@ def _budgeted(request: Request, options: Check) -> Request:
     )
 
 
-_Options = TypeVar("_Options", Placing, InEnvironment, Check)
+_Options = TypeVar("_Options", SubmitOptions, InEnvironment, Check)
 
 
 def _checked(known: frozenset[str], options: _Options) -> _Options:

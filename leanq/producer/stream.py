@@ -35,15 +35,16 @@ log = logging.getLogger("leanq.client")
 
 WINDOW = 512
 
-# So results do not stay behind a slow source, and the fleet has work meanwhile.
+# At most so many results are given out for each code that is read: more than one, so that a backlog
+# of results drains, and not all, so that the fleet gets more work meanwhile.
 _GIVEN_PER_READ = 2
 
 End = Reply | BaseException
 Send = Callable[[str, Callable[[End], None]], Callable[[], object]]
-"""Sends a code, and calls back once, in any thread, with its end. Returns what withdraws it, after
-which there need be no call."""
+"""Sends a code, and calls the function given once, in any thread, with how it ended. Returns a
+function that withdraws the request, whose end then may never be told."""
 
-# So many results say something of a batch.
+# The warning about imports waits for so many results.
 _ENOUGH_RESULTS = 8
 
 
@@ -211,8 +212,10 @@ def _last_of_ours(reply: Reply) -> str:
 
 
 class _Window:
-    """Codes that were read and results that were not given out. Ends may arrive in any thread; the
-    rest is for the one that iterates."""
+    """The codes that were read, up to the results that were not given out yet.
+
+    Ends may arrive in any thread; everything else is called by the thread that iterates.
+    """
 
     def __init__(self, send: Send, size: int, ordered: bool, environment: str) -> None:
         size = arguments.whole_number("window", size)
@@ -227,7 +230,7 @@ class _Window:
         self._read = self._ended = self._given = 0
         self._outstanding: dict[int, tuple[str, Callable[[], object]]] = {}
         self._arrived: SimpleQueue[tuple[int, End]] = SimpleQueue()
-        # By the turn in which they are given out.
+        # By their numbers in the order in which they are given out.
         self._results: dict[int, Result] = {}
 
     @property
@@ -317,15 +320,15 @@ async def _aresults(
 
     def awake() -> None:
         nonlocal woken
-        # In this order: an end that arrives from here on wakes again.
+        # First, so that an end that arrives while the loop looks at the others wakes it again.
         woken = False
         changed.set()
 
     async def add(code: str) -> None:
         window.add(code)
-        # A code that could not be sent has ended already.
+        # A code that was refused has its result already.
         changed.set()
-        # However fast codes come, other tasks have a turn.
+        # Other tasks of the loop run, however fast codes come.
         await asyncio.sleep(0)
         while window.full:
             room.clear()
@@ -348,7 +351,7 @@ async def _aresults(
             if reader.done():
                 reader.result()
             if window.next_is_there():
-                # The reader goes on, whatever is done with the results.
+                # The reader gets a turn, even if the loop over the results never awaits anything.
                 await asyncio.sleep(0)
                 result = window.give()
                 room.set()

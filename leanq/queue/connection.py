@@ -37,7 +37,7 @@ _READ_BYTES = 1 << 20
 _UNREACHABLE = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
 
 
-class Place:
+class Address:
     """Where a shard is: at one of the hosts that the user named, or on another node of a cluster.
 
     Raises:
@@ -96,8 +96,8 @@ class Place:
 class Link:
     """One connection, made when first needed; calls on it take turns."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, address: Address) -> None:
+        self._address = address
         self._turn = asyncio.Lock()
         self._client: redis.Redis | None = None
         self._url = ""
@@ -121,27 +121,27 @@ class Link:
                     await self._disconnect()
                     raise
                 except redis_errors.MovedError as error:
-                    self._place.move(error.host, error.port)
+                    self._address.move(error.host, error.port)
                 except redis_errors.OutOfMemoryError:
                     count("leanq_redis_errors_total", "out of memory")
                     raise QueueFullError(
-                        f"the server at {self._place.name} is out of memory; try again later",
+                        f"the server at {self._address.name} is out of memory; try again later",
                         RETRY_AFTER_S,
                     ) from None
                 except (redis_errors.RedisError, OSError, asyncio.IncompleteReadError) as error:
-                    failed = f"no answer from {self._place.name}: {_text(error)}"
+                    failed = f"no answer from {self._address.name}: {_text(error)}"
                     count("leanq_redis_errors_total", _kind(error))
                     if isinstance(error, redis_errors.ReadOnlyError):
                         # It was a master once. The same name may lead to another server by now.
-                        self._place.ask_another()
+                        self._address.ask_another()
                         await self._disconnect()
-                        if self._place.count > 1:
+                        if self._address.count > 1:
                             # Nothing was done, so another may be asked at once.
                             continue
                     elif not isinstance(error, redis_errors.ResponseError):
                         await self._disconnect()
                     raise UnavailableError(failed) from None
-            raise UnavailableError(f"the cluster of {self._place.name} sends from node to node")
+            raise UnavailableError(f"the cluster of {self._address.name} sends from node to node")
 
     async def ask(self, *commands: Sequence[Any], block_s: float = 0.0) -> list[Any]:
         """What the server answers to the commands, which it gets at once: as it is on the wire.
@@ -174,12 +174,12 @@ class Link:
         await self._disconnect()
 
     async def _connect(self) -> redis.Redis:
-        if self._client and self._url == self._place.url:
+        if self._client and self._url == self._address.url:
             return self._client
         await self._disconnect()
-        for left in reversed(range(self._place.count)):
+        for left in reversed(range(self._address.count)):
             # The place may change while this connection is made.
-            url = self._place.url
+            url = self._address.url
             client = _new_client(url)
             try:
                 await client.initialize()
@@ -188,7 +188,7 @@ class Link:
                 await client.aclose(close_connection_pool=True)
                 if not left or not isinstance(error, _UNREACHABLE):
                     raise
-                self._place.ask_another()
+                self._address.ask_another()
             else:
                 self._client, self._url = client, url
                 break
@@ -208,7 +208,7 @@ class Link:
             if hello.get(b"mode") == b"cluster":
                 ranges = await client.execute_command("CLUSTER", "SLOTS")
                 nodes = [node for _, _, *nodes in ranges for node in nodes]
-                self._place.learn((str(host or b"", "ascii"), port) for host, port, *_ in nodes)
+                self._address.learn((str(host or b"", "ascii"), port) for host, port, *_ in nodes)
 
 
 def _new_client(url: str) -> redis.Redis:

@@ -8,14 +8,14 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | --- | --- | --- | --- | --- |
 | ``:req:ID`` | string | a request in flight: its record | submit, requeue | at its reply |
 | ``:req:ID`` | string | then its packed reply | settle, cancel, reap, claim | time-to-live |
-| ``:where`` | hash | id → where it is, if not simply in its line | submit, claim | at its reply |
+| ``:phase`` | hash | id → its phase, if it does not simply wait | submit, claim | at its reply |
 | ``:wait:ENV:PRIORITY:TENANT`` | list | ids that wait, next first | submit, requeue | when empty |
 | ``:ring:ENV:PRIORITY`` | list | tenants whose wait list is not empty | the same | when empty |
 | ``:parked:ENV:PRIORITY`` | set | such tenants that are held back | submit, pause | resume |
 | ``:paused`` | hash | ``e:ENV`` or ``t:TENANT`` held back → since when, ms | pause | resume |
 | ``:quarantined:ENV`` | list | ids that wait for an isolated attempt | requeue | when empty |
 | ``:withdrawn`` | hash | ``wait:…``, ``quarantined:…`` → entries not waiting | cancel | at 0 |
-| ``:work:WORKER`` | sorted set | its processing list: id → run timeout, ms | claim | when empty |
+| ``:processing:WORKER`` | sorted set | what it holds: id → run timeout, ms | claim | when empty |
 | ``:workers`` | sorted set | worker → end of its lease, ms | register, claim, renew | leave, reap |
 | ``:info`` | hash | worker → what it says of itself | register | leave, reap |
 | ``:environments`` | hash | environment → what its worker says of it | register | never |
@@ -23,10 +23,10 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:runs`` | hash | ENV:DIGEST → the run that identical requests join | claim | with its run |
 | ``:joined:ID`` | sorted set | what joined the run: id → submitted | submit, claim | with its run |
 | ``:verdict:FINGERPRINT:DIGEST`` | string | a remembered reply | settle | time-to-live |
-| ``:prints`` | hash | environment → its fingerprint now | register | never |
+| ``:fingerprints`` | hash | environment → its fingerprint now | register | never |
 | ``:inbox:CLIENT`` | stream | id, reply, id, reply … | each end of a request | time-to-live |
 | ``:warm:ENV:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim | time-to-live |
-| ``:vacant`` | hash | worker → how many more it would take | claim, submit | leave, reap |
+| ``:available`` | hash | worker → how many more it would take | claim, submit | leave, reap |
 | ``:reservation:WORKER`` | list | ids that only it may claim, for 100 ms | submit | claim, reap |
 | ``:reservations`` | sorted set | worker → until when that holds, ms | submit | claim, reap |
 | ``:watchdog`` | string | the worker that watches reservations, or ``""`` | claim | time-to-live |
@@ -45,7 +45,7 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:chunk:HASH`` | string | a piece of a snapshot | the worker that made it | time-to-live |
 
 A record (``lua/parts/record.lua`` has its layout) begins with the byte 0x01, a reply with 0x93.
-``lua/parts/place.lua`` has the layout of ``:where``: leased, joined to a run, reserved, passed over
+``lua/parts/phase.lua`` has the layout of ``:phase``: leased, joined to a run, reserved, passed over
 by a warmer request, or waiting for an isolated attempt. A leased request whose client is "" was
 withdrawn: it runs on for others, and has its reply. A request in flight carries no time-to-live, so
 no eviction policy that spares such keys can lose it. ``:scaler`` is in shard 0 alone; its values

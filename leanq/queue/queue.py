@@ -1,8 +1,8 @@
 """The queue's transitions: one method per script, and the only caller of them.
 
 Every change of a request is one Lua script that touches one hash slot and takes the time
-from Redis. A method returns plain values and keeps no state, so that whoever calls it
-decides what a failure means; DESIGN.md numbers the transitions.
+from Redis. A method returns plain values and keeps no state, so that its caller decides what a
+failure means; DESIGN.md numbers the transitions.
 
 Each process holds at most two connections to a server: ``commands``, on which calls take
 turns, and ``blocking``, on which one call at a time waits for a wake-up or an inbox.
@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import redis.asyncio as redis
 
-from leanq.queue.connection import RETRY_AFTER_S, Link, Place
+from leanq.queue.connection import RETRY_AFTER_S, Address, Link
 from leanq.queue.keys import Keys
 from leanq.queue.results import (
     Attached,
@@ -81,9 +81,9 @@ class Queue:
         self._tag = self.keys.tag
         self._ttl_ms = int(settings.reply_ttl_s * 1000)
         self._lease_ms = int(settings.lease_s * 1000)
-        place = Place(settings.url)
-        self._commands = Link(place)
-        self._blocking = Link(place)
+        address = Address(settings.url)
+        self._commands = Link(address)
+        self._blocking = Link(address)
 
     @classmethod
     def each(cls, settings: Settings) -> list[Queue]:
@@ -155,9 +155,9 @@ class Queue:
             accepted=tuple(a == 1 for a in answer["accepted"]),
             jobs=tuple(read_job(answer["now_ms"], token, *row) for row in answer["jobs"]),
             held=answer["held"],
-            hold=answer["hold"] == 1,
+            must_empty=answer["must_empty"] == 1,
             again_s=answer["again_ms"] / 1000,
-            pinned=answer["has_affinity"] == 1,
+            has_affinity=answer["has_affinity"] == 1,
         )
 
     async def reconcile(
@@ -174,18 +174,17 @@ class Queue:
         return tuple(found), [_text(request_id) for request_id in answer["lost"]]
 
     async def renew(
-        self, worker: str, environments: Collection[str] = (), *, stretch: float = 1.0
+        self, worker: str, environments: Collection[str] = (), *, idle_factor: float = 1.0
     ) -> Renewed:
         """A heartbeat: extends the lease over all that the worker holds.
 
-        ``stretch``: how many times longer than the lease of others is that of a worker which holds
-        nothing.
+        ``idle_factor``: how many times longer the lease is if the worker holds nothing.
         """
         answer = await self.run(
             "renew",
             worker=worker,
             lease_ms=self._lease_ms,
-            idle_lease_ms=int(self._lease_ms * stretch),
+            idle_lease_ms=int(self._lease_ms * idle_factor),
             max_attempts=self.settings.max_attempts,
             reply_ttl_ms=self._ttl_ms,
             environments=list(environments),
@@ -204,7 +203,7 @@ class Queue:
         worker: str,
         leases: Sequence[tuple[str, str]],
         *,
-        how: Returning = "keep",
+        how: Returning = "requeue",
         leave: bool = False,
     ) -> int:
         """Gives back (request id, token) pairs unfinished; how many of the leases were current.
@@ -277,9 +276,11 @@ class Queue:
             "register", worker=worker, lease_ms=self._lease_ms, info=info, environments=rows
         )
 
-    async def pause(self, kind: Literal["environment", "tenant"], name: str, *, hold: bool) -> bool:
+    async def set_paused(
+        self, kind: Literal["environment", "tenant"], name: str, *, paused: bool
+    ) -> bool:
         """Pauses or resumes an environment or a tenant; whether that changed anything."""
-        return bool(await self.run("pause", kind=kind[0], name=name, hold=hold))
+        return bool(await self.run("pause", kind=kind[0], name=name, set=paused))
 
     async def status(self) -> Status:
         """The shard's status. Of an environment's tenants the first 1,000 are counted."""
@@ -405,7 +406,7 @@ class Queue:
 
     async def fingerprints(self) -> dict[str, str]:
         """The fingerprint of each environment, as the last worker to join has it."""
-        prints: Any = await self._commands.call(lambda c: c.hgetall(f"{self._tag}:prints"))
+        prints: Any = await self._commands.call(lambda c: c.hgetall(f"{self._tag}:fingerprints"))
         return {
             _text(environment): _text(fingerprint) for environment, fingerprint in _pairs(prints)
         }
@@ -462,7 +463,7 @@ _SUBMITTED: dict[int, Submitted] = {
 
 
 def _text(name: bytes) -> str:
-    # Whatever stands in Redis was written by somebody, and must not end a client or a worker.
+    # Any process may have written what stands in Redis; it must not end a client or a worker.
     return name.decode(errors="replace")
 
 

@@ -64,6 +64,25 @@ Reason = Literal[
 ]
 """Why a verdict is not ``accepted``."""
 
+Rule = Literal[
+    "missing",  # the candidate does not declare it
+    "kind_differs",  # a definition or an axiom for a theorem, say
+    "type_differs",
+    "levels_differ",  # other universe parameters
+    "definition_differs",  # what the statement reaches has another value, or other constructors
+    "safety_differs",  # unsafe or partial in the candidate alone
+    "redeclared",  # the target imports it, and the candidate declares it
+    "import_missing",  # the target imports a module that the candidate does not
+    "overridden",  # compiled as another program (``implemented_by``, …) in the candidate alone
+    "axiom",  # an axiom that the caller allows, of the candidate's own making
+    "hole_not_named",  # a definition whose value is a sorry, and that is not named as a hole
+    "hole_uses_theorem",  # what fills a hole leads to a theorem that is to be proved
+    "target_empty",  # the target declares no theorem
+    "target_lacks",  # the target does not declare a theorem that is asked for
+    "target_unread",  # Lean has not read the target to its end
+]
+"""Why a candidate does not state what its target states."""
+
 Severity = Literal["information", "warning", "error"]
 
 Way = Literal["warm", "cold", "replayed", "failed"]
@@ -127,7 +146,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
     theorems: tuple[str, ...] = ()
     holes: tuple[str, ...] = ()
     trust_programs: bool = False
-    scratch_mb: int = 1024
+    scratch_mb: int = 256
 
     def __post_init__(self) -> None:
         if self.traceparent and not _TRACEPARENT.fullmatch(self.traceparent):
@@ -200,7 +219,13 @@ class Sorry(Struct, frozen=True, array_like=True):
 
 
 class Theorem(Struct, frozen=True, array_like=True):
-    """A theorem that a text adds: its full name, and its statement as Lean prints it."""
+    """A theorem that a text adds; of a verification, one of the target's.
+
+    Attributes:
+        name: its full name.
+        statement: what it states, in Lean's words and by the notation of the text's imports alone.
+            Long ones end in an ellipsis; "" where it is too large, or not among the first 100.
+    """
 
     name: str
     statement: str
@@ -211,7 +236,7 @@ class Failure(Struct, frozen=True, array_like=True):
 
     Attributes:
         name: the theorem's full name, or another name of the target.
-        rule: the rule that it fails, one of the words of :data:`Reason`.
+        rule: the rule that it fails, one of the words of :data:`Rule`.
         text: what was expected and what came, for people.
     """
 

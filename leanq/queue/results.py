@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-import msgpack
+import msgspec
 
 from leanq.queue.metrics import BUCKETS_S
 
 # Version, attempts, priority; submitted, deadline, longest run (ms); then six texts and the body.
 _RECORD = struct.Struct(">BBBddd")
 _IN_FLIGHT = b"\x01"
+_minutes = msgspec.msgpack.Decoder(tuple[int, dict[str, int]])
 # Counters of environments, and of snapshots.
 _TALLY = re.compile(r"[scfwrt]:|[wrt]_ms:|snapshot|minute$")
 # What is counted by environment, and also of all environments together.
@@ -39,7 +40,7 @@ class Submission:
     """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
 
     While one of several with the same ``digest`` runs in their environment, the others wait for its
-    reply; ``""`` shares with nobody. ``affinity``: up to two names of what makes a worker fast at
+    reply; ``""`` is shared with none. ``affinity``: up to two names of what makes a worker fast at
     it, the strongest first; each up to 32 letters, digits, ``_`` and ``-``.
     """
 
@@ -62,7 +63,7 @@ class Submission:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Queued:
-    """The request waits in its line, or for an identical one that runs."""
+    """The request waits in its list, or for an identical one that runs."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -178,9 +179,9 @@ class Reserved:
     """Something waits for this worker alone, until its next claim and not for long."""
 
 
-Returning = Literal["keep", "charge", "defer"]
-"""How unfinished work goes back: to the front at no charge; to the front, and the attempt counts;
-or at no charge to the end of its line, where another worker finds it."""
+Returning = Literal["requeue", "retry", "defer"]
+"""How unfinished work goes back: to the front of its waiting list; there too, and the attempt
+counts; or to the end, where another worker finds it."""
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -190,18 +191,20 @@ class Claimed:
     Attributes:
         accepted: per settlement, whether it counted (False: the lease was lost before).
         held: size of the worker's processing list on the server.
-        hold: the worker should take nothing until it is empty, to run a quarantined request alone.
+        must_empty: the worker should take nothing until it is empty, to run a quarantined request
+            alone.
         again_s: after how long it should claim again, since it watches over what others were
             reserved; 0 if it need not.
-        pinned: requests of its environments may be reserved to workers, by what their claims say.
+        has_affinity: requests of its environments may be reserved to workers that say how many more
+            they take.
     """
 
     accepted: tuple[bool, ...]
     jobs: tuple[Job, ...]
     held: int
-    hold: bool
+    must_empty: bool
     again_s: float = 0.0
-    pinned: bool = False
+    has_affinity: bool = False
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -220,9 +223,8 @@ class Renewed:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Reaped:
-    """``more``: call again. ``expiry_grace_s``: no lease is judged for so long, since nobody could
-    have
-    been heard in the meantime."""
+    """``more``: call again. ``expiry_grace_s``: no lease is judged for so long, for before no
+    worker could be heard."""
 
     requeued: int
     poisoned: int
@@ -289,10 +291,10 @@ def read_record(request_id: str, data: bytes) -> tuple[Submission, str]:
 def read_minute(data: bytes) -> dict[str, int]:
     """The totals of one minute as the scripts noted them; empty where they cannot be read."""
     try:
-        minute, totals = msgpack.unpackb(data, raw=False)
-        return {"minute": int(minute)} | {str(name): int(n) for name, n in totals.items()}
-    except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
+        minute, totals = _minutes.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return {}
+    return {"minute": minute, **totals}
 
 
 def read_stats(stats: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, int], dict[str, int]]:

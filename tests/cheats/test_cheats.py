@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import tempfile
 import tomllib
@@ -14,11 +15,13 @@ from typing import Any
 import pytest
 from support.sites import new_site
 
+from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment, open_environment
 from leanq.queue.requests import Reply, Request
 
 HERE = Path(__file__).parent
 TABLE: dict[str, dict[str, Any]] = tomllib.loads((HERE / "table.toml").read_text())
+FULL: dict[str, dict[str, Any]] = tomllib.loads((HERE / "full_library.toml").read_text())
 KINDS = ("lean", "repl")
 
 Replies = Callable[[str, str], dict[str, Reply]]
@@ -41,11 +44,12 @@ def text(name: str) -> str:
 
 def request(operation: str, name: str) -> Request:
     row = TABLE[name]
+    allowed = tuple(row.get("allow", ()))
     if operation == "check":
-        return Request(op="check", code=text(name))
+        return Request(op="check", code=text(name), allow_axioms=allowed)
     target = f"prelude\nimport {row.get('library', 'Core')}\n{row['target']}"
     holes = tuple(row.get("holes", ()))
-    return Request(op="verify", code=text(name), target=target, holes=holes)
+    return Request(op="verify", code=text(name), target=target, holes=holes, allow_axioms=allowed)
 
 
 def said(reply: Reply) -> str:
@@ -88,8 +92,51 @@ def replies(core: Environment, cache: Path, tmp_path_factory: pytest.TempPathFac
     return told
 
 
-def test_every_text_is_in_the_table() -> None:
+def test_every_text_is_in_its_table() -> None:
     assert {path.stem for path in HERE.glob("*.lean")} == set(TABLE)
+    assert {path.stem for path in (HERE / "full_library").glob("*.lean")} == set(FULL)
+
+
+def full_text(name: str) -> str:
+    return (HERE / "full_library" / f"{name}.lean").read_text()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in FULL if FULL[name]["check"].split(" ")[0] in ("accepted", "unverified")],
+)
+def test_which_texts_for_full_libraries_run_programs(name: str) -> None:
+    assert (runs_programs(full_text(name)) is None) == (FULL[name]["check"] == "accepted")
+
+
+@pytest.fixture(scope="session")
+def full_library() -> Environment:
+    """What the operator names, who has a full library."""
+    folder = os.environ.get("LEANQ_CHEATS_ENV")
+    if not folder:
+        pytest.skip("LEANQ_CHEATS_ENV names no environment with a full library")
+    return open_environment("full", Path(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_full_library(
+    full_library: Environment, tmp_path: Path, kind: str, name: str
+) -> None:
+    row = FULL[name]
+    if full_library.find_olean(row["needs"]) is None:
+        pytest.skip(f"the environment has no {row['needs']}")
+    async with new_site(full_library, tmp_path) as site:
+        site.kind = kind
+        driver = await site.one()
+        reply = await driver.run(Request(op="check", code=full_text(name)))
+        assert said(reply) == row["check"], reply.messages
+        if "verify" in row:
+            code, target = full_text(name), row["target"]
+            reply = await driver.run(Request(op="verify", code=code, target=target))
+            assert said(reply) == row["verify"], (reply.messages, reply.failed)
 
 
 @pytest.mark.slow

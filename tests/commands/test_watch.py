@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import struct
-import subprocess
 import termios
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ import pytest
 from rich.console import Console
 from support.fleets import Recorder, connections, serving
 from support.servers import own_server
-from support.terminals import Terminal, ended, read_terminal, screen, wait_for_line
+from support.terminals import Process, Terminal, ended, read_terminal, screen, wait_for_line
 
 from leanq.client import LeanQClient
 from leanq.commands.status import _Rates, _record_of, _Seen, _view
@@ -39,7 +38,7 @@ def place(terminal: Terminal, settings: Settings) -> Terminal:
     return terminal
 
 
-def looks(process: subprocess.Popen[bytes], until_seen: Any) -> list[dict[str, Any]]:
+def looks(process: Process, until_seen: Any) -> list[dict[str, Any]]:
     """The JSON lines that are printed up to the one that is looked for."""
     assert process.stdout is not None
     found = []
@@ -50,7 +49,7 @@ def looks(process: subprocess.Popen[bytes], until_seen: Any) -> list[dict[str, A
     raise AssertionError(f"ended before: {found[-1:]}")
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: Process) -> None:
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert (done.code, done.err) == (0, "")
@@ -239,7 +238,7 @@ def test_the_view_fits_the_terminal_with_the_busiest_first() -> None:
     text = "\n".join(lines)
     told = r"scaler      e7: 9 workers wanted, 3 before \(backlog, \d\.\d s ago, s\): much waits"
     assert re.search(told, text)
-    assert "5 on a warm worker" in text
+    assert "5 of 5 requests went where their header or state is" in text
     assert "2 requeued after an expired lease" in text
     assert "7: 7 accepted" in text
     first = lines.index("299 workers alive, 1 expired lease") + 2
@@ -263,5 +262,5 @@ async def test_decisions_that_are_old_or_no_decisions_are_not_shown(queue: Queue
     values = {"good": good, "old": {**good, "at": time.time() - 700}, "part": {"at": time.time()}}
     values |= {"list": [], "odd": {**good, "target": float("inf")}, "none": {**good, "at": None}}
     data = {name: json.dumps(value).encode() for name, value in values.items()}
-    await queue.publish_decisions({**data, "bytes": b"\xff"})
+    await queue.publish_decisions({**data, "bytes": b"\xff", "deep": b"[" * 100_000})
     assert set(decisions_of(await queue.status())) == {"good"}

@@ -26,8 +26,8 @@ def happen(state: ClaimState, event: str) -> None:
         state.listening = case == "listening"
         state.request_ended()
     elif name == "claim_answered":
-        got_all, on_hold, expect_more = ANSWERS[event]
-        state.claim_answered(got_all=got_all, on_hold=on_hold, expect_more=expect_more)
+        got_all, must_empty, expect_more = ANSWERS[event]
+        state.claim_answered(got_all=got_all, must_empty=must_empty, expect_more=expect_more)
     else:
         getattr(state, name)()
 
@@ -100,12 +100,12 @@ class Consuming(RuleBasedStateMachine):
         self.owed, self.under_way = False, True
 
     @precondition(lambda self: self.under_way)
-    @rule(got_all=st.booleans(), on_hold=st.booleans(), expect_more=st.booleans())
-    def answered(self, got_all: bool, on_hold: bool, expect_more: bool) -> None:
-        self.state.claim_answered(got_all=got_all, on_hold=on_hold, expect_more=expect_more)
+    @rule(got_all=st.booleans(), must_empty=st.booleans(), expect_more=st.booleans())
+    def answered(self, got_all: bool, must_empty: bool, expect_more: bool) -> None:
+        self.state.claim_answered(got_all=got_all, must_empty=must_empty, expect_more=expect_more)
         self.under_way = False
         assert self.state.claims_ahead == got_all
-        if got_all or on_hold:
+        if got_all or must_empty:
             assert self.state.claim_is_due
 
     @rule()
@@ -137,10 +137,10 @@ class Consuming(RuleBasedStateMachine):
 
     @invariant()
     def the_listener_is_called_back_only_when_it_helps(self) -> None:
-        if self.state.should_listen_again(vacant=1):
+        if self.state.should_listen_again(available=1):
             assert not self.state.listening
             assert not self.state.claim_is_due
-        assert not self.state.should_listen_again(vacant=0)
+        assert not self.state.should_listen_again(available=0)
 
 
 test_any_order_of_events = Consuming.TestCase

@@ -20,7 +20,7 @@ async def test_the_lease_of_who_holds_nothing_is_longer(shard: Shard) -> None:
     await shard.job("busy")
     await shard.queue.register("idle", b"", {})
     for worker in ("busy", "idle"):
-        renewed = await shard.queue.renew(worker, ["a", "b"], stretch=6.0)
+        renewed = await shard.queue.renew(worker, ["a", "b"], idle_factor=6.0)
         assert (renewed.workers, renewed.waiting) == (2, 1)
     ends = shard.dump().workers
     assert ends == {"busy": shard.now_ms + LEASE_MS, "idle": shard.now_ms + 6 * LEASE_MS}
@@ -42,16 +42,16 @@ async def test_idle_workers_of_a_large_fleet_renew_seldom(settings: Settings) ->
             rows = (await queue.status()).workers
             return max(row.lease_s for row in rows if row.worker == worker.id)
 
-        await eventually(lambda: consumer.stretch == 3.0)
+        await eventually(lambda: consumer.idle_factor == 3.0)
 
-        async def is_stretched() -> bool:
+        async def has_a_longer_lease() -> bool:
             return await lease_s() > 2.0
 
-        await eventually(is_stretched)
+        await eventually(has_a_longer_lease)
         # What it does then it does as ever.
         assert await lean.echo(b"x") == b"x"
         assert await lease_s() < 1.6
-        await eventually(is_stretched)
+        await eventually(has_a_longer_lease)
     for number in range(149):
         await queue.release(f"other{number}", [], leave=True)
     await queue.close()

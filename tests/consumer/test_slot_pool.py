@@ -128,8 +128,8 @@ def test_a_pool_claims_nothing_while_it_may_not() -> None:
     pool = SlotPool(4, lambda: None, pause_after_failure_s=2.0, clock=clock)
 
     def may_claim() -> bool:
-        assert (pool.vacant > 0) == (pool.share("a", ahead=True) > 0)
-        return pool.vacant > 0
+        assert (pool.available > 0) == (pool.share("a", ahead=True) > 0)
+        return pool.available > 0
 
     assert may_claim()
     pool.breaker.failed(WorkerError("no Lean"))
@@ -140,11 +140,11 @@ def test_a_pool_claims_nothing_while_it_may_not() -> None:
     assert not may_claim()
     pool.give(isolated=True)
     # A quarantined request waits for an empty worker, and is claimed by one.
-    pool.on_hold = True
+    pool.emptying = True
     assert may_claim()
     pool.slots.take(isolated=False)
     assert not may_claim()
-    pool.on_hold = False
+    pool.emptying = False
     assert may_claim()
     pool.draining = True
     assert not may_claim()

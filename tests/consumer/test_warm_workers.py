@@ -11,12 +11,20 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from support.fleets import Recorder, counter, counts, is_idle, new_token, worker_processes, working
+from support.fleets import (
+    Recorder,
+    ask,
+    counter,
+    counts,
+    is_idle,
+    new_token,
+    worker_processes,
+    working,
+)
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import Timings
-from leanq.producer.request_builder import PreparedRequest
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Settlement
@@ -26,6 +34,7 @@ from leanq.worker import Worker
 
 # What makes the echo driver of a worker process warm for whatever it ran.
 WARMING = """
+from msgspec import structs
 from leanq.lean.echo import EchoDriver
 cold = EchoDriver.run
 async def run(self, request):
@@ -65,19 +74,17 @@ async def pinned(
     lean: AsyncLeanQClient, payload: bytes, *affinity: str, delay_s: float = 0.0
 ) -> Reply:
     """The reply to an echo that names affinities."""
-    request = Request(op="echo", payload=payload, delay_s=delay_s)
-    item = replace(lean._builder._submission(request, "echo", {}), affinity=affinity)
-    return await lean._reply(PreparedRequest(item, lambda reply: reply))
+    return await ask(lean, payload, delay_s, affinity=affinity)
 
 
-async def dead_but_warm(queue: Queue, *affinity: str, vacant: int = 1) -> None:
+async def dead_but_warm(queue: Queue, *affinity: str, available: int = 1) -> None:
     """Makes the fleet believe in an idle worker that is warm, and never comes."""
     claimed = await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())
     (job,) = claimed.jobs
     reply = pack_reply(job.token, Reply(payload=b""))
     done = Settlement(job.request_id, job.token, "echo", reply, warm=True)
     token = new_token()
-    await queue.claim("dead", ["echo"], vacant, busy=0, token=token, settlements=[done])
+    await queue.claim("dead", ["echo"], available, busy=0, token=token, settlements=[done])
 
 
 async def test_what_is_pinned_goes_where_it_is_warm(
@@ -150,7 +157,7 @@ async def test_a_watchdog_that_got_busy_has_another_look(
 ) -> None:
     first = asyncio.create_task(pinned(lean, b"first", "state"))
     await eventually(counts(queue, "submitted", 1))
-    await dead_but_warm(queue, "state", vacant=5)
+    await dead_but_warm(queue, "state", available=5)
     await first
     async with several(silent, 2) as workers:
         drivers = [worker.drivers["echo"] for worker in workers]

@@ -104,7 +104,7 @@ async def test_a_quarantined_runs_alone(settings: Settings, queue: Queue, silent
     await queue.submit("nobody", [submission("0-quarantined", echo_body(b"held quarantined"))])
     for _ in range(2):
         (job,) = (await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())).jobs
-        await queue.release("dead", [(job.request_id, job.token)], how="charge", leave=True)
+        await queue.release("dead", [(job.request_id, job.token)], how="retry", leave=True)
     async with working(silent, driver, slots=4, timings=SILENT) as worker:
         await eventually(lambda: driver.running == [b"held quarantined"])
         # Its other slots must not even listen for work.
@@ -192,7 +192,7 @@ async def test_an_idle_worker_asks_little(settings: Settings) -> None:
 # Faults
 
 
-async def test_a_machines_failure_gives_back_and_charges(
+async def test_a_machines_failure_gives_back_and_counts_the_attempt(
     settings: Settings, lean: AsyncLeanQClient
 ) -> None:
     driver = Failing(SandboxError("no room"), 2)

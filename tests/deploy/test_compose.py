@@ -70,7 +70,11 @@ def service(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_services_are_hardened_and_bounded(service: dict[str, Any]) -> None:
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
+    walls = ["seccomp=deploy/seccomp.json", "systempaths=unconfined", "apparmor=unconfined"]
+    runs_candidates = service is SERVICES["worker"]
+    wanted = ["no-new-privileges:true", *(walls if runs_candidates else [])]
+    assert service["security_opt"] == wanted
+    assert not runs_candidates or "--require-walls" in service["command"]
     assert not {"privileged", "cap_add", "devices", "pid", "ipc", "network_mode"} & set(service)
     limits = service["deploy"]["resources"]["limits"]
     assert float(limits["cpus"]) > 0

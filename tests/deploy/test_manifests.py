@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections import Counter
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import kubernetes_validate
@@ -172,6 +174,41 @@ def test_nothing_runs_with_privileges(objects: tuple[Object, ...]) -> None:
         assert each.spec["enableServiceLinks"] is False
     for each in of_kind(objects, "ServiceAccount"):
         assert each["automountServiceAccountToken"] is False
+
+
+def test_the_component_of_walls_has_all_that_they_need(tmp_path: Path) -> None:
+    # kubectl takes paths relative to a kustomization, even to one outside of the repository.
+    base, component = (
+        os.path.relpath(ROOT / "k8s" / name, tmp_path.resolve())
+        for name in ("overlays/gke-spot", "components/walls")
+    )
+    text = f"resources: [{base}]\ncomponents: [{component}]\n"
+    (tmp_path / "kustomization.yaml").write_text(text)
+    worker = pod(render(str(tmp_path)), "leanq-worker")
+    assert "--require-walls" in worker.container["args"]
+    assert worker.spec["hostUsers"] is False
+    context = worker.container["securityContext"]
+    assert context["procMount"] == "Unmasked"
+    profile = context["seccompProfile"]
+    assert profile["type"] == "Localhost"
+    nodes = render("nodes")
+    (daemons,) = of_kind(nodes, "DaemonSet")
+    spec = daemons["spec"]["template"]["spec"]
+    (folder,) = (each["hostPath"]["path"] for each in spec["volumes"] if "hostPath" in each)
+    assert f"{folder}/seccomp.json" == f"/var/lib/kubelet/seccomp/{profile['localhostProfile']}"
+    (config,) = of_kind(nodes, "ConfigMap")
+    assert config["data"]["seccomp.json"] == (ROOT / "deploy" / "seccomp.json").read_text()
+
+
+@pytest.mark.slow
+def test_schemas_of_what_runs_on_nodes() -> None:
+    for each in render("nodes"):
+        kubernetes_validate.validate(dict(each), VERSION, strict=True)
+
+
+def test_workers_without_the_component_do_not_ask_for_walls(objects: tuple[Object, ...]) -> None:
+    worker = pod(objects, "leanq-worker")
+    assert "--require-walls" not in worker.container["args"]
 
 
 def test_resources(objects: tuple[Object, ...]) -> None:

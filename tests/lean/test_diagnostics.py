@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from leanq.lean.diagnostics import Judged, Printed, judge
+from leanq.lean.diagnostics import Outcome, Printed, classify
 from leanq.lean.sandbox.process import Exit, Finished, Limits
 from leanq.queue.requests import Message, Reply
 from leanq.queue.wire import pack_reply, unpack_reply
@@ -47,17 +47,19 @@ def line(text: str, severity: str = "error", **more: Any) -> bytes:
     return json.dumps(fields | more, ensure_ascii=False).encode() + b"\n"
 
 
-def judged(stdout: bytes, end: Exit = ENDED, stderr: bytes = b"", compiled: bool = True) -> Judged:
-    return judge(Printed(stdout), Finished(end, stdout, stderr), LIMITS, compiled=compiled)
+def outcome(
+    stdout: bytes, end: Exit = ENDED, stderr: bytes = b"", compiled: bool = True
+) -> Outcome:
+    return classify(Printed(stdout), Finished(end, stdout, stderr), LIMITS, compiled=compiled)
 
 
 def verdict(stdout: bytes, end: Exit = ENDED, stderr: bytes = b"", compiled: bool = True) -> str:
-    return judged(stdout, end, stderr, compiled).verdict
+    return outcome(stdout, end, stderr, compiled).verdict
 
 
 def last_words(end: Exit, stderr: bytes = b"") -> str:
     """What leanq adds to what Lean has printed."""
-    message = judged(b"", end, stderr, compiled=False).messages[-1]
+    message = outcome(b"", end, stderr, compiled=False).messages[-1]
     assert (message.severity, message.line, message.column) == ("error", 1, 0)
     return message.text
 
@@ -277,13 +279,13 @@ def test_an_end_has_a_reason_and_names_the_limit_and_what_was_used(
     end: dict[str, Any], verdict: str, reason: str, said: str
 ) -> None:
     killed = Exit(None, signal.SIGKILL, None, 12.5, 61.0, 700 << 20)
-    found = judged(b"", replace(killed, **end), compiled=False)
+    found = outcome(b"", replace(killed, **end), compiled=False)
     assert (found.verdict, found.reason) == (verdict, reason)
     assert said in found.messages[-1].text
 
 
 def test_lean_that_finds_no_memory_has_the_reason_memory() -> None:
-    found = judged(b"", FAILED, b"INTERNAL PANIC: out of memory\n", compiled=False)
+    found = outcome(b"", FAILED, b"INTERNAL PANIC: out of memory\n", compiled=False)
     assert (found.verdict, found.reason) == ("memory", "memory")
     assert "the request allows 512 MB" in found.messages[-1].text
 
@@ -310,7 +312,7 @@ def test_lean_that_finds_no_memory_has_the_reason_memory() -> None:
     ],
 )
 def test_what_lean_says_has_a_reason(stdout: bytes, verdict: str, reason: str | None) -> None:
-    found = judged(stdout)
+    found = outcome(stdout)
     assert (found.verdict, found.reason) == (verdict, reason)
 
 
@@ -461,6 +463,6 @@ def test_nothing_that_is_printed_raises_or_makes_a_failure_a_success(
     if code != 0:
         assert found in ("rejected", "exhausted", "crashed", "memory")
     assert verdict(stdout, end, stderr, compiled=False) != "accepted"
-    reply = judged(stdout, end, stderr).reply()
+    reply = outcome(stdout, end, stderr).reply()
     assert (reply.reason is None) == (reply.verdict == "accepted")
     assert unpack_reply("", pack_reply("", reply)).messages == reply.messages

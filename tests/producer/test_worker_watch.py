@@ -82,7 +82,7 @@ def test_a_paused_environment_is_no_error(
 ) -> None:
     async def pause(hold: bool) -> None:
         queue = Queue(settings)
-        await queue.pause("environment", "echo", hold=hold)
+        await queue.set_paused("environment", "echo", paused=hold)
         await queue.close()
 
     asyncio.run(pause(True))

@@ -13,6 +13,7 @@ from support.campaigns import desk_at, stop_worker
 from support.fleets import Recorder, echo_body, serving, submission, working
 from support.paths import ROOT
 from support.required import missing
+from support.scalers import Loop
 from support.servers import own_server
 from support.terminals import Terminal
 from support.waiting import eventually
@@ -31,7 +32,6 @@ from leanq.queue.settings import Settings
 from leanq.queue.shape import announce_shape, check_shape
 from leanq.queue.wire import pack_reply
 from leanq.states import Packed, RedisStates
-from tests.fleet.test_scaler import Loop
 
 USERS = ROOT / "deploy" / "users.acl"
 ROLES = ("client", "worker", "observer", "scaler", "operator", "campaigns")
@@ -111,12 +111,12 @@ async def test_operators_pause_and_clients_do_not(socket: Path) -> None:
     await client.submit("c", [submission("0-p1", echo_body(b""))])
     tenant = submission("0-p1", b"").tenant
     for kind, name in (("environment", "echo"), ("tenant", tenant)):
-        assert await operator.pause(kind, name, hold=True)
+        assert await operator.set_paused(kind, name, paused=True)
         await client.submit("c", [submission(f"0-{kind}", echo_body(b""))])
         assert not (await worker.claim("w", ["echo"], 9, busy=0, token="n:")).jobs
-        assert await operator.pause(kind, name, hold=False)
+        assert await operator.set_paused(kind, name, paused=False)
         with pytest.raises(UnavailableError, match=r"(?i)permission"):
-            await client.pause(kind, name, hold=True)
+            await client.set_paused(kind, name, paused=True)
     assert await client.cancel(["0-p1", "0-environment", "0-tenant"]) == [True] * 3
     await worker.claim("w", ["echo"], 9, busy=0, token="o:")
     await worker.release("w", [], leave=True)

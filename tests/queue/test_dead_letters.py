@@ -46,7 +46,7 @@ async def test_only_the_newest_dead_letters_are_kept(
     for request_id in ("r1", "r2", "r3"):
         await shard.quarantined(request_id)
         job = await shard.job()
-        await shard.queue.release("w", [(request_id, job.token)], how="charge")
+        await shard.queue.release("w", [(request_id, job.token)], how="retry")
         shard.advance(1)
     found = shard.dump()
     assert found.dead == found.deadreq == {"r2", "r3"}
@@ -81,7 +81,7 @@ async def buried(settings: Settings, terminal: Terminal) -> Terminal:
     await queue.submit("c", [submission("0-echo", environment="echo", body=echo_body(b"again"))])
     claimed = await queue.claim("w", ["gone", "a", "echo"], 9, busy=0, token="n:")
     for job in claimed.jobs:
-        await queue.release("w", [(job.request_id, job.token)], how="charge")
+        await queue.release("w", [(job.request_id, job.token)], how="retry")
     await queue.release("w", [], leave=True)
     await queue.close()
     return terminal

@@ -17,8 +17,8 @@ from leanq.queue.settings import Settings
 async def test_a_paused_environment_starts_nothing(shard: Shard) -> None:
     await shard.submit("0-1", "0-2")
     running = await shard.job()
-    assert await shard.queue.pause("environment", "a", hold=True)
-    assert not await shard.queue.pause("environment", "a", hold=True)
+    assert await shard.queue.set_paused("environment", "a", paused=True)
+    assert not await shard.queue.set_paused("environment", "a", paused=True)
     await shard.submit("0-3", "0-4", environment="b")
     await shard.submit("0-5")
     # What runs goes on, and others' turns come.
@@ -36,7 +36,7 @@ async def test_a_paused_environment_starts_nothing(shard: Shard) -> None:
     assert max(row.oldest_s for row in status.priorities) > 7000
     assert environments_of(status)["a"].oldest_s == 0
     await shard.settle(*jobs)
-    assert await shard.queue.pause("environment", "a", hold=False)
+    assert await shard.queue.set_paused("environment", "a", paused=False)
     assert shard.wakeup() > 0
     jobs = (await shard.claim()).jobs
     assert [job.request_id for job in jobs] == ["0-2", "0-5"]
@@ -44,10 +44,10 @@ async def test_a_paused_environment_starts_nothing(shard: Shard) -> None:
 
 
 async def test_nobody_is_woken_for_what_is_held_back(shard: Shard) -> None:
-    await shard.queue.pause("environment", "a", hold=True)
+    await shard.queue.set_paused("environment", "a", paused=True)
     await shard.submit("0-1", environment="a")
     assert shard.wakeup("a") == 0
-    await shard.queue.pause("tenant", "t", hold=True)
+    await shard.queue.set_paused("tenant", "t", paused=True)
     await shard.submit("0-2", environment="b", tenant="t")
     await shard.submit("0-3", environment="b", tenant="u")
     (job,) = (await shard.claim(want=1, environments=["b"])).jobs
@@ -59,8 +59,8 @@ async def test_nobody_is_woken_for_what_is_held_back(shard: Shard) -> None:
     assert (shard.wakeup("a"), shard.wakeup("b")) == (0, 0)
     await shard.settle(job)
     await shard.queue.cancel(["0-1", "0-2"])
-    await shard.queue.pause("environment", "a", hold=False)
-    await shard.queue.pause("tenant", "t", hold=False)
+    await shard.queue.set_paused("environment", "a", paused=False)
+    await shard.queue.set_paused("tenant", "t", paused=False)
     assert (await shard.claim(environments=["a", "b"])).jobs == ()
 
 
@@ -69,17 +69,17 @@ async def test_a_paused_tenant_keeps_its_line_and_gets_its_turn_back(shard: Shar
         await shard.submit(f"0-t{number}", tenant="t")
         await shard.submit(f"0-u{number}", tenant="u", priority=number)
     (first,) = (await shard.claim(want=1)).jobs
-    assert await shard.queue.pause("tenant", "t", hold=True)
+    assert await shard.queue.set_paused("tenant", "t", paused=True)
     # What is given back stands in front of the line again, and waits there.
     held = first if first.request_id == "0-t0" else await shard.job()
-    await shard.queue.release("w", [(held.request_id, held.token)], how="keep")
+    await shard.queue.release("w", [(held.request_id, held.token)], how="requeue")
     await shard.submit("0-t3", tenant="t")
     status = await shard.queue.status()
     assert sum(row.held for row in status.priorities) >= 3
     jobs = (await shard.claim()).jobs
     assert all(job.request_id.startswith("0-u") for job in jobs)
     await shard.settle(*jobs)
-    assert await shard.queue.pause("tenant", "t", hold=False)
+    assert await shard.queue.set_paused("tenant", "t", paused=False)
     jobs = (await shard.claim()).jobs
     assert [job.request_id for job in jobs if "t" in job.request_id] == [
         "0-t0",
@@ -91,15 +91,15 @@ async def test_a_paused_tenant_keeps_its_line_and_gets_its_turn_back(shard: Shar
 
 
 async def test_what_is_held_back_is_reserved_to_nobody(shard: Shard) -> None:
-    await shard.warm("w", "x", vacant=2)
-    await shard.queue.pause("tenant", "t", hold=True)
+    await shard.warm("w", "x", available=2)
+    await shard.queue.set_paused("tenant", "t", paused=True)
     await shard.submit("0-1", affinity=("x",), tenant="t")
     assert shard.dump().reservations == {}
-    await shard.queue.pause("environment", "a", hold=True)
+    await shard.queue.set_paused("environment", "a", paused=True)
     await shard.submit("0-2", affinity=("x",), tenant="u")
     assert shard.dump().reservations == {}
-    await shard.queue.pause("environment", "a", hold=False)
-    await shard.queue.pause("tenant", "t", hold=False)
+    await shard.queue.set_paused("environment", "a", paused=False)
+    await shard.queue.set_paused("tenant", "t", paused=False)
     jobs = (await shard.claim()).jobs
     assert {job.request_id for job in jobs} == {"0-1", "0-2"}
     await shard.settle(*jobs)

@@ -125,7 +125,7 @@ async def test_every_end_is_counted_with_its_reason(shard: Shard) -> None:
     await shard.submit("killer", environment="b")
     for _ in range(3):
         job = await shard.job(environments=["b"])
-        await shard.queue.release("w", [("killer", job.token)], how="charge")
+        await shard.queue.release("w", [("killer", job.token)], how="retry")
     expected = {
         "a": {"lean_error": 2, "sorry": 2, "withdrawn": 1, "deadline": 1},
         "b": {"too_many_deaths": 1},
@@ -209,7 +209,7 @@ async def test_release_puts_back_to_the_front_and_costs_no_attempt(shard: Shard)
     assert again.token != jobs[0].token
     # The old lease gives nothing back any more.
     assert await shard.queue.release("w", [("r1", jobs[0].token)]) == 0
-    assert await shard.queue.release("w", [("r1", again.token)], how="charge") == 1
+    assert await shard.queue.release("w", [("r1", again.token)], how="retry") == 1
     assert (await shard.job()).attempts == 2
 
 
@@ -384,7 +384,7 @@ async def test_quarantined_runs_alone(shard: Shard) -> None:
         ("r", True, 3)
     ]
     assert await shard.queue.release("w", [("r", claimed.jobs[0].token)]) == 1
-    # Released without charge it is still at its last attempt.
+    # Released without its attempt counting it is still at its last attempt.
     assert (await shard.job()).isolated
 
 
@@ -393,23 +393,23 @@ async def test_busy_worker_empties_itself_for_a_quarantined(shard: Shard) -> Non
     await shard.submit("q1", "q2", "q3")
     # In whatever order it serves its environments, it takes nothing more.
     claimed = await shard.claim("holder", environments=["a", "b"], busy=1)
-    assert (claimed.jobs, claimed.hold) == ((), True)
+    assert (claimed.jobs, claimed.must_empty) == ((), True)
     # One worker is enough.
     claimed = await shard.claim("other", 1, environments=["a", "b"], busy=1)
-    assert ([job.request_id for job in claimed.jobs], claimed.hold) == (["q1"], False)
+    assert ([job.request_id for job in claimed.jobs], claimed.must_empty) == (["q1"], False)
     claimed = await shard.claim("holder", environments=["a", "b"])
-    assert ([job.request_id for job in claimed.jobs], claimed.hold) == (["r"], False)
+    assert ([job.request_id for job in claimed.jobs], claimed.must_empty) == (["r"], False)
     assert not shard.dump().isolating
 
 
 async def test_hold_lasts_as_long_as_its_worker_asks(shard: Shard) -> None:
     await shard.quarantined("r")
-    assert (await shard.claim("holder", busy=1)).hold
+    assert (await shard.claim("holder", busy=1)).must_empty
     isolating = f"{shard.tag}:isolating:a"
     shard.server.pexpire(isolating, LEASE_MS)
-    assert not (await shard.claim("other", busy=1)).hold
+    assert not (await shard.claim("other", busy=1)).must_empty
     assert shard.server.pttl(isolating) <= LEASE_MS
-    assert (await shard.claim("holder", busy=1)).hold
+    assert (await shard.claim("holder", busy=1)).must_empty
     assert shard.server.pttl(isolating) > LEASE_MS
 
 
@@ -421,5 +421,5 @@ async def test_nobody_empties_itself_for_a_quarantined_that_ended(shard: Shard, 
         await shard.queue.cancel(["r"])
     shard.advance(1001)
     claimed = await shard.claim(busy=1)
-    assert ([job.request_id for job in claimed.jobs], claimed.hold) == (["q"], False)
+    assert ([job.request_id for job in claimed.jobs], claimed.must_empty) == (["q"], False)
     assert await shard.end("r") == (end, 2, 0 if end == "cancelled" else 1.001)

@@ -203,7 +203,7 @@ async def live_a_full_life(shard: Shard) -> None:
     queue.settings = replace(queue.settings, remember_s=60.0)
     await queue.register("w", b"info", {"a": b"", "b": b"", "b2": b""}, {"a": "print"})
     await shard.quarantined("killer")
-    await queue.release("w", [("killer", (await shard.job()).token)], how="charge")
+    await queue.release("w", [("killer", (await shard.job()).token)], how="retry")
     await shard.submit("ended", "withdrawn", "leased", "waits")
     ended, *_ = (await shard.claim(want=3)).jobs
     await shard.settle(ended)
@@ -214,7 +214,7 @@ async def live_a_full_life(shard: Shard) -> None:
     await shard.submit("leader", "follower", environment="b", digest="twice")
     await shard.claim(environments=["b"])
     await shard.quarantined("quarantined", environment="b")
-    assert (await shard.claim(environments=["b"], busy=2)).hold
+    assert (await shard.claim(environments=["b"], busy=2)).must_empty
     await shard.warm("w", "state", environment="b2")
     await shard.submit("reserved", environment="b2", affinity=("state",))
     assert await queue.lookup("c", ["leased", "waits", "gone"]) == [True, True, False]
@@ -236,7 +236,7 @@ async def live_a_full_life(shard: Shard) -> None:
     await shard.submit("first", "later")
     await queue.cancel(["later"])
     await shard.submit("parked", tenant="held")
-    await queue.pause("tenant", "held", hold=True)
+    await queue.set_paused("tenant", "held", paused=True)
 
 
 TYPES = {"sorted set": b"zset"}
@@ -321,7 +321,7 @@ async def test_full_memory_refuses_what_adds_and_lets_the_rest_drain(own: Shard)
     assert await queue.cancel(["cancelled"]) == [True]
     assert await queue.release("w", [("released", released.token)]) == 1
     job = (await shard.claim(environments=["b"])).jobs[0]
-    assert await queue.release("w", [(job.request_id, job.token)], how="charge") == 1
+    assert await queue.release("w", [(job.request_id, job.token)], how="retry") == 1
     assert await queue.lookup("d", ["waits", "claimed"]) == [True, True]
     assert (await queue.renew("w")).held == 1
     await queue.register("w", b"", {"a": b""})

@@ -28,8 +28,8 @@ def test_a_script_is_sent_the_parts_that_it_needs_and_no_others() -> None:
     assert "local function notify(" in script_text("notify")
     claim = script_text("claim")
     # Each once, behind what it needs.
-    assert claim.count("local lists = {}") == 1
-    assert claim.index("local lists = {}") < claim.index("local counters = {")
+    assert claim.count("local bulk = {}") == 1
+    assert claim.index("local bulk = {}") < claim.index("local counters = {")
 
 
 def test_every_part_is_used() -> None:
@@ -46,7 +46,7 @@ def test_a_part_names_all_that_it_uses() -> None:
         code = re.sub(r"--.*", "", text)
         for part in set(texts) - set(SCRIPTS) - {name}:
             if re.search(rf"(?<![\w.:']){part}\.\w+\(", code):
-                assert part in scripts._needed(text), f"{name} uses {part}"
+                assert part in scripts.needed(text), f"{name} uses {part}"
 
 
 def test_a_call_must_name_all_arguments_and_no_others() -> None:

@@ -65,7 +65,7 @@ async def test_a_quarantined_of_one_shard_runs_alone_in_all(three: Settings) -> 
     async with every_shard(replace(three, max_attempts=2)) as queues:
         await queues[0].submit("c", [submission("0-quarantined", echo_body(b"quarantined"))])
         (job,) = (await queues[0].claim("dead", ["echo"], 1, busy=0, token="n:")).jobs
-        await queues[0].release("dead", [(job.request_id, job.token)], how="charge", leave=True)
+        await queues[0].release("dead", [(job.request_id, job.token)], how="retry", leave=True)
         await queues[1].submit("c", [submission("1-other", echo_body(b"other"))])
         async with working(replace(three, max_attempts=2, lease_s=0.9), driver, slots=8):
             for _ in range(2):

@@ -151,7 +151,7 @@ async def test_copies_of_a_large_reply_end_somewhere(shard: Shard) -> None:
     reply = pack_reply(job.token, Reply("accepted", payload=bytes(1 << 20)))
     await shard.claim(want=0, settle=[replace(settlement(job), reply=reply)])
     assert len(shard.dump().reply) == 16
-    # The others run at no charge.
+    # The others run, and no attempt counts.
     again = await shard.job()
     assert again.attempts == 1
     assert await runs(shard) == []
@@ -278,12 +278,12 @@ async def release(shard: Shard, job: Job) -> None:
     await shard.queue.release("w", [("leader", job.token)])
 
 
-async def charge(shard: Shard, job: Job) -> None:
-    await shard.queue.release("w", [("leader", job.token)], how="charge")
+async def retry(shard: Shard, job: Job) -> None:
+    await shard.queue.release("w", [("leader", job.token)], how="retry")
 
 
 @pytest.mark.parametrize(
-    ("end", "attempts"), [(lapse, 1), (timed_out, 1), (charge, 1), (release, 0)]
+    ("end", "attempts"), [(lapse, 1), (timed_out, 1), (retry, 1), (release, 0)]
 )
 async def test_joined_requests_go_back_to_their_own_lines_as_their_leader_does(
     shard: Shard, end: Callable[[Shard, Job], Awaitable[None]], attempts: int
@@ -311,7 +311,7 @@ async def test_joined_requests_go_back_to_their_own_lines_as_their_leader_does(
 async def test_a_withdrawn_leader_is_not_run_again(shard: Shard) -> None:
     job = await lead(shard, "f")
     await shard.queue.cancel(["leader"])
-    await charge(shard, job)
+    await retry(shard, job)
     shard.dump().check()
     assert [(job.request_id, job.attempts) for job in (await shard.claim()).jobs] == [("f", 2)]
 
@@ -321,13 +321,13 @@ async def test_like_quarantined_share_one_run_alone_and_its_end(shard: Shard) ->
     for _ in range(shard.settings.max_attempts - 1):
         (held,) = shard.dump().work["w"]
         token = shard.dump().req[held]["tok"]
-        await shard.queue.release("w", [(held, token)], how="charge")
+        await shard.queue.release("w", [(held, token)], how="retry")
         (job,) = (await shard.claim()).jobs
     assert job.isolated
     found = shard.dump()
     found.check()
     assert len(found.joined[job.request_id]) == 2
-    await shard.queue.release("w", [(job.request_id, job.token)], how="charge")
+    await shard.queue.release("w", [(job.request_id, job.token)], how="retry")
     found = shard.dump()
     found.check()
     assert await verdicts(shard, "leader", *request_ids) == ["poisoned"] * 3
@@ -341,11 +341,11 @@ async def test_a_quarantined_neither_follows_a_run_beside_others_nor_waits_for_i
     await shard.submit("old", digest="same")
     for _ in range(shard.settings.max_attempts - 1):
         job = await shard.job("killed")
-        await shard.queue.release("killed", [("old", job.token)], how="charge")
+        await shard.queue.release("killed", [("old", job.token)], how="retry")
     await shard.submit("young", digest="same")
     # A worker that is busy leaves the quarantined request to others, once another empties itself
     # for it.
-    assert (await shard.claim("holder", 1, busy=1)).hold
+    assert (await shard.claim("holder", 1, busy=1)).must_empty
     assert (await shard.job("busy", busy=1)).request_id == "young"
     job = await shard.job("idle")
     assert (job.request_id, job.isolated) == ("old", True)
@@ -378,12 +378,12 @@ async def test_nobody_waits_for_a_run_that_is_none(shard: Shard, lost: str) -> N
     job = await lead(shard, "f")
     match lost:
         case "the leader":
-            shard.server.delete(f"{shard.tag}:req:leader", f"{shard.tag}:work:w")
-            shard.server.hdel(f"{shard.tag}:where", "leader")
+            shard.server.delete(f"{shard.tag}:req:leader", f"{shard.tag}:processing:w")
+            shard.server.hdel(f"{shard.tag}:phase", "leader")
         case "that it is leased":
             # A reaper of an older release puts back the leader alone.
-            shard.server.hdel(f"{shard.tag}:where", "leader")
-            shard.server.delete(f"{shard.tag}:work:w")
+            shard.server.hdel(f"{shard.tag}:phase", "leader")
+            shard.server.delete(f"{shard.tag}:processing:w")
             shard.server.rpush(f"{shard.tag}:wait:a:1:t", "leader")
             shard.server.rpush(f"{shard.tag}:ring:a:1", "t")
             shard.server.hincrby(f"{shard.tag}:stats", "waiting:a", 1)

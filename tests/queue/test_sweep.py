@@ -20,7 +20,7 @@ def test_a_sweep_ends_although_a_tenant_is_paused(
         try:
             if hold:
                 await queue.submit("c", [submission("0-left", echo_body(b""))])
-            await queue.pause("tenant", "default", hold=hold)
+            await queue.set_paused("tenant", "default", paused=hold)
             await queue.cancel([] if hold else ["0-left"])
         finally:
             await queue.close()

@@ -20,7 +20,7 @@ def request_ids(claimed: Claimed) -> list[str]:
 
 
 async def test_an_idle_warm_worker_is_reserved_what_it_is_warm_for(shard: Shard) -> None:
-    await shard.warm("w", *STATE, vacant=2)
+    await shard.warm("w", *STATE, available=2)
     await shard.submit("r1", "r2", "r3", affinity=("state",))
     found = shard.dump()
     assert found.lists["reservation"] == {"w": ["r1", "r2"]}
@@ -62,7 +62,7 @@ async def test_the_strongest_affinity_and_the_last_to_settle_come_first(shard: S
 )
 async def test_no_reservation_without_a_warm_and_idle_worker(shard: Shard, why: str) -> None:
     await shard.queue.register("w", b"", {"a": b"", "b": b""})
-    await shard.warm("w", "state", vacant=0 if why == "busy" else 3)
+    await shard.warm("w", "state", available=0 if why == "busy" else 3)
     if why == "lapsed":
         shard.advance(LEASE_MS)
     elif why == "left":
@@ -88,7 +88,7 @@ async def test_what_waits_already_goes_before_any_reservation(shard: Shard) -> N
 
 async def test_a_worker_settles_ends_and_is_remembered_among_sixteen(shard: Shard) -> None:
     for number in range(20):
-        await shard.warm(f"w{number:02}", "state", vacant=0)
+        await shard.warm(f"w{number:02}", "state", available=0)
         shard.advance(1)
     assert set(shard.dump().warm["a:state"]) == {f"w{number:02}" for number in range(4, 20)}
     assert shard.server.pttl(f"{shard.tag}:warm:a:state") > 0
@@ -110,7 +110,7 @@ async def test_others_behind_a_reservation_are_not_held_up(shard: Shard) -> None
 
 
 async def test_a_claim_without_room_gives_reservations_up_at_once(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=3)
+    await shard.warm("w", "state", available=3)
     await shard.submit("r1", "r2", "r3", affinity=("state",))
     assert request_ids(await shard.claim("w", 1)) == ["r1"]
     assert shard.wakeup() == 1
@@ -123,7 +123,7 @@ async def test_a_quarantined_worker_keeps_no_reservation(shard: Shard) -> None:
     await shard.warm("w", "state")
     await shard.submit("r", affinity=("state",))
     await shard.quarantined("quarantined", environment="b")
-    assert (await shard.claim("w", environments=["a", "b"], busy=1)).hold
+    assert (await shard.claim("w", environments=["a", "b"], busy=1)).must_empty
     assert request_ids(await shard.claim("other")) == ["r"]
     await shard.claim("w", environments=["b"])
 
@@ -132,7 +132,7 @@ async def test_a_quarantined_worker_keeps_no_reservation(shard: Shard) -> None:
 
 
 async def test_a_reservation_that_is_not_kept_is_stolen(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=2)
+    await shard.warm("w", "state", available=2)
     await shard.queue.register("watchdog", b"", {"a": b""})
     await shard.submit("r1", "r2", affinity=("state",))
     # For the watchdog alone, since neither of the two is for anybody else.
@@ -167,7 +167,7 @@ async def test_a_late_worker_still_takes_what_nobody_stole(shard: Shard) -> None
 
 
 async def test_what_is_stolen_goes_to_the_front_in_its_order(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=2)
+    await shard.warm("w", "state", available=2)
     await shard.submit("r1", "r2", affinity=("state",))
     await shard.submit("plain", tenant="u")
     await shard.submit("r3")
@@ -179,7 +179,7 @@ async def test_what_is_stolen_goes_to_the_front_in_its_order(shard: Shard) -> No
 
 
 async def test_a_watchdog_stays_while_there_are_reservations_and_no_longer(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=9)
+    await shard.warm("w", "state", available=9)
     await shard.queue.register("watchdog", b"", {"a": b""})
     await shard.submit("r1", affinity=("state",))
     await shard.claim("w", 9)
@@ -199,8 +199,8 @@ async def test_a_watchdog_stays_while_there_are_reservations_and_no_longer(shard
 
 
 async def test_nobody_watches_over_reservations_to_himself(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=1)
-    await shard.warm("v", "another", vacant=1)
+    await shard.warm("w", "state", available=1)
+    await shard.warm("v", "another", available=1)
     await shard.submit("r1", affinity=("another",))
     assert (await shard.claim("w", 1)).again_s == 0.1
     shard.server.delete(shard.queue.keys.wakeup("a"))
@@ -252,7 +252,7 @@ async def test_a_worker_that_is_alone_needs_no_watchdog(shard: Shard) -> None:
 
 
 async def test_a_reserved_request_can_be_withdrawn(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=2)
+    await shard.warm("w", "state", available=2)
     await shard.submit("r", "q", affinity=("state",))
     assert await shard.queue.cancel(["r"]) == [True]
     assert request_ids(await shard.claim("w")) == ["q"]
@@ -262,7 +262,7 @@ async def test_a_reserved_request_can_be_withdrawn(shard: Shard) -> None:
 
 
 async def test_a_reserved_request_expires(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=2)
+    await shard.warm("w", "state", available=2)
     await shard.submit("r", "q", affinity=("state",), deadline_ms=50)
     shard.advance(51)
     assert await shard.queue.lookup("c", ["r"]) == await shard.queue.replies(["r"])
@@ -276,7 +276,7 @@ async def test_a_reserved_request_expires(shard: Shard) -> None:
 async def test_reservations_to_a_worker_that_is_gone_are_for_anybody(
     shard: Shard, how: str
 ) -> None:
-    await shard.warm("w", "state", vacant=2)
+    await shard.warm("w", "state", available=2)
     await shard.submit("r", "q", affinity=("state",))
     if how == "leaves":
         await shard.queue.release("w", [], leave=True)
@@ -286,7 +286,7 @@ async def test_reservations_to_a_worker_that_is_gone_are_for_anybody(
     found = shard.dump()
     found.check()
     assert found.lists["wait"] == {"a:1:t": ["r", "q"]}
-    assert (shard.wakeup(), found.hashes.get("vacant")) == (1, None)
+    assert (shard.wakeup(), found.hashes.get("available")) == (1, None)
     assert request_ids(await shard.claim("other")) == ["r", "q"]
 
 
@@ -304,7 +304,7 @@ async def test_a_request_that_comes_back_is_reserved_to_nobody(shard: Shard) -> 
 async def test_a_dead_letter_keeps_its_affinities(shard: Shard) -> None:
     await shard.quarantined("r", affinity=STATE)
     job = await shard.job()
-    await shard.queue.release("w", [("r", job.token)], how="charge")
+    await shard.queue.release("w", [("r", job.token)], how="retry")
     letter = await shard.queue.dead_letter("r")
     assert letter
     assert letter.submission.affinity == STATE
@@ -314,7 +314,7 @@ async def test_a_dead_letter_keeps_its_affinities(shard: Shard) -> None:
 
 
 async def test_the_warmest_of_the_next_ones_goes_first(shard: Shard) -> None:
-    await shard.warm("w", "state", "header", vacant=0)
+    await shard.warm("w", "state", "header", available=0)
     await shard.submit("cold1", "cold2")
     await shard.submit("header", affinity=("new", "header"))
     await shard.submit("state", affinity=("state", "header"))
@@ -323,7 +323,7 @@ async def test_the_warmest_of_the_next_ones_goes_first(shard: Shard) -> None:
 
 
 async def test_several_are_chosen_at_once(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=0)
+    await shard.warm("w", "state", available=0)
     for number in range(4):
         await shard.submit(f"cold{number}")
         await shard.submit(f"warm{number}", affinity=("state",))
@@ -332,7 +332,7 @@ async def test_several_are_chosen_at_once(shard: Shard) -> None:
 
 
 async def test_only_the_front_of_a_line_is_searched(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=0)
+    await shard.warm("w", "state", available=0)
     await shard.submit(*(f"cold{number}" for number in range(16)))
     await shard.submit("warm", affinity=("state",))
     claimed = [request_ids(await shard.claim("w", 1)) for _ in range(3)]
@@ -340,7 +340,7 @@ async def test_only_the_front_of_a_line_is_searched(shard: Shard) -> None:
 
 
 async def test_nothing_is_passed_over_for_long(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=0)
+    await shard.warm("w", "state", available=0)
     await shard.submit("cold", *(f"w{number}" for number in range(8)), affinity=("other",))
     for number in range(3):
         await shard.submit(f"warm{number}", affinity=("state",))
@@ -354,7 +354,7 @@ async def test_nothing_is_passed_over_for_long(shard: Shard) -> None:
 
 
 async def test_tenants_share_as_ever(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=0)
+    await shard.warm("w", "state", available=0)
     for number in range(6):
         await shard.submit(f"t{number}", tenant="t", affinity=("state",))
         await shard.submit(f"u{number}", tenant="u")
@@ -364,7 +364,7 @@ async def test_tenants_share_as_ever(shard: Shard) -> None:
 
 
 async def test_what_was_withdrawn_and_sent_again_runs_once(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=0)
+    await shard.warm("w", "state", available=0)
     await shard.submit("q", "r")
     await shard.queue.cancel(["r"])
     shard.server.delete(shard.queue.keys.request("r"))  # as at the end of its time-to-live
@@ -380,4 +380,4 @@ async def test_environments_without_affinities_note_nothing(shard: Shard) -> Non
     await shard.claim("other", 9)
     found = shard.dump()
     assert found.affine == {"b"}
-    assert list(found.hashes["vacant"]) == ["w"]
+    assert list(found.hashes["available"]) == ["w"]

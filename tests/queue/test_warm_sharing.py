@@ -26,7 +26,7 @@ async def counters(shard: Shard) -> tuple[int, int, int]:
 
 
 async def test_a_run_is_followed_rather_than_reserved_anew(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=2)
+    await shard.warm("w", "state", available=2)
     await shard.submit("leader", **TWIN)
     (job,) = (await shard.claim("w", 2)).jobs
     assert await shard.submit("f", **TWIN) == [Queued()]
@@ -34,8 +34,8 @@ async def test_a_run_is_followed_rather_than_reserved_anew(shard: Shard) -> None
     found.check()
     assert found.joined == {"leader": ["f"]}
     assert not found.lists["reservation"]
-    # It has taken nothing of what is vacant.
-    assert found.hashes["vacant"] == {"w": "1"}
+    # It has taken nothing of what is available.
+    assert found.hashes["available"] == {"w": "1"}
     await shard.submit("other", affinity=("state",))
     assert shard.dump().lists["reservation"] == {"w": ["other"]}
     assert request_ids(await shard.claim("w", 1, settle=[settlement(job)])) == ["other"]
@@ -45,7 +45,7 @@ async def test_a_run_is_followed_rather_than_reserved_anew(shard: Shard) -> None
 async def part_twins(shard: Shard, *reserved: str) -> None:
     """``leader`` runs at the worker v, and others of its kind are reserved to the worker w."""
     await shard.warm("v", "header")
-    await shard.warm("w", "state", vacant=3)
+    await shard.warm("w", "state", available=3)
     await shard.submit("leader", digest="same", affinity=("header",))
     await shard.submit(*reserved, **TWIN)
     assert shard.dump().lists["reservation"] == {"v": ["leader"], "w": list(reserved)}
@@ -69,7 +69,7 @@ async def test_what_was_reserved_attaches_when_its_worker_claims(shard: Shard) -
 
 
 async def test_twins_that_are_reserved_together_run_once(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=3)
+    await shard.warm("w", "state", available=3)
     await shard.submit("r1", "r2", "r3", **TWIN)
     job = await shard.job("w")
     found = shard.dump()
@@ -82,14 +82,14 @@ async def test_twins_that_are_reserved_together_run_once(shard: Shard) -> None:
     assert not shard.dump().req
 
 
-async def test_who_only_attaches_is_as_vacant_as_before(shard: Shard) -> None:
+async def test_who_only_attaches_is_as_available_as_before(shard: Shard) -> None:
     await part_twins(shard, "p1", "p2")
     claimed = await shard.claim("w", 3)
     assert claimed.jobs == ()
     found = shard.dump()
     found.check()
     assert found.joined == {"leader": ["p1", "p2"]}
-    assert (found.hashes["vacant"], found.reservations) == ({"w": "3"}, {})
+    assert (found.hashes["available"], found.reservations) == ({"w": "3"}, {})
     # It may watch, since nothing keeps it busy.
     assert claimed.again_s > 0
     await shard.submit("n1", "n2", "n3", "n4", affinity=("state",))
@@ -98,7 +98,7 @@ async def test_who_only_attaches_is_as_vacant_as_before(shard: Shard) -> None:
     assert found.lists["wait"] == {"a:1:t": ["n4"]}
 
 
-@pytest.mark.parametrize(("how", "attempts"), [("keep", 1), ("charge", 2)])
+@pytest.mark.parametrize(("how", "attempts"), [("requeue", 1), ("retry", 2)])
 async def test_joined_requests_that_go_back_keep_affinities_and_have_no_reservation(
     shard: Shard, how: Returning, attempts: int
 ) -> None:
@@ -142,7 +142,7 @@ async def test_what_was_stolen_attaches_as_well(shard: Shard) -> None:
     assert found.joined == {"leader": ["reserved"]}
     # Two were stolen, and one of them was taken.
     assert await counters(shard) == (hits, misses + 1, reassignments + 2)
-    assert found.hashes["vacant"] == {"thief": "1"}
+    assert found.hashes["available"] == {"thief": "1"}
 
 
 async def test_a_remembered_verdict_comes_before_any_reservation(shard: Shard) -> None:
@@ -153,18 +153,18 @@ async def test_a_remembered_verdict_comes_before_any_reservation(shard: Shard) -
     told = Reply("accepted", fingerprint="print")
     done = replace(settlement(job, warm=True), fingerprint="print", reply=pack_reply("", told))
     await shard.claim("w", 2, settle=[done])
-    assert shard.dump().hashes["vacant"] == {"w": "2"}
+    assert shard.dump().hashes["available"] == {"w": "2"}
     assert await shard.submit("again", **TWIN) == [done.reply]
     found = shard.dump()
     assert not found.lists["reservation"]
     assert not found.reservations
-    assert found.hashes["vacant"] == {"w": "2"}
+    assert found.hashes["available"] == {"w": "2"}
     await shard.submit("other", digest="another", affinity=("state",))
     assert shard.dump().lists["reservation"] == {"w": ["other"]}
 
 
 async def test_among_what_waits_who_attaches_takes_nobodys_place(shard: Shard) -> None:
-    await shard.warm("w", "state", vacant=0)
+    await shard.warm("w", "state", available=0)
     await shard.submit("cold1", "cold2")
     await shard.submit("t1", "t2", "t3", **TWIN)
     await shard.submit("warm", affinity=("state",))
@@ -194,4 +194,4 @@ async def test_a_reserved_twin_can_be_withdrawn_before_and_after(shard: Shard) -
     assert await shard.queue.cancel(["after"]) == [True]
     found = shard.dump()
     found.check()
-    assert (set(found.req), found.hashes["vacant"]) == ({"leader"}, {"w": "3"})
+    assert (set(found.req), found.hashes["available"]) == ({"leader"}, {"w": "3"})

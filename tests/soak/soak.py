@@ -254,7 +254,7 @@ def _look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Co
     replies: dict[str, bytes] = {}
     for key, ttl_ms in zip(keys, pipe.execute(), strict=True):
         kind, _, name = key.decode().partition("}:")[2].partition(":")
-        if kind in ("where", "runs"):
+        if kind in ("phase", "runs"):
             # Indexed for good, by a long value under no name.
             left[key.decode()] += connection.hkeys(key) != [b""]
         elif kind == "req" and ttl_ms >= 0:
@@ -266,7 +266,7 @@ def _look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Co
             "stats",
             "minutes",
             "environments",
-            "prints",
+            "fingerprints",
             "wakeup",
             "collect",
         ):

@@ -10,6 +10,7 @@ from leanq.queue.settings import Settings
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(480)
 async def test_every_request_is_answered_rightly(settings: Settings, site: Site) -> None:
     tally = Tally()
     await storm(settings, site, 1000, 7, tally)

@@ -40,7 +40,7 @@ from leanq.errors import QueueError, RequestError, WireError
 from leanq.producer.shard_client import ShardClient
 from leanq.producer.shard_router import ShardRouter, StateLocator
 from leanq.producer.worker_watch import WorkerWatch
-from leanq.queue.connection import Link, Place
+from leanq.queue.connection import Address, Link
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Queued, Submission, Submitted
@@ -181,7 +181,7 @@ class _WritingQueue(Queue):
 
 class _WritingLink(Link):
     def __init__(self, settings: Settings, journal: Journal) -> None:
-        super().__init__(Place(settings.url))
+        super().__init__(Address(settings.url))
         self._journal = journal
 
     async def call(self, work: Callable[[redis.Redis], Awaitable[_T]], block_s: float = 0.0) -> _T:

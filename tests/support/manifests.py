@@ -25,7 +25,7 @@ EVERYTHING = [*(f"overlays/{name}" for name in OVERLAYS), "base"]
 
 Object = Mapping[str, Any]
 
-_FLAGS = {"--json", "--trust-steps"}
+_FLAGS = {"--json", "--require-walls", "--trust-steps"}
 _SUFFIXES = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9}
 
 
@@ -135,9 +135,10 @@ def settings() -> set[str]:
 
 
 def request_bytes() -> int:
-    """The memory that a request may take by default."""
-    (option,) = (each for each in submit.params if each.name == "memory_mb")
-    return int(option.default) << 20
+    """The memory that a request may take by default, its scratch folder included."""
+    options = [each for each in submit.params if each.name in ("memory_mb", "scratch_mb")]
+    assert len(options) == 2
+    return sum(int(option.default) for option in options) << 20
 
 
 def strings(value: Any) -> Iterator[str]:

@@ -68,7 +68,7 @@ class Wrecks:
             for wreck in list(self._open):
                 if wreck.request_ids is None:
                     # The server may have been away when the worker was killed.
-                    work = f"{self._tag}:work:{wreck.worker}"
+                    work = f"{self._tag}:processing:{wreck.worker}"
                     wreck.request_ids = [
                         request_id.decode() for request_id in connection.zrange(work, 0, -1)
                     ]
@@ -78,12 +78,12 @@ class Wrecks:
         return not self._open
 
     def _recovered(self, connection: redis.Redis, worker: str, request_ids: Sequence[str]) -> bool:
-        if connection.exists(f"{self._tag}:work:{worker}"):
+        if connection.exists(f"{self._tag}:processing:{worker}"):
             return False
         pipe = connection.pipeline(transaction=False)
         for request_id in request_ids:
             pipe.get(f"{self._tag}:req:{request_id}")
-            pipe.hget(f"{self._tag}:where", request_id)
+            pipe.hget(f"{self._tag}:phase", request_id)
         found = iter(pipe.execute())
         ended_or = (
             (data is None or not is_record(data), place)

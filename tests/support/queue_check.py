@@ -62,7 +62,7 @@ def compare(found: Dump, model: Model) -> None:
     memory = {":".join(key): token for key, token in model.memory.items()}
     assert found.verdict.keys() == memory.keys()
     assert all(_is_by(memory[key], found.verdict[key]) for key in memory)
-    assert found.hashes.get("prints", {}) == model.prints
+    assert found.hashes.get("fingerprints", {}) == model.prints
     rings = {
         f"{environment}:{priority}": ring
         for (environment, priority), ring in model.rings.items()

@@ -161,7 +161,7 @@ class Model:
     def release(self, worker: str, request_id: str, token: str, how: Returning) -> bool:
         held = request_id in self.flying and self.flying[request_id].token == token
         if held:
-            self._requeue(request_id, how == "charge", how == "defer")
+            self._requeue(request_id, how == "retry", how == "defer")
         return held
 
     def leave(self, worker: str) -> None:
@@ -234,7 +234,7 @@ class Model:
                 if self.work[worker][request_id] <= self.now
             ]
         for request_id in timed_out:
-            self._requeue(request_id, charge=True)
+            self._requeue(request_id, counts=True)
         return timed_out
 
     def judges(self) -> bool:
@@ -250,7 +250,7 @@ class Model:
             return None
         worker = min((end, worker) for worker, end in self.leases.items())[1]
         ends = Counter(
-            self._requeue(request_id, charge=True) for request_id in self._by_age(worker)
+            self._requeue(request_id, counts=True) for request_id in self._by_age(worker)
         )
         self.leave(worker)
         return ends
@@ -394,19 +394,19 @@ class Model:
             self._end(request_id, "expired")
         return request_id in self.flying
 
-    def _requeue(self, request_id: str, charge: bool, defer: bool = False) -> str:
+    def _requeue(self, request_id: str, counts: bool, defer: bool = False) -> str:
         joined = self._disband(request_id)
-        how = self._put_back(request_id, charge, defer)
+        how = self._put_back(request_id, counts, defer)
         for other in joined:
-            self._put_back(other, charge, defer)
+            self._put_back(other, counts, defer)
         return how
 
-    def _put_back(self, request_id: str, charge: bool, defer: bool) -> str:
+    def _put_back(self, request_id: str, counts: bool, defer: bool) -> str:
         item = self.flying[request_id]
         if not item.client:
             del self.flying[request_id]
             return "lost"
-        item.attempts -= not charge
+        item.attempts -= not counts
         if item.attempts >= self.max_attempts:
             self._end(request_id, "poisoned")
             return "poisoned"

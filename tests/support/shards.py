@@ -110,7 +110,7 @@ class Dump:
         assert self.dead == self.deadreq
         # Work whose worker is not in the fleet would never be reaped, nor its reservations
         # recalled.
-        assert set(self.work) | set(self.hashes.get("vacant", ())) <= set(self.workers)
+        assert set(self.work) | set(self.hashes.get("available", ())) <= set(self.workers)
         assert set(self.reservations) == set(reserved) <= set(self.workers)
         rings = [f"{place}:{t}" for place, ring in self.lists["ring"].items() for t in ring]
         rings += [f"{place}:{t}" for place, tenants in self.parked.items() for t in tenants]
@@ -152,15 +152,15 @@ def dump(server: redis.Redis, tag: str) -> Dump:
     pipe = server.pipeline(transaction=False)
     for name in names:
         match name[len(tag) + 1 :].partition(":")[0]:
-            case "deadreq" | "where" | "runs" | "stats" | "paused":
+            case "deadreq" | "phase" | "runs" | "stats" | "paused":
                 pipe.hgetall(name)
-            case "info" | "environments" | "prints" | "withdrawn" | "vacant":
+            case "info" | "environments" | "fingerprints" | "withdrawn" | "available":
                 pipe.hgetall(name)
             case "parked":
                 pipe.smembers(name)
             case "wait" | "ring" | "quarantined" | "reservation" | "wakeup" | "stop":
                 pipe.lrange(name, 0, -1)
-            case "work" | "workers" | "dead" | "joined" | "warm" | "reservations" | "minutes":
+            case "processing" | "workers" | "dead" | "joined" | "warm" | "reservations" | "minutes":
                 pipe.zrange(name, 0, -1, withscores=True)
             case "inbox":
                 pipe.xrange(name)
@@ -174,7 +174,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.req[rest] = _record(rest, value)
             case "req":
                 found.reply[rest] = value
-            case "where":
+            case "phase":
                 places = _texts(value)
             case "runs":
                 found.run = _texts(value)
@@ -184,13 +184,13 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.hashes["tally"] = {name: str(n) for name, n in tallies.items()}
                 flags = (name for name in _texts(value) if name.startswith("affinity:"))
                 found.affine = {name.removeprefix("affinity:") for name in flags}
-            case "paused" | "info" | "environments" | "prints" | "withdrawn" | "vacant":
+            case "paused" | "info" | "environments" | "fingerprints" | "withdrawn" | "available":
                 found.hashes[kind] = _texts(value)
             case "parked":
                 found.parked[rest] = {tenant.decode() for tenant in value}
             case "wait" | "ring" | "quarantined" | "reservation" | "wakeup" | "stop":
                 found.lists[kind][rest] = [item.decode() for item in value]
-            case "work":
+            case "processing":
                 found.work[rest] = {request_id.decode(): int(score) for request_id, score in value}
             case "warm":
                 found.warm[rest] = {worker.decode(): int(score) for worker, score in value}
@@ -330,7 +330,7 @@ class Shard:
         return (await self.claim(worker, 0, settle=[settlement(job) for job in jobs])).accepted
 
     async def warm(
-        self, worker: str, *affinity: str, vacant: int = 1, environment: str = "a"
+        self, worker: str, *affinity: str, available: int = 1, environment: str = "a"
     ) -> None:
         """Makes the worker warm, and leaves it idle with so many slots."""
         # Behind another, so that it is reserved to nobody who is warm already.
@@ -341,7 +341,7 @@ class Shard:
         jobs = (await self.claim(worker, len(request_ids), environments=[environment])).jobs
         assert [job.request_id for job in jobs] == request_ids
         ended = [settlement(job, warm=True) for job in jobs]
-        await self.claim(worker, vacant, environments=[environment], settle=ended)
+        await self.claim(worker, available, environments=[environment], settle=ended)
 
     async def quarantined(self, request_id: str, **fields: Any) -> None:
         """Submits a request and fails it until its next attempt is the last."""
@@ -350,7 +350,7 @@ class Shard:
         for _ in range(self.settings.max_attempts - 1):
             (job,) = (await self.claim("killed", 1, environments=[environment])).jobs
             assert job.request_id == request_id
-            await self.queue.release("killed", [(request_id, job.token)], how="charge")
+            await self.queue.release("killed", [(request_id, job.token)], how="retry")
 
     async def end(self, request_id: str) -> tuple[str | None, int, float] | None:
         """A reply's verdict, attempts, and seconds in the queue; None where there is none."""
@@ -363,7 +363,7 @@ class Shard:
     async def lapse(self) -> None:
         """Lets all leases lapse while somebody looks all the time."""
         for _ in range(3):
-            self.advance(self.queue._lease_ms // 2)
+            self.advance(int(self.queue.settings.lease_s * 500))
             await self.queue.renew("watcher")
         await self.queue.release("watcher", [], leave=True)
 

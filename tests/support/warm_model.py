@@ -17,7 +17,7 @@ class WarmModel(Model):
     def __init__(self, lease_ms: int, max_attempts: int, max_waiting: int) -> None:
         super().__init__(lease_ms, max_attempts, max_waiting)
         self.warm: defaultdict[str, dict[str, int]] = defaultdict(dict)
-        self.vacant: dict[str, int] = {}
+        self.available: dict[str, int] = {}
         self.reservations: dict[str, list[str]] = {}
         self.tills: dict[str, int] = {}
         self.watchdog: tuple[int, str] | None = None
@@ -40,7 +40,7 @@ class WarmModel(Model):
             super()._enter(sub)
             return
         self.to[sub.request_id] = worker
-        self.vacant[worker] -= 1
+        self.available[worker] -= 1
         self.reservations.setdefault(worker, []).append(sub.request_id)
         self.tills.setdefault(worker, self.now + REASSIGN_MS)
         self._reserved_workers.add(worker)
@@ -53,7 +53,7 @@ class WarmModel(Model):
         for name in sub.affinity:
             seen = self.warm[f"{sub.environment}:{name}"]
             for worker in sorted(seen, key=lambda worker: (seen[worker], worker), reverse=True):
-                if self.vacant.get(worker, 0) > 0 and self.leases[worker] > self.now:
+                if self.available.get(worker, 0) > 0 and self.leases[worker] > self.now:
                     return worker
         return None
 
@@ -105,7 +105,7 @@ class WarmModel(Model):
             self._recall(worker)
             left = 0 if alone or hold else want - len(request_ids)
             if left:
-                self.vacant[worker] = left
+                self.available[worker] = left
             if want:
                 self.again_ms = self._watch(worker)
         return request_ids, alone, hold
@@ -170,7 +170,7 @@ class WarmModel(Model):
             del self.to[request_id]
             self._go_back(self.flying[request_id].sub)
         self.tills.pop(worker, None)
-        self.vacant.pop(worker, None)
+        self.available.pop(worker, None)
         return len(request_ids)
 
     def _watch(self, worker: str) -> int:

@@ -7,12 +7,13 @@ where statistics cannot be had, the last ones grow old, and old ones change noth
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from leanq.errors import QueueError, TargetError, UnavailableError
 from leanq.fleet.prometheus import Sample, fleet_samples
@@ -109,7 +110,7 @@ class Scaler:
         # A server that was just out of reach is not waited for a second time.
         if told and self._who and self._leads and self._seen_at_s == now:
             try:
-                data = {name: json.dumps(asdict(what)).encode() for name, what in told.items()}
+                data = {name: msgspec.json.encode(what) for name, what in told.items()}
                 await queues[0].publish_decisions(data)
             except QueueError as error:
                 log.warning("the decision is not shown to others: %s", error)

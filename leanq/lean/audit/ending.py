@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from leanq.queue.requests import Message
 
-_DECLARED = "here"
-
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -33,10 +31,10 @@ class Ended:
 
     @classmethod
     def of(cls, code: str) -> Ended:
-        """With a name that the text cannot know."""
+        """With a name that the text cannot know, and no notation of its can have taken."""
         word = f"leanqEnd{secrets.token_hex(8)}"
-        text = f"{code}\nnamespace {word}\naxiom {_DECLARED} : Prop\nend {word}\n"
-        return cls(code, text, (word, _DECLARED))
+        text = f"{code}\nnamespace {word}\naxiom is{word} : Prop\nend {word}\n"
+        return cls(code, text, (word, f"is{word}"))
 
     def own(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """Those of Lean's messages that are about the text itself."""

@@ -111,6 +111,12 @@ class Judge:
         """How many expressions were rebuilt."""
         return self._build.nodes
 
+    def type_of(self, raw: Raw) -> tuple[int, set[Name], int]:
+        """The type of a constant as Lean's object, the constants in it, and how large it is."""
+        before = self._build.nodes
+        [type_], reached = self._build.expressions(raw.type_)
+        return type_, reached, self._build.nodes - before
+
     def run(self) -> None:
         """Raises `DeniedError` unless the kernel accepts every safe constant.
 

@@ -4,10 +4,11 @@ It imports one header, once, and is then asked about files that were compiled wi
 forks a child, which has all limits and ends with its answer. Frames come through standard input and
 answers go to standard output, a line of JSON each::
 
-    first frame  {"libraries", "version", "path", "modules", "reference"}
+    first frame  {"libraries", "version", "path", "modules", "reference", "prints"}
     answer       {"ready": why it cannot judge, or ""}
     frame        {"sizes": of the parts of each file, "cpu_s", "memory_bytes", "op", …}, the parts
-    answer       {"answer": what the child says, or null where it did not come to its end, "cpu_s"}
+    answer       {"answer": what the child says, or null where it did not come to its end,
+                  "statements": of the theorems in it, as far as the child came, "cpu_s"}
 
 Without Lean's library it still reads: then "kernel" is false in its answers, and nothing is proved.
 The operations:
@@ -26,7 +27,7 @@ import json
 import os
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,6 +41,7 @@ from leanq.lean.audit.judge import (
 )
 from leanq.lean.audit.kernel import Kernel, KernelLimitError, KernelUnavailableError
 from leanq.lean.audit.olean import display, open_image, read_parts
+from leanq.lean.audit.printing import Printer, end_when_it_takes_too_long
 from leanq.lean.audit.statement import compare, differs_beside, own_theorems
 from leanq.lean.audit.survey import survey
 
@@ -54,11 +56,18 @@ class _Bench:
         self.reference = [Path(each) for each in order["reference"]]
         self.kernel: Kernel | None = None
         self.unavailable = ""
+        self._prints = order["prints"]
+        self._printer: Printer | None = None
         try:
             if not order["libraries"]:
                 raise KernelUnavailableError("this toolchain has no library that the judge knows")
             kernel = Kernel(order["libraries"], order["version"])
-            kernel.import_header(self.modules, order["path"])
+            self._prints = self._prints and kernel.prints
+            try:
+                kernel.import_header(self.modules, order["path"], notation=self._prints)
+            except KernelUnavailableError:
+                self._prints = False
+                kernel.import_header(self.modules, order["path"], notation=False)
             self.kernel, self._header_env = kernel, kernel.env
         except KernelUnavailableError as error:
             self.unavailable = str(error)
@@ -92,6 +101,8 @@ class _Bench:
             judge = Judge(self.kernel, image, constants)
             judge.run()
             references, nodes = judge.references, judge.nodes
+            if self._printer is None and self._prints:
+                self._printer = Printer(self.kernel, judge, image, constants)
         found = survey(image, constants, references)
         return {
             "kernel": self.kernel is not None,
@@ -99,7 +110,7 @@ class _Bench:
             "axioms": sorted(found.axioms.difference(ending), key=str),
             "behind_safe": sorted(found.behind_safe, key=str),
             "behind_any": sorted(found.behind_any, key=str),
-            "theorems": [display(each) for each in own_theorems(constants)[:_MAX_THEOREMS]],
+            "theorems": own_theorems(image, constants)[:_MAX_THEOREMS],
             "nodes": nodes,
         }
 
@@ -112,15 +123,16 @@ class _Bench:
             holes=order["holes"],
             is_whole=order["is_whole"],
             stand_in=order["stand_in"],
+            allowed=order["allowed"],
             ignored=target_end | endings(candidate, candidate.constants(), order["ending"]),
         )
         differences = [(each.name, each.rule, each.text) for each in found.differences]
         if any(order["target_ending"]) and not target_end:
-            differences.append(("", "target", "Lean has not read the target to its end"))
+            differences.append(("", "target_unread", "Lean has not read the target to its end"))
         said = self._judge(candidate, order)
         return {
             **said,
-            "theorems": [display(each) for each in found.theorems[:_MAX_THEOREMS]],
+            "theorems": [] if order["is_whole"] else found.theorems[:_MAX_THEOREMS],
             "differences": differences,
         }
 
@@ -141,6 +153,14 @@ class _Bench:
         for key in ("axioms", "behind_safe", "behind_any"):
             said[key] = sorted({*said[key], *also[key]}, key=str)
         return {**said, "ended": said["ended"] and also["ended"]}
+
+    def statements(self, theorems: Sequence[Sequence[str | int]]) -> Iterator[str]:
+        """What the theorems state of which the last answer has told, as far as it can be printed.
+
+        Lean may end this process meanwhile.
+        """
+        if self._printer is not None:
+            yield from self._printer.statements(map(tuple, theorems))
 
     def _reference(self) -> list[Image]:
         try:
@@ -167,26 +187,35 @@ def _damaged(why: str) -> dict[str, Any]:
     return {"rule": "kernel_refused", "text": text}
 
 
-def _forked(bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]]) -> str:
-    """The line that tells what a child says; ``null`` where it did not come to its end."""
+def _forked(
+    bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]], answers: int
+) -> str:
+    """The line that tells what a child says; ``null`` where it did not come to its answer."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             os.close(0)
-            os.close(1)
+            os.close(answers)
             _limit(order)
-            _write(write, json.dumps(bench.answer(order, files)).encode())
+            answer = bench.answer(order, files)
+            _write(write, json.dumps(answer).encode() + b"\n")
+            end_when_it_takes_too_long()
+            for each in bench.statements(answer.get("theorems", ())):
+                _write(write, json.dumps(each).encode() + b"\n")
             status = 0
         finally:
             os._exit(status)
     os.close(write)
     with open(read, "rb") as pipe:
         said = pipe.read()
-    _, status, used = os.wait4(pid, 0)
-    answer = said.decode() if status == 0 and said else "null"
-    return f'{{"answer": {answer}, "cpu_s": {used.ru_utime + used.ru_stime:.6f}}}\n'
+    _, _, used = os.wait4(pid, 0)
+    # The last line is complete, or nothing; whatever ends the child after its answer is no matter.
+    said_of_files, *statements = said.decode().split("\n")[:-1] or ["null"]
+    cpu_s = used.ru_utime + used.ru_stime
+    told = f'"statements": [{", ".join(statements)}], "cpu_s": {cpu_s:.6f}'
+    return f'{{"answer": {said_of_files}, {told}}}\n'
 
 
 def _limit(order: dict[str, Any]) -> None:
@@ -217,7 +246,8 @@ def _read(stream: BinaryIO, size: int) -> bytes:
 def main() -> None:
     """Answers until standard input ends."""
     sys.set_int_max_str_digits(0)
-    stream, answers = sys.stdin.buffer, sys.stdout.fileno()
+    stream, answers = sys.stdin.buffer, os.dup(1)
+    os.dup2(2, 1)  # a library may print lines of its own when it is loaded
     bench = _Bench(json.loads(stream.readline()))
     gc.collect()
     gc.freeze()
@@ -226,4 +256,4 @@ def main() -> None:
     while line := stream.readline():
         order = json.loads(line)
         files = [[_read(stream, size) for size in sizes] for sizes in order["sizes"]]
-        _write(answers, _forked(bench, order, files).encode())
+        _write(answers, _forked(bench, order, files, answers).encode())

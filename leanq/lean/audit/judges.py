@@ -18,7 +18,7 @@ from typing import Any
 
 from leanq.errors import AuditError, LeanQError
 from leanq.lean.audit.image import Damaged, Name
-from leanq.lean.audit.olean import read_parts
+from leanq.lean.audit.olean import display, read_parts
 from leanq.lean.audit.self_test import HONEST, Libraries, PassMemory, forged, libraries_of
 from leanq.lean.audit.survey import Survey
 from leanq.lean.environment import Environment, module_parts, python_folders
@@ -65,6 +65,7 @@ class Judgement:
         ended: whether the text was read to its end.
         survey: the file's own axioms, and which imported constants it leads to.
         theorems: the theorems that it declares; of a verification, the target's.
+        statements: what each of them states, in Lean's words; "" where it was not printed.
         differences: how a candidate differs from its target: name, rule and words.
         nodes: how many expressions were rebuilt.
         cpu_s: CPU seconds that it took.
@@ -78,6 +79,7 @@ class Judgement:
     ended: bool = False
     survey: Survey = _NOTHING
     theorems: tuple[str, ...] = ()
+    statements: tuple[str, ...] = ()
     differences: tuple[tuple[str, str, str], ...] = ()
     nodes: int = 0
     cpu_s: float = 0.0
@@ -111,6 +113,7 @@ class Judges:
         self._slots = slots
         self._idle: list[_JudgeProcess] = []
         self._closed = False
+        self._prints = True
         self._self_test: asyncio.Task[str] | None = None
         self._libraries: Libraries = ("", ())
 
@@ -209,8 +212,24 @@ class Judges:
                 break
         if len(self._idle) >= self._slots:
             await self._idle.pop(0).close()
+        process = await self._start(modules, without_kernel)
+        if not process.usable and self._prints:
+            log.warning(
+                "statements are not printed here: the judge does not start with what that takes"
+            )
+            await process.close()
+            self._prints = False
+            process = await self._start(modules, without_kernel)
+        return process
+
+    async def _start(self, modules: Modules, without_kernel: bool) -> _JudgeProcess:
         return await _JudgeProcess.start(
-            self._environment, self._hidden, self._nice, modules, without_kernel
+            self._environment,
+            self._hidden,
+            self._nice,
+            modules,
+            without_kernel=without_kernel,
+            prints=self._prints,
         )
 
     async def self_test(self) -> str:
@@ -264,7 +283,7 @@ class Judges:
             )
             if done.exit.code != 0:
                 raise AuditError("Lean does not compile the self-test")
-            [file] = await asyncio.to_thread(read_parts, sandbox.scratch / "SelfTest.olean")
+            [file] = await asyncio.to_thread(read_parts, sandbox.left / "SelfTest.olean")
             return file
         finally:
             await sandbox.close()
@@ -301,7 +320,9 @@ class _JudgeProcess:
         hidden: Sequence[Path],
         nice: int,
         modules: Modules,
+        *,
         without_kernel: bool,
+        prints: bool,
     ) -> _JudgeProcess:
         """Starts a process and has it import the modules. SandboxError: it cannot be started."""
         wanted = (*environment.readable(), *python_folders(), _PACKAGE)
@@ -323,6 +344,7 @@ class _JudgeProcess:
                 "path": [str(each) for each in _library_path(environment)],
                 "modules": modules,
                 "reference": [str(path) for path in reference if path],
+                "prints": prints,
             }
             process.write(json.dumps(order).encode() + b"\n")
             ready = await made._line()
@@ -374,7 +396,10 @@ class _JudgeProcess:
         if answer is None:
             limit = "the judge ran into a limit of time or memory"
             return Judgement(limit=limit, cpu_s=cpu_s)
-        return replace(_read(answer, self.unavailable), cpu_s=cpu_s)
+        found = _read(answer, self.unavailable)
+        names = found.theorems
+        statements = (*said["statements"], *("" for _ in names))
+        return replace(found, statements=statements[: len(names)], cpu_s=cpu_s)
 
     async def close(self) -> None:
         """Ends it."""
@@ -406,7 +431,7 @@ def _read(answer: Mapping[str, Any], unavailable: str) -> Judgement:
         survey=Survey(
             *(frozenset(map(tuple, answer[key])) for key in ("axioms", "behind_safe", "behind_any"))
         ),
-        theorems=tuple(answer["theorems"]),
+        theorems=tuple(display(tuple(each)) for each in answer["theorems"]),
         nodes=answer["nodes"],
         differences=tuple(map(tuple, answer.get("differences", ()))),
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ctypes import c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -68,6 +68,14 @@ _NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "_exit_on_panic": ("lean_set_exit_on_panic", (c_uint8,)),
     "_mark_persistent": ("lean_mark_persistent", (_POINTER,)),
 }
+# Without these it judges, and prints nothing.
+_PRINTING: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "_elaborated": ("l_Lean_Environment_ofKernelEnv", (_POINTER,)),
+    "_set_option": ("l_Lean_Options_insert", (_POINTER,) * 3),
+    "_print": ("l_Lean_PrettyPrinter_ppExprLegacy", (_POINTER,) * 5),
+    "_pretty": ("l_Std_Format_pretty", (_POINTER,) * 4),
+    "_run_initialisers": ("lean_enable_initializer_execution", ()),
+}
 # What they return, where it is no object.
 _RESULTS = {"_same": c_uint8, "_initialize": None, "_exit_on_panic": None, "_mark_persistent": None}
 
@@ -116,6 +124,7 @@ class Kernel:
 
     Attributes:
         env: the kernel's environment, as an object of Lean's.
+        prints: whether it can print what the kernel has accepted.
     """
 
     name_str: Any
@@ -156,9 +165,14 @@ class Kernel:
     _import: Any
     _kernel_env: Any
     _search_path: Any
+    _elaborated: Any
+    _set_option: Any
+    _print: Any
+    _pretty: Any
     _initialize: Any
     _exit_on_panic: Any
     _mark_persistent: Any
+    _run_initialisers: Any
 
     def __init__(self, libraries: Sequence[str], version: str) -> None:
         """Loads the libraries and imports nothing yet.
@@ -175,22 +189,31 @@ class Kernel:
         os.environ["UV_USE_IO_URING"] = "0"  # the sandbox denies it
         try:
             self._libs = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in libraries]
-            for attribute, (symbol, arguments) in _NAMES.items():
-                function = self._function(symbol)
-                function.restype = _RESULTS.get(attribute, _POINTER)
-                function.argtypes = arguments
-                setattr(self, attribute, function)
+            self._bind(_NAMES)
             libc = ctypes.CDLL(None)
             for number in (_SIGINT, _SIGXFSZ):  # Python catches or ignores them
                 libc.signal(number, None)
             self._initialize()
             # By default a panic goes on with some value.
             self._exit_on_panic(1)
-            no_options = ctypes.cast(self._function("l_Lean_Options_empty"), _POINTER).value
-            self._no_options = _word(no_options or 0)
+            self._no_options = self._value("l_Lean_Options_empty")
         except (OSError, AttributeError, ValueError) as error:
             raise KernelUnavailableError(f"the judge cannot use Lean's library: {error}") from None
         self.env = 0
+        self.prints = True
+        try:
+            self._bind(_PRINTING)
+            self._no_locals = self._value("l_Lean_LocalContext_empty")
+            self._no_metas = self._value("l_Lean_instInhabitedMetavarContext")
+        except AttributeError:
+            self.prints = False
+
+    def _bind(self, names: Mapping[str, tuple[str, tuple[Any, ...]]]) -> None:
+        for attribute, (symbol, arguments) in names.items():
+            function = self._function(symbol)
+            function.restype = _RESULTS.get(attribute, _POINTER)
+            function.argtypes = arguments
+            setattr(self, attribute, function)
 
     def _function(self, symbol: str) -> Any:
         """What has this name in any of the libraries. Raises AttributeError."""
@@ -199,15 +222,23 @@ class Kernel:
                 return found
         raise AttributeError(f"there is no {symbol} in it")
 
-    def import_header(self, modules: Iterable[tuple[str, ...]], path: Iterable[str]) -> None:
-        """Makes an environment of what these modules declare; of what they bring to run, nothing.
+    def _value(self, symbol: str) -> int:
+        """The object that a global variable of Lean's holds."""
+        return _word(ctypes.cast(self._function(symbol), _POINTER).value or 0)
+
+    def import_header(
+        self, modules: Iterable[tuple[str, ...]], path: Iterable[str], *, notation: bool
+    ) -> None:
+        """Makes an environment of what these modules declare.
 
         Args:
             modules: the parts of their names.
             path: the folders in which to look.
+            notation: whether to load what they bring to run as well: without it, nothing is printed
+                by the modules' notation.
 
         Raises:
-            KernelUnavailableError: there is no such module.
+            KernelUnavailableError: there is no such module, or it cannot be loaded.
         """
         self._search_path(self.text("/nonexistent"), self.list(map(self.text, path)))
         # A file that is no module of the module system sees everything of what it imports.
@@ -215,9 +246,11 @@ class Kernel:
         imports = self.array(
             [self.construct(0, self.name(each), scalars=flags) for each in modules]
         )
-        no_plugins, leak, no_extensions, private = self.array([]), 1, 0, 2
+        if notation:
+            self._run_initialisers()
+        no_plugins, leak, extensions, private = self.array([]), 1, int(notation), 2
         result = self._import(
-            imports, self._no_options, 0, no_plugins, leak, no_extensions, private, 3
+            imports, self._no_options, 0, no_plugins, leak, extensions, private, 3
         )
         if self._tag(result) != 0:
             raise KernelUnavailableError("the judge cannot import what the header imports")
@@ -250,6 +283,33 @@ class Kernel:
             _retain(each)
         option = self._find(self.env, name)
         return None if option & 1 else bool(self._same(_word(option + _WORD), info))
+
+    def elaborated(self) -> int:
+        """The environment as Lean's elaborator and printer want it."""
+        _retain(self.env)
+        return int(self._elaborated(self.env))
+
+    def printed(
+        self, environment: int, expression: int, options: Mapping[str, int | bool], width: int
+    ) -> str:
+        """A closed expression in Lean's own words.
+
+        Raises:
+            KernelLimitError: Lean cannot print it, or not within the options' limits.
+        """
+        chosen = self._no_options
+        for name, value in options.items():
+            if isinstance(value, bool):
+                data = self.construct(1, scalars=bytes([value]))
+            else:
+                data = self.construct(3, self.nat(value))
+            chosen = self._set_option(chosen, self.name(name.split(".")), data)
+        for each in (environment, expression, self._no_options, self._no_locals, self._no_metas):
+            _retain(each)
+        result = self._print(environment, self._no_metas, self._no_locals, chosen, expression)
+        if self._tag(result) != 0:
+            raise KernelLimitError("Lean cannot print it")
+        return self._read_string(self._pretty(_word(result + _WORD), self.nat(width), 1, 1))
 
     def construct(self, tag: int, *fields: int, scalars: bytes = b"") -> int:
         """An object of a constructor that Lean exports no function for."""

@@ -28,8 +28,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-# What Lean would read as part of a longer identifier is another word, unless a number ends there.
-_BEFORE = r"(?:(?<![A-Za-z])|0[xX][0-9a-fA-F_]*)"
+# What follows makes another identifier of a word. What stands before it does not: Lean reads
+# `#versionelab` as `#version`, then `elab`, and a notation may end in a letter like that.
 _AFTER = r"(?![A-Za-z0-9_'!?\u2080-\u209c])"
 
 _WORDS = (
@@ -41,7 +41,9 @@ _WORDS = (
     r"(?:declare_)?syntax(?:_cat|_abbrev)?",
     r"(?:builtin_)?initialize",
     r"(?:builtin_)?d?simproc(?:_decl|_pattern)?",
-    r"(?:declare|register|builtin)_[A-Za-z_]+|add_aesop_rules",
+    r"(?:declare|register|builtin)_[A-Za-z_?!]+|add_aesop_rules|binder_predicate|grind_propagator",
+    r"set_(?:library_suggestions|premise_selector)|(?:show|with)_panel_widgets|docs_to_verso",
+    r"postprocess_traces|(?:derive|ensure)_eval_[a-z_]+|def_eval_config_item",
     r"include_str",
     r"unsafe",
     r"plausible|slim_check",
@@ -56,19 +58,21 @@ _WORDS = (
 # A text with none of these has none of the words: most have none, and this is quickly seen.
 _HINT_WORDS = (
     "run_ elab macro syntax initialize simproc declare_ register_ builtin_ aesop include_str "
-    "unsafe plausible slim_check extern implemented_by csimp native educeBool educeNat "
-    "trustCompiler _parser expander formatter parenthesizer cpass derive_handler widget_module"
+    "binder_predicate grind_propagator set_library set_premise panel_widgets docs_to_verso "
+    "postprocess_traces _eval_ unsafe plausible slim_check extern implemented_by csimp native "
+    "educeBool educeNat trustCompiler _parser expander formatter parenthesizer cpass "
+    "derive_handler widget_module"
 )
 _HINTS = _HINT_WORDS.split(" ")
-_WORD = re.compile(f"{_BEFORE}(?P<word>{'|'.join(_WORDS)}){_AFTER}")
+_WORD = re.compile(f"(?:{'|'.join(_WORDS)}){_AFTER}")
 # Words that end in a sign, or begin with one: nothing makes another word of them.
 _SIGNS = re.compile(
     r"\#(?:eval|guard|html|widget|test|sample|unsat)|(?:eval|elab|unquote)%"
     r"|\+\s*native|native\s*:="
 )
 _OPTIONS = re.compile(
-    rf"{_BEFORE}(?P<word>(?:debug|bootstrap|compiler|interpreter)»?\.[«A-Za-z]"
-    r"|skipKernelTC|prefer_native|doc»?\.«?verso|profiler\.output)"
+    r"(?:debug|bootstrap|compiler|interpreter)»?\.[«A-Za-z][\w.«»]*"
+    r"|skipKernelTC|prefer_native|doc»?\.«?verso|profiler»?\.«?output|sat»?\.«?solver"
 )
 
 # Attributes by which nothing of the text's is run while it is compiled.
@@ -81,11 +85,12 @@ _HARMLESS_ATTRIBUTES = (
     "induction_eliminator pp_nodot pp_with_univ pp_using_anonymous_constructor to_additive "
     "to_dual reassoc elementwise mk_iff stacks kerodon wikidata nolint nontriviality "
     "field_simps mfld_simps parity_simps zify_simps qify_simps rify_simps push pull bool_simps "
-    "ghost_simps simprocs higher_order algebraize expose recursor unbox defeq univ_out_params "
-    "order_dual finiteness spec tactic_alt rcases_patterns tauto push_neg"
+    "ghost_simps higher_order algebraize expose recursor unbox defeq univ_out_params "
+    "order_dual finiteness spec tactic_alt rcases_patterns tauto push_neg seval never_extract "
+    "wf_preprocess cbv_eval cbv_opaque bv_normalize int_toBitVec no_expose suggest_for"
 )
 _HARMLESS = frozenset(_HARMLESS_ATTRIBUTES.split(" "))
-_ATTRIBUTE = re.compile(r"@\[|(?<![A-Za-z])attribute(?![A-Za-z0-9_'!?])(?P<gap>\s*)(?P<open>\[?)")
+_ATTRIBUTE = re.compile(r"@\[|attribute(?![A-Za-z0-9_'!?])(?P<gap>\s*)(?P<open>\[?)")
 _MAX_ATTRIBUTES_CHARS = 4000
 _MAX_ODD_ATTRIBUTES = 1000
 _PLAIN = re.compile(r"[A-Za-z0-9_.,\s↓↑←→()]*+\]")
@@ -143,9 +148,9 @@ def runs_programs(code: str, more_words: Collection[str] = ()) -> str | None:
     patterns = [_WORD] if any(hint in code for hint in _HINTS) else []
     for pattern in (*patterns, _OPTIONS, _SIGNS):
         if match := pattern.search(code):
-            return match.groupdict().get("word") or match[0]
+            return match[0]
     for word in more_words:
-        if word and re.search(_BEFORE + re.escape(word), code):
+        if word in code and re.search(re.escape(word) + _AFTER * word[-1].isalnum(), code):
             return word
     return _attribute(code) or _configuration(code)
 

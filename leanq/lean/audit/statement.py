@@ -11,6 +11,7 @@ Expressions are equal up to the names and kinds of bound variables and to metada
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -52,7 +53,10 @@ _OVERRIDES = (
 )
 # The last part of the names of what Lean adds by itself to a constant, and to a constructor.
 _BESIDE_CONSTANT = re.compile(r"_.+|match_\d+|proof_\d+|eq_\d+|eq_def")
+_BREC_ON = re.compile(r"brecOn(?:_\d+)?")
 _BESIDE_CONSTRUCTOR = frozenset({"inj", "injEq", "sizeOf_spec"})
+# The extension in which Lean keeps where each declaration stands.
+_PLACES = ("Lean", "declRangeExt")
 _MAX_LEVEL_DEPTH = 400
 _RECURSOR_RULE = shape(0, 3)
 _MOST_DIFFERENCES = 100
@@ -64,8 +68,7 @@ Value = tuple[object, ...]
 class Difference:
     """What keeps a candidate from being the target's.
 
-    ``rule`` is one of ``missing``, ``kind``, ``levels``, ``type``, ``value``, ``safety``, ``hole``,
-    ``imports``, ``declares``, ``override`` and ``target``.
+    ``rule`` is one of the words of `leanq.queue.requests.Rule`.
     """
 
     name: str
@@ -289,19 +292,37 @@ class Stated:
         return found
 
 
-def own_theorems(constants: Mapping[Name, Raw], ending: Name = ()) -> list[Name]:
-    """The theorems that the text itself declares, in the file's order."""
-    return [
-        name
-        for name, raw in constants.items()
-        if raw.kind == "theorem" and not is_leans_own(name, constants) and name != ending
-    ]
+def own_constants(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
+    """What the text itself declares, in the text's order as far as it is known."""
+    places = _places(image)
+    own = [name for name in constants if name in places or not is_leans_own(name, constants)]
+    return sorted(own, key=lambda name: (places.get(name, (0, 0)), str(name)))
+
+
+def own_theorems(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
+    """The theorems among them."""
+    return [name for name in own_constants(image, constants) if constants[name].kind == "theorem"]
+
+
+def _places(image: Image) -> dict[Name, tuple[int, int]]:
+    """Where the text declares its constants: line and column, by the file's own word."""
+    words, found = image.words, {}
+    entries = image.entries().get(_PLACES)
+    for address in image.array(entries) if entries is not None else ():
+        with contextlib.suppress(Damaged, IndexError):
+            pair = image.object(address, shape(0, 2))
+            ranges = image.object(words[pair + 2], shape(0, 2))
+            of_all = image.object(words[ranges + 1], shape(0, 4))
+            start = image.object(words[of_all + 1], shape(0, 2))
+            place = image.small(words[start + 1]), image.small(words[start + 2])
+            found[image.name(words[pair + 1])] = place
+    return found
 
 
 def is_leans_own(name: Name, constants: Mapping[Name, Raw]) -> bool:
     """Whether Lean has made this constant by itself, for another one of the file.
 
-    What a text could have declared is never taken for that: no theorem of a target is left out.
+    Told by its name, so a text can declare one that looks like it: see `own_constants`.
     """
     last, above = name[-1], constants.get(name[:-1])
     if isinstance(last, int):
@@ -310,7 +331,9 @@ def is_leans_own(name: Name, constants: Mapping[Name, Raw]) -> bool:
         return False
     if last in _BESIDE_CONSTRUCTOR:
         return above.kind == "constructor"
-    return _BESIDE_CONSTANT.fullmatch(last) is not None or name[-2:] == ("brecOn", "eq")
+    return _BESIDE_CONSTANT.fullmatch(last) is not None or (
+        last == "eq" and _BREC_ON.fullmatch(str(name[-2])) is not None
+    )
 
 
 def compare(
@@ -322,6 +345,7 @@ def compare(
     ignored: Collection[Name] = (),
     is_whole: bool = False,
     stand_in: str = "",
+    allowed: Collection[str] = (),
 ) -> Comparison:
     """Compares two files.
 
@@ -332,6 +356,8 @@ def compare(
         ignored: constants of either that do not count.
         is_whole: whether all that the target's text declares has to stand in the candidate.
         stand_in: an axiom of ours, which the candidate may declare as it likes.
+        allowed: axioms that the caller allows; one that the candidate declares has to be the
+            target's.
 
     Raises:
         Damaged, IndexError: one of them is no file of Lean's.
@@ -341,10 +367,9 @@ def compare(
     for each in ignored:
         ours.constants.pop(each, None)
         theirs.constants.pop(each, None)
-    wanted = list(theorems) or own_theorems(ours.constants)
-    if is_whole:
-        wanted = [name for name in ours.constants if not is_leans_own(name, ours.constants)]
-    return _Comparing(ours, theirs, wanted, holes, stand_in).run()
+    own = own_constants if is_whole else own_theorems
+    wanted = list(theorems) or own(target, ours.constants)
+    return _Comparing(ours, theirs, wanted, holes, stand_in, allowed).run()
 
 
 def differs_beside(
@@ -390,30 +415,43 @@ class _Comparing:
         wanted: list[Name],
         holes: Collection[str] | None,
         stand_in: str,
+        allowed: Collection[str],
     ) -> None:
         self._ours, self._theirs = ours, theirs
         self._wanted, self._holes, self._stand_in = wanted, holes, stand_in
+        self._allowed = set(allowed) - {stand_in}
         self._found = Comparison(wanted)
         self._seen: set[Name] = set()
 
     def run(self) -> Comparison:
         if not self._wanted:
-            self._say((), "target", "the target declares no theorem")
+            self._say((), "target_empty", "the target declares no theorem")
         init = {("Init",)}
         imported = {each.module for each in self._theirs.image.imports()} | init
         for module in sorted({e.module for e in self._ours.image.imports()} - imported, key=str):
-            self._say(module, "imports", "the target imports it, and the candidate does not")
+            self._say(module, "import_missing", "the target imports it, and the candidate does not")
         for name in self._wanted:
             if name not in self._ours.constants:
-                self._say(name, "target", "the target does not declare it")
+                self._say(name, "target_lacks", "the target does not declare it")
             self._compare_from(name)
+        self._compare_axioms()
         extra = self._theirs.overrides() - self._ours.overrides()
         for extension, declaration in sorted(extra):
             if declaration == self._stand_in:
                 continue
             text = f"{extension} gives it another program in the candidate alone"
-            self._differs(Difference(declaration, "override", text))
+            self._differs(Difference(declaration, "overridden", text))
         return self._found
+
+    def _compare_axioms(self) -> None:
+        """Compares the axioms that the candidate declares and the caller allows by their names."""
+        for name, theirs in self._theirs.constants.items():
+            if theirs.kind != "axiom" or display(name) not in self._allowed:
+                continue
+            if name in self._ours.constants:
+                self._compare_from(name)
+            else:
+                self._say(name, "axiom", "the candidate declares it, and the target does not")
 
     def _compare_from(self, theorem: Name) -> None:
         """Compares a theorem, and all that its statement reaches and no other has reached."""
@@ -426,7 +464,7 @@ class _Comparing:
             ours, theirs = self._ours.constants.get(name), self._theirs.constants.get(name)
             if ours is None and theirs is not None:
                 text = "the target imports it, and the candidate declares it"
-                self._say(name, "declares", text, theorem)
+                self._say(name, "redeclared", text, theorem)
             if ours is None:
                 continue
             if theirs is None:
@@ -439,19 +477,19 @@ class _Comparing:
         name, mine, other = ours.name, self._ours, self._theirs
         if ours.kind != theirs.kind:
             text = f"{ours.kind} in the target, {theirs.kind} in the candidate"
-            self._say(name, "kind", text, theorem)
+            self._say(name, "kind_differs", text, theorem)
             return set()
         if ours.safe and not theirs.safe:
-            self._say(name, "safety", "unsafe or partial in the candidate alone", theorem)
+            self._say(name, "safety_differs", "unsafe or partial in the candidate alone", theorem)
         if mine.image.levels(ours) != other.image.levels(theirs):
-            self._say(name, "levels", "it has other universe parameters", theorem)
+            self._say(name, "levels_differ", "it has other universe parameters", theorem)
         type_, reached = mine.view.expression(ours.type_)
         if type_ != other.view.expression(theirs.type_)[0]:
-            self._say(name, "type", "its type is not the target's", theorem)
+            self._say(name, "type_differs", "its type is not the target's", theorem)
         if ours.kind == "theorem":
             return reached
         if mine.view.others(ours) != other.view.others(theirs):
-            self._say(name, "value", "it has other parts, rules or flags", theorem)
+            self._say(name, "definition_differs", "it has other parts, rules or flags", theorem)
         reached |= mine.beside(ours)
         if ours.body is None or theirs.body is None:
             return reached
@@ -460,18 +498,23 @@ class _Comparing:
             self._compare_hole(name, other.view.expression(theirs.body)[1], theorem)
             return reached
         if body != other.view.expression(theirs.body)[0]:
-            self._say(name, "value", "its value is not the target's", theorem)
+            self._say(name, "definition_differs", "its value is not the target's", theorem)
         return reached | in_body
 
     def _compare_hole(self, name: Name, in_body: set[Name], theorem: Name) -> None:
         if self._holes is None:
             return
         if display(name) not in self._holes:
-            self._say(name, "hole", "its value is a sorry, and it is not named as a hole", theorem)
+            self._say(
+                name,
+                "hole_not_named",
+                "its value is a sorry, and it is not named as a hole",
+                theorem,
+            )
         mentioned = self._theirs.behind(in_body).intersection(self._wanted)
         if mentioned:
             names = ", ".join(sorted(map(display, mentioned)))
-            self._say(name, "hole", f"what fills the hole leads to {names}", theorem)
+            self._say(name, "hole_uses_theorem", f"what fills the hole leads to {names}", theorem)
 
     def _say(self, name: Name, rule: str, text: str, theorem: Name = ()) -> None:
         """Notes a difference, of a theorem or of what it reaches."""

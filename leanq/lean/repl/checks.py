@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from leanq.errors import ReplError
-from leanq.lean.diagnostics import Judged, Position, Printed, judge_printed
+from leanq.lean.diagnostics import Outcome, Position, Printed, classify_printed
 from leanq.lean.recipes import Hole
 from leanq.lean.repl.protocol import Elaborated, Opened
 from leanq.lean.repl.session import Session, TimedOut
@@ -19,9 +19,9 @@ from leanq.lean.syntax import Header, header_statements
 from leanq.queue.requests import Message
 
 
-def judged_of(answer: Elaborated) -> Judged:
+def outcome_of(answer: Elaborated) -> Outcome:
     """What Lean says of a text, before any audit; without messages about its header."""
-    return judge_printed(Printed.of(answer.messages), open_goals=bool(answer.sorries))
+    return classify_printed(Printed.of(answer.messages), open_goals=bool(answer.sorries))
 
 
 def is_silent(answer: Elaborated) -> bool:
@@ -54,11 +54,11 @@ async def see(
     if len(opened) == len(holes) and are_plain(code, holes):
         return Seen(holes, {number: each.goal for number, each in opened.items()})
 
-    async def run(draft: Draft) -> Judged:
+    async def run(draft: Draft) -> Outcome:
         probed = await session.elaborate(draft.text, header, limits)
         if isinstance(probed, TimedOut):
             raise ReplError("it takes longer with empty blocks in the holes")
-        return judged_of(probed)
+        return outcome_of(probed)
 
     return await look(holes, run, lambda forms: draft_probe(code, holes, forms))
 

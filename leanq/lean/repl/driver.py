@@ -18,10 +18,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from leanq.errors import QueueFullError, ReplError
+from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver, Opened, without_states
 from leanq.lean.process import limits_of
-from leanq.lean.repl.checks import is_silent, judged_of, messages_of, opened_at, see
+from leanq.lean.repl.checks import is_silent, messages_of, opened_at, outcome_of, see
 from leanq.lean.repl.pickles import Pickles
 from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.session import Recycling, Session, TimedOut
@@ -94,11 +95,11 @@ class ReplDriver(LeanDriver):
 
     async def open(self, states: States) -> None:
         await super().open(states)
-        await self._kept.sessions.open()
+        await self.kept.sessions.open()
 
     async def _check(self, request: Request) -> Reply:
         # One environment from here to the end, whatever its files do meanwhile.
-        kept, header = self._kept, split_header(request.code)
+        kept, header = self.kept, split_header(request.code)
         reply = await self._by_repl(
             kept,
             header,
@@ -111,7 +112,7 @@ class ReplDriver(LeanDriver):
         return reply
 
     async def _step(self, request: Request) -> Reply:
-        return await self._insist(lambda: self._stepped(self._kept, request))
+        return await self._until_available(lambda: self._stepped(self.kept, request))
 
     async def _elaborated(
         self, kept: _Kept, session: Session, request: Request, header: Header
@@ -120,9 +121,9 @@ class ReplDriver(LeanDriver):
         code, limits = request.code, limits_of(request)
         answer = await session.elaborate(code, header, limits)
         if isinstance(answer, TimedOut):
-            return answer.judged(limits).reply()
+            return answer.outcome(limits).reply()
         messages = messages_of(answer, session, header)
-        reply = replace(judged_of(answer), messages=messages).reply()
+        reply = replace(outcome_of(answer), messages=messages).reply()
         if reply.verdict != "incomplete":
             return reply
         if is_silent(answer) and request.audit:
@@ -130,7 +131,9 @@ class ReplDriver(LeanDriver):
         seen = await see(session, code, header, answer, limits)
         fingerprint = kept.environment.fingerprint
         try:
-            sorries = await self._insist(lambda: keep_opened(code, seen, fingerprint, self._states))
+            sorries = await self._until_available(
+                lambda: keep_opened(code, seen, fingerprint, self._states)
+            )
         except QueueFullError as error:
             return without_states(reply, error)
         for number, opened in opened_at(seen.holes, code, answer.sorries).items():
@@ -170,7 +173,7 @@ class ReplDriver(LeanDriver):
         if _ODD_BLANK.search(header.text):
             return None
         # What may act by itself is the last to run in its process, or those that follow see of it.
-        acts = any(map(can_act, texts))
+        acts = any(can_act(text) or runs_programs(text) is not None for text in texts)
         for pristine in (False, True):
             async with kept.sessions.take(header, state, pristine=pristine) as session:
                 session.spoiled = session.spoiled or acts
@@ -208,6 +211,6 @@ class ReplDriver(LeanDriver):
         return _Kept(lean, auditor, prefixes, opened.targets, opened.trials, sessions, pickles)
 
     @property
-    def _kept(self) -> _Kept:
-        assert isinstance(self._opened, _Kept)
-        return self._opened
+    def kept(self) -> _Kept:
+        assert isinstance(self.opened, _Kept)
+        return self.opened

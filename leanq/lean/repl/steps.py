@@ -6,16 +6,16 @@ import re
 
 from msgspec.structs import replace
 
-from leanq.lean.diagnostics import Judged, Printed, is_budget, judge_printed, reason_of
+from leanq.lean.diagnostics import Outcome, Printed, classify_printed, is_budget, reason_of
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
-from leanq.lean.repl.checks import judged_of, messages_of, opened_at
+from leanq.lean.repl.checks import messages_of, opened_at, outcome_of
 from leanq.lean.repl.pickles import Pickles
 from leanq.lean.repl.protocol import Opened, Refused, Stepped
 from leanq.lean.repl.session import Live, Session, TimedOut
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.steps.goals import sorry_at
 from leanq.lean.steps.holes import are_plain, draft_trial
-from leanq.lean.steps.moves import Move, judged_apart, left_open
+from leanq.lean.steps.moves import Move, left_open, outcome_apart
 from leanq.lean.syntax import Header, tokens
 from leanq.queue.requests import Message, Reply, Request, Sorry, Verdict
 from leanq.states import States
@@ -66,7 +66,7 @@ class LiveStep:
             self._forget_pickled()
             return await self.run(request, states)
         if isinstance(answer, TimedOut):
-            return answer.judged(self._limits).reply()
+            return answer.outcome(self._limits).reply()
         if isinstance(answer, Refused):
             return await self._refused(self._failed(answer, lines_before))
         reply = self._told(answer)
@@ -115,7 +115,7 @@ class LiveStep:
         before_s = session.cpu_s
         source = recipe.source
         read = await session.elaborate(source.code, self._header, self._limits)
-        if isinstance(read, TimedOut) or judged_of(read).verdict != "incomplete":
+        if isinstance(read, TimedOut) or outcome_of(read).verdict != "incomplete":
             return None
         self._pickles.replayed(recipe, session.cpu_s - before_s)
         met = opened_at(source.holes, source.code, read.sorries).get(recipe.opened)
@@ -152,11 +152,11 @@ class LiveStep:
         draft = draft_trial(move.recipe, move.tactic)
         answer = await self._session.elaborate(draft.text, self._header, self._limits)
         if isinstance(answer, TimedOut):
-            return answer.judged(self._limits).reply()
+            return answer.outcome(self._limits).reply()
         messages = messages_of(answer, self._session, self._header)
-        judged = judged_apart(draft, replace(judged_of(answer), messages=messages))
-        if judged.verdict in ("rejected", "exhausted"):
-            return replace(judged, messages=move.told(draft, messages)).reply()
+        outcome = outcome_apart(draft, replace(outcome_of(answer), messages=messages))
+        if outcome.verdict in ("rejected", "exhausted"):
+            return replace(outcome, messages=move.told(draft, messages)).reply()
         return None
 
     def _failed(self, answer: Refused, lines_before: int) -> Reply:
@@ -172,14 +172,14 @@ class LiveStep:
     def _told(self, answer: Stepped) -> Reply:
         """What Lean says of a tactic, apart from what it leaves open."""
         printed = Printed.of(answer.messages)
-        judged = judge_printed(printed)
-        if judged.verdict == "incomplete":
-            judged = Judged("accepted", None, judged.messages)
+        outcome = classify_printed(printed)
+        if outcome.verdict == "incomplete":
+            outcome = Outcome("accepted", None, outcome.messages)
         # The REPL does not know where in a tactic anything happened.
         messages = [Message(each.severity, 1, 0, each.text) for each in printed.messages]
         messages += [Message("information", 1, 0, text) for text in answer.traces]
         given = tuple(map(self._move.given.message, messages))
-        return replace(judged, messages=given).reply()
+        return replace(outcome, messages=given).reply()
 
     async def _go_on(
         self, reply: Reply, answer: Stepped, states: States, *, pickled: bool
@@ -219,9 +219,9 @@ class LiveStep:
         draft = draft_trial(move.recipe, move.tactic)
         answer = await self._session.elaborate(draft.text, self._header, self._limits)
         if isinstance(answer, TimedOut):
-            return answer.judged(self._limits).reply()
+            return answer.outcome(self._limits).reply()
         messages = messages_of(answer, self._session, self._header)
-        return move.closed(draft, replace(judged_of(answer), messages=messages).reply())
+        return move.closed(draft, replace(outcome_of(answer), messages=messages).reply())
 
 
 def _has_failed(answer: Stepped | Refused | TimedOut) -> bool:

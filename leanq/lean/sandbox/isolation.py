@@ -1,4 +1,5 @@
-"""What Linux offers to isolate a program: namespaces, mounts, capabilities, Landlock, by ctypes.
+"""What Linux offers to isolate a program, by ctypes: namespaces, mounts, capabilities, Landlock,
+seccomp.
 
 For the supervisor and its monitor alone: most calls change the calling process for good. Each
 function does one thing and raises ``OSError`` where the kernel refuses it.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import math
 import os
 import stat
 import struct
@@ -25,26 +28,37 @@ _NAMESPACES = {
 }
 # <sys/mount.h>
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
-_BIND, _RECURSIVE, _PRIVATE = 0x1000, 0x4000, 0x40000
-_SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _ATTR_RDONLY = 442, -100, 0x8000, 1
+_REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
+_UMOUNT_DETACH = 2
+_SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
+# <asm/unistd.h>; the other calls have one number everywhere.
+_SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_MACHINE = os.uname().machine
+_FILTER = f"{os.path.dirname(__file__)}/../data/seccomp.{_MACHINE}.bpf"
 # <sys/prctl.h> and <linux/capability.h>
 _SET_PDEATHSIG, _SET_DUMPABLE, _CAPBSET_DROP = 1, 4, 24
 _SET_CHILD_SUBREAPER, _SET_NO_NEW_PRIVS, _CAPABILITY_VERSION = 36, 38, 0x20080522
+_GET_SECCOMP, _SET_SECCOMP, _SECCOMP_FILTER = 21, 22, 2
 # <linux/landlock.h>
 _SYS_CREATE_RULESET, _SYS_ADD_RULE, _SYS_RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
 _MAKE_CHAR, _MAKE_BLOCK, _IOCTL_DEV = 1 << 6, 1 << 11, 1 << 15
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
-_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/opt")
-_INFORMATION = (
-    "/dev/zero",
-    "/dev/random",
-    "/dev/urandom",
-    "/sys/devices/system/cpu",
-    "/sys/fs/cgroup",
-    "/sys/kernel/mm/transparent_hugepage",
+SYSTEM = (
+    *("/bin", "/sbin", "/lib", "/lib32", "/lib64"),
+    *("/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec"),
+    "/usr/share/zoneinfo",
+    "/sys/devices/system/cpu",  # older C libraries count the processors there
+    # Names of users and of the machine's time zone, and where libraries and programs are.
+    *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/localtime"),
+    *("/etc/ld.so.cache", "/etc/alternatives"),
 )
+"""What every program may read and run of the machine, where it is there."""
+DEVICES = ("/dev/null", "/dev/random", "/dev/urandom")
+
+
+_NO_CAPABILITIES = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
 
 
 def _check(result: int, what: str) -> int:
@@ -72,13 +86,6 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
     _check(result, f"mount on {target}")
 
 
-def _set_read_only(target: str, read_only: bool, flags: int) -> None:
-    on, off = (_ATTR_RDONLY, 0) if read_only else (0, _ATTR_RDONLY)
-    attributes = struct.pack("=QQQQ", on, off, 0, 0)
-    arguments = (_AT_FDCWD, os.fsencode(target), flags, attributes, len(attributes))
-    _check(_syscall(_SYS_MOUNT_SETATTR, *arguments), f"mount_setattr on {target}")
-
-
 def adopt_orphans() -> None:
     """From here on, a descendant whose parent ends becomes a child of this process."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
@@ -93,8 +100,7 @@ def unshare(names: Collection[str]) -> None:
     """Take new namespaces. The caller keeps its pid, only its children are in a new ``pid``.
 
     In a new ``user`` namespace the caller has all capabilities, and its own uid and gid, which
-    are the only ones there. In a new ``net`` no interface is up. What happens to mounts in a new
-    ``mount`` is not seen outside.
+    are the only ones there. In a new ``net`` no interface is up.
     """
     if not names:
         return  # seccomp filters refuse even the call that asks for nothing
@@ -109,27 +115,72 @@ def unshare(names: Collection[str]) -> None:
         # No program needs capabilities in user namespaces of its own. /proc may be masked.
         with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
             file.write("0")
-    if "mount" in names:
-        _mount("none", "/", "", _RECURSIVE | _PRIVATE)
 
 
-def mount_proc() -> None:
-    """Mount the /proc of the caller's own pid namespace."""
-    _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
+def set_pid_namespace(fd: int) -> None:
+    """Have the caller's children born in the pid namespace of a /proc/PID/ns/pid."""
+    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(_NAMESPACES["pid"])), "setns")
 
 
-def freeze_files(scratch: str) -> bool:
-    """Make every file read-only but those below ``scratch``; False where the kernel cannot.
+def mount_proc(target: str = "/proc", *, minimal: bool = False) -> None:
+    """Mount the /proc of the caller's own pid namespace: all of it, or processes alone, to read."""
+    flags = _NOSUID | _NODEV | _NOEXEC
+    if minimal:
+        try:
+            _mount("proc", target, "proc", flags | _RDONLY, "subset=pid")
+            return
+        except OSError:
+            flags |= _RDONLY  # a kernel before 5.8
+    _mount("proc", target, "proc", flags)
 
-    Landlock alone would still allow chmod, chown and utime on whatever belongs to this user.
-    """
-    _mount(scratch, scratch, "", _BIND)
-    try:
-        _set_read_only("/", True, _AT_RECURSIVE)
-    except OSError:
-        return False
-    _set_read_only(scratch, False, 0)
-    return True
+
+def bind(source: str, target: str) -> None:
+    """Have ``source``, with what is mounted below it, at ``target`` as well."""
+    _mount(source, target, "", _BIND | _RECURSIVE)
+
+
+def freeze(target: str, *, devices: bool = False) -> None:
+    """Make all mounts at and below ``target`` read-only, without setuid and, unless asked for,
+    without devices. Nothing is executed from devices."""
+    flags = _RDONLY | _NOSUID | (_NOEXEC if devices else _NODEV)
+    attributes = struct.pack("=QQQQ", flags, 0, 0, 0)  # which are the same bits there
+    arguments = (_AT_FDCWD, os.fsencode(target), _AT_RECURSIVE, attributes, len(attributes))
+    _check(_syscall(_SYS_MOUNT_SETATTR, *arguments), f"mount_setattr on {target}")
+
+
+def mount_memory(target: str, *, mode: str, size_bytes: float) -> None:
+    """Mount an empty file system in memory; half the machine's where ``size_bytes`` is infinite."""
+    flags = _NOSUID | _NODEV | _NOEXEC
+    _mount("leanq", target, "tmpfs", flags, f"mode={mode},{_size(size_bytes)}")
+
+
+def resize_memory(target: str, size_bytes: float) -> None:
+    """Set the size of what :func:`mount_memory` has mounted."""
+    flags = _REMOUNT | _NOSUID | _NODEV | _NOEXEC
+    _mount("leanq", target, "tmpfs", flags, _size(size_bytes))
+
+
+def _size(size_bytes: float) -> str:
+    if math.isinf(size_bytes):
+        return "size=50%"
+    # A file without content takes memory as well.
+    return f"size={int(size_bytes)},nr_inodes={max(int(size_bytes) >> 12, 64)}"
+
+
+def unmount(target: str) -> None:
+    """Take away what is mounted there. Open files of it stay as long as they are open."""
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(_UMOUNT_DETACH)), f"umount {target}")
+
+
+def change_root(folder: str) -> None:
+    """Make a mount the root of all files, and let go of the old one."""
+    os.chdir(folder)
+    number = _SYS_PIVOT_ROOT.get(_MACHINE)
+    if number is None:
+        raise OSError(errno.ENOSYS, "pivot_root is not known here")
+    _check(_syscall(number, b".", b"."), "pivot_root")
+    unmount(".")
+    os.chdir("/")
 
 
 def cover(folder: str) -> None:
@@ -139,15 +190,28 @@ def cover(folder: str) -> None:
         _mount("none", folder, "tmpfs", flags, "size=4k,nr_inodes=1,mode=000")
 
 
-def renounce_privileges() -> None:
-    """Give up all capabilities, for the programs to come as well, and setuid with them."""
+def keep_mounts() -> None:
+    """Have what happens to mounts in this namespace, and in copies of it, not be seen outside."""
+    _mount("none", "/", "", _RECURSIVE | _PRIVATE)
+
+
+def bar_privileges() -> None:
+    """Have no program to come gain any privilege: not by setuid, nor by capabilities of its own.
+    This process keeps what it has."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
     with contextlib.suppress(OSError):  # past the last one, or never had any
         for capability in range(64):
             _prctl(_CAPBSET_DROP, capability)
-    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-    _check(_libc.capset(header, bytes(24)), "capset")
-    # Where there is no Landlock, this keeps the program from tracing its monitor.
+
+
+def renounce_privileges() -> None:
+    """Give up all capabilities, after ``bar_privileges``."""
+    _check(_libc.capset(_NO_CAPABILITIES, bytes(24)), "capset")
+
+
+def keep_to_itself() -> None:
+    """Keep processes without privileges from tracing this one and from reading its memory, also
+    where there is no Landlock."""
     _prctl(_SET_DUMPABLE, 0)
 
 
@@ -156,13 +220,12 @@ def landlock_abi() -> int:
     return max(_syscall(_SYS_CREATE_RULESET, 0, 0, 1), 0)
 
 
-def landlock_ruleset(abi: int, *, writable: str, readable: Iterable[str], own_proc: bool) -> int:
+def landlock_ruleset(abi: int, *, writable: str, readable: Iterable[str]) -> int:
     """A ruleset, as a file descriptor, for ``landlock_restrict``.
 
-    Everything below ``writable`` may be written, everything below ``readable`` and the system's
-    folders read and run; /proc only when it shows nothing but the program's own processes.
-    TCP is denied from ABI 4 on, signals and abstract sockets to the outside from ABI 6 on.
-    A path of ``readable`` that does not exist is an error.
+    Everything below ``writable`` may be written, everything below ``readable`` read and run,
+    whatever is mounted there later. TCP is denied from ABI 4 on, signals and abstract sockets to
+    the outside from ABI 6 on. A path that does not exist is an error.
     """
     # Rights came in order of their bits: 13, then one more each with ABI 2, 3 and 5.
     handled = (1 << (13 + (abi >= 2) + (abi >= 3) + (abi >= 5))) - 1
@@ -182,10 +245,9 @@ def landlock_ruleset(abi: int, *, writable: str, readable: Iterable[str], own_pr
 
     allow(writable, handled & ~(_MAKE_CHAR | _MAKE_BLOCK | _IOCTL_DEV))
     allow("/dev/null", _READ_FILE | _WRITE_FILE | _TRUNCATE)
-    for path in (*_INFORMATION, *(["/proc"] if own_proc else [])):
-        if os.path.exists(path):
-            allow(path, _READ_FILE | _READ_DIR)
-    for path in (*filter(os.path.exists, _SYSTEM), *readable):
+    for path in ("/dev/random", "/dev/urandom"):
+        allow(path, _READ_FILE)
+    for path in readable:
         allow(path, _EXECUTE | _READ_FILE | _READ_DIR)
     return ruleset
 
@@ -193,3 +255,24 @@ def landlock_ruleset(abi: int, *, writable: str, readable: Iterable[str], own_pr
 def landlock_restrict(ruleset: int) -> None:
     """Bind this process and its descendants to a ruleset, for good."""
     _check(_syscall(_SYS_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+
+
+def seccomp_filter() -> bytes:
+    """The filter of a sandbox's programs (deploy/seccomp/policy.py); b"" where there is none for
+    this machine, or the kernel takes none."""
+    try:
+        _prctl(_GET_SECCOMP, 0)
+        with open(_FILTER, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def seccomp_restrict(filter_: bytes) -> None:
+    """Bind this process and its descendants to a filter, for good. It must have given up setuid."""
+    program = ctypes.create_string_buffer(filter_, len(filter_))
+    header = struct.pack("@HP", len(filter_) // 8, ctypes.addressof(program))
+    zero = ctypes.c_ulong(0)
+    mode = ctypes.c_ulong(_SECCOMP_FILTER)
+    result = _libc.prctl(ctypes.c_int(_SET_SECCOMP), mode, ctypes.c_char_p(header), zero, zero)
+    _check(result, "seccomp")

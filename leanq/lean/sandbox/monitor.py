@@ -13,12 +13,15 @@ import resource
 import select
 import signal
 import socket
+import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from leanq.lean.sandbox import isolation
-from leanq.lean.sandbox.usage import UsageSampler, descendants, disk_bytes
+from leanq.lean.sandbox.scratch import Scratch
+from leanq.lean.sandbox.usage import UsageSampler, descendants
+from leanq.lean.sandbox.walls import Walls
 
 MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothing is cut
 
@@ -28,6 +31,9 @@ _CLOSE_LOOK_S = 0.025
 _GROWTH_BYTES_PER_S = 4 << 30
 _CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a supervisor that cannot run
 _RESOURCES = 16  # that Linux knows limits of
+_STATUS = struct.Struct("=i")
+_HELD = b"held"
+_RESERVED_FDS = 64  # above those of a program, which came last
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it is the worker who decides
 _DEFAULT = (*IGNORED, signal.SIGPIPE, signal.SIGXFSZ)  # for programs; Python ignores these two
 
@@ -56,19 +62,15 @@ def end_all(statuses: dict[int, int]) -> None:
 class Monitor:
     """The inner process: obeys the worker and keeps one program within its limits."""
 
-    def __init__(
-        self, channel: socket.socket, hello: dict[str, Any], ruleset: int | None, *, inside: bool
-    ) -> None:
-        """``ruleset`` is for each program, unless this process stands ``inside`` of it."""
+    def __init__(self, channel: socket.socket, walls: Walls, scratch: Scratch, nice: int) -> None:
         self._channel = channel
-        self._nice: int = hello["nice"]
-        self._scratch: str = hello["scratch"]
-        self._ruleset = ruleset
-        self._inside = inside
+        self._walls = walls
+        self._scratch = scratch
+        self._nice = nice
         self._statuses: dict[int, int] = {}
         self._pid = os.getpid()
-        self._own_limits = _own_limits()
-        self._program = 0  # pid; 0 while nothing runs
+        self._own_state = _own_state()
+        self._program = 0  # pid of the program or its holder; 0 while nothing runs
 
     def serve(self, fatal: Iterable[int]) -> None:
         """Obey until the worker closes the socket, or one of the ``fatal`` pidfds reports."""
@@ -102,7 +104,7 @@ class Monitor:
         if "start" in order:
             self._start(order["start"], fds)
         # The program may have ended while these were under way.
-        elif "limit" in order and self._program and not _is_dying(self._program):
+        elif "limit" in order and self._program and not self._is_dying():
             self._usage.sample()
             self._renew(order["limit"], held_bytes=0)
         elif "renew" in order and self._program:
@@ -116,26 +118,30 @@ class Monitor:
 
     def _start(self, order: dict[str, Any], fds: list[int]) -> None:
         self._statuses.clear()
-        self._usage = UsageSampler()
+        limits = order["limits"]
         try:
-            pid = self._spawn(order, fds) if self._inside else self._fork(order, fds)
+            # One that waits for its input could write before its limits have come.
+            self._scratch.open(limits["scratch_bytes"] if limits else math.inf)
+            self._program, self._report = self._fork(order, fds)
         except (OSError, ValueError) as error:
             end_all(self._statuses)
+            self._scratch.close()
             tell(self._channel, {"refused": _cannot_start(order["argv"][0], error)})
             return
         finally:
             for fd in fds:
                 os.close(fd)
-        self._program = pid
-        self._pidfd = os.pidfd_open(pid)
+        holder = self._program if self._walls.own_pids else 0
+        self._usage = UsageSampler(holder=holder, shared=not self._walls.filtered)
+        self._pidfd = os.pidfd_open(self._program)
         self._poll.register(self._pidfd, select.POLLIN)
         self._started = time.monotonic()
         self._cpu_base_s = 0.0
         self._limited = False
-        if order["limits"]:
-            self._limit(order["limits"], held_bytes=0)
+        if limits:
+            self._limit(limits, held_bytes=0)
         if order["report"]:
-            tell(self._channel, {"started": True})
+            tell(self._channel, {"started": True}, self._scratch.fds)
 
     def _limit(self, limits: dict[str, Any], *, held_bytes: int) -> None:
         self._limited = True
@@ -147,9 +153,6 @@ class Monitor:
         self._scratch_bytes: float = limits["scratch_bytes"]
         self._over = False
         self._look_at = self._started + self._pause_s()
-        _, hard = resource.prlimit(self._program, resource.RLIMIT_CPU)
-        soft = _cpu_rlimit(self._cpu_end_s, hard)
-        resource.prlimit(self._program, resource.RLIMIT_CPU, (soft, hard))
 
     def _pause_s(self) -> float:
         """How long to the next sample."""
@@ -163,6 +166,10 @@ class Monitor:
         spent_s = self._usage.cpu_s - self._cpu_base_s
         self._cpu_base_s = self._usage.cpu_s
         self._limit(limits, held_bytes=held_bytes)
+        self._scratch.resize(self._scratch_bytes)
+        for pid in self._mains():
+            with contextlib.suppress(ProcessLookupError):
+                _limit_cpu(pid, self._cpu_end_s)
         return spent_s
 
     def _look(self) -> None:
@@ -190,25 +197,32 @@ class Monitor:
         """What the scratch folder takes, where that is limited."""
         if math.isinf(self._scratch_bytes):
             return 0.0
-        return disk_bytes(self._scratch, self._scratch_bytes)
+        return self._scratch.used_bytes(self._scratch_bytes)
 
     def _finish(self, stopped: str | None) -> None:
         """End what is left of the program and report. Its status is the main process's."""
+        if stopped and self._limited:
+            self._usage.sample()
         end_all(self._statuses)
         self._poll.unregister(self._pidfd)
         os.close(self._pidfd)
-        status = os.waitstatus_to_exitcode(self._statuses[self._program])
+        status = os.waitstatus_to_exitcode(self._status())
         self._program = 0
-        # The kernel lets any process of this user do that. The request whose program did it has to
-        # fail, not the next one.
-        if _own_limits() != self._own_limits:
-            raise OSError("the program has lowered the limits of its supervisor")
+        # Where no filter refuses it, any process of this user can do that. The request whose
+        # program did it has to fail, not the next one.
+        if _own_state() != self._own_state:
+            raise OSError("the program has changed the limits or the scheduling of its supervisor")
         self._usage.conclude()
         if stopped is None and self._limited and self._usage.cpu_s > self._cpu_end_s:
             stopped = "cpu"  # or it would depend on when the last sample was taken
         written_bytes = self._disk_bytes() if self._limited else 0.0
         if stopped is None and self._limited and written_bytes > self._scratch_bytes:
             stopped = "scratch"
+        if stopped is None and status and self._scratch.on_full_disk():
+            path = self._scratch.path
+            text = f"the disk of {path} is full: free some of it, or set TMPDIR to another"
+            tell(self._channel, {"refused": text})
+            return
         report = {
             "code": status if status >= 0 else None,
             "signal": -status if status < 0 else None,
@@ -218,43 +232,61 @@ class Monitor:
             "peak_bytes": self._usage.peak_bytes,
             "scratch_bytes": int(min(written_bytes, 1 << 62)),
         }
-        tell(self._channel, {"exit": report, "limited": self._limited})
+        tell(self._channel, {"exit": report, "limited": self._limited}, self._scratch.fds)
+        self._scratch.close()
 
-    def _spawn(self, order: dict[str, Any], fds: list[int]) -> int:
-        """Start the program from this process, which is isolated itself; its pid. A fork that is
-        isolated afterwards costs a millisecond of CPU more. All descriptors but 0 to 2 close."""
-        os.chdir(order["cwd"])
-        argv: list[str] = order["argv"]
-        pid = os.posix_spawn(
-            argv[0],
-            argv,
-            order["env"],
-            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
-            setsid=True,
-            setsigdef=_DEFAULT,
-        )
-        if self._nice:  # of all threads that it may have by now
-            os.setpriority(os.PRIO_PGRP, pid, self._nice)
-        return pid
+    def _status(self) -> int:
+        """The wait status of the program, which has ended."""
+        with open(self._report, "rb") as report:
+            told = report.read()
+        if not self._walls.own_pids:
+            return self._statuses[self._program]
+        return _STATUS.unpack(told)[0] if told else int(signal.SIGKILL)
 
-    def _fork(self, order: dict[str, Any], fds: list[int]) -> int:
-        """Start the program and isolate it after the fork, where otherwise it could reach this
-        process; its pid."""
-        trouble, report = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-        if pid == 0:
-            self._become(order, fds, report)
-        os.close(report)
-        with open(trouble, "rb") as file:  # ends when the program has taken over
-            text = file.read()
-        if text:
-            raise OSError(*json.loads(text))
-        return pid
+    def _mains(self) -> Iterator[int]:
+        """The program's main process, while it is there."""
+        if not self._walls.own_pids:
+            yield self._program
+            return
+        for pid in descendants():
+            if pid != self._program and _stat(pid)[1:2] == [b"%d" % self._program]:
+                yield pid
+
+    def _is_dying(self) -> bool:
+        """Whether a program that has not ended for its pidfd is no more, but for some threads."""
+        return all(_stat(pid)[:1] in ([], [b"Z"], [b"X"]) for pid in self._mains())
+
+    def _fork(self, order: dict[str, Any], fds: list[int]) -> tuple[int, int]:
+        """Start the program behind its walls; its pid or its holder's, and what that reports by."""
+        reports, report = os.pipe2(os.O_CLOEXEC)
+        try:
+            pid = self._walls.fork()
+            if pid == 0:
+                self._become(order, fds, report)
+        except OSError:
+            os.close(reports)
+            raise
+        finally:
+            os.close(report)
+        # It ends when the program has taken over, or says so when the holder has started it.
+        text = os.read(reports, len(_HELD))
+        if text not in (b"", _HELD):
+            with open(reports, "rb") as file:
+                raise OSError(*json.loads(text + file.read()))
+        return pid, reports
 
     def _become(self, order: dict[str, Any], fds: list[int], report: int) -> NoReturn:
-        """Turn this fork into the program. All descriptors but 0 to 2 close on exec."""
+        """Turn this fork into the program, or its holder. All descriptors but 0 to 2 close."""
         argv = order["argv"]
         try:
+            if self._nice:
+                os.nice(self._nice)
+            if order["limits"]:
+                _limit_cpu(0, order["limits"]["cpu_s"])
+            if self._walls.own_pids:
+                self._walls.enter()
+                os.chdir(order["cwd"])
+                self._hold(argv, order["env"], fds, report)
             os.setsid()
             isolation.die_with_parent(signal.SIGKILL)
             if os.getppid() != self._pid:
@@ -263,16 +295,34 @@ class Monitor:
                 os.dup2(fd, number)
             for signum in _DEFAULT:
                 signal.signal(signum, signal.SIG_DFL)
-            os.nice(self._nice)
+            self._walls.enter()
             os.chdir(order["cwd"])
-            if self._ruleset is not None:
-                isolation.landlock_restrict(self._ruleset)
             os.execve(argv[0], argv, order["env"])
         except OSError as error:
             os.write(report, json.dumps([error.errno, error.strerror, error.filename]).encode())
         except Exception as error:
             os.write(report, json.dumps([0, str(error)]).encode())
         os._exit(127)
+
+    def _hold(self, argv: list[str], env: dict[str, str], fds: list[int], report: int) -> NoReturn:
+        """Start the program and wait for its end, as the first process of its namespace, from
+        which no signal reaches it."""
+        program = os.posix_spawn(
+            argv[0],
+            argv,
+            env,
+            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
+            setsid=True,
+            setsigdef=_DEFAULT,
+        )
+        os.write(report, _HELD)
+        os.closerange(0, report)
+        os.closerange(report + 1, max(fds) + _RESERVED_FDS)
+        pid = status = 0
+        while pid != program:
+            pid, status = os.wait()
+        os.write(report, _STATUS.pack(status))
+        os._exit(0)
 
 
 def _cannot_start(program: str, error: OSError | ValueError) -> str:
@@ -282,21 +332,26 @@ def _cannot_start(program: str, error: OSError | ValueError) -> str:
     return f"cannot start {program}: {error.strerror}{where}"
 
 
-def _is_dying(pid: int) -> bool:
-    """Whether a program that has not ended for its pidfd is no more, but for some threads of it."""
+def _stat(pid: int) -> list[bytes]:
+    """The fields of /proc/PID/stat from the state on; empty once it is gone."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b") ")[2][:1] in b"ZX"
-    return True
+        return file.read().rpartition(b") ")[2].split()
+    return []
 
 
-def _own_limits() -> list[tuple[int, int]]:
-    return [resource.getrlimit(limit) for limit in range(_RESOURCES)]
+def _own_state() -> list[object]:
+    """What a program could change of its supervisor, and of the programs to come with it."""
+    limits: list[object] = [resource.getrlimit(limit) for limit in range(_RESOURCES)]
+    scheduling = os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)
+    return [*limits, *scheduling, os.sched_getaffinity(0)]
 
 
-def _cpu_rlimit(cpu_s: float, hard: int) -> int:
+def _limit_cpu(pid: int, cpu_s: float) -> None:
+    _, hard = resource.prlimit(pid, resource.RLIMIT_CPU)
     soft = math.ceil(min(cpu_s, 1e9)) + _CPU_SPARE_S
-    return soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+    soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+    resource.prlimit(pid, resource.RLIMIT_CPU, (soft, hard))
 
 
-def tell(channel: socket.socket, message: dict[str, Any]) -> None:
-    channel.send(json.dumps(message).encode())
+def tell(channel: socket.socket, message: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    socket.send_fds(channel, [json.dumps(message).encode()], fds)

@@ -10,11 +10,14 @@ by SIGKILL too. How the program is isolated depends on the machine, see
   ``leanq.lean.sandbox.supervisor``.
 - ``net-ns``: no network, not even this machine's own. Without it UDP is open, and TCP as well
   below ``landlock-4``.
-- ``mount-ns``: the ``hidden`` folders are empty. Nothing else stops a program from connecting to
-  a Unix socket by its path.
-- ``read-only``: nothing outside the scratch folder can be changed, its permissions included.
+- ``ipc-ns``: System V's shared memory and its kin end with each run.
+- ``mount-ns``, ``root``, ``read-only``: it sees the system's programs and libraries, what is
+  ``readable``, and a scratch folder in memory that is new with each run; ``hidden`` folders are
+  empty. Nothing but the scratch folder can be changed, its permissions included.
 - ``landlock-N``: it reads only the system's folders and what is ``readable``, writes only to its
   scratch folder, and cannot look into other processes. From 6 on it cannot signal them either.
+- ``seccomp``: of system calls, it makes only those of ``deploy/seccomp/policy.py``: no sockets, no
+  shared memory, no memory that no process shows, nothing done to other processes.
 
 It never has privileges or capabilities, and its environment and descriptors are the given ones.
 """
@@ -37,7 +40,7 @@ from typing import Any
 from leanq.errors import SandboxError
 from leanq.lean.sandbox.monitor import MESSAGE_BYTES
 from leanq.lean.sandbox.process import Exit, Finished, Limits, Process, Usage
-from leanq.lean.sandbox.supervisor import empty
+from leanq.lean.sandbox.scratch import empty
 from leanq.queue.metrics import count
 
 __all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "Usage", "probe"]
@@ -68,7 +71,10 @@ class Sandbox:
     """A place for one program at a time. Belongs to the event loop that opened it."""
 
     scratch: Path
-    """A private folder, the only place that a program may write to. ``close`` removes it."""
+    """Where a program finds its private folder, the only place that it may write to."""
+    left: Path
+    """The same folder for the worker: what the last program that ended, or the one that
+    :meth:`start` has started, left or leaves there. It is there until the next one or ``clear``."""
     inbox: Path | None
     """A private folder that a program may read and not write to. ``close`` removes it."""
     isolation: tuple[str, ...]
@@ -79,11 +85,14 @@ class Sandbox:
     def __init__(self, scratch: Path, inbox: Path | None) -> None:
         """Use :meth:`open`."""
         self.scratch = scratch
+        self.left = scratch
         self.inbox = inbox
+        self._disk = scratch
+        self._left_fd = -1
         self.isolation = ()
         self.alive = True
         self._loop = asyncio.get_running_loop()
-        self._greeting: asyncio.Future[tuple[str, ...]] = self._loop.create_future()
+        self._greeting: asyncio.Future[tuple[tuple[str, ...], Path]] = self._loop.create_future()
         self._process: Process | None = None
         self._prepared: _Program | None = None
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -141,16 +150,16 @@ class Sandbox:
             raise SandboxError(f"no scratch folder or no supervisor: {error}") from error
         try:
             hello = {
-                "scratch": str(folders[0]),
                 "folders": [str(folder) for folder in folders],
                 "readable": [str(path.resolve()) for path in (*readable, *folders[1:])],
-                "hidden": [str(path.resolve()) for path in hidden],
+                # A link's own folder as well as that of what it leads to.
+                "hidden": [str(path) for each in hidden for path in (each, each.resolve())],
                 "nice": nice,
                 "namespaces": namespaces,
             }
             sandbox._tell(hello)
             async with asyncio.timeout(_SUPERVISOR_TIMEOUT_S):
-                sandbox.isolation = await sandbox._greeting
+                sandbox.isolation, sandbox.scratch = await sandbox._greeting
         except TimeoutError:
             await sandbox.close()
             raise SandboxError("the supervisor does not answer") from None
@@ -217,11 +226,13 @@ class Sandbox:
 
     def clear(self) -> None:
         """Empty its folders. No program may be running, but for a prepared one."""
+        self._leave(-1)
         for folder in self._folders:
             empty(str(folder))
 
     async def close(self) -> None:
         """End what runs, the supervisor, and the scratch folder."""
+        self._leave(-1)
         self._give_up("the sandbox was closed")
         if self._supervisor.returncode is not None:
             return
@@ -238,8 +249,21 @@ class Sandbox:
                 folder.rmdir()
 
     @property
+    def supervisor(self) -> subprocess.Popen[bytes]:
+        """The supervisor's process; all that runs here descends from it."""
+        return self._supervisor
+
+    @property
     def _folders(self) -> list[Path]:
-        return [self.scratch, *([self.inbox] if self.inbox else [])]
+        return [self._disk, *([self.inbox] if self.inbox else [])]
+
+    def _leave(self, fd: int) -> None:
+        """Take over a scratch folder in memory, and let go of the one before."""
+        if self._left_fd >= 0:
+            os.close(self._left_fd)
+        self._left_fd = fd
+        # Without one, this is empty.
+        self.left = Path(f"/proc/self/fd/{fd}") if fd >= 0 else self._disk
 
     def _launch(
         self, program: _Program, limits: Limits | None, *, dialogue: bool = False
@@ -300,16 +324,19 @@ class Sandbox:
 
     def _listen(self) -> None:
         try:
-            packet = self._channel.recv(MESSAGE_BYTES)
+            packet, fds, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1)
         except BlockingIOError:
             return
         except ConnectionError:
-            packet = b""
+            packet, fds = b"", []
+        for fd in fds:
+            os.set_inheritable(fd, False)
+            self._leave(fd)
         message = json.loads(packet) if packet else {}
         match message, self._process:
-            case {"isolation": names}, _:
+            case {"isolation": names, "scratch": scratch}, _:
                 if not self._greeting.done():
-                    self._greeting.set_result(tuple(names))
+                    self._greeting.set_result((tuple(names), Path(scratch)))
             case {"started": _}, Process() as process:
                 process.on_started()
             case {"renewed": fields}, Process() as process:

@@ -9,7 +9,8 @@ It is two processes, so that either can go first::
 
 Inner ends everything when the worker closes the socket or dies, when outer dies, and after each
 program (``leanq.lean.sandbox.monitor``). It sleeps in ``poll`` while nothing runs, and wakes at
-once when a program ends.
+once when a program ends. Where it is pid 1, each program comes with a *holder*, which is pid 1 of
+the program's own namespace and ends with it.
 
 As pid 1 it is certain: the kernel kills a namespace with its pid 1, however that ended. Without
 a pid namespace, both are subreapers and look for descendants in /proc. That leaves two holes:
@@ -19,13 +20,15 @@ Without Landlock's signal scope (ABI 6), such a program can also kill its superv
 ``leanq.lean.sandbox.sandbox`` starts this file with an isolated Python, without the rest of the
 package, and documents what is measured. Messages are JSON, one per packet::
 
-    worker → inner   {"scratch", "folders", "readable", "hidden", "nice", "namespaces"}   once
+    worker → inner   {"folders", "readable", "hidden", "nice", "namespaces"}   once
                      {"start": {"argv", "env", "cwd", "limits", "report"}}
                          with the program's standard input, output and error as descriptors
                      {"limit": limits}, {"renew": limits}, {"stop": reason}
-    inner → worker   {"isolation": [...]}, {"started": true} where a report is wanted,
-                     {"renewed": {"cpu_s", "memory_bytes"}}, {"refused": text},
+    inner → worker   {"isolation": [...], "scratch": path}, {"started": true} where a report is
+                     wanted, {"renewed": {"cpu_s", "memory_bytes"}}, {"refused": text},
                      {"exit": {the fields of Exit}, "limited": whether it ever had limits}
+                         the first two of a program with its scratch folder as a descriptor,
+                         where that is in memory
 
 Limits are {"cpu_s", "wall_s", "memory_bytes", "look_s", "scratch_bytes"}. They are null for a
 program that is to wait for its input: until they come it is neither limited nor looked at, so that
@@ -36,18 +39,20 @@ that has lost its caches.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
-import resource
 import signal
 import socket
 from typing import Any
 
 from leanq.lean.sandbox import isolation
 from leanq.lean.sandbox.monitor import IGNORED, MESSAGE_BYTES, Monitor, end_all, tell
+from leanq.lean.sandbox.scratch import Scratch, empty
+from leanq.lean.sandbox.walls import Walls
 
-_FILE_BYTES = 8 << 30  # the largest file that a program may write
-_PROCESSES = 4096  # processes and threads of a slot, where they can be counted apart
+# Where programs find their scratch folder in a root of their own.
+_SCRATCH = "/run/scratch"
 # The namespaces to try, best first. Containers may mask /proc, and then refuse a new one, or allow
 # no mounts at all. A pid namespace without its own /proc is of no use: a program that looks itself
 # up there, as Lean does, would find another.
@@ -62,79 +67,37 @@ _BY_MIDDLE = ("user", "pid")  # they have to be there before inner is
 _REFUSED = 3  # exit status: the machine does not allow these namespaces
 
 
-def empty(folder: str) -> None:
-    """Remove everything in ``folder``: no link is followed, unwritable folders do not hinder.
-
-    A program can nest folders deeper than any path or stack reaches, so each is first moved to
-    the top. No other process may be at work in ``folder``.
-    """
-    while True:
-        os.chmod(folder, 0o700)
-        with os.scandir(folder) as entries:
-            found = list(entries)
-        if not found:
-            return
-        for entry in found:
-            if not entry.is_dir(follow_symlinks=False):
-                os.unlink(entry.path)
-                continue
-            os.chmod(entry.path, 0o700)
-            with os.scandir(entry.path) as inside:
-                for child in inside:
-                    if child.is_dir(follow_symlinks=False):
-                        os.chmod(child.path, 0o700)
-                        os.rename(child.path, os.path.join(folder, os.urandom(12).hex()))
-                    else:
-                        os.unlink(child.path)
-            os.rmdir(entry.path)
-
-
-def _lower(limit: int, value: int) -> None:
-    _, hard = resource.getrlimit(limit)
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(limit, (value, value))
-
-
 def _inner(
     channel: socket.socket, hello: dict[str, Any], namespaces: list[str], fatal: list[int]
 ) -> int:
     """Take the last steps inside, then keep programs; the exit status of this process."""
+    base = hello["folders"][0]
+    scratch = _SCRATCH if "mount" in namespaces else base
     try:
         isolation.unshare([each for each in namespaces if each not in _BY_MIDDLE])
-        if "pid" in namespaces:
-            isolation.mount_proc()
-    except OSError:
-        return _REFUSED
-    report = [f"{namespace}-ns" for namespace in namespaces]
-    if "mount" in namespaces:
-        if isolation.freeze_files(hello["scratch"]):
-            report.append("read-only")
-        for folder in hello["hidden"]:
-            isolation.cover(folder)
-    ruleset = None
-    if abi := isolation.landlock_abi():
-        ruleset = isolation.landlock_ruleset(
-            abi, writable=hello["scratch"], readable=hello["readable"], own_proc="pid" in namespaces
+        isolation.keep_to_itself()
+        walls = Walls(
+            namespaces,
+            scratch=scratch,
+            base=base,
+            readable=hello["readable"],
+            hidden=hello["hidden"],
         )
-        report.append(f"landlock-{abi}")
-    if (
-        "user" in namespaces
-    ):  # elsewhere this would count the whole machine's processes of this user
-        _lower(resource.RLIMIT_NPROC, _PROCESSES)
-    _lower(resource.RLIMIT_CORE, 0)
-    _lower(resource.RLIMIT_FSIZE, _FILE_BYTES)
-    isolation.renounce_privileges()
+    except OSError:
+        if namespaces:
+            return _REFUSED
+        raise
     isolation.adopt_orphans()
     if os.getpid() != 1 and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
         raise OSError("this kernel has neither pid namespaces for us nor /proc/PID/task/*/children")
-    # As pid 1 it need not be kept apart by Landlock from a program: the kernel lets no signal from
-    # below through to it, and no process without privileges look into one that is not dumpable.
-    inside = "pid" in namespaces
-    if inside and ruleset is not None:
-        isolation.landlock_restrict(ruleset)
-    tell(channel, {"isolation": report})
-    Monitor(channel, hello, ruleset, inside=inside).serve(fatal)
+    if not namespaces:
+        isolation.renounce_privileges()
+    # What was made until here is for good: the forks of this process are many, and short.
+    gc.freeze()
+    gc.disable()
+    tell(channel, {"isolation": walls.report, "scratch": scratch})
+    holds = Scratch(scratch, in_memory="mount" in namespaces)
+    Monitor(channel, walls, holds, hello["nice"]).serve(fatal)
     return 0
 
 

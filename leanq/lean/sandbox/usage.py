@@ -1,16 +1,13 @@
-"""What a program with all its descendants uses: CPU time, memory, disk. For the supervisor."""
+"""What a program with all its descendants uses: CPU time and memory. For the supervisor."""
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import math
 import os
 import resource
-import stat
 from collections.abc import Iterator
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_KINDS = (b"RssAnon:", b"VmSwap:", b"VmPTE:")
 
 
 def descendants() -> Iterator[int]:
@@ -36,16 +33,23 @@ def descendants() -> Iterator[int]:
 class UsageSampler:
     """What all descendants have used since this was made, as of the last sample.
 
-    CPU time is the larger of two sums, each of which can only miss something: the times that
-    parents inherit when they wait for a child, and the times seen of each process itself. The
-    first misses children that no process waits for, the second what ends between two samples.
+    CPU time is the largest of sums that can each only miss something: the times that parents
+    inherit when they wait for a child, and the times seen of each process itself. The first misses
+    children that no process waits for, such as those of a namespace that is killed; the second
+    what ends between two samples.
 
-    Memory is resident anonymous and shared memory. Mapped files, such as .olean files, do not
-    count: they are the page cache, shared by all processes. Pages shared after a fork count
-    once for each process.
+    Memory is anonymous memory, resident or swapped out, with its page tables. Mapped files, such as
+    .olean files, do not count: they are the page cache, shared by all processes. Pages shared
+    after a fork count once for each process.
+
+    Args:
+        holder: a process below this one that is no part of the program, or 0.
+        shared: whether there can be shared memory outside the scratch folder; it counts then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, holder: int = 0, shared: bool = True) -> None:
+        self._holder = holder
+        self._kinds = (*_KINDS, *([b"RssShmem:"] if shared else []))
         self.cpu_s = 0.0
         self.memory_bytes = 0
         self.peak_bytes = 0
@@ -69,7 +73,8 @@ class UsageSampler:
             user, system, waited_user, waited_system = map(int, fields[11:15])
             own[pid, fields[19]] = user + system
             ticks += user + system + waited_user + waited_system
-            kilobytes += _kilobytes(status, b"RssAnon:") + _kilobytes(status, b"RssShmem:")
+            if pid != self._holder:
+                kilobytes += sum(_kilobytes(status, kind) for kind in self._kinds)
         self._note(inherited_s + ticks / _TICKS_PER_S, own, kilobytes << 10)
 
     def conclude(self) -> None:
@@ -80,38 +85,9 @@ class UsageSampler:
         self._gone += sum(spent for who, spent in self._own.items() if who not in own)
         self._own = own
         seen = self._gone + sum(own.values())
-        self.cpu_s = max(times_s, seen / _TICKS_PER_S)
+        self.cpu_s = max(self.cpu_s, times_s, seen / _TICKS_PER_S)
         self.memory_bytes = memory_bytes
         self.peak_bytes = max(self.peak_bytes, memory_bytes)
-
-
-def disk_bytes(folder: str, most_bytes: float) -> float:
-    """The disk space that everything in a folder takes; not counted on above ``most_bytes``.
-
-    Each file counts as 4 KiB at least, so that as many are looked at as space is allowed. What is
-    nested deeper than any path reaches counts as without end. Files that are open and have no name
-    any more are missed.
-    """
-    total = 0
-    folders = [folder]
-    while folders and total <= most_bytes:
-        place = folders.pop()
-        try:
-            with contextlib.suppress(PermissionError):
-                os.chmod(place, 0o700)
-            with os.scandir(place) as entries:
-                for entry in entries:
-                    status = entry.stat(follow_symlinks=False)
-                    total += max(status.st_blocks * 512, 4096)
-                    if stat.S_ISDIR(status.st_mode):
-                        folders.append(entry.path)
-                    if total > most_bytes:
-                        break
-        except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
-                return math.inf
-            # Or it was removed meanwhile.
-    return total
 
 
 def _read(path: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
-from leanq.lean.diagnostics import Judged
+from leanq.lean.diagnostics import Outcome
 from leanq.lean.recipes import Form, Hole, Source, record_after, record_id
 from leanq.lean.steps.holes import Draft
 from leanq.queue.requests import LEAN_VERDICTS, Sorry
@@ -25,7 +25,7 @@ class Seen:
 
 async def look(
     holes: tuple[Hole, ...],
-    run: Callable[[Draft], Awaitable[Judged]],
+    run: Callable[[Draft], Awaitable[Outcome]],
     draft_with: Callable[[Mapping[int, Form]], Draft],
 ) -> Seen:
     """Has Lean show the goals of holes, and finds their forms by that.
@@ -37,10 +37,10 @@ async def look(
     forms: dict[int, Form] = {}
     for _ in range(_MOST_PROBES):
         draft = draft_with(missing)
-        judged = await run(draft)
-        if judged.verdict not in LEAN_VERDICTS:
+        outcome = await run(draft)
+        if outcome.verdict not in LEAN_VERDICTS:
             break
-        messages = judged.messages
+        messages = outcome.messages
         found = draft.goals(messages)
         goals |= found
         forms |= {number: missing.pop(number) for number in found}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from leanq.lean.diagnostics import Judged, is_budget, reason_of
+from leanq.lean.diagnostics import Outcome, is_budget, reason_of
 from leanq.lean.environment import Environment
 from leanq.lean.recipes import Recipe, Tactic, read_recipe, record_after
 from leanq.lean.steps.goals import sorry_at
@@ -87,18 +87,18 @@ async def read_move(request: Request, states: States, environment: Environment) 
     return Move(request.state, recipe, given, tactic)
 
 
-def judged_apart(draft: Draft, judged: Judged) -> Judged:
+def outcome_apart(draft: Draft, outcome: Outcome) -> Outcome:
     """What a draft amounts to once the messages that goals are left are set aside."""
-    counted = [message for message in judged.messages if draft.level(message) is None]
+    counted = [message for message in outcome.messages if draft.level(message) is None]
     errors = [message for message in counted if message.severity == "error"]
-    verdict = judged.verdict
+    verdict = outcome.verdict
     if verdict in ("rejected", "exhausted") and not errors:
         verdict = "incomplete"
     elif verdict == "rejected" and all(is_budget(message) for message in errors):
         verdict = "exhausted"
-    if verdict == judged.verdict and verdict not in ("rejected", "exhausted"):
-        return judged
-    return structs.replace(judged, verdict=verdict, reason=reason_of(verdict, counted))
+    if verdict == outcome.verdict and verdict not in ("rejected", "exhausted"):
+        return outcome
+    return structs.replace(outcome, verdict=verdict, reason=reason_of(verdict, counted))
 
 
 def left_open(reply: Reply) -> Reply:

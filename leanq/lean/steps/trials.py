@@ -16,16 +16,15 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from leanq.lean.audit.programs import runs_programs
 from leanq.lean.check import Auditor, check
-from leanq.lean.diagnostics import Judged
+from leanq.lean.diagnostics import Outcome
+from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean, Run
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
 from leanq.lean.sandbox.sandbox import Sandbox
-from leanq.lean.snapshots.prefixes import Prefixes
 from leanq.lean.steps.goals import keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
-from leanq.lean.steps.moves import Move, judged_apart, left_open, read_move
+from leanq.lean.steps.moves import Move, left_open, outcome_apart, read_move
 from leanq.lean.targets import Targets, named_as_in_source
 from leanq.queue.requests import Message, Reply, Request, Sorry
 from leanq.states import States
@@ -54,9 +53,9 @@ class Trials:
             return ()
         async with self._lean.sandbox() as sandbox:
 
-            async def run(draft: Draft) -> Judged:
+            async def run(draft: Draft) -> Outcome:
                 done = await self._prefixes.run(sandbox, code, draft.text, request, states)
-                return done.judged
+                return done.outcome
 
             seen = await look(holes, run, lambda forms: draft_probe(code, holes, forms))
         return await keep_opened(code, seen, self._lean.environment.fingerprint, states)
@@ -94,13 +93,13 @@ class _Step:
         draft = draft_trial(move.recipe, move.tactic)
         async with self._lean.sandbox() as sandbox:
             run = await self._try(sandbox, draft)
-            judged = judged_apart(draft, run.judged)
-            left = [m for m in judged.messages if draft.is_left(m)]
-            outside = draft.left_outside(judged.messages)
-            reply = structs.replace(judged, messages=move.told(draft, judged.messages)).reply(
+            outcome = outcome_apart(draft, run.outcome)
+            left = [m for m in outcome.messages if draft.is_left(m)]
+            outside = draft.left_outside(outcome.messages)
+            reply = structs.replace(outcome, messages=move.told(draft, outcome.messages)).reply(
                 cpu_s=run.done.exit.cpu_s, way=run.way
             )
-            if judged.verdict not in ("accepted", "incomplete"):
+            if outcome.verdict not in ("accepted", "incomplete"):
                 return reply
             goals = tuple(goal for message in left for goal in read_goals(message))
             if goals or move.tactic.holes:
@@ -119,8 +118,8 @@ class _Step:
         sorries: tuple[Sorry, ...] = ()
         if tactic.holes:
 
-            async def run(draft: Draft) -> Judged:
-                return (await self._try(sandbox, draft)).judged
+            async def run(draft: Draft) -> Outcome:
+                return (await self._try(sandbox, draft)).outcome
 
             seen = await look(
                 tactic.holes, run, lambda forms: draft_trial(move.recipe, tactic, probes=forms)
@@ -139,11 +138,11 @@ class _Step:
         goals = () if first.goal is None else (first.goal,)
         return structs.replace(reply, state=first.state, goals=goals, sorries=move.placed(sorries))
 
-    def _program(self) -> str | None:
+    async def _program(self) -> str | None:
         """What in the tactics runs programs, which could find the stand-in and prove by it."""
         move = self._move
-        texts = (tactic.text for tactic in (*move.recipe.tactics, move.tactic))
-        return next(filter(None, map(runs_programs, texts)), None)
+        texts = [tactic.text for tactic in (*move.recipe.tactics, move.tactic)]
+        return await self._auditor.runs_programs("\n".join(texts))
 
     async def _close(self, reply: Reply, outside: Sequence[int]) -> Reply:
         """Nothing is left: the whole text is verified against its source, so that whatever the
@@ -155,7 +154,8 @@ class _Step:
         stand_in = f"_leanq_{secrets.token_hex(8)}" if others else ""
         draft = draft_trial(move.recipe, move.tactic, stand_in=stand_in, outside=outside)
         allowed = (*self._request.allow_axioms, *([stand_in] if stand_in else []))
-        word = self._program() if stand_in and not self._request.trust_programs else None
+        trusted = self._request.trust_programs or not stand_in
+        word = None if trusted else await self._program()
         if word is not None:
             return _unverified(reply, word)
         request = structs.replace(self._request, allow_axioms=allowed)

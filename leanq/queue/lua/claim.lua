@@ -1,14 +1,14 @@
 #!lua flags=allow-oom
--- parts: clock lists lines wakeup publish counters settle isolated reservations fair_queue lease recall waiting
+-- parts: clock bulk wait_list wakeup publish counters settle isolated reservations fair_queue lease recall waiting
 -- claim: settles what a worker has finished, and leases it up to `want` requests of `environments`, in
 -- one call; either part may be empty. A settlement is accepted only with the current token, or again
 -- with the token that already won. `token` is that of all leases given out here. `busy`: requests in
 -- flight besides those settled here; other than 0 keeps quarantined requests away.
 -- Answers accepted: per settlement 1 or 0 (fenced); jobs: see lease.lua; held: size of the processing
--- list; hold: 1 where this worker should empty itself for a quarantined request; again_ms: after how
+-- list; must_empty: 1 where this worker should empty itself for a quarantined request; again_ms: after how
 -- long it should claim again, to watch over reservations (0: it need not); now_ms; has_affinity: 1 where
 -- requests of these environments may be reserved to workers.
-local hold, again_ms, has_affinity, looks = 0, 0, false, want > 0
+local must_empty, again_ms, has_affinity, asks = 0, 0, false, want > 0
 local accepted = settle.all()
 
 -- The environments that are not held back, and what :stats says of each.
@@ -16,7 +16,7 @@ local open = environments
 if #environments > 0 and redis.call('EXISTS', tag .. ':paused') == 1 then
   open = {}
   for _, environment in ipairs(environments) do
-    if not lines.is_paused('e', environment) then open[#open + 1] = environment end
+    if not wait_list.is_paused('e', environment) then open[#open + 1] = environment end
   end
 end
 local fields, stats = {}, {}
@@ -24,7 +24,7 @@ for i, environment in ipairs(open) do
   fields[3 * i - 2], fields[3 * i - 1] = 'turn:' .. environment, 'waiting:' .. environment
   fields[3 * i] = 'affinity:' .. environment
 end
-for i, value in ipairs(lists.call('HMGET', tag .. ':stats', fields)) do
+for i, value in ipairs(bulk.call('HMGET', tag .. ':stats', fields)) do
   stats[fields[i]] = tonumber(value or 0)
 end
 for _, environment in ipairs(open) do
@@ -38,14 +38,14 @@ local priorities = {}
 for i, environment in ipairs(want > 0 and open or {}) do
   local ring, filled = tag .. ':ring:' .. environment .. ':', {}
   local one, zero, two, quarantined =
-    unpack(lists.filled({ring .. 1, ring .. 0, ring .. 2, tag .. ':quarantined:' .. environment}))
+    unpack(bulk.filled({ring .. 1, ring .. 0, ring .. 2, tag .. ':quarantined:' .. environment}))
   if zero then filled[#filled + 1] = 0 end
   if one then filled[#filled + 1] = 1 end
   if two then filled[#filled + 1] = 2 end
   priorities[i] = filled
   local became = quarantined and want > 0 and isolated.claim(environment)
   if became then want = 0 end
-  if became == 'hold' then hold = 1 end
+  if became == 'must_empty' then must_empty = 1 end
 end
 local reserved = has_affinity and reservations.claim(want) or 0
 want = want - reserved
@@ -57,16 +57,16 @@ for i, environment in ipairs(open) do
 end
 if has_affinity then
   recall(worker)
-  if want > 0 then redis.call('HSET', tag .. ':vacant', worker, want) end
-  if looks then again_ms = reservations.watch(reserved) end
+  if want > 0 then redis.call('HSET', tag .. ':available', worker, want) end
+  if asks then again_ms = reservations.watch(reserved) end
 end
 lease.write()
 
-if #lease.jobs > 0 or waiting.popped >= waiting.MAX_POPPED or hold == 1 then
+if #lease.jobs > 0 or waiting.popped >= waiting.MAX_POPPED or must_empty == 1 then
   -- A worker that leaves requests waiting wakes one more worker.
   for _, environment in ipairs(open) do
     local name = 'waiting:' .. environment
-    if stats[name] + (counters.added[name] or 0) > 0 and lines.any(environment) then
+    if stats[name] + (counters.added[name] or 0) > 0 and wait_list.any(environment) then
       notify(environment, 1)
     end
   end
@@ -74,5 +74,5 @@ end
 publish.all()
 counters.write()
 redis.call('ZADD', tag .. ':workers', now + lease_ms, worker)
-return answer({accepted = accepted, jobs = lease.jobs, hold = hold, again_ms = again_ms, now_ms = now,
-  held = redis.call('ZCARD', tag .. ':work:' .. worker), has_affinity = has_affinity and 1 or 0})
+return answer({accepted = accepted, jobs = lease.jobs, must_empty = must_empty, again_ms = again_ms,
+  now_ms = now, held = redis.call('ZCARD', tag .. ':processing:' .. worker), has_affinity = has_affinity and 1 or 0})

@@ -1,23 +1,24 @@
 #!lua flags=allow-oom
--- parts: record place lines publish counters single_flight stop_run withdraw expire requeue hand_over
+-- parts: record phase wait_list publish counters single_flight stop_run withdraw deadline requeue hand_over
 -- lookup: what became of requests, for a client that waits for them and hears of their ends from now on.
 -- Returns per request id: the reply, or 1 queued, 2 leased or joined to a run, 0 unknown.
 local out = {}
 for k, request_id in ipairs(request_ids) do
   local r, answer = record.load(request_id), nil
   if r then
-    local where = redis.call('HGET', tag .. ':where', request_id)
-    local lease, run_id, list = place.read_lease(where), place.read_joined(where), lines.home(r, where)
-    hand_over(request_id, r, client, where)
-    if not lease and expire.is_late(r) then
+    local phase_text = redis.call('HGET', tag .. ':phase', request_id)
+    local lease, run_id = phase.read_lease(phase_text), phase.read_joined(phase_text)
+    local list = wait_list.name_of(r, phase_text)
+    hand_over(request_id, r, client, phase_text)
+    if not lease and deadline.is_past(r) then
       if run_id then stop_run.leave(request_id, run_id) end
-      expire.finish(request_id, r, r.attempts + (run_id and 1 or 0), not run_id)
+      deadline.expire(request_id, r, r.attempts + (run_id and 1 or 0), not run_id)
       if list then withdraw.note(list, r) end
     elseif run_id and not (single_flight.lease_of(run_id)
       and redis.call('ZSCORE', tag .. ':joined:' .. run_id, request_id)) then
       -- No request waits for a run that is none, whatever the server has lost.
       redis.call('ZREM', tag .. ':joined:' .. run_id, request_id)
-      answer = requeue.one(request_id, 'keep') == 'queued' and 1 or 2
+      answer = requeue.one(request_id, 'requeue') == 'queued' and 1 or 2
     else
       answer = (lease or run_id) and 2 or 1
     end

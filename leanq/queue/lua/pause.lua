@@ -1,20 +1,20 @@
 #!lua flags=allow-oom
--- parts: clock lines wakeup
+-- parts: clock wait_list wakeup
 -- pause: holds an environment ('e') or a tenant ('t') back, or lets it go on. What runs goes on.
 -- Returns 1 where that was otherwise before.
 local field = kind .. ':' .. name
-if hold == lines.is_paused(kind, name) then return 0 end
-if hold then redis.call('HSET', tag .. ':paused', field, now)
+if set == wait_list.is_paused(kind, name) then return 0 end
+if set then redis.call('HSET', tag .. ':paused', field, now)
 else redis.call('HDEL', tag .. ':paused', field) end
 
 -- Takes a tenant out of a ring, or puts it back at the end where it has a list.
 local function move(environment, priority)
-  local line = environment .. ':' .. priority
-  local ring, parked = tag .. ':ring:' .. line, tag .. ':parked:' .. line
-  if hold then
+  local ring_name = environment .. ':' .. priority
+  local ring, parked = tag .. ':ring:' .. ring_name, tag .. ':parked:' .. ring_name
+  if set then
     if redis.call('LREM', ring, 0, name) > 0 then redis.call('SADD', parked, name) end
   elseif redis.call('SREM', parked, name) == 1
-    and redis.call('EXISTS', tag .. ':wait:' .. line .. ':' .. name) == 1 then
+    and redis.call('EXISTS', tag .. ':wait:' .. ring_name .. ':' .. name) == 1 then
     redis.call('RPUSH', ring, name)
     notify(environment, 1)
   end
@@ -25,7 +25,7 @@ if kind == 't' then
     local environment = string.match(counter, '^waiting:(.*)$')
     for priority = 0, environment and 2 or -1 do move(environment, priority) end
   end
-elseif not hold and lines.any(name) then
+elseif not set and wait_list.any(name) then
   notify(name, 16)
 end
 return 1

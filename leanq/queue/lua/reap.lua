@@ -10,15 +10,15 @@ if now < judged_at then
 end
 local worker = redis.call('ZRANGEBYSCORE', tag .. ':workers', '-inf', now, 'LIMIT', 0, 1)[1]
 if not worker then return answer({queued = 0, poisoned = 0, more = 0, expiry_grace_ms = 0}) end
-local work = tag .. ':work:' .. worker
+local processing = tag .. ':processing:' .. worker
 local ends = {queued = 0, poisoned = 0, lost = 0}
-for _, request_id in ipairs(redis.call('ZRANGE', work, 0, 99)) do
-  redis.call('ZREM', work, request_id)
-  local became = requeue.run(request_id, 'charge')
+for _, request_id in ipairs(redis.call('ZRANGE', processing, 0, 99)) do
+  redis.call('ZREM', processing, request_id)
+  local became = requeue.run(request_id, 'retry')
   ends[became] = ends[became] + 1
   if requeue.is_full() then break end
 end
-if redis.call('EXISTS', work) == 0 then forget_worker(worker) end
+if redis.call('EXISTS', processing) == 0 then forget_worker(worker) end
 counters.add('reaped', ends.queued + ends.poisoned)
 publish.all()
 counters.write()

@@ -1,15 +1,15 @@
 #!lua flags=no-writes
--- parts: clock record place single_flight
+-- parts: clock record phase single_flight
 -- reconcile: compares what a worker holds (`request_ids`) with its processing list, after an answer got
 -- lost on the wire. What it does not know is handed to it again, with the token it already has.
 -- Answers jobs: per unknown request what claim gives out, and the token; lost: request ids that are no
 -- longer its own; now_ms.
-local work, held, jobs, lost = tag .. ':work:' .. worker, {}, {}, {}
+local processing, held, jobs, lost = tag .. ':processing:' .. worker, {}, {}, {}
 for _, request_id in ipairs(request_ids) do
   held[request_id] = true
-  if not redis.call('ZSCORE', work, request_id) then lost[#lost + 1] = request_id end
+  if not redis.call('ZSCORE', processing, request_id) then lost[#lost + 1] = request_id end
 end
-for _, request_id in ipairs(redis.call('ZRANGE', work, 0, -1)) do
+for _, request_id in ipairs(redis.call('ZRANGE', processing, 0, -1)) do
   local lease = not held[request_id] and single_flight.lease_of(request_id)
   if lease then
     local text = redis.call('GET', tag .. ':req:' .. single_flight.with_record(request_id, lease))

@@ -7,12 +7,12 @@ redis.call('HSET', tag .. ':info', worker, info)
 for _, environment in ipairs(environments) do
   redis.call('HSET', tag .. ':environments', environment.name, environment.about)
   if environment.fingerprint ~= '' then
-    redis.call('HSET', tag .. ':prints', environment.name, environment.fingerprint)
+    redis.call('HSET', tag .. ':fingerprints', environment.name, environment.fingerprint)
   end
 end
 -- Small hashes are searched from end to end. One value too long for that makes Redis index these, which
 -- are asked for all requests of a call at once.
-for _, name in ipairs({'where', 'runs', 'stats'}) do
+for _, name in ipairs({'phase', 'runs', 'stats'}) do
   redis.call('HSETNX', tag .. ':' .. name, '', string.rep('.', 65))
 end
 return 1

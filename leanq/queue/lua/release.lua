@@ -1,15 +1,15 @@
 #!lua flags=allow-oom
--- parts: place publish counters requeue forget_worker
--- release: gives unfinished work back to the front. how: keep, charge (the attempt counts) or defer (to
--- the end of the line). `leave`: the worker leaves the fleet.
+-- parts: phase publish counters requeue forget_worker
+-- release: gives unfinished work back to the front. how: requeue, retry (the attempt counts) or defer (to
+-- the end of its waiting list). `leave`: the worker leaves the fleet.
 -- Returns how many were given back; a token that is no longer current changes nothing.
 local given = 0
--- From the last to the first, so that the front of the line keeps their order.
+-- From the last to the first, so that the front of the list keeps their order.
 for i = #leases, 1, -1 do
   local request_id = leases[i].request_id
-  local lease = place.read_lease(redis.call('HGET', tag .. ':where', request_id))
+  local lease = phase.read_lease(redis.call('HGET', tag .. ':phase', request_id))
   if lease and lease.token == leases[i].token then
-    redis.call('ZREM', tag .. ':work:' .. worker, request_id)
+    redis.call('ZREM', tag .. ':processing:' .. worker, request_id)
     requeue.run(request_id, how)
     given = given + 1
   end
@@ -18,5 +18,5 @@ counters.add('released', given)
 publish.all()
 counters.write()
 -- A worker that still has work stays known, so that the reaper finds that work.
-if leave and redis.call('EXISTS', tag .. ':work:' .. worker) == 0 then forget_worker(worker) end
+if leave and redis.call('EXISTS', tag .. ':processing:' .. worker) == 0 then forget_worker(worker) end
 return given

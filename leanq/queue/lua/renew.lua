@@ -6,22 +6,22 @@
 -- requests taken away because they ran longer than they may; known: 1 where the fleet knows this worker;
 -- workers: how many there are; waiting: how many requests wait in its environments.
 note_minute()
-local work, workers = tag .. ':work:' .. worker, tag .. ':workers'
+local processing, workers = tag .. ':processing:' .. worker, tag .. ':workers'
 -- A worker that renews is not overdue, however late it comes.
 redis.call('ZADD', workers, now + lease_ms, worker)
 local judged = now >= grace_ends()
-local timed_out = judged and redis.call('ZRANGEBYSCORE', work, '-inf', now, 'LIMIT', 0, 100) or {}
+local timed_out = judged and redis.call('ZRANGEBYSCORE', processing, '-inf', now, 'LIMIT', 0, 100) or {}
 for i, request_id in ipairs(timed_out) do
   -- The rest is taken with the next renewal.
   if requeue.is_full() then timed_out = {unpack(timed_out, 1, i - 1)} break end
-  redis.call('ZREM', work, request_id)
-  requeue.run(request_id, 'charge')
+  redis.call('ZREM', processing, request_id)
+  requeue.run(request_id, 'retry')
 end
 counters.add('reaped', #timed_out)
 publish.all()
 counters.write()
 local expired = judged and redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 1) or {}
-local held = redis.call('ZCARD', work)
+local held = redis.call('ZCARD', processing)
 redis.call('ZADD', workers, now + (held > 0 and lease_ms or idle_lease_ms), worker)
 local waiting = 0
 for _, environment in ipairs(environments) do

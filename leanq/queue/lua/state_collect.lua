@@ -3,8 +3,8 @@
 -- state_collect: removes records that were not used for long from a part of one bucket, and moves the
 -- cursor on, which all workers share. After a round there is an hour's rest.
 -- Answers removed: how many; ended: whether a round did.
-local place = tag .. ':collect'
-local r = redis.call('HMGET', place, 'bucket', 'cursor', 'ended')
+local progress = tag .. ':collect'
+local r = redis.call('HMGET', progress, 'bucket', 'cursor', 'ended')
 local bucket, cursor = tonumber(r[1] or 0), r[2] or '0'
 if bucket == 0 and cursor == '0' and r[3] and now - tonumber(r[3]) < 3600000 then
   return answer({removed = 0, ended = 0})
@@ -22,7 +22,7 @@ end
 
 cursor = found[1]
 if cursor == '0' then bucket = (bucket + 1) % buckets end
-redis.call('HSET', place, 'bucket', bucket, 'cursor', cursor)
+redis.call('HSET', progress, 'bucket', bucket, 'cursor', cursor)
 if bucket ~= 0 or cursor ~= '0' then return answer({removed = removed, ended = 0}) end
-redis.call('HSET', place, 'ended', now)
+redis.call('HSET', progress, 'ended', now)
 return answer({removed = removed, ended = 1})

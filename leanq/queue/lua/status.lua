@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- parts: clock record lines
+-- parts: clock record wait_list
 -- status: one look at the shard; changes nothing.
 -- Answers stats: all counters; environments; workers: rows of id, lease (ms left), requests held, what it
 -- says of itself; priorities: rows of environment, priority, tenants, waiting (of the first 1,000
@@ -10,7 +10,7 @@ local workers, priorities, quarantined = {}, {}, {}
 local leases = redis.call('ZRANGE', tag .. ':workers', 0, -1, 'WITHSCORES')
 for i = 1, #leases, 2 do
   local worker = leases[i]
-  workers[#workers + 1] = {worker, leases[i + 1] - now, redis.call('ZCARD', tag .. ':work:' .. worker),
+  workers[#workers + 1] = {worker, leases[i + 1] - now, redis.call('ZCARD', tag .. ':processing:' .. worker),
     redis.call('HGET', tag .. ':info', worker) or ''}
 end
 
@@ -27,25 +27,25 @@ local function first_submitted(name)
   local last = withdrawn[name] and 99 or 0
   for _, request_id in ipairs(redis.call('LRANGE', tag .. ':' .. name, 0, last)) do
     local r = record.load(request_id)
-    if r and lines.home(r, redis.call('HGET', tag .. ':where', request_id)) == name then
+    if r and wait_list.name_of(r, redis.call('HGET', tag .. ':phase', request_id)) == name then
       return r.submitted
     end
   end
 end
 
-local function look(environment, priority)
-  local line = environment .. ':' .. priority
-  local tenants = redis.call('LRANGE', tag .. ':ring:' .. line, 0, 999)
-  local parked = redis.call('SMEMBERS', tag .. ':parked:' .. line)
+local function count_priority(environment, priority)
+  local ring_name = environment .. ':' .. priority
+  local tenants = redis.call('LRANGE', tag .. ':ring:' .. ring_name, 0, 999)
+  local parked = redis.call('SMEMBERS', tag .. ':parked:' .. ring_name)
   local waiting, held, oldest = 0, 0, now
   for _, tenant in ipairs(tenants) do
-    local name = 'wait:' .. line .. ':' .. tenant
+    local name = 'wait:' .. ring_name .. ':' .. tenant
     waiting = waiting + length(name)
     oldest = math.min(oldest, first_submitted(name) or now)
   end
-  for _, tenant in ipairs(parked) do held = held + length('wait:' .. line .. ':' .. tenant) end
+  for _, tenant in ipairs(parked) do held = held + length('wait:' .. ring_name .. ':' .. tenant) end
   if #tenants + #parked > 0 then
-    local count = redis.call('LLEN', tag .. ':ring:' .. line) + #parked
+    local count = redis.call('LLEN', tag .. ':ring:' .. ring_name) + #parked
     priorities[#priorities + 1] = {environment, priority, count, waiting + held, now - oldest, held}
   end
 end
@@ -54,7 +54,7 @@ local stats = redis.call('HGETALL', tag .. ':stats')
 for i = 1, #stats, 2 do
   local environment = string.match(stats[i], '^waiting:(.*)$')
   if environment then
-    for priority = 0, 2 do look(environment, priority) end
+    for priority = 0, 2 do count_priority(environment, priority) end
     local n = length('quarantined:' .. environment)
     if n > 0 then quarantined[#quarantined + 1] = {environment, n} end
   end

@@ -1,5 +1,5 @@
 #!lua
--- parts: clock lists record place counters lines wakeup single_flight history hand_over reserve
+-- parts: clock bulk record phase counters wait_list wakeup single_flight history hand_over reserve
 -- submit: takes requests in, or says why not. Idempotent by request id. Without allow-oom: a full memory
 -- refuses the whole call and so becomes back-pressure. `max_waiting`: per environment, priority and
 -- tenant. `remember_ms`: time-to-live of replies where remembered verdicts count, else 0. `kinds`: what
@@ -19,8 +19,8 @@ local function environment_of(name)
     environment = {name = name, added = 0, joined = 0, reserved = 0, affinity = false,
       known = redis.call('HEXISTS', tag .. ':environments', name) == 1
         or redis.call('HLEN', tag .. ':environments') == 0,
-      fingerprint = remember_ms > 0 and redis.call('HGET', tag .. ':prints', name),
-      paused = paused and lines.is_paused('e', name)}
+      fingerprint = remember_ms > 0 and redis.call('HGET', tag .. ':fingerprints', name),
+      paused = paused and wait_list.is_paused('e', name)}
     environments[name] = environment
   end
   return environment
@@ -29,19 +29,20 @@ end
 -- Where requests of each kind wait: by environment and priority, the tenants with their new requests.
 local rings = {}
 for _, kind in ipairs(kinds) do
-  local line = kind.environment .. ':' .. kind.priority
   kind.affinity, kind.second_affinity = kind.affinity[1] or '', kind.affinity[2] or ''
-  kind.place = environment_of(kind.environment)
-  if not rings[line] then
-    rings[line] = {line = line, place = kind.place, tenants = {}, requests = {}}
-    rings[#rings + 1] = rings[line]
+  local ring_name = kind.environment .. ':' .. kind.priority
+  local environment = environment_of(kind.environment)
+  if not rings[ring_name] then
+    rings[ring_name] = {name = ring_name, environment = environment, tenants = {}, requests = {}}
+    rings[#rings + 1] = rings[ring_name]
   end
-  kind.ring = rings[line]
+  kind.ring = rings[ring_name]
   -- All but tenant and digest, and the zero bytes that end these.
   kind.head = string.sub(record.head({attempts = 0, priority = kind.priority, submitted = now,
     deadline = kind.deadline_ms > 0 and now + kind.deadline_ms or 0, run_ms = kind.run_ms,
     environment = kind.environment, client = client, affinity = kind.affinity,
     second_affinity = kind.second_affinity, tenant = '', digest = ''}), 1, -3)
+  kind.environment = environment
 end
 
 -- The record of a request, which is written with the others.
@@ -53,14 +54,14 @@ end
 
 -- One that is there already: in flight, whose client is this one from now on, or ended.
 local function again(item)
-  local where, r = redis.call('HGET', tag .. ':where', item.request_id), record.load(item.request_id)
+  local phase_text, r = redis.call('HGET', tag .. ':phase', item.request_id), record.load(item.request_id)
   if not r then return redis.call('GET', item.name) end
-  hand_over(item.request_id, r, client, where)
+  hand_over(item.request_id, r, client, phase_text)
   return 2
 end
 
--- One that is new to the server, and simply waits in its line, where there is room.
-local function line_up(item)
+-- One that is new to the server, and simply waits in its list, where there is room.
+local function enqueue(item)
   local ring = kinds[item.kind].ring
   local requests = ring.requests[item.tenant]
   if not requests then
@@ -68,22 +69,22 @@ local function line_up(item)
     ring.requests[item.tenant], ring.tenants[#ring.tenants + 1] = requests, item.tenant
   end
   requests[#requests + 1] = item
-  ring.place.blocked = true
+  ring.environment.blocked = true
   return 1
 end
 
 -- One that is new to the server, and may be like others, or have a worker that is warm for it.
-local function take_in(item, run_id, where)
+local function take_in(item, run_id, phase_text)
   local kind, digest = kinds[item.kind], item.digest
-  local place_, lease = kind.place, place.read_lease(where)
+  local environment, lease = kind.environment, phase.read_lease(phase_text)
   if lease then
     -- It was withdrawn, its reply has gone, and it runs on for others: now for this client as well.
     keep(item)
-    place.lease_to(item.request_id, lease, client)
+    phase.set_client(item.request_id, lease, client)
     return 2
   end
-  local reply = digest ~= '' and place_.fingerprint
-    and redis.call('GET', tag .. ':verdict:' .. place_.fingerprint .. ':' .. digest)
+  local reply = digest ~= '' and environment.fingerprint
+    and redis.call('GET', tag .. ':verdict:' .. environment.fingerprint .. ':' .. digest)
   if reply then
     redis.call('SET', item.name, reply, 'PX', remember_ms)
     remembered = remembered + 1
@@ -91,12 +92,13 @@ local function take_in(item, run_id, where)
   end
   local joined, warm = single_flight.join(item.request_id, run_id, digest, now), nil
   if kind.affinity ~= '' then
-    place_.affinity = true
-    local parked = paused and lines.is_paused('t', item.tenant)
-    warm = not joined and not parked and reserve.warm_worker(place_, kind)
+    environment.affinity = true
+    local parked = paused and wait_list.is_paused('t', item.tenant)
+    warm = not joined and not parked and reserve.warm_worker(environment, kind)
   end
-  if not joined and not warm then return line_up(item) end
-  if warm then reserve.give(place_, item.request_id, warm) else place_.joined = place_.joined + 1 end
+  if not joined and not warm then return enqueue(item) end
+  if warm then reserve.give(environment, item.request_id, warm)
+  else environment.joined = environment.joined + 1 end
   keep(item)
   return 1
 end
@@ -104,7 +106,7 @@ end
 -- Puts new requests at the end of a tenant's list; those that find no room are refused. Whether the
 -- list was empty before.
 local function extend(ring, tenant, requests)
-  local name, request_ids, length = 'wait:' .. ring.line .. ':' .. tenant, {}, 0
+  local name, request_ids, length = 'wait:' .. ring.name .. ':' .. tenant, {}, 0
   for i, item in ipairs(requests) do request_ids[i] = item.request_id end
   for i = 1, #requests, 4000 do
     length = redis.call('RPUSH', tag .. ':' .. name,
@@ -120,7 +122,7 @@ local function extend(ring, tenant, requests)
   for i, item in ipairs(requests) do
     if i <= taken then keep(item) else out[item.number] = 3 end
   end
-  ring.place.added = ring.place.added + taken
+  ring.environment.added = ring.environment.added + taken
   return was_empty and taken > 0
 end
 
@@ -130,13 +132,13 @@ for k, item in ipairs(requests) do
   item.number, item.name = k, tag .. ':req:' .. item.request_id
   names[k] = item.name
   if item.digest ~= '' then
-    runs[#runs + 1] = single_flight.key(kinds[item.kind].environment, item.digest)
+    runs[#runs + 1] = single_flight.key(kinds[item.kind].environment.name, item.digest)
     digested[#runs], asked[k] = item.request_id, #runs
   end
 end
-local any = lists.existing(names)
-runs = lists.call('HMGET', tag .. ':runs', runs)
-digested = lists.call('HMGET', tag .. ':where', digested)
+local any = bulk.existing(names)
+runs = bulk.call('HMGET', tag .. ':runs', runs)
+digested = bulk.call('HMGET', tag .. ':phase', digested)
 
 -- By request id where in the batch it stands first, and where it stands again.
 local first, twice = {}, {}
@@ -148,12 +150,12 @@ for k, item in ipairs(requests) do
     first[item.request_id] = k
     if any > 0 and redis.call('EXISTS', item.name) == 1 then
       out[k] = again(item)
-    elseif not kind.place.known then
+    elseif not kind.environment.known then
       out[k] = 4
     elseif n or kind.affinity ~= '' then
       out[k] = take_in(item, n and runs[n], n and digested[n])
     else
-      out[k] = line_up(item)
+      out[k] = enqueue(item)
     end
   end
 end
@@ -161,14 +163,14 @@ for _, ring in ipairs(rings) do
   local opened = {}
   for _, tenant in ipairs(ring.tenants) do
     if extend(ring, tenant, ring.requests[tenant]) then
-      if paused then lines.open('RPUSH', ring.line, tenant)
+      if paused then wait_list.open('RPUSH', ring.name, tenant)
       else opened[#opened + 1] = tenant end
     end
   end
-  lists.call('RPUSH', tag .. ':ring:' .. ring.line, opened)
+  bulk.call('RPUSH', tag .. ':ring:' .. ring.name, opened)
 end
 for k, other in pairs(twice) do out[k] = out[other] == 1 and 2 or out[other] end
-lists.call('MSET', nil, records)
+bulk.call('MSET', nil, records)
 
 counters.add('remembered', remembered)
 for name, environment in pairs(environments) do

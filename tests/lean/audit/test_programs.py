@@ -70,6 +70,19 @@ RUNNING = [
     "example : x := by simp («maxSteps» := f)",
     "example : x := by aesop (add safe tactic f)\ndef f : TacticM Unit := g",
     "-- macro",
+    # What ends another token, or may.
+    "#versionelab x",
+    "#versionset_option debug.x true",
+    "#versionattribute [export f] f",
+    'notation "(x" => 1\ntheorem t : f = (xmacro x',
+    "register_try?_tactic f",
+    'binder_predicate x " foo " y => f',
+    "#postprocess_traces f",
+    "set_library_suggestions f",
+    "grind_propagator f",
+    'set_option sat.solver "x"',
+    'set_option «sat».«solver» "x"',
+    "show_panel_widgets [f]",
     '"elab"',
 ]
 
@@ -127,10 +140,15 @@ def test_words_of_the_environments_own() -> None:
     assert runs_programs("my_command do things") is None
 
 
+def test_the_word_is_shown_whole() -> None:
+    assert runs_programs("set_option debug.skipKernelTC true") == "debug.skipKernelTC"
+    assert runs_programs("set_option compiler.extract_closed true") == "compiler.extract_closed"
+
+
 @given(st.text(), st.text(), st.sampled_from(["#eval", "extern", "run_cmd", "native_decide"]))
 def test_no_text_around_a_word_hides_it(before: str, after: str, word: str) -> None:
-    if re.search(r"[A-Za-z]\Z", before) or re.match(r"[A-Za-z0-9_'!?\u2080-\u209c]", after):
-        before, after = before + "\n", "\n" + after
+    if re.match(r"[A-Za-z0-9_'!?\u2080-\u209c]", after):
+        after = "\n" + after
     assert runs_programs(before + word + after) is not None
 
 

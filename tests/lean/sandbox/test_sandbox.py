@@ -156,17 +156,10 @@ async def test_cpu_is_exact_at_the_end(sandbox: Sandbox) -> None:
     assert finished.exit.wall_s > 0.1
 
 
-@pytest.mark.parametrize(
-    "allocate",
-    [
-        "x = bytearray(400 << 20)",
-        "import mmap; x = mmap.mmap(-1, 400 << 20); x.write(bytes(len(x)))",
-    ],
-    ids=["private", "shared"],
-)
-async def test_memory(sandbox: Sandbox, allocate: str) -> None:
+async def test_memory(sandbox: Sandbox) -> None:
     limits = Limits(cpu_s=30, wall_s=60, memory_bytes=100 * MB)
-    finished = await run(sandbox, f"{allocate}\nimport time; time.sleep(60)", limits=limits)
+    code = "x = bytearray(400 << 20)\nimport time; time.sleep(60)"
+    finished = await run(sandbox, code, limits=limits)
     assert finished.exit.stopped == "memory"
     assert finished.exit.peak_bytes > 100 * MB
 
@@ -297,17 +290,21 @@ async def test_clearing(sandbox: Sandbox, tmp_path: Path) -> None:
         open("shut/inner/file", "w").close()
         os.mkfifo(b"\\xff fifo")
         for i in range(300): open(f"file{i}", "w").close()
-        os.chmod("shut/inner", 0)
-        os.chmod("shut", 0)
+        def shut(path):
+            try: os.chmod(path, 0)
+            except PermissionError: os.mkdir(path + "/shut", 0)
+        shut("shut/inner")
+        shut("shut")
         for _ in range(1200):
             os.mkdir("deep" * 10)
             os.chdir("deep" * 10)
-        os.chmod(".", 0)
+        shut(".")
     """
     assert await output(sandbox, code, str(tmp_path)) == ""
-    assert len(os.listdir(sandbox.scratch)) == 304
+    assert len(os.listdir(sandbox.left)) == 304
     sandbox.clear()
-    assert os.listdir(sandbox.scratch) == []
+    assert os.listdir(sandbox.left) == []
+    assert await output(sandbox, "import os; print(os.listdir())") == "[]"
     assert os.listdir(tmp_path) == ["kept"]
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
+from support.fleets import until
 from support.sandboxes import (
     GENEROUS,
     MB,
@@ -61,20 +62,28 @@ class Spares:
             self.argv, env=env or {}, cwd=scratch, limits=limits, stdin=stdin
         )
 
-    async def names(self, count: int) -> set[str]:
-        """What the files are called that were made, once there are so many."""
-        await eventually(lambda: len(os.listdir(self._sandbox.scratch)) == count)
-        return set(os.listdir(self._sandbox.scratch))
+    async def name(self) -> str:
+        """What the file is called that the waiting one has made in its folder, once it has."""
+        await eventually(lambda: self.made() != [])
+        (name,) = self.made()
+        return name
+
+    def made(self) -> list[str]:
+        """The files of the waiting one."""
+        with contextlib.suppress(OSError, ValueError):
+            (pid,) = marked(self.marker)
+            return os.listdir(f"/proc/{pid}/cwd")
+        return []
 
 
 async def test_it_serves_one_run(sandbox: Sandbox) -> None:
     spares = Spares(sandbox, NAMED)
     spares.prepare()
-    (name,) = await spares.names(1)
+    name = await spares.name()
     assert (await spares.run(b"first")).stdout.decode() == f"{name} first\n"
     other, _, read = (await spares.run(b"second")).stdout.decode().partition(" ")
     assert (other != name, read) == (True, "second\n")
-    assert await spares.names(2) == {name, other}
+    assert os.listdir(sandbox.left) == [other]
 
 
 async def test_it_may_be_asked_before_it_has_started(sandbox: Sandbox) -> None:
@@ -84,13 +93,13 @@ async def test_it_may_be_asked_before_it_has_started(sandbox: Sandbox) -> None:
         spares.prepare()
         name, _, read = (await spares.run(b"x" * MB)).stdout.decode().partition(" ")
         assert len(read) == MB + 1
-        assert await spares.names(1) == {name}
+        assert os.listdir(sandbox.left) == [name]
 
 
 async def test_another_program_ends_it(sandbox: Sandbox) -> None:
     spares = Spares(sandbox, NAMED)
     spares.prepare()
-    (name,) = await spares.names(1)
+    name = await spares.name()
     # The same program with another environment is another program.
     assert name not in (await spares.run(env={"A": "b"})).stdout.decode()
     spares.prepare()
@@ -114,8 +123,7 @@ async def test_limits_begin_with_its_input(sandbox: Sandbox) -> None:
     spares = Spares(sandbox, code)
     for seconds, stopped in (("0", None), ("60", "cpu")):
         spares.prepare()
-        await eventually((sandbox.scratch / "ready").exists)
-        (sandbox.scratch / "ready").unlink()
+        await eventually(lambda: spares.made() == ["ready"])
         limits = Limits(cpu_s=0.3, wall_s=60, memory_bytes=1 << 30)
         end = (await spares.run(seconds.encode(), limits)).exit
         assert end.stopped == stopped
@@ -150,15 +158,15 @@ async def test_each_limit_holds(sandbox: Sandbox, limit: str) -> None:
 async def test_one_that_died_costs_no_run(sandbox: Sandbox, noticed: bool) -> None:
     spares = Spares(sandbox, NAMED)
     spares.prepare()
-    (name,) = await spares.names(1)
+    name = await spares.name()
     (pid,) = marked(spares.marker)
     os.kill(pid, signal.SIGKILL)
     if noticed:
-        assert sandbox._process is not None
-        await sandbox._process.wait()
+        process = sandbox._process  # noqa: SLF001 - it alone knows what our loop has heard
+        assert process is not None
+        await process.wait()
     else:
-        while running(pid):  # our own loop must not hear of its end
-            pass
+        until(lambda: not running(pid))  # our own loop must not hear of its end
     finished = await spares.run(b"input")
     assert finished.exit.code == 0
     other, _, read = finished.stdout.decode().partition(" ")
@@ -184,7 +192,7 @@ async def test_cancelling_its_run_ends_it(sandbox: Sandbox) -> None:
     spares = Spares(sandbox, "import sys, time; sys.stdin.read(); open('on', 'w'); time.sleep(60)")
     spares.prepare()
     task = asyncio.create_task(spares.run())
-    await eventually((sandbox.scratch / "on").exists)
+    await eventually(lambda: spares.made() == ["on"])
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -195,8 +203,8 @@ async def test_cancelling_its_run_ends_it(sandbox: Sandbox) -> None:
 async def test_it_is_not_looked_at(sandbox: Sandbox) -> None:
     spares = Spares(sandbox, NAMED)
     spares.prepare()
-    await spares.names(1)
-    (inner,) = children(sandbox._supervisor.pid)
+    await spares.name()
+    (inner,) = children(sandbox.supervisor.pid)
 
     def in_poll_for_ever() -> bool:
         number, *arguments = Path(f"/proc/{inner}/syscall").read_text().split()
@@ -209,7 +217,7 @@ async def test_it_is_not_looked_at(sandbox: Sandbox) -> None:
 async def test_it_ends_with_its_sandbox(sandbox: Sandbox) -> None:
     spares = Spares(sandbox, NAMED)
     spares.prepare()
-    await spares.names(1)
+    await spares.name()
     await sandbox.close()
     assert marked(spares.marker) == []
     with pytest.raises(SandboxError):

@@ -1,54 +1,75 @@
--- parts: clock lists lines place waiting lease warmth single_flight
--- Preference for warm requests in environments where some name affinities.
--- Up to n requests of one tenant's list: of the first 16 that wait, the warmest first, in their order
--- otherwise. A request that was first passed over two seconds ago is passed over no more, however many
--- warm ones come up.
-local function choose(name, n)
-  local list, line, got = tag .. ':' .. name, {}, 0
-  -- What was popped, and how much of that was looked at.
-  local popped, texts, places, seen = {}, nil, nil, 0
-  -- The i-th that waits, if there is one. Mostly the first ones will do, so that no more are popped.
-  local function at(i)
-    while not line[i] and waiting.popped < waiting.MAX_POPPED do
-      if seen == #popped then
-        popped, seen = redis.call('LPOP', list, i == 1 and n - got or 16) or {}, 0
-        if #popped == 0 then break end
-        texts, places = waiting.look(popped)
-      end
-      seen, waiting.popped = seen + 1, waiting.popped + 1
-      local r = waiting.one(name, popped[seen], texts[seen], places[seen])
-      if r and line[r.request_id] then
-        -- One that was withdrawn and sent again stands there twice.
-        lines.forget(name, 1)
-      elseif r then
-        r.rank = r.affinity ~= '' and warmth.rank(r) or 3
-        line[i], line[r.request_id] = r, true
-      end
+-- parts: clock bulk wait_list phase waiting lease warmth single_flight
+-- Preference for warm requests in environments where some name affinities: of the first 16 that wait in
+-- a tenant's list, the warmest first, in their order otherwise. A request that was first passed over two
+-- seconds ago is passed over no more, however many warm ones come up.
+local affinity = {WINDOW = 16, PASSED_OVER_MS = 2000}
+
+-- The i-th request that waits in the list, if there is one. `front` has what was popped from the list:
+-- `ids`, of which `seen` were looked at, and those of them that wait (`front[1]`, `front[2]` and so on).
+-- Mostly the first ones will do, so that no more than `wanted` are popped at first.
+function affinity.at(front, i, wanted)
+  while not front[i] and waiting.popped < waiting.MAX_POPPED do
+    if front.seen == #front.ids then
+      front.ids = redis.call('LPOP', front.list, i == 1 and wanted or affinity.WINDOW) or {}
+      front.seen = 0
+      if #front.ids == 0 then break end
+      front.texts, front.phases = waiting.look(front.ids)
     end
-    return line[i]
+    front.seen, waiting.popped = front.seen + 1, waiting.popped + 1
+    local n = front.seen
+    local r = waiting.one(front.name, front.ids[n], front.texts[n], front.phases[n])
+    if r and front.known[r.request_id] then
+      -- One that was withdrawn and sent again stands there twice.
+      wait_list.forget(front.name, 1)
+    elseif r then
+      r.rank = r.affinity ~= '' and warmth.rank(r) or 3
+      front[#front + 1], front.known[r.request_id] = r, true
+    end
   end
+  return front[i]
+end
+
+-- The number of the request that goes next; nil where none waits.
+function affinity.best(front, wanted)
+  local best
+  for i = 1, affinity.WINDOW do
+    local r = affinity.at(front, i, wanted)
+    if not r then break end
+    if not best or r.rank < front[best].rank then best = i end
+    if front[best].rank == 1 or r.passed and now - r.passed >= affinity.PASSED_OVER_MS then break end
+  end
+  return best
+end
+
+-- Notes, of the requests before the best one, that they were passed over.
+function affinity.pass_over(front, best)
+  for i = 1, best - 1 do
+    if not front[i].passed then
+      redis.call('HSET', tag .. ':phase', front[i].request_id, phase.passed_over(now))
+      front[i].passed = now
+    end
+  end
+end
+
+-- Puts back, to the front of the list, what was popped and not taken.
+function affinity.put_back(front)
+  local rest = {}
+  for i = #front.ids, front.seen + 1, -1 do rest[#rest + 1] = front.ids[i] end
+  for i = #front, 1, -1 do rest[#rest + 1] = front[i].request_id end
+  bulk.call('LPUSH', front.list, rest)
+end
+
+-- Takes up to n requests of the list with this name; returns how many these were.
+function affinity.claim(name, n)
+  local front, got = {name = name, list = tag .. ':' .. name, ids = {}, seen = 0, known = {}}, 0
   while got < n do
-    local best
-    for i = 1, 16 do
-      local r = at(i)
-      if not r then break end
-      if not best or r.rank < line[best].rank then best = i end
-      if line[best].rank == 1 or r.passed and now - r.passed >= 2000 then break end
-    end
+    local best = affinity.best(front, n - got)
     if not best then break end
-    for i = 1, best - 1 do
-      if not line[i].passed then
-        redis.call('HSET', tag .. ':where', line[i].request_id, place.passed(now))
-        line[i].passed = now
-      end
-    end
-    local r = table.remove(line, best)
+    affinity.pass_over(front, best)
+    local r = table.remove(front, best)
     single_flight.prefetch({r})
     if lease.take(r, false) then got = got + 1 end
   end
-  local rest = {}
-  for i = #popped, seen + 1, -1 do rest[#rest + 1] = popped[i] end
-  for i = #line, 1, -1 do rest[#rest + 1] = line[i].request_id end
-  lists.call('LPUSH', list, rest)
+  affinity.put_back(front)
   return got
 end

@@ -1,4 +1,4 @@
--- parts: lists
+-- parts: bulk
 -- Counters of :stats. What a call counts is written once, at its end.
 local counters = {added = {}}
 
@@ -15,8 +15,8 @@ function counters.write()
   for name, n in pairs(counters.added) do
     if n ~= 0 then names[#names + 1] = name end
   end
-  for i, before in ipairs(lists.call('HMGET', tag .. ':stats', names)) do
+  for i, before in ipairs(bulk.call('HMGET', tag .. ':stats', names)) do
     values[2 * i - 1], values[2 * i] = names[i], tonumber(before or 0) + counters.added[names[i]]
   end
-  lists.call('HSET', tag .. ':stats', values)
+  bulk.call('HSET', tag .. ':stats', values)
 end

@@ -1,4 +1,4 @@
--- parts: lists lines counters waiting lease affinity
+-- parts: bulk wait_list counters waiting lease affinity
 -- The order of claims: tenants in round-robin within a priority, priorities without starvation.
 local fair_queue = {}
 
@@ -13,7 +13,7 @@ function fair_queue.pop(names, each)
   end
   waiting.popped = waiting.popped + #request_ids
   for _, r in ipairs(waiting.among(from, request_ids)) do
-    if waiting.taken[r.request_id] then lines.forget(lines.home(r), 1)
+    if waiting.taken[r.request_id] then wait_list.forget(wait_list.name_of(r), 1)
     elseif lease.take(r, false) then got = got + 1 end
   end
   return got
@@ -21,23 +21,23 @@ end
 
 -- Up to n requests of one priority; tenants give in turn, and several each where they are few.
 function fair_queue.draw(environment, priority, n, has_affinity)
-  local line, got = environment .. ':' .. priority, 0
-  local ring = tag .. ':ring:' .. line
+  local ring_name, got = environment .. ':' .. priority, 0
+  local ring = tag .. ':ring:' .. ring_name
   while got < n and waiting.popped < waiting.MAX_POPPED do
     local asked, names, keys, keep = n - got, {}, {}, {}
     local tenants = redis.call('LPOP', ring, asked)
     if not tenants then break end
     local each = math.floor(asked / #tenants)
     for i, tenant in ipairs(tenants) do
-      names[i] = 'wait:' .. line .. ':' .. tenant
+      names[i] = 'wait:' .. ring_name .. ':' .. tenant
       keys[i] = tag .. ':' .. names[i]
     end
     if has_affinity then
-      for _, name in ipairs(names) do got = got + choose(name, each) end
+      for _, name in ipairs(names) do got = got + affinity.claim(name, each) end
     else
       got = got + fair_queue.pop(names, each)
     end
-    for i, is_filled in ipairs(lists.filled(keys)) do
+    for i, is_filled in ipairs(bulk.filled(keys)) do
       if is_filled then keep[#keep + 1] = tenants[i] end
     end
     if #keep > 0 then redis.call('RPUSH', ring, unpack(keep))

@@ -16,7 +16,7 @@ function isolated.first(environment)
   return nil
 end
 
--- 'taken' where the worker, which is empty, got one; 'hold' where it should empty itself for one; nil
+-- 'taken' where the worker, which is empty, got one; 'must_empty' where it should empty itself for one; nil
 -- where there is none for it.
 function isolated.claim(environment)
   local r = isolated.first(environment)
@@ -34,5 +34,5 @@ function isolated.claim(environment)
   if holder and holder ~= worker then return nil end
   -- It ends soon after the worker ceases to ask, and not while it still empties itself.
   redis.call('SET', isolating, worker, 'PX', 2 * lease_ms)
-  return 'hold'
+  return 'must_empty'
 end

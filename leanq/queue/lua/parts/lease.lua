@@ -1,8 +1,8 @@
--- parts: clock lists place counters single_flight waiting warmth
+-- parts: clock bulk phase counters single_flight waiting warmth
 -- arguments: worker token
 -- The leases that a claim gives out, written together at its end. `jobs`: per request its id, which
 -- attempt this is, 1 where it is isolated, its environment, when it was submitted (ms), its body.
-local lease = {jobs = {}, places = {}, timeouts = {}, runs = {}, texts = {}, taken_in = {}}
+local lease = {jobs = {}, phases = {}, timeouts = {}, runs = {}, texts = {}, taken_in = {}}
 
 -- Whether a request that waits needs no run of its own, since an identical one runs.
 function lease.joins(r, isolated)
@@ -19,13 +19,13 @@ end
 function lease.text(r, isolated)
   if r.digest ~= '' then
     local alone = isolated and '1' or ''
-    return place.lease(token, worker, r.client, r.environment, alone, r.digest, r.affinity)
+    return phase.leased(token, worker, r.client, r.environment, alone, r.digest, r.affinity)
   end
   local known = lease.texts[r.client]
   if not known then known = {}; lease.texts[r.client] = known end
   local key = r.environment .. ':' .. r.affinity
   if not known[key] then
-    known[key] = place.lease(token, worker, r.client, r.environment, '', '', r.affinity)
+    known[key] = phase.leased(token, worker, r.client, r.environment, '', '', r.affinity)
   end
   return known[key]
 end
@@ -43,8 +43,8 @@ function lease.take(r, isolated)
     runs[n + 1], runs[n + 2] = key, request_id
   end
   if r.affinity ~= '' then counters.add(warmth.rank(r) < 3 and 'warm_hits' or 'warm_misses', 1) end
-  local n = #lease.places
-  lease.places[n + 1], lease.places[n + 2] = request_id, text
+  local n = #lease.phases
+  lease.phases[n + 1], lease.phases[n + 2] = request_id, text
   lease.timeouts[n + 1], lease.timeouts[n + 2] = now + r.run_ms, request_id
   lease.jobs[#lease.jobs + 1] = {request_id, r.attempts + 1, isolated and 1 or 0, environment,
     r.submitted, string.sub(r.text, r.body)}
@@ -55,9 +55,9 @@ end
 
 function lease.write()
   if #lease.jobs == 0 then return end
-  lists.call('HSET', tag .. ':where', lease.places)
-  lists.call('HSET', tag .. ':runs', lease.runs)
-  lists.call('ZADD', tag .. ':work:' .. worker, lease.timeouts)
+  bulk.call('HSET', tag .. ':phase', lease.phases)
+  bulk.call('HSET', tag .. ':runs', lease.runs)
+  bulk.call('ZADD', tag .. ':processing:' .. worker, lease.timeouts)
   counters.add('claimed', #lease.jobs)
   for environment, n in pairs(lease.taken_in) do counters.add('waiting:' .. environment, -n) end
 end

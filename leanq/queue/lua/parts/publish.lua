@@ -23,7 +23,7 @@ end
 
 -- Ends a request with a reply.
 function publish.finish(request_id, client, reply)
-  redis.call('HDEL', tag .. ':where', request_id)
+  redis.call('HDEL', tag .. ':phase', request_id)
   publish.reply(request_id, client, reply)
 end
 

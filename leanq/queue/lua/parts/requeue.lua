@@ -1,22 +1,22 @@
--- parts: clock record place lines wakeup publish counters dead_letters single_flight
+-- parts: clock record phase wait_list wakeup publish counters dead_letters single_flight
 -- arguments: max_attempts
 -- Requests whose lease ended without a reply. `disbanded`: how many joined requests this call has sent
 -- back.
 local requeue = {disbanded = 0}
 
 -- Puts one request that was leased or joined back to the front, or makes it a dead letter.
--- how: keep, charge (the attempt counts) or defer (to the end of its line instead).
+-- how: requeue, retry (the attempt counts) or defer (to the end of its waiting list instead).
 -- Returns 'queued', 'poisoned' or 'lost'.
 function requeue.one(request_id, how)
-  local text, r = redis.call('HGET', tag .. ':where', request_id), record.load(request_id)
-  redis.call('HDEL', tag .. ':where', request_id)
+  local phase_text, r = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
+  redis.call('HDEL', tag .. ':phase', request_id)
   -- It has its reply, and ran for what joined it alone; or the server deleted its record to make room,
   -- and its client will send it again.
   if not r then return 'lost' end
-  local attempts = r.attempts + (how == 'charge' and 1 or 0)
+  local attempts = r.attempts + (how == 'retry' and 1 or 0)
   if attempts >= max_attempts then
-    local lease = place.read_lease(text)
-    local _, run_worker = place.read_joined(text)
+    local lease = phase.read_lease(phase_text)
+    local _, run_worker = phase.read_joined(phase_text)
     bury(request_id, attempts, lease and lease.worker or run_worker or '')
     publish.reply(request_id, r.client, publish.verdict('poisoned', 'too_many_deaths', attempts, 0))
     counters.ended(r.environment, 'poisoned', 'too_many_deaths', 1)
@@ -29,10 +29,10 @@ function requeue.one(request_id, how)
   local push = how == 'defer' and 'RPUSH' or 'LPUSH'
   -- The last attempt is isolated, so that requests beside a killer are not condemned with it.
   if attempts > 0 and attempts == max_attempts - 1 then
-    redis.call('HSET', tag .. ':where', request_id, 'i')
+    redis.call('HSET', tag .. ':phase', request_id, phase.QUARANTINED)
     redis.call(push, tag .. ':quarantined:' .. r.environment, request_id)
   else
-    lines.put(push, request_id, r)
+    wait_list.put(push, request_id, r)
   end
   notify(r.environment, 1)
   return 'queued'
@@ -41,13 +41,13 @@ end
 -- What became of a request, as above; requests that joined it fare likewise. Their order does not
 -- matter, since they are the same.
 function requeue.run(request_id, how)
-  local lease = place.read_lease(redis.call('HGET', tag .. ':where', request_id))
+  local lease = phase.read_lease(redis.call('HGET', tag .. ':phase', request_id))
   local became = requeue.one(request_id, how)
   if lease and lease.digest ~= '' then
     single_flight.close(request_id, lease)
     local joined = tag .. ':joined:' .. request_id
     for _, other in ipairs(redis.call('ZRANGE', joined, 0, -1)) do
-      if place.read_joined(redis.call('HGET', tag .. ':where', other)) == request_id then
+      if phase.read_joined(redis.call('HGET', tag .. ':phase', other)) == request_id then
         requeue.one(other, how)
       end
       requeue.disbanded = requeue.disbanded + 1

@@ -1,9 +1,9 @@
--- parts: clock record place lines waiting lease counters recall
+-- parts: clock record phase wait_list waiting lease counters recall
 -- arguments: worker
 -- Requests that submit reserved to warm and idle workers, for 100 ms.
 local reservations = {}
 
--- What other workers were reserved and did not come for, each to its line's front.
+-- What other workers were reserved and did not come for, each to the front of its waiting list.
 function reservations.reassign()
   local late = redis.call('ZRANGEBYSCORE', tag .. ':reservations', '-inf', now, 'LIMIT', 0, 16)
   -- The oldest last, so that it comes to stand first.
@@ -18,10 +18,10 @@ function reservations.claim(n)
   while got < n do
     local request_id = redis.call('LPOP', tag .. ':reservation:' .. worker)
     if not request_id then break end
-    if redis.call('HGET', tag .. ':where', request_id) == place.reserved(worker) then
-      redis.call('HDEL', tag .. ':where', request_id)
+    if redis.call('HGET', tag .. ':phase', request_id) == phase.reserved(worker) then
+      redis.call('HDEL', tag .. ':phase', request_id)
       local known = record.load(request_id)
-      local r = known and waiting.among({lines.home(known)}, {request_id})[1]
+      local r = known and waiting.among({wait_list.name_of(known)}, {request_id})[1]
       if r and lease.take(r, false) then got = got + 1 end
     end
   end

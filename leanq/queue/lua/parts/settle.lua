@@ -1,4 +1,4 @@
--- parts: clock lists place publish counters record single_flight expire requeue warmth
+-- parts: clock bulk phase publish counters record single_flight deadline requeue warmth
 -- arguments: worker settlements ends remember_ms
 -- Settles what a worker has finished. `ends` says what settlements have in common: outcome, reason (may be
 -- ''), whether the worker is warm now, the way in which Lean came by its prefix, fingerprint, and times,
@@ -20,12 +20,12 @@ function settle.share(run_id, reply)
   if #request_ids > 0 then redis.call('UNLINK', joined) end
   for _, request_id in ipairs(request_ids) do
     local r = record.load(request_id)
-    if not r or place.read_joined(redis.call('HGET', tag .. ':where', request_id)) ~= run_id then
+    if not r or phase.read_joined(redis.call('HGET', tag .. ':phase', request_id)) ~= run_id then
       -- Its record was deleted, and its client has sent it again.
-    elseif expire.is_late(r) then
-      expire.finish(request_id, r, r.attempts + 1, false)
+    elseif deadline.is_past(r) then
+      deadline.expire(request_id, r, r.attempts + 1, false)
     elseif shared > 0 and (shared + 1) * #reply > 16777216 then
-      requeue.one(request_id, 'keep')
+      requeue.one(request_id, 'requeue')
     else
       publish.finish(request_id, r.client, reply)
       shared = shared + 1
@@ -41,12 +41,12 @@ function settle.end_runs(runs)
     keys[i] = single_flight.key(run.lease.environment, run.lease.digest)
     joined[i] = tag .. ':joined:' .. run.request_id
   end
-  for i, run_id in ipairs(lists.call('HMGET', tag .. ':runs', keys)) do
+  for i, run_id in ipairs(bulk.call('HMGET', tag .. ':runs', keys)) do
     if run_id == runs[i].request_id then closed[#closed + 1] = keys[i] end
   end
-  lists.call('HDEL', tag .. ':runs', closed)
+  bulk.call('HDEL', tag .. ':runs', closed)
   -- Hardly ever has a request joined.
-  if lists.existing(joined) == 0 then return end
+  if bulk.existing(joined) == 0 then return end
   for _, run in ipairs(runs) do
     local shared = settle.share(run.request_id, run.reply)
     counters.add('coalesced', shared)
@@ -72,12 +72,12 @@ function settle.all()
   if #settlements == 0 then return {} end
   local accepted, request_ids, done, runs, leases = {}, {}, {}, {}, {}
   for k, item in ipairs(settlements) do request_ids[k] = item.request_id end
-  for k, text in ipairs(lists.call('HMGET', tag .. ':where', request_ids)) do
+  for k, text in ipairs(bulk.call('HMGET', tag .. ':phase', request_ids)) do
     local item = settlements[k]
     local request_id, how = item.request_id, ends[item.how]
     -- Most leases of one call are the same text.
     local lease = leases[text]
-    if lease == nil then lease = place.read_lease(text) or false; leases[text] = lease end
+    if lease == nil then lease = phase.read_lease(text) or false; leases[text] = lease end
     if lease and lease.token == item.token and not done[request_id] then
       accepted[k] = 1
       done[#done + 1], done[request_id] = request_id, true
@@ -106,8 +106,8 @@ function settle.all()
     end
   end
   if #done > 0 then
-    lists.call('HDEL', tag .. ':where', done)
-    lists.call('ZREM', tag .. ':work:' .. worker, done)
+    bulk.call('HDEL', tag .. ':phase', done)
+    bulk.call('ZREM', tag .. ':processing:' .. worker, done)
     counters.add('settled', #done)
     if #runs > 0 then settle.end_runs(runs) end
     for _, how in ipairs(ends) do

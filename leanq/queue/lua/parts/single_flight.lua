@@ -1,4 +1,4 @@
--- parts: place lists
+-- parts: phase bulk
 -- Single-flight: of identical requests (one environment, one digest) one is leased, the run, and others
 -- join it. :runs names by ENVIRONMENT:DIGEST the run that takes more, :joined:RUN has its joined requests
 -- by age. A joined request counts the attempt and shares the run's end; deadline and client are its own.
@@ -12,8 +12,8 @@ local MAX_JOINED = 1000
 function single_flight.key(environment, digest) return environment .. ':' .. digest end
 
 function single_flight.lease_of(request_id)
-  return place.read_lease(
-    single_flight.leases[request_id] or redis.call('HGET', tag .. ':where', request_id))
+  return phase.read_lease(
+    single_flight.leases[request_id] or redis.call('HGET', tag .. ':phase', request_id))
 end
 
 -- Asks for the runs of all these requests at once.
@@ -23,7 +23,7 @@ function single_flight.prefetch(records)
     local key = r.digest ~= '' and single_flight.key(r.environment, r.digest)
     if key and single_flight.runs[key] == nil then keys[#keys + 1] = key end
   end
-  for i, run_id in ipairs(lists.call('HMGET', tag .. ':runs', keys)) do
+  for i, run_id in ipairs(bulk.call('HMGET', tag .. ':runs', keys)) do
     single_flight.runs[keys[i]] = run_id
   end
 end
@@ -44,7 +44,7 @@ function single_flight.join(request_id, run_id, digest, submitted, isolated)
   local joined = tag .. ':joined:' .. run_id
   if redis.call('ZCARD', joined) >= MAX_JOINED then return false end
   redis.call('ZADD', joined, submitted, request_id)
-  redis.call('HSET', tag .. ':where', request_id, place.joined(run_id, lease.worker))
+  redis.call('HSET', tag .. ':phase', request_id, phase.joined(run_id, lease.worker))
   return true
 end
 

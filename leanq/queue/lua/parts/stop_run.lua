@@ -1,11 +1,11 @@
--- parts: place single_flight
+-- parts: phase single_flight
 -- Runs that are no longer wanted.
 local stop_run = {}
 
 -- Takes a leased request away from its worker, which is told to stop it.
 function stop_run.stop(request_id, lease)
-  redis.call('HDEL', tag .. ':where', request_id)
-  redis.call('ZREM', tag .. ':work:' .. lease.worker, request_id)
+  redis.call('HDEL', tag .. ':phase', request_id)
+  redis.call('ZREM', tag .. ':processing:' .. lease.worker, request_id)
   redis.call('RPUSH', tag .. ':stop:' .. lease.worker, request_id)
   if lease.digest ~= '' then single_flight.close(request_id, lease) end
 end

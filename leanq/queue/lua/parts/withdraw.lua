@@ -1,4 +1,4 @@
--- parts: lines record
+-- parts: wait_list record
 -- Requests that wait no more, although their lists still name them.
 local withdraw = {lists = {}}
 
@@ -14,16 +14,16 @@ function withdraw.trim(name, r)
   local first = redis.call('LINDEX', list, 0)
   while first and dropped < 1000 do
     local other = record.load(first)
-    if other and lines.home(other, redis.call('HGET', tag .. ':where', first)) == name then break end
+    if other and wait_list.name_of(other, redis.call('HGET', tag .. ':phase', first)) == name then break end
     redis.call('LPOP', list)
     dropped = dropped + 1
     first = redis.call('LINDEX', list, 0)
   end
-  if dropped > 0 then lines.forget(name, dropped) end
+  if dropped > 0 then wait_list.forget(name, dropped) end
   if not first and name ~= 'quarantined:' .. r.environment then
-    local line = r.environment .. ':' .. r.priority
-    redis.call('LREM', tag .. ':ring:' .. line, 0, r.tenant)
-    redis.call('SREM', tag .. ':parked:' .. line, r.tenant)
+    local ring_name = r.environment .. ':' .. r.priority
+    redis.call('LREM', tag .. ':ring:' .. ring_name, 0, r.tenant)
+    redis.call('SREM', tag .. ':parked:' .. ring_name, r.tenant)
   end
 end
 

@@ -1,9 +1,9 @@
 -- Commands over lists of any length; Lua's unpack ends near 8,000 values.
-local lists = {}
+local bulk = {}
 
 -- One command with all the values, after the key if there is one. Returns what a command that
 -- answers with a list says of all of them.
-function lists.call(command, key, values)
+function bulk.call(command, key, values)
   if #values == 0 then return {} end
   if #values <= 4000 then
     if key then return redis.call(command, key, unpack(values)) end
@@ -11,14 +11,14 @@ function lists.call(command, key, values)
   end
   local all = {}
   for i = 1, #values, 4000 do
-    local part = lists.call(command, key, {unpack(values, i, math.min(i + 3999, #values))})
+    local part = bulk.call(command, key, {unpack(values, i, math.min(i + 3999, #values))})
     for _, item in ipairs(type(part) == 'table' and part or {}) do all[#all + 1] = item end
   end
   return all
 end
 
 -- How many of these keys there are.
-function lists.existing(names)
+function bulk.existing(names)
   local n = 0
   for i = 1, #names, 4000 do
     n = n + redis.call('EXISTS', unpack(names, i, math.min(i + 3999, #names)))
@@ -28,8 +28,8 @@ end
 
 -- Per key whether there is one. All are asked for at once, since mostly all exist, or none, or the
 -- first alone.
-function lists.filled(names)
-  local full, left = {}, lists.existing(names)
+function bulk.filled(names)
+  local full, left = {}, bulk.existing(names)
   local all = left == #names
   for i, name in ipairs(names) do
     full[i] = all or left > 0 and redis.call('EXISTS', name) == 1

@@ -1,11 +1,11 @@
 -- parts: clock publish counters
 -- Requests that missed their deadline in the queue.
-local expire = {}
+local deadline = {}
 
-function expire.is_late(r) return r.deadline > 0 and now > r.deadline end
+function deadline.is_past(r) return r.deadline > 0 and now > r.deadline end
 
--- Ends such a request, after so many attempts; `waited`: it waited in a line.
-function expire.finish(request_id, r, attempts, waited)
+-- Ends such a request, after so many attempts; `waited`: it stood in a waiting list.
+function deadline.expire(request_id, r, attempts, waited)
   local reply = publish.verdict('expired', 'deadline', attempts, now - r.submitted)
   publish.finish(request_id, r.client, reply)
   counters.ended(r.environment, 'expired', 'deadline', 1)

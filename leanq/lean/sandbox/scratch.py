@@ -1,0 +1,129 @@
+"""The folder that a program may write to: in memory and of a size, or on a disk and measured.
+
+In memory it is apart from the program's memory limit, and what it maps of it does not count there
+either: so a request means the same on a machine where the folder is on a disk. Each run begins with
+an empty one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import stat
+
+from leanq.lean.sandbox import isolation
+
+# What has more than it may must be found to have: so there is a little more room than that.
+_SPARE_BYTES = 4 << 20
+_FILE_BYTES = 4096  # what each file counts as, at least
+_FULL_BYTES = 1 << 20  # a disk with less is full
+
+
+class Scratch:
+    """The scratch folder of one sandbox. For its supervisor.
+
+    Attributes:
+        path: where programs find it.
+        fds: for a folder in memory, while a program has it, a descriptor by which its files can be
+            reached from anywhere, for as long as it is open.
+    """
+
+    def __init__(self, path: str, *, in_memory: bool) -> None:
+        self.path = path
+        self.fds: list[int] = []
+        self._in_memory = in_memory
+
+    def open(self, size_bytes: float) -> None:
+        """Make it ready for the next program. OSError: it cannot be had."""
+        if not self._in_memory:
+            empty(self.path)
+            return
+        isolation.mount_memory(self.path, mode="700", size_bytes=size_bytes + _SPARE_BYTES)
+        self.fds.append(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def resize(self, size_bytes: float) -> None:
+        """Give it another size, while a program has it; the one it has, where that is infinite."""
+        # Smaller than its content is refused; what holds too much already is found so.
+        with contextlib.suppress(OSError):
+            if self._in_memory and math.isfinite(size_bytes):
+                isolation.resize_memory(self.path, size_bytes + _SPARE_BYTES)
+
+    def close(self) -> None:
+        """Leave a folder in memory to those who have it open."""
+        while self.fds:
+            os.close(self.fds.pop())
+            isolation.unmount(self.path)
+
+    def used_bytes(self, most_bytes: float) -> float:
+        """What its files take, each 4 KiB at least; not counted on above ``most_bytes``."""
+        if not self._in_memory:
+            return disk_bytes(self.path, most_bytes)
+        held = os.fstatvfs(self.fds[0])
+        files = held.f_files - held.f_ffree - 1  # the folder is one of them
+        return max((held.f_blocks - held.f_bfree) * held.f_frsize, files * _FILE_BYTES)
+
+    def on_full_disk(self) -> bool:
+        """Whether it lies on a disk that has no more room, of whatever fills it."""
+        if self._in_memory:
+            return False
+        disk = os.statvfs(self.path)
+        no_files = disk.f_files > 0 and disk.f_favail == 0
+        return no_files or disk.f_bavail * disk.f_frsize < _FULL_BYTES
+
+
+def empty(folder: str) -> None:
+    """Remove everything in ``folder``: no link is followed, unwritable folders do not hinder.
+
+    A program can nest folders deeper than any path or stack reaches, so each is first moved to
+    the top. No other process may be at work in ``folder``.
+    """
+    while True:
+        os.chmod(folder, 0o700)
+        with os.scandir(folder) as entries:
+            found = list(entries)
+        if not found:
+            return
+        for entry in found:
+            if not entry.is_dir(follow_symlinks=False):
+                os.unlink(entry.path)
+                continue
+            os.chmod(entry.path, 0o700)
+            with os.scandir(entry.path) as inside:
+                for child in inside:
+                    if child.is_dir(follow_symlinks=False):
+                        os.chmod(child.path, 0o700)
+                        os.rename(child.path, os.path.join(folder, os.urandom(12).hex()))
+                    else:
+                        os.unlink(child.path)
+            os.rmdir(entry.path)
+
+
+def disk_bytes(folder: str, most_bytes: float) -> float:
+    """The disk space that everything in a folder takes; not counted on above ``most_bytes``.
+
+    Each file counts as 4 KiB at least, so that as many are looked at as space is allowed. What is
+    nested deeper than any path reaches counts as without end. Files that are open and have no name
+    any more are missed.
+    """
+    total = 0
+    folders = [folder]
+    while folders and total <= most_bytes:
+        place = folders.pop()
+        try:
+            with contextlib.suppress(PermissionError):
+                os.chmod(place, 0o700)
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    status = entry.stat(follow_symlinks=False)
+                    total += max(status.st_blocks * 512, _FILE_BYTES)
+                    if stat.S_ISDIR(status.st_mode):
+                        folders.append(entry.path)
+                    if total > most_bytes:
+                        break
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return math.inf
+            # Or it was removed meanwhile.
+    return total

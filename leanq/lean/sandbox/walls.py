@@ -1,0 +1,178 @@
+"""The walls around one program: what its supervisor prepares once, and what each run gets anew.
+
+Where the machine has a mount namespace, programs see a root of their own: what the system needs
+(``isolation.SYSTEM``), what they were given to read, a few devices, a /proc of their own processes,
+and a scratch folder in memory. Each run begins with fresh namespaces and a fresh scratch folder.
+``Walls.enter`` needs no exec behind it, so it serves a process that was forked to go on as well.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Collection, Sequence
+
+from leanq.lean.sandbox import isolation
+
+# Processes and threads of a slot, where they can be counted apart, besides two for each CPU; and
+# the open files of each process. What all slots have together must leave some of the machine's.
+_PROCESSES = 512
+_OPEN_FILES = 1024
+_FILE_BYTES = 8 << 30  # the largest file that a program may write
+_LINKS = 40
+
+
+class Walls:
+    """What stands around each program of one sandbox. Made in its namespaces, by its supervisor.
+
+    Attributes:
+        report: what isolates a program here, as in ``Sandbox.isolation``.
+        own_pids: whether each run has a pid namespace of its own.
+        own_root: whether there is a root of our own.
+        filtered: whether there is a filter of system calls.
+    """
+
+    def __init__(
+        self,
+        namespaces: Collection[str],
+        *,
+        scratch: str,
+        base: str,
+        readable: Sequence[str],
+        hidden: Sequence[str],
+    ) -> None:
+        """Make the root, with ``scratch`` in it, on top of the folder ``base``; then the ruleset.
+
+        OSError: the machine does not allow one of these.
+        """
+        self._filter = isolation.seccomp_filter()
+        self.filtered = bool(self._filter)
+        self.own_pids = "pid" in namespaces
+        self.own_root = "mount" in namespaces
+        # The filter leaves nothing of System V for the next run.
+        fresh = ("mount",) if self.filtered else ("ipc", "mount")
+        self._fresh = [each for each in fresh if each in namespaces]
+        self.report = [f"{namespace}-ns" for namespace in namespaces]
+        if self.own_pids:
+            self._outside = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        if self.own_root:
+            isolation.keep_mounts()
+            make_root(base, scratch, readable, own_proc=self.own_pids)
+            for folder in hidden:
+                isolation.cover(folder)
+            self.report += ["root", "read-only"]
+        self._ruleset: int | None = None
+        if abi := isolation.landlock_abi():
+            # Landlock looks at the folders above a mount, and not at what a mount covers.
+            writable = os.path.dirname(scratch) if self.own_root else scratch
+            wanted = ["/"] if self.own_root else [*isolation.SYSTEM, *readable]
+            there = [path for path in wanted if os.path.exists(path)]
+            self._ruleset = isolation.landlock_ruleset(abi, writable=writable, readable=there)
+            self.report.append(f"landlock-{abi}")
+        if self.filtered:
+            self.report.append("seccomp")
+        if "user" in namespaces:  # elsewhere this would count all of this user's processes
+            _lower(resource.RLIMIT_NPROC, _PROCESSES + 2 * (os.cpu_count() or 1))
+        _lower(resource.RLIMIT_NOFILE, _OPEN_FILES)
+        isolation.bar_privileges()
+        _lower(resource.RLIMIT_CORE, 0)
+        _lower(resource.RLIMIT_FSIZE, _FILE_BYTES)
+
+    def fork(self) -> int:
+        """Fork a process that is to ``enter``: the first of a pid namespace of its own, if that is
+        to be had. Returns as ``os.fork`` does."""
+        if not self.own_pids:
+            return os.fork()
+        isolation.unshare(("pid",))
+        try:
+            pid = os.fork()
+        except OSError:
+            isolation.set_pid_namespace(self._outside)
+            raise
+        if pid:
+            isolation.set_pid_namespace(self._outside)
+        return pid
+
+    def enter(self) -> None:
+        """Take this process, which was forked for that, behind all walls, for good."""
+        isolation.unshare(self._fresh)
+        if self.own_pids:
+            isolation.mount_proc(minimal=True)
+        elif self.own_root:
+            isolation.cover("/proc")
+        isolation.renounce_privileges()
+        if self._ruleset is not None:
+            isolation.landlock_restrict(self._ruleset)
+        if self._filter:
+            isolation.seccomp_restrict(self._filter)
+
+
+def make_root(base: str, scratch: str, readable: Sequence[str], *, own_proc: bool) -> None:
+    """Make a root in memory and move into it: ``isolation.SYSTEM`` and ``readable`` to read, each
+    at its own path, devices, /proc, and an empty folder at ``scratch``."""
+    isolation.mount_memory(base, mode="755", size_bytes=1 << 20)
+    root = _Root(base)
+    for path in sorted({*isolation.SYSTEM, *readable}, key=lambda path: path.count("/")):
+        root.place(path)
+    for device in isolation.DEVICES:
+        root.make_file(device)
+    for folder in (scratch, "/proc"):
+        os.makedirs(base + folder)
+    if own_proc:
+        isolation.mount_proc(f"{base}/proc")
+    isolation.freeze(base)
+    for device in isolation.DEVICES:
+        isolation.bind(device, base + device)
+        isolation.freeze(base + device, devices=True)
+    if not own_proc:
+        isolation.bind("/proc", f"{base}/proc")
+    isolation.change_root(base)
+
+
+class _Root:
+    """A root that is being made in a folder."""
+
+    def __init__(self, base: str) -> None:
+        self._base = base
+        self._bound: list[str] = []
+
+    def place(self, path: str, links: int = _LINKS) -> None:
+        """Have what is at ``path`` there in the new root, with the links that lead to it."""
+        if not os.path.exists(path) or links == 0:
+            return
+        here = ""
+        parts = [part for part in path.split("/") if part]
+        for at, part in enumerate(parts):
+            here = f"{here}/{part}"
+            if here == "/proc" or self._holds(here):
+                return
+            if os.path.islink(here):
+                target = os.readlink(here)
+                if not os.path.lexists(self._base + here):
+                    os.symlink(target, self._base + here)
+                found = os.path.join(os.path.dirname(here), target)
+                self.place(os.path.normpath(os.path.join(found, *parts[at + 1 :])), links - 1)
+                return
+            if at < len(parts) - 1:
+                os.makedirs(self._base + here, exist_ok=True)
+        if os.path.isdir(here):
+            os.makedirs(self._base + here, exist_ok=True)
+        else:
+            self.make_file(here)
+        isolation.bind(here, self._base + here)
+        self._bound.append(here)
+
+    def make_file(self, path: str) -> None:
+        """An empty file, over which another can be bound."""
+        os.makedirs(os.path.dirname(self._base + path), exist_ok=True)
+        os.close(os.open(self._base + path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC))
+
+    def _holds(self, path: str) -> bool:
+        return any(path == each or path.startswith(f"{each}/") for each in self._bound)
+
+
+def _lower(limit: int, value: int) -> None:
+    _, hard = resource.getrlimit(limit)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(limit, (value, value))

@@ -1,0 +1,47 @@
+-- parts: record phase
+-- Waiting lists: one per environment, priority and tenant, and one per environment of requests that
+-- wait for an isolated attempt. A ring per environment and priority, named ENVIRONMENT:PRIORITY, holds
+-- exactly the tenants whose list is not empty; those that an operator holds back are in :parked instead.
+-- A request that is withdrawn stays in its list, since LREM walks the whole list, until it comes to the
+-- front; :withdrawn counts such entries by the list's name.
+local wait_list = {}
+
+-- The name, without the tag, of the list in which a request waits, given its phase; nil where it
+-- waits in none.
+function wait_list.name_of(r, phase_text)
+  local kind = phase.kind(phase_text)
+  if kind == phase.QUARANTINED then return 'quarantined:' .. r.environment end
+  if kind and kind ~= phase.PASSED_OVER then return nil end
+  return 'wait:' .. r.environment .. ':' .. r.priority .. ':' .. r.tenant
+end
+
+function wait_list.is_paused(kind, name)
+  return redis.call('HEXISTS', tag .. ':paused', kind .. ':' .. name) == 1
+end
+
+-- Gives a tenant whose list was empty its turn in the ring (`push` says at which end), or parks it.
+function wait_list.open(push, ring_name, tenant)
+  if wait_list.is_paused('t', tenant) then redis.call('SADD', tag .. ':parked:' .. ring_name, tenant)
+  else redis.call(push, tag .. ':ring:' .. ring_name, tenant) end
+end
+
+-- Puts a request at the front of its list (LPUSH) or at the end (RPUSH).
+function wait_list.put(push, request_id, r)
+  local ring_name = r.environment .. ':' .. r.priority
+  if redis.call(push, tag .. ':wait:' .. ring_name .. ':' .. r.tenant, request_id) == 1 then
+    wait_list.open(push, ring_name, r.tenant)
+  end
+end
+
+-- Whether anything stands in an environment's lists; it may have been withdrawn.
+function wait_list.any(environment)
+  local ring = tag .. ':ring:' .. environment .. ':'
+  return redis.call('EXISTS', ring .. 0, ring .. 1, ring .. 2, tag .. ':quarantined:' .. environment) > 0
+end
+
+-- So many entries of a list that wait no more are gone.
+function wait_list.forget(name, n)
+  if redis.call('HINCRBY', tag .. ':withdrawn', name, -n) <= 0 then
+    redis.call('HDEL', tag .. ':withdrawn', name)
+  end
+end

@@ -1,0 +1,4 @@
+prelude
+import Core
+axiom assumed : False
+theorem t : True ∧ False := assumed.elim

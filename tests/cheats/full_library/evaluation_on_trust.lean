@@ -1,0 +1,1 @@
+theorem t : 2 ^ 10 = 1024 := by native_decide

@@ -1,0 +1,1 @@
+theorem t (a b : Nat) (h : a < b) : a + 1 ≤ b := by omega

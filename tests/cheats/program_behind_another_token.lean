@@ -1,0 +1,4 @@
+prelude
+import Core
+#versionsyntax "another" : term
+theorem t : True := True.intro

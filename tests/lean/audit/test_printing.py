@@ -1,0 +1,127 @@
+"""What a text's theorems state: in Lean's words, by the header's notation alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from support.images import Lean
+
+from leanq.lean.audit.judges import Judgement, Judges
+from leanq.lean.audit.olean import read_parts
+from leanq.lean.environment import Environment
+from leanq.lean.sandbox.sandbox import Limits
+from leanq.lean.syntax import split_header
+
+PRELUDE = "prelude\nimport Core\n"
+LIMITS = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
+
+
+@pytest.fixture(scope="module")
+def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    return Lean(tmp_path_factory.mktemp("lean"))
+
+
+@pytest.fixture
+async def judges(core: Environment) -> AsyncIterator[Judges]:
+    made = Judges(core, slots=1)
+    yield made
+    await made.close()
+
+
+async def judged(judges: Judges, lean: Lean, code: str) -> Judgement:
+    parts = read_parts(lean.compile(code))
+    found = await judges.judge(split_header(code), parts, ("none", "here"), LIMITS)
+    assert found.proved, found
+    return found
+
+
+async def stated(judges: Judges, lean: Lean, code: str) -> dict[str, str]:
+    found = await judged(judges, lean, code)
+    return dict(zip(found.theorems, found.statements, strict=True))
+
+
+async def test_theorems_come_in_the_texts_order_with_what_they_state(
+    judges: Judges, lean: Lean
+) -> None:
+    code = f"""{PRELUDE}
+def double (n : Nat) : Nat := n + n
+theorem zz (p q : Prop) (h : p ∧ q) : q ∧ p := ⟨h.right, h.left⟩
+theorem b : 3 ≤ 5 := by decide
+theorem a : double 3 = 6 := rfl
+namespace N
+theorem zz.{{v}} (α : Sort v) (x : α) : x = x := rfl
+end N
+"""
+    found = await judged(judges, lean, code)
+    assert [*zip(found.theorems, found.statements, strict=True)] == [
+        ("zz", "∀ (p q : Prop), And p q → And q p"),
+        ("b", "3 ≤ 5"),
+        ("a", "Eq (double 3) 6"),
+        ("N.zz", "∀ (α : Sort v) (x : α), Eq x x"),
+    ]
+
+
+@pytest.mark.slow
+async def test_what_the_text_puts_behind_notation_is_shown(judges: Judges, lean: Lean) -> None:
+    for binder in ("n", "always"):
+        code = f"""{PRELUDE}
+instance always : LE Nat := ⟨fun _ _ => True⟩
+theorem t ({binder} : Nat) : {binder} ≤ 3 := True.intro
+"""
+        statement = (await stated(judges, lean, code))["t"]
+        # Where a variable has the name, Lean says whose name it is.
+        instance = "always" if binder == "n" else "_root_.always"
+        assert f"@LE.le Nat {instance} {binder} " in statement
+    code = f"""{PRELUDE}
+@[instance_reducible] def five : OfNat Nat (nat_lit 5) := ⟨3⟩
+theorem t : "five" = "five" → @OfNat.ofNat Nat (nat_lit 5) five = 3 := fun _ => rfl
+"""
+    assert "@OfNat.ofNat Nat (nat_lit 5) five" in (await stated(judges, lean, code))["t"]
+
+
+@pytest.mark.slow
+async def test_no_notation_or_printer_of_the_texts_own_is_used(judges: Judges, lean: Lean) -> None:
+    code = f"""{PRELUDE}
+set_option pp.all true
+set_option pp.maxSteps 1
+def falsehood : Prop := True
+@[app_unexpander falsehood] def f : Lean.PrettyPrinter.Unexpander := fun _ _ _ => .none
+theorem t (h : False) : falsehood := h.elim
+theorem u («x : Nat), True ∧ ∀ (y» : Nat) : «x : Nat), True ∧ ∀ (y» = 0 → True :=
+  fun _ => True.intro
+"""
+    found = await stated(judges, lean, code)
+    assert found["t"] == "False → falsehood"
+    assert found["u"].startswith("∀ («x : Nat), True ∧ ∀ (y» : Nat)")
+
+
+@pytest.mark.slow
+async def test_large_statements_are_cut_and_cost_little(judges: Judges, lean: Lean) -> None:
+    terms = [f"q{i - 1} ∧ q{i - 1}" if i else "p ∧ p" for i in range(60)]
+    shared = " ".join(f"let q{i} := {term};" for i, term in enumerate(terms))
+    large = [f"n = {i}" for i in range(2048)]
+    while len(large) > 1:
+        large = [f"({a} ∧ {b})" for a, b in zip(large[::2], large[1::2], strict=True)]
+    long = " ".join(f"(x{i}{'y' * 50} : Nat)" for i in range(60))
+    code = f"""{PRELUDE}
+theorem long {long} : True := True.intro
+theorem shared (p : Prop) : {shared} q59 → True := fun _ => True.intro
+theorem large (n : Nat) : {large[0]} → True := fun _ => True.intro
+theorem small : True := True.intro
+"""
+    found = await judged(judges, lean, code)
+    assert found.theorems == ("long", "shared", "large", "small")
+    long_, shared_, large_, small = found.statements
+    assert (large_, small) == ("", "True")
+    assert long_.endswith("…")
+    assert "⋯" in shared_ or shared_.endswith("…")
+    assert max(map(len, found.statements)) <= 2000
+
+
+async def test_of_many_theorems_the_first_are_printed(judges: Judges, lean: Lean) -> None:
+    many = "".join(f"theorem t{i} : True := True.intro\n" for i in range(300))
+    found = await judged(judges, lean, PRELUDE + many)
+    assert len(found.theorems) == len(found.statements) == 300
+    assert found.statements[:100] == ("True",) * 100
+    assert found.statements[100:] == ("",) * 200
