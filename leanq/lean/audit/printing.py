@@ -32,11 +32,11 @@ from leanq.lean.audit.kernel import Kernel, KernelLimitError
 from leanq.lean.audit.olean import display
 
 _CPU_S = 1.0
-_MAX_THEOREMS = 100
-_MAX_NODES = 10_000
+_MAX_THEOREMS = 20
+_MAX_NODES = 5000
 _MAX_CHARS = 2000
 _WIDTH = 100
-_LIMITS: Mapping[str, int | bool] = {"maxHeartbeats": 1000, "pp.maxSteps": 1000}
+_LIMITS: Mapping[str, int | bool] = {"maxHeartbeats": 1000, "pp.maxSteps": 300}
 _BY_NAMES = {**_LIMITS, "pp.fieldNotation": False, "pp.structureInstances": False}
 _EXPLICIT = {**_BY_NAMES, "pp.explicit": True, "pp.notation": False, "pp.coercions": False}
 _WORD = re.compile(r"(?:«[^»]*»|[^\s()\[\]{}⟨⟩,:;@«»])+")
