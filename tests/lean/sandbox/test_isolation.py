@@ -42,7 +42,7 @@ async def test_the_worker_and_the_supervisor_cannot_be_looked_into(mode: str) ->
     """
     async with opened(mode, Path("/proc")) as sandbox:
         needs(sandbox, "pid-ns", "user-ns", landlock=1)
-        outer = sandbox._supervisor.pid
+        outer = sandbox.supervisor.pid
         pids = [str(pid) for pid in (os.getpid(), outer, *children(outer))]
         assert set((await output(sandbox, code, *pids)).split()) == {"self"}
 
@@ -55,7 +55,7 @@ async def test_the_worker_cannot_be_signalled(sandbox: Sandbox) -> None:
             try: os.kill(pid, 0); print("signalled", pid)
             except (PermissionError, ProcessLookupError): pass
     """
-    outer = sandbox._supervisor.pid
+    outer = sandbox.supervisor.pid
     assert await output(sandbox, code, str(os.getpid()), str(outer)) == ""
 
 
