@@ -249,6 +249,11 @@ class Sandbox:
                 folder.rmdir()
 
     @property
+    def supervisor(self) -> subprocess.Popen[bytes]:
+        """The supervisor's process; all that runs here descends from it."""
+        return self._supervisor
+
+    @property
     def _folders(self) -> list[Path]:
         return [self._disk, *([self.inbox] if self.inbox else [])]
 
