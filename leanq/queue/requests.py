@@ -224,7 +224,7 @@ class Theorem(Struct, frozen=True, array_like=True):
     Attributes:
         name: its full name.
         statement: what it states, in Lean's words and by the notation of the text's imports alone.
-            Long ones end in an ellipsis; "" where it is too large, or not among the first 100.
+            Long ones end in an ellipsis; "" where it is too large, or not among the first 20.
     """
 
     name: str
