@@ -243,7 +243,7 @@ async def test_two_checks_at_once_do_not_meet(site: Site) -> None:
     script = (
         # It has said something, and so it does not run once more.
         """echo '{"severity":"information","data":"x"}'; """
-        "test -e mine && exit 9; : > mine; sleep 1"
+        "test -e mine && exit 9; : > mine; sleep 1; exit"
     )
     for reply in await asyncio.gather(*(driver.run(check(script)) for _ in range(2))):
         assert "exit code 0" in reply.messages[-1].text
@@ -370,5 +370,5 @@ async def test_a_lean_that_does_not_run_in_the_sandbox_is_the_workers_trouble(si
             source="PATH",
             prefix=Path("/usr"),
         )
-        with pytest.raises(ToolchainError, match=r"(?s)does not run in the sandbox.*hidden"):
+        with pytest.raises(ToolchainError, match=r"(?s)does not work in the sandbox.*hidden"):
             await site.driver(replace(site.core, toolchain=toolchain, options=()))
