@@ -243,7 +243,7 @@ async def test_two_checks_at_once_do_not_meet(site: Site) -> None:
     script = (
         # It has said something, and so it does not run once more.
         """echo '{"severity":"information","data":"x"}'; """
-        "test -e mine && exit 9; : > mine; sleep 1"
+        "test -e mine && exit 9; : > mine; sleep 1; exit"
     )
     for reply in await asyncio.gather(*(driver.run(check(script)) for _ in range(2))):
         assert "exit code 0" in reply.messages[-1].text

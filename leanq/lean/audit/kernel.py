@@ -227,7 +227,11 @@ class Kernel:
         return _word(ctypes.cast(self._function(symbol), _POINTER).value or 0)
 
     def import_header(
-        self, modules: Iterable[tuple[str, ...]], path: Iterable[str], *, notation: bool
+        self,
+        modules: Iterable[tuple[str, ...]],
+        path: Iterable[str],
+        *,
+        notation: bool = False,
     ) -> None:
         """Makes an environment of what these modules declare.
 
