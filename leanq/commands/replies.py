@@ -73,7 +73,7 @@ def lines_of(file: str, reply: Reply, *, brief: bool = False) -> Iterator[str]:
         yield from _hanging(f"  {failure.name}: {failure.rule}: ", failure.text)
     for m in () if brief else reply.messages:
         # The judge's own message is for those that read no `failed`.
-        if any(f"{failure.name}: {failure.text}" in m.text for failure in reply.failed):
+        if any(m.text.endswith(f"{f.name}: {f.rule}: {f.text}") for f in reply.failed):
             continue
         yield from _hanging(f"  {file}:{m.line}:{m.column}: {m.severity}: ", m.text)
     for s in reply.sorries:

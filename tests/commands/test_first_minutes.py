@@ -110,7 +110,7 @@ def test_a_campaign_without_a_file_for_its_results_says_what_to_name(terminal: T
 def test_a_difference_is_shown_once() -> None:
     failure = Failure("t", "statement_differs", "type: expected 1 = 1, got 1 = 2")
     texts = (
-        f"leanq: it is not what the target states: {failure.name}: {failure.text}",
+        f"leanq: it is not what the target states: t: {failure.rule}: {failure.text}",
         "something else",
     )
     messages = tuple(Message("error", 1, 0, text) for text in texts)
