@@ -5,9 +5,9 @@ forks a child, which has all limits and ends with its answer. Frames come throug
 answers go to standard output, a line of JSON each::
 
     first frame  {"libraries", "version", "path", "modules", "reference"}
-    answer       {"ready": why it cannot judge, or ""}
+    answer       {"ready": why it cannot judge, or "", "held_bytes": of memory}
     frame        {"sizes": of the parts of each file, "cpu_s", "memory_bytes", "op", …}, the parts
-    answer       {"answer": what the child says, or null where it did not come to its end, "cpu_s"}
+    answer       {"answer": what the child says, or the limit that ended it, "cpu_s", "peak_bytes"}
 
 Without Lean's library it still reads: then "kernel" is false in its answers, and nothing is proved.
 The operations:
@@ -25,6 +25,8 @@ import gc
 import json
 import os
 import resource
+import select
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,6 +46,8 @@ from leanq.lean.audit.statement import compare, differs_beside, own_theorems
 from leanq.lean.audit.survey import survey
 
 _MAX_THEOREMS = 1000
+# How often a child is looked at; what it takes in between has to fit into the worker's margin.
+_LOOK_MS = 20
 
 
 class _Bench:
@@ -168,7 +172,8 @@ def _damaged(why: str) -> dict[str, Any]:
 
 
 def _forked(bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]]) -> str:
-    """The line that tells what a child says; ``null`` where it did not come to its end."""
+    """The line that tells what a child says, or by which limit it ended, and what it used."""
+    held_bytes = _anonymous_bytes("self")
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -182,23 +187,63 @@ def _forked(bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes
         finally:
             os._exit(status)
     os.close(write)
-    with open(read, "rb") as pipe:
-        said = pipe.read()
+    said, is_full = _watched(pid, read, held_bytes + int(order["memory_bytes"]))
     _, status, used = os.wait4(pid, 0)
-    answer = said.decode() if status == 0 and said else "null"
-    return f'{{"answer": {answer}, "cpu_s": {used.ru_utime + used.ru_stime:.6f}}}\n'
+    cpu_s, peak_bytes = used.ru_utime + used.ru_stime, used.ru_maxrss << 10
+    if is_full:
+        limit = f"it takes more than {order['memory_bytes'] >> 20} MB of memory"
+    elif os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        limit = f"it takes more than {order['cpu_s']} s of CPU time"
+    else:
+        limit = f"its process died (exit code {os.waitstatus_to_exitcode(status)})"
+    answer = said.decode() if status == 0 and said else json.dumps({"limit": limit})
+    return f'{{"answer": {answer}, "cpu_s": {cpu_s:.6f}, "peak_bytes": {peak_bytes}}}\n'
+
+
+def _watched(pid: int, read: int, most_bytes: int) -> tuple[bytes, bool]:
+    """What a child says until it ends, and whether it was ended for holding more than that.
+
+    Lean's allocator reserves gigabytes of address space at its start, so that no limit of the
+    kernel's tells what is used.
+    """
+    poll = select.poll()
+    poll.register(read, select.POLLIN)
+    pieces: list[bytes] = []
+    is_full = False
+    with open(read, "rb", buffering=0) as pipe:
+        while True:
+            if poll.poll(_LOOK_MS):
+                if not (piece := pipe.read(1 << 16)):
+                    return b"".join(pieces), is_full
+                pieces.append(piece)
+            elif _anonymous_bytes(str(pid)) > most_bytes:
+                is_full = True
+                os.kill(pid, signal.SIGKILL)
 
 
 def _limit(order: dict[str, Any]) -> None:
     """Gives this process its limits; the sandbox has somewhat higher ones around them."""
-    cpu_s = max(1, int(order["cpu_s"]))
+    cpu_s = int(order["cpu_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+    # What is reserved by now is used first. This stops what the parent would see too late.
+    if mapped_bytes := _memory_pages("self")[0] * resource.getpagesize():
+        limit = mapped_bytes + int(order["memory_bytes"])
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _anonymous_bytes(process: str) -> int:
+    """The resident memory of a process that is no file's; 0 where /proc is hidden, and the sandbox
+    alone counts."""
+    pages = _memory_pages(process)
+    return (pages[1] - pages[2]) * resource.getpagesize()
+
+
+def _memory_pages(process: str) -> list[int]:
+    """Of a process: pages mapped, resident, and resident of files."""
     try:
-        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        return [int(each) for each in Path(f"/proc/{process}/statm").read_text().split()[:3]]
     except OSError:
-        return  # where /proc is hidden the sandbox alone counts
-    limit = held + int(order["memory_bytes"])
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        return [0, 0, 0]
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -222,7 +267,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    _write(answers, json.dumps({"ready": bench.unavailable}).encode() + b"\n")
+    ready = {"ready": bench.unavailable, "held_bytes": _anonymous_bytes("self")}
+    _write(answers, json.dumps(ready).encode() + b"\n")
     while line := stream.readline():
         order = json.loads(line)
         files = [[_read(stream, size) for size in sizes] for sizes in order["sizes"]]
