@@ -181,12 +181,14 @@ class Rebuilder:
                 use(a)
                 if kind == MDATA:
                     local[at] = x
+                    pop()
                     continue
                 found.add(image.name(words[index + 1]))
                 number = kernel.nat(image.small(words[index + 2]))
                 local[at] = done.get(at) or kernel.proj(name(words[index + 1]), number, x)
             else:
                 local[at] = done.get(at) or self._leaf(kind, words[index + 1])
+            pop()
         image.spend(limit - steps)  # beside what names and literals have spent
         self.nodes += len(local)
         self._count_uses(local, used)

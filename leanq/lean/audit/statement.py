@@ -109,20 +109,21 @@ class View:
         self, interner: Interner, image: Image, spelled: tuple[str, str] | None = None
     ) -> None:
         self._interner, self._image, self._spelled = interner, image, spelled
-        self._known: dict[int, int] = {}
+        self._leaves: dict[int, int] = {}
         self._levels: dict[int, int] = {}
 
     def expression(self, root: int) -> tuple[int, set[Name]]:
         """Its number, and the names of the constants in it."""
-        image, known, words, base = self._image, self._known, self._image.words, self._image.base
-        numbers, limit = self._interner.numbers, self._image.steps
+        image, words, base = self._image, self._image.words, self._image.base
+        numbers, leaves, limit = self._interner.numbers, self._leaves, self._image.steps
         steps = limit
-        seen: set[int] = set()
+        local: dict[int, int] = {}
+        get = local.get
         names: set[Name] = set()
         todo = [root]
         while todo:
             at = todo[-1]
-            if at in seen:
+            if at in local:
                 todo.pop()
                 continue
             offset = at - base
@@ -135,34 +136,39 @@ class View:
                 raise Damaged("it takes too long to read")
             if kind == APP:  # more than half of all, and spelt out for speed
                 a, b = words[index + 1], words[index + 2]
-                if a in seen and b in seen:
-                    seen.add(at)
-                    if at not in known:
-                        known[at] = numbers.setdefault((kind, known[a], known[b]), len(numbers))
+                x, y = get(a), get(b)
+                if x is None or y is None:
+                    if a >= at or b >= at:
+                        raise Damaged(AHEAD)
+                    todo.append(a)
+                    todo.append(b)
                     continue
-                if a >= at or b >= at:
-                    raise Damaged(AHEAD)
-                todo.append(a)
-                todo.append(b)
+                local[at] = numbers.setdefault((APP, x, y), len(numbers))
+                todo.pop()
                 continue
             if kind not in EXPRESSION_PARTS:
                 raise Damaged("it holds a malformed expression, or a free or meta variable")
             below = [words[index + part] for part in EXPRESSION_PARTS[kind]]
-            if missing := [each for each in below if each not in seen]:
+            if missing := [each for each in below if each not in local]:
                 if max(missing) >= at:
                     raise Damaged(AHEAD)
                 todo += missing
                 continue
-            seen.add(at)
             if kind in (CONST, PROJ):
                 names.add(image.name(words[index + 1]))
-            if at not in known:
-                parts = [known[each] for each in below]
-                if kind != MDATA:
-                    parts = [self._interner.number((kind, *parts, *self._leaf(kind, index)))]
-                known[at] = parts[0]
+            parts = [local[each] for each in below]
+            if kind == MDATA:
+                local[at] = parts[0]
+            elif parts:
+                key = (kind, *parts, *self._leaf(kind, index))
+                local[at] = numbers.setdefault(key, len(numbers))
+            else:
+                if at not in leaves:
+                    leaves[at] = self._interner.number((kind, *self._leaf(kind, index)))
+                local[at] = leaves[at]
+            todo.pop()
         image.spend(limit - steps)
-        return known[root], names
+        return local[root], names
 
     def level(self, address: int, depth: int = 0) -> int:
         """The number of a universe level."""
