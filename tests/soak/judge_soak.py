@@ -30,6 +30,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
 
+_AT_ONCE, _SLOTS = 2, 4  # so that the processes of both headers stay
 _LIMITS = Limits(cpu_s=10.0, wall_s=120.0, memory_bytes=1 << 30)
 _CORE = "prelude\nimport Core\nset_option linter.all false\nset_option genCtorIdx false\n"
 TEXTS = {
@@ -187,7 +188,7 @@ async def storm(
     environment: Environment, honest: list[Sample], files: int, seed: int, tally: Tally
 ) -> None:
     """Judges so many changed files."""
-    judges = Judges(environment, slots=2)
+    judges = Judges(environment, slots=_SLOTS)
     core = environment.find_olean("Core")
     assert core
     imported = core.read_bytes()
@@ -218,7 +219,7 @@ async def storm(
                 tally.slowest_s = max(tally.slowest_s, time.monotonic() - started)
                 _note(tally, f"{seed} {number}", kind, found, data, explainers[sample.name])
 
-        await asyncio.gather(*(one_after_another() for _ in range(2)))
+        await asyncio.gather(*(one_after_another() for _ in range(_AT_ONCE)))
     finally:
         await judges.close()
 

@@ -30,7 +30,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from leanq.errors import AuditError
 from leanq.lean.audit.image import ASTRAY, Damaged, Image, Name, Raw
@@ -173,7 +173,7 @@ def _damaged(why: str) -> dict[str, Any]:
 
 def _forked(bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]]) -> str:
     """The line that tells what a child says, or by which limit it ended, and what it used."""
-    held_bytes = _anonymous_bytes("self")
+    memory = _Memory.of("self")  # here, as each page that a child touches costs it microseconds
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -181,13 +181,13 @@ def _forked(bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes
         try:
             os.close(0)
             os.close(1)
-            _limit(order)
+            _limit(order, memory.mapped_bytes)
             _write(write, json.dumps(bench.answer(order, files)).encode())
             status = 0
         finally:
             os._exit(status)
     os.close(write)
-    said, is_full = _watched(pid, read, held_bytes + int(order["memory_bytes"]))
+    said, is_full = _watched(pid, read, memory.anonymous_bytes + int(order["memory_bytes"]))
     _, status, used = os.wait4(pid, 0)
     cpu_s, peak_bytes = used.ru_utime + used.ru_stime, used.ru_maxrss << 10
     if is_full:
@@ -216,34 +216,39 @@ def _watched(pid: int, read: int, most_bytes: int) -> tuple[bytes, bool]:
                 if not (piece := pipe.read(1 << 16)):
                     return b"".join(pieces), is_full
                 pieces.append(piece)
-            elif _anonymous_bytes(str(pid)) > most_bytes:
+            elif _Memory.of(str(pid)).anonymous_bytes > most_bytes:
                 is_full = True
                 os.kill(pid, signal.SIGKILL)
 
 
-def _limit(order: dict[str, Any]) -> None:
+def _limit(order: dict[str, Any], mapped_bytes: int) -> None:
     """Gives this process its limits; the sandbox has somewhat higher ones around them."""
     cpu_s = int(order["cpu_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
     # What is reserved by now is used first. This stops what the parent would see too late.
-    if mapped_bytes := _memory_pages("self")[0] * resource.getpagesize():
+    if mapped_bytes:
         limit = mapped_bytes + int(order["memory_bytes"])
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _anonymous_bytes(process: str) -> int:
-    """The resident memory of a process that is no file's; 0 where /proc is hidden, and the sandbox
-    alone counts."""
-    pages = _memory_pages(process)
-    return (pages[1] - pages[2]) * resource.getpagesize()
+class _Memory(NamedTuple):
+    """The memory of a process; zeros where /proc is hidden, and the sandbox alone counts."""
 
+    mapped_bytes: int
+    anonymous_bytes: int
+    """What is resident and no file's."""
 
-def _memory_pages(process: str) -> list[int]:
-    """Of a process: pages mapped, resident, and resident of files."""
-    try:
-        return [int(each) for each in Path(f"/proc/{process}/statm").read_text().split()[:3]]
-    except OSError:
-        return [0, 0, 0]
+    @classmethod
+    def of(cls, process: str) -> _Memory:
+        """That of a process at this moment."""
+        try:
+            text = Path(f"/proc/{process}/statm").read_text()
+        except OSError:
+            return cls(0, 0)
+        mapped, resident, of_files = (
+            int(each) * resource.getpagesize() for each in text.split()[:3]
+        )
+        return cls(mapped, resident - of_files)
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -267,7 +272,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    ready = {"ready": bench.unavailable, "held_bytes": _anonymous_bytes("self")}
+    ready = {"ready": bench.unavailable, "held_bytes": _Memory.of("self").anonymous_bytes}
     _write(answers, json.dumps(ready).encode() + b"\n")
     while line := stream.readline():
         order = json.loads(line)
