@@ -99,6 +99,7 @@ class Judges:
         slots: how many files are judged at a time.
         hidden: folders that a process must not see, where the machine can hide them.
         nice: niceness of the processes.
+        prints: whether they say what theorems state.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Judges:
         slots: int,
         hidden: Sequence[Path] = (),
         nice: int = 0,
+        prints: bool = True,
     ) -> None:
         self._environment = environment
         self._hidden, self._nice = tuple(hidden), nice
@@ -115,7 +117,7 @@ class Judges:
         self._slots = slots
         self._idle: list[_JudgeProcess] = []
         self._closed = False
-        self._prints = True
+        self._prints = prints
         self._self_test: asyncio.Task[str] | None = None
         self._libraries: Libraries = ("", ())
 
