@@ -107,6 +107,7 @@ class Explainer:
     """Why a changed file may be accepted, by a reader and a kernel that are not leanq's."""
 
     def __init__(self, sample: Sample, imported: bytes) -> None:
+        sys.setrecursionlimit(20_000)
         self._trees = Trees()
         self._sample = sample
         self._honest = SecondReader(sample.data, self._trees).constants()
@@ -124,6 +125,11 @@ class Explainer:
         names = [name for name, what in self._honest.items() if _is_confirmable(what)]
         self.confirm(self._honest, names)
         return len(names)
+
+    def _is_ending(self, name: Tree, what: Tree) -> bool:
+        """Whether it is what stands behind the text: an axiom that says nothing."""
+        is_named = name[-2:] == self._sample.ending
+        return is_named and what[0] == "axiom" and _is_proposition(what[3])
 
     def why(self, data: bytes) -> str:
         """The explanation.
@@ -143,12 +149,20 @@ class Explainer:
                 return "the same constants under other names"
             # Types are taken for granted, so they must be the honest ones.
             found = again
-        changed = [name for name, what in found.items() if self._honest.get(name) != what]
+        changed = [
+            name
+            for name, what in found.items()
+            if self._honest.get(name) != what and not self._is_ending(name, what)
+        ]
         if not changed:
-            return "fewer of the same constants"
+            return "fewer of the same constants, or another proposition behind the text"
         safe = [name for name in changed if not _is_unsafe(found[name])]
         self.confirm(found, safe)
         return "proved, says the second kernel" if safe else "unsafe, so that nothing rests on it"
+
+
+def _is_proposition(type_: Tree) -> bool:
+    return bool(type_[0] == "sort" and type_[2][0][0] == "zero")
 
 
 def _is_unsafe(what: Tree) -> bool:
@@ -165,7 +179,9 @@ def samples(lean: Lean) -> list[Sample]:
     """The honest files."""
     found = []
     for name, text in TEXTS.items():
-        ended = Ended.of(text)
+        word = f"leanqEnd{name}"  # no word by chance, so that a seed makes the same files
+        code = f"{text}\nnamespace {word}\naxiom here : Prop\nend {word}\n"
+        ended = Ended(text, code, (word, "here"))
         path = lean.compile(ended.text, name=name.capitalize())
         found.append(Sample.of(name, text, ended.name, path.read_bytes()))
     return found
@@ -174,6 +190,8 @@ def samples(lean: Lean) -> list[Sample]:
 def outcome(found: Judgement) -> str:
     """What a check would say of it, but for imported axioms."""
     if found.limit:
+        if found.limit == "its process died (exit code 1)":
+            return "Lean gives up"  # as it says itself, of a name that only its own can be
         return "died" if "died" in found.limit or "stopped" in found.limit else "limit"
     if found.rule:
         return "unreadable" if "cannot be audited" in found.text else found.rule

@@ -363,12 +363,21 @@ class SecondKernel:
         self._demand(True, "")
         if self._alike(one, other):
             return True
+        # What computes numbers is unfolded last, or a large one would be counted down.
+        if self._is_operation(one) != self._is_operation(other):
+            first, last = (other, one) if self._is_operation(one) else (one, other)
+            if (found := self._step(first, unfold=True)) is not None:
+                return self._equal(found, last)
         one, other = self._whnf(one), self._whnf(other)
         if one is other or self._alike(one, other):
             return True
         if _is_number(one) != _is_number(other):
             return self._alike(self._constructed(one), self._constructed(other))
         return self._by_proof(one, other) or self._by_eta(one, other) or self._by_eta(other, one)
+
+    def _is_operation(self, tree: Tree) -> bool:
+        head, arguments = self._spine(tree)
+        return head[0] == "const" and head[1][0] in _OPERATIONS and len(arguments) == 2
 
     def _alike(self, one: Tree, other: Tree) -> bool:
         """Whether they are made in the same way of equal parts."""
