@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,19 @@ from leanq.states import MemoryStates, States
 log = logging.getLogger("leanq.worker")
 
 _CHECK_CHANGES_EVERY_S = 5.0
+# What Lean says of the tactics, notations and names that its own library would bring.
+_LACKING = re.compile(
+    r"unknown tactic|unexpected (?:token|identifier)|expected (?:token|command)"
+    r"|unknown (?:identifier|constant)|Unknown (?:identifier|constant)"
+)
+_CORE_NOTE = Message(
+    "information",
+    1,
+    0,
+    "leanq: a text without a header is read behind leanq's small Core here, without Lean's own "
+    "library: it has no `·`, `∃`, `rw`, `simp`, `induction` or `omega`. For these, or Mathlib, "
+    "install Lean and name a Lake project that is built: leanq up --env NAME=FOLDER",
+)
 _T = TypeVar("_T")
 
 
@@ -90,15 +104,15 @@ class LeanDriver:
         self._hidden = tuple(hidden)
         self._nice = nice
         self._costs = costs or Costs()
-        self._opened = self._open(open_environment())
-        self.environment = self._opened.lean.environment.name
+        self.opened = self._open(open_environment())
+        self.environment = self.opened.lean.environment.name
         self._looked_at_s = time.monotonic()
         self._looking = asyncio.Lock()
         self._rng = random.Random()
 
     @property
     def about(self) -> Mapping[str, object]:
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         return {
             "driver": "lean",
             "lean": environment.toolchain.version,
@@ -106,19 +120,25 @@ class LeanDriver:
             "fingerprint": environment.fingerprint,
         }
 
+    async def describe(self) -> str:
+        opened = self.opened
+        why = await opened.auditor.judges.unavailable()
+        judge = f"nothing is accepted here, for {why}" if why else "the judge works"
+        return f"{opened.lean.environment.toolchain}; {judge}"
+
     async def open(self, states: States) -> None:
         self._states = states
         # Its self-test takes as long, and does not wait for this.
-        self._opened.auditor.judges.open()
-        await self._opened.lean.open()
+        self.opened.auditor.judges.open()
+        await self.opened.lean.open()
 
     async def prove(self) -> None:
         """Raises WorkerError where Lean, or its environment, is broken on this machine."""
         await self._notice_changes(at_once=True)
-        await self._opened.lean.prove()
+        await self.opened.lean.prove()
 
     async def close(self) -> None:
-        await self._opened.close()
+        await self.opened.close()
 
     async def run(self, request: Request) -> Reply:
         await self._notice_changes()
@@ -139,7 +159,7 @@ class LeanDriver:
         if reply.verdict == "accepted" and not request.audit:
             reply = replace(reply, verdict="unjudged", reason="not_audited")
         if reply.reason == "unknown_import":
-            environment = self._opened.lean.environment
+            environment = self.opened.lean.environment
             why = await asyncio.to_thread(environment.explain_import, request.code)
             note = Message("error", 1, 0, f"leanq: {why}")
             reply = replace(reply, messages=(*reply.messages, note))
@@ -149,16 +169,19 @@ class LeanDriver:
         self, answer: Callable[[Request], Awaitable[Reply]], request: Request
     ) -> Reply:
         """An operation's reply about the text as the client has sent it."""
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         header = environment.header_for(request.code) if request.code else ""
         try:
             reply = await answer(replace(request, code=header + request.code))
         except (UsageError, QueueFullError) as error:
             return Reply(error=str(error))
-        return without_header(reply, header.count("\n"))
+        reply = without_header(reply, header.count("\n"))
+        if header and _is_about_what_core_lacks(reply):
+            reply = replace(reply, messages=(*reply.messages, _CORE_NOTE))
+        return reply
 
     async def _check(self, request: Request) -> Reply:
-        opened = self._opened
+        opened = self.opened
         reply = await opened.prefixes.with_header(
             request.code,
             lambda header: check(opened.lean, opened.auditor, request, request.code, load=header),
@@ -175,7 +198,7 @@ class LeanDriver:
         return replace(reply, sorries=sorries)
 
     async def _verify(self, request: Request) -> Reply:
-        opened = self._opened
+        opened = self.opened
         target = await opened.targets.of_request(request)
 
         def verify(header: LocalSnapshot | None) -> Awaitable[Reply]:
@@ -185,7 +208,7 @@ class LeanDriver:
         return await opened.prefixes.with_header(request.code, verify, self._states)
 
     async def _step(self, request: Request) -> Reply:
-        return await self._until_available(lambda: self._opened.trials.step(request, self._states))
+        return await self._until_available(lambda: self.opened.trials.step(request, self._states))
 
     async def _export(self, request: Request) -> Reply:
         records = await self._until_available(lambda: self._states.recall(request.state))
@@ -194,7 +217,7 @@ class LeanDriver:
         return Reply(payload=pack_export(read_recipe(request.state, records)))
 
     async def _import(self, request: Request) -> Reply:
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         recipe = await asyncio.to_thread(unpack_export, request.payload)
         if not await asyncio.to_thread(is_genuine, recipe):
             raise RecipeError("the exported state is of a recipe to which no steps lead")
@@ -244,16 +267,16 @@ class LeanDriver:
         """
         if not at_once and time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
             return False
-        asked, asked_s = self._opened, time.monotonic()
+        asked, asked_s = self.opened, time.monotonic()
         async with self._looking:
             if self._looked_at_s < asked_s:
-                before = self._opened
+                before = self.opened
                 if await asyncio.to_thread(before.lean.environment.changed):
                     environment = await asyncio.to_thread(self._open_environment)
-                    self._opened = await self._tried(self._open(environment))
+                    self.opened = await self._tried(self._open(environment))
                     await before.close()
                 self._looked_at_s = time.monotonic()
-        return self._opened is not asked
+        return self.opened is not asked
 
     async def _tried(self, opened: Opened) -> Opened:
         """The environment, in which Lean works; raises ToolchainError."""
@@ -263,6 +286,11 @@ class LeanDriver:
             await opened.close()
             raise
         return opened
+
+
+def _is_about_what_core_lacks(reply: Reply) -> bool:
+    errors = (message.text for message in reply.messages if message.severity == "error")
+    return reply.verdict == "rejected" and any(map(_LACKING.match, errors))
 
 
 def without_header(reply: Reply, lines: int) -> Reply:

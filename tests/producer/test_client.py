@@ -17,7 +17,6 @@ from support.fleets import (
     Recorder,
     ask,
     connections,
-    first_shard,
     hurry,
     look,
     serving,
@@ -25,6 +24,7 @@ from support.fleets import (
     working,
 )
 from support.paths import ROOT
+from support.routes import first_shard, thread_of
 from support.servers import own_server
 from support.waiting import eventually
 
@@ -177,7 +177,7 @@ def test_attaching_to_an_unknown_request_says_so(settings: Settings) -> None:
                 lean.attach([request_id])
             with pytest.raises(UsageError):
                 lean.echo(b"", request_id=request_id)
-        assert not first_shard(lean)._outstanding
+        assert not first_shard(lean).outstanding
 
 
 def test_the_same_request_id_from_two_clients_ends_for_both(
@@ -240,7 +240,7 @@ def test_a_request_that_races_with_close_ends_too(settings: Settings) -> None:
     with ThreadPoolExecutor(4) as pool:
         users = [pool.submit(user) for _ in range(4)]
         until(lambda: len(futures) > 50)
-        thread, _ = lean._running()
+        thread = thread_of(lean)
         lean.close()
         for ended in users:
             with pytest.raises(ClosedError):
@@ -275,7 +275,15 @@ def test_waiting_in_a_callback_is_an_error_and_no_deadlock(settings: Settings) -
     def called(first: Future[bytes]) -> None:
         # What has ended can be read.
         done.append(first.result())
-        for wait_for_it in (other.result, other.exception, lambda: next(lean.map(["x"]))):
+        assert wait([first]).done == {first}
+        assert list(as_completed([first])) == [first]
+        for wait_for_it in (
+            other.result,
+            other.exception,
+            lambda: next(lean.map(["x"])),
+            lambda: wait([first, other]),
+            lambda: next(as_completed([first, other])),
+        ):
             try:
                 wait_for_it()
             except UsageError as error:
@@ -284,10 +292,11 @@ def test_waiting_in_a_callback_is_an_error_and_no_deadlock(settings: Settings) -
     with LeanQClient(settings) as lean, serving(settings, driver):
         other = lean.echo(b"held")
         lean.echo(b"first").add_done_callback(called)
-        until(lambda: len(errors) == 3)
+        until(lambda: len(errors) == 5)
         assert done == [b"first"]
         assert all("callback" in str(error) for error in errors)
         driver.let_go()
+        assert wait([other], DEADLINE_S).done == {other}
         assert other.result(DEADLINE_S) == b"held"
         assert other.exception() is None
 

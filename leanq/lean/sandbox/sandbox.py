@@ -243,10 +243,15 @@ class Sandbox:
         finally:
             self._supervisor.kill()
             self._supervisor.wait()
-        for folder in self._folders:
-            if folder.exists():  # the supervisor was killed before it could
-                empty(str(folder))
-                folder.rmdir()
+            for folder in self._folders:
+                if folder.exists():  # the supervisor was killed before it could
+                    empty(str(folder))
+                    folder.rmdir()
+
+    @property
+    def supervisor(self) -> subprocess.Popen[bytes]:
+        """The supervisor's process; all that runs here descends from it."""
+        return self._supervisor
 
     @property
     def _folders(self) -> list[Path]:

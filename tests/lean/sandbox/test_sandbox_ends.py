@@ -96,7 +96,7 @@ async def test_the_supervisor_is_killed(sandbox: Sandbox, which: str) -> None:
     marker = new_marker()
     task = asyncio.create_task(run(sandbox, DAEMON_AND_PARENT, marker))
     await eventually(lambda: len(marked(marker)) == 2)
-    outer = sandbox._supervisor.pid
+    outer = sandbox.supervisor.pid
     victim = outer if which == "outer" else children(outer)[0]
     os.kill(victim, signal.SIGKILL)
     with pytest.raises(SandboxError, match="died"):
@@ -107,8 +107,20 @@ async def test_the_supervisor_is_killed(sandbox: Sandbox, which: str) -> None:
         await run(sandbox, "")
 
 
+async def test_a_close_that_is_cancelled_leaves_no_folder(sandbox: Sandbox) -> None:
+    """As where a second interrupt ends the worker at once."""
+    folder = sandbox.left
+    assert folder.exists()
+    closing = asyncio.create_task(sandbox.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not folder.exists()
+
+
 async def test_the_supervisor_minds_only_its_worker(sandbox: Sandbox) -> None:
-    outer = sandbox._supervisor.pid
+    outer = sandbox.supervisor.pid
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         for pid in (outer, *children(outer)):
             os.kill(pid, signum)
