@@ -236,7 +236,7 @@ class FutureClient(Maps):
         'accepted'
         >>> other = lean.verify(target, "theorem t (p : Prop) (h : p) : p ∨ p := .inl h").result()
         >>> other.verdict, [(failure.name, failure.rule) for failure in other.failed]
-        ('rejected', [('t', 'statement_differs')])
+        ('rejected', [('t', 'type_differs')])
 
         Args:
             target: Lean source whose proofs are ``sorry``; ``None`` where ``theorems`` are given.
