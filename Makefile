@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-walls soak-campaign sim sim-quick dist clean help
+.PHONY: demo test test-all docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-walls soak-campaign soak-judge sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -44,8 +44,8 @@ bench-submit: $(VENV)/dev   ## what leanq adds to Lean: overhead, audit, idle CP
 bench-lean: $(VENV)/dev     ## throughput and latency of checks of 100 ms beside plain Lean
 	$(BIN)/python bench/lean.py
 
-bench-judge: $(VENV)/dev    ## what the judge costs beside the check that it follows
-	$(BIN)/python bench/judge.py
+bench-judge: $(VENV)/dev    ## what the judge costs beside the check that it follows; ten minutes
+	$(BIN)/python bench/judge.py --large
 
 bench-states: $(VENV)/dev   ## steps with snapshots and without, and routed to whoever is warm
 	$(BIN)/python bench/states.py
@@ -65,6 +65,9 @@ soak-walls: $(VENV)/dev ## 2,000 hostile runs beside 2,000 innocent ones, and wh
 
 soak-campaign: $(VENV)/dev  ## 5,000 rows of real Lean, and everybody who has a part in it is killed
 	PYTHONPATH=.:tests $(BIN)/python -m soak.campaign_soak
+
+soak-judge: $(VENV)/dev  ## 10,000 damaged and forged compiled files, and why any of them is accepted
+	PYTHONPATH=.:tests $(BIN)/python -m soak.judge_soak
 
 sim: $(VENV)/dev      ## the scaler in simulated fleets, 30 seeds; half an hour at most
 	$(BIN)/python -m sim

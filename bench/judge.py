@@ -1,54 +1,85 @@
-"""What the judge costs beside the check that it follows: CPU time of both, in one run.
+"""What the judge costs beside the check that it follows: CPU time and memory of both, in one run.
 
 Each text is compiled by Lean in a process of its own, as a check does it, and its compiled file is
-judged and compared with itself as its own target. The judge's CPU time is that of its forked child
-and, as the rest is shared by all files with one header, of nothing else. Prints a table.
+judged, and compared with itself as its own target. The judge's CPU time is that of its forked
+child; what comes before is shared by all files with one header. Saying what the theorems state is
+measured apart. Prints a table.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import resource
+import os
 import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from leanq.lean.audit.judges import Judges
 from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.sandbox.sandbox import Limits
+from leanq.lean.sandbox.usage import descendants
 from leanq.lean.syntax import split_header
 
 _HEADER = "prelude\nimport Core\n"
 _LIMITS = Limits(cpu_s=3600.0, wall_s=7200.0, memory_bytes=16 << 30)
 _SMALL = "theorem t{n} (p q : Prop) (h : And p q) : And q p := And.intro h.right h.left\n"
+_OPTIONS = (
+    "set_option maxRecDepth 100000\nset_option maxHeartbeats 0\nset_option linter.all false\n"
+)
+_TWO = """inductive Two (a b : Type) : Type where | mk : a -> b -> Two a b
+axiom dup {a : Type} (x : a) : Two a a
+"""
+_TREE = """axiom Tree : Type
+axiom node : Tree -> Tree -> Tree
+axiom Good : Tree -> Prop
+axiom good (t : Tree) : Good t
+"""
+_LEVELS = 100
+_LARGE_NODES = 500_000
+_ORDER: dict[str, Any] = {
+    "ending": ("", ""),
+    "target_ending": ("", ""),
+    "theorems": (),
+    "holes": (),
+    "allowed": (),
+    "is_whole": False,
+    "stand_in": "",
+}
 
 
 def texts(large: bool) -> Iterator[tuple[str, str]]:
     """The texts to be measured, by what they are."""
     yield "one small theorem", _SMALL.format(n=0)
     yield "20 theorems", "".join(_SMALL.format(n=n) for n in range(20))
-    for depth in (6, 9, *((12,) if large else ())):
-        yield f"2^{depth} conjunctions, unshared", _tower(depth)
+    for leaves, towers in ((58, 25), (183, 240), *(((579, 2400),) if large else ())):
+        yield f"unshared: a tree with {leaves}^2 pairs", _unshared(leaves)
+        yield f"shared: {towers} towers of pairs", _shared(towers)
 
 
-def _tower(depth: int) -> str:
-    """A proof of a conjunction of 2^depth different parts: nothing in it is shared."""
+def _unshared(leaves: int) -> str:
+    """A statement about a tree of all pairs of so many leaves: nothing in it is shared."""
+    pairs = [f"(node l{m} l{n})" for m in range(leaves) for n in range(leaves)]
+    while len(pairs) > 1:
+        last = [pairs[-1]] if len(pairs) % 2 else []
+        halves = zip(pairs[::2], pairs[1::2], strict=False)
+        pairs = [f"(node {left} {right})" for left, right in halves] + last
+    names = "".join(f"axiom l{n} : Tree\n" for n in range(leaves))
+    return f"{_OPTIONS}{_TREE}{names}theorem tree : Good {pairs[0]} := good _\n"
 
-    def parts(first: int, level: int) -> tuple[str, str]:
-        if level == 0:
-            return f"(Eq {_number(first)} {_number(first)})", f"(Eq.refl {_number(first)})"
-        half = 1 << level - 1
-        (a, x), (b, y) = parts(first, level - 1), parts(first + half, level - 1)
-        return f"(And {a} {b})", f"(And.intro {x} {y})"
 
-    statement, proof = parts(0, depth)
-    options = "set_option maxRecDepth 100000\nset_option maxHeartbeats 0\n"
-    return f"{options}theorem tower : {statement} := {proof}\n"
+def _shared(count: int) -> str:
+    """Theorems about pairs of pairs of pairs: some 400 nodes each, 2^100 were nothing shared."""
+    towers = []
+    for n in range(count):
+        term = "(dup " * _LEVELS + _number(n) + ")" * _LEVELS
+        towers.append(f"theorem s{n} : Eq {term} {term} := Eq.refl _\n")
+    return _OPTIONS + _TWO + "".join(towers)
 
 
 def _number(n: int) -> str:
@@ -61,72 +92,90 @@ def _number(n: int) -> str:
 
 async def measure(environment: Environment, name: str, text: str, times: int) -> None:
     """Prints one row."""
-    judges = Judges(environment, slots=1)
+    judges = Judges(environment, slots=1, prints=False)
+    printing = Judges(environment, slots=1)
     header = split_header(_HEADER)
-    judged, compared = [], []
+    judged, compared, printed, peaks = [], [], [], []
     try:
         if why := await judges.unavailable():
             raise SystemExit(why)
         with tempfile.TemporaryDirectory() as folder:
             where = Path(folder)
-            checks = [_compile(environment, where, text) for _ in range(times)]
-            file = read_parts(Path(folder, "x.olean"))
-        order: dict[str, object] = {
-            "ending": ("", ""),
-            "target_ending": ("", ""),
-            "theorems": (),
-            "holes": (),
-        }
-        order |= {"is_whole": False, "stand_in": "", "allowed": ()}
-        nodes = 0
-        for _ in range(times + 1):
+            checks = [_compile(environment, where, text)]
+            file = read_parts(where / "x.olean")
+            nodes = (await judges.judge(header, file, ("", ""), _LIMITS)).nodes
+            times = 1 if nodes > _LARGE_NODES else times
+            checks += [_compile(environment, where, text) for _ in range(times - 1)]
+        for _ in range(times):
             found = await judges.judge(header, file, ("", ""), _LIMITS)
-            both = await judges.verify(header, file, file, order, _LIMITS)
-            if not (found.proved and both.proved) or both.differences:
+            both = await judges.verify(header, file, file, _ORDER, _LIMITS)
+            if not found.proved or not both.proved or both.differences:
                 raise SystemExit(f"{name}: {found} {both}")
             judged.append(found.cpu_s)
             compared.append(both.cpu_s - found.cpu_s)
-            nodes = found.nodes
+            also = await printing.judge(header, file, ("", ""), _LIMITS)
+            printed.append(also.cpu_s - found.cpu_s)
+            peaks.append(found.peak_bytes)
+        parent_mb = max(_peaks_kb()) >> 10  # of either
     finally:
         await judges.close()
-    check_ms, judge_ms, compare_ms = (
-        1000 * statistics.median(each) for each in (checks, judged[1:], compared[1:])
+        await printing.close()
+    check_ms, judge_ms, compare_ms, print_ms = (
+        1000 * statistics.median(each)
+        for each in ([cpu_s for cpu_s, _ in checks], judged, compared, printed)
     )
+    megabytes = [max(peak for _, peak in checks) >> 20, max(peaks) >> 20, parent_mb]
     print(
         f"| {name} | {nodes:,} | {check_ms:,.0f} | {judge_ms:,.1f} | {compare_ms:,.1f} "
-        f"| {judge_ms / check_ms:.3f} |",
+        f"| {print_ms:,.1f} "
+        f"| {judge_ms / check_ms:.3f} | {' | '.join(f'{each:,}' for each in megabytes)} |",
         flush=True,
     )
 
 
-def _compile(environment: Environment, folder: Path, text: str) -> float:
-    """The CPU time of the plain check of a text, which leaves its file there."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(
-        [*environment.toolchain.command, "-o", "x.olean", "--stdin"],
-        input=f"{_HEADER}{text}".encode(),
+def _compile(environment: Environment, folder: Path, text: str) -> tuple[float, int]:
+    """CPU seconds and peak bytes of the plain check of a text, which leaves its file there."""
+    source = folder / "x.lean"
+    source.write_text(f"{_HEADER}{text}")
+    process = subprocess.Popen(
+        [*environment.toolchain.command, "-o", "x.olean", "x.lean"],
         env=environment.process_env(),
         cwd=folder,
-        check=True,
         stdout=subprocess.DEVNULL,
     )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit("Lean does not compile the text")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss << 10
+
+
+def _peaks_kb() -> Iterator[int]:
+    """The most that each judge's process was resident with."""
+    for pid in descendants():
+        if b"judge_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            status = Path(f"/proc/{pid}/status").read_text()
+            yield int(status.partition("VmHWM:")[2].split()[0])
 
 
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=5, help="runs of each text")
-    parser.add_argument("--large", action="store_true", help="the largest text as well")
+    parser.add_argument("--times", type=int, default=9, help="runs of each text but the largest")
+    parser.add_argument("--large", action="store_true", help="texts of a million nodes as well")
     given = parser.parse_args()
     environment = open_environment("default", None)
     started = time.monotonic()
-    print("| text | nodes | check, CPU ms | judge, CPU ms | comparison, CPU ms | judge / check |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    print(
+        "| text | nodes | check, CPU ms | judge, CPU ms | comparison, CPU ms "
+        "| statements, CPU ms | judge / check "
+        "| peak of Lean, MB | of the judge's child | of its parent |"
+    )
+    print(f"|{' --- |' * 10}")
     for name, text in texts(given.large):
         asyncio.run(measure(environment, name, text, given.times))
-    print(f"{time.monotonic() - started:.0f} s in all")
+    load = os.getloadavg()[1]
+    print(f"{time.monotonic() - started:.0f} s in all; load {load:.1f} on {os.cpu_count()} CPUs")
 
 
 if __name__ == "__main__":

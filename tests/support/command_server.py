@@ -30,8 +30,8 @@ _REQUEST_BYTES = 1 << 17
 
 # What most commands import. Others import theirs when they run, as they do without a server.
 _PRELOADED = (
-    *("pool", "submit", "verify", "step", "state", "status", "worker", "pause", "reap", "up"),
-    *("campaign", "metrics", "scale", "dead", "tenant", "doctor"),
+    *("submit", "verify", "step", "state", "status", "worker", "pause", "reap", "up"),
+    *("campaign", "metrics", "scale", "dead", "doctor"),
 )
 
 
@@ -239,8 +239,7 @@ def main() -> None:
     from leanq import cli
 
     for name in _PRELOADED:
-        with contextlib.suppress(ModuleNotFoundError):
-            importlib.import_module(f"leanq.commands.{name}")
+        importlib.import_module(f"leanq.commands.{name}")
     gc.freeze()  # what the children never change is shared with them
     if request := _serve(socket.socket(fileno=int(sys.argv[1]))):
         _become(request)

@@ -5,10 +5,11 @@ forks a child, which has all limits and ends with its answer. Frames come throug
 answers go to standard output, a line of JSON each::
 
     first frame  {"libraries", "version", "path", "modules", "reference", "prints"}
-    answer       {"ready": why it cannot judge, or ""}
+    answer       {"ready": why it cannot judge, or "", "held_bytes": of memory}
     frame        {"sizes": of the parts of each file, "cpu_s", "memory_bytes", "op", …}, the parts
-    answer       {"answer": what the child says, or null where it did not come to its end,
-                  "statements": of the theorems in it, as far as the child came, "cpu_s"}
+    answer       {"answer": what the child says, or the limit that ended it before it said anything,
+                  "statements": of the theorems in it, as far as the child came, "cpu_s",
+                  "peak_bytes"}
 
 Without Lean's library it still reads: then "kernel" is false in its answers, and nothing is proved.
 The operations:
@@ -26,10 +27,12 @@ import gc
 import json
 import os
 import resource
+import select
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from leanq.errors import AuditError
 from leanq.lean.audit.image import ASTRAY, Damaged, Image, Name, Raw
@@ -46,6 +49,8 @@ from leanq.lean.audit.statement import compare, differs_beside, own_theorems
 from leanq.lean.audit.survey import survey
 
 _MAX_THEOREMS = 1000
+# How often a child is looked at; what it takes in between has to fit into the worker's margin.
+_LOOK_MS = 20
 
 
 class _Bench:
@@ -190,7 +195,8 @@ def _damaged(why: str) -> dict[str, Any]:
 def _forked(
     bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]], answers: int
 ) -> str:
-    """The line that tells what a child says; ``null`` where it did not come to its answer."""
+    """The line that tells what a child says, or by which limit it ended, and what it used."""
+    memory = _Memory.of("self")  # here, as each page that a child touches costs it microseconds
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -198,7 +204,7 @@ def _forked(
         try:
             os.close(0)
             os.close(answers)
-            _limit(order)
+            _limit(order, memory.mapped_bytes)
             answer = bench.answer(order, files)
             _write(write, json.dumps(answer).encode() + b"\n")
             end_when_it_takes_too_long()
@@ -208,26 +214,90 @@ def _forked(
         finally:
             os._exit(status)
     os.close(write)
-    with open(read, "rb") as pipe:
-        said = pipe.read()
-    _, _, used = os.wait4(pid, 0)
+    said, is_full = _watched(pid, read, memory.anonymous_bytes + int(order["memory_bytes"]))
+    _, status, used = os.wait4(pid, 0)
     # The last line is complete, or nothing; whatever ends the child after its answer is no matter.
-    said_of_files, *statements = said.decode().split("\n")[:-1] or ["null"]
-    cpu_s = used.ru_utime + used.ru_stime
-    told = f'"statements": [{", ".join(statements)}], "cpu_s": {cpu_s:.6f}'
-    return f'{{"answer": {said_of_files}, {told}}}\n'
+    lines = said.decode().split("\n")[:-1]
+    if not lines:
+        lines = [json.dumps({"limit": _limit_in_words(order, status, is_full)})]
+    told = {
+        "statements": _texts(lines[1:]),
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "peak_bytes": used.ru_maxrss << 10,
+    }
+    return f'{{"answer": {lines[0]}, {json.dumps(told)[1:]}\n'
 
 
-def _limit(order: dict[str, Any]) -> None:
+def _texts(lines: Sequence[str]) -> list[str]:
+    """Of lines of JSON those that are texts: what Lean prints with must have no say in the rest."""
+    found = []
+    for line in lines:
+        try:
+            text = json.loads(line)
+        except ValueError:
+            break
+        found.append(text if isinstance(text, str) else "")
+    return found
+
+
+def _limit_in_words(order: dict[str, Any], status: int, is_full: bool) -> str:
+    """What has ended a child before it said anything."""
+    if is_full:
+        return f"it takes more than {order['memory_bytes'] >> 20} MB of memory"
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+        return f"it takes more than {order['cpu_s']} s of CPU time"
+    return f"its process died (exit code {os.waitstatus_to_exitcode(status)})"
+
+
+def _watched(pid: int, read: int, most_bytes: int) -> tuple[bytes, bool]:
+    """What a child says until it ends, and whether it was ended for holding more than that.
+
+    Lean's allocator reserves gigabytes of address space at its start, so that no limit of the
+    kernel's tells what is used.
+    """
+    poll = select.poll()
+    poll.register(read, select.POLLIN)
+    pieces: list[bytes] = []
+    is_full = False
+    with open(read, "rb", buffering=0) as pipe:
+        while True:
+            if poll.poll(_LOOK_MS):
+                if not (piece := pipe.read(1 << 16)):
+                    return b"".join(pieces), is_full
+                pieces.append(piece)
+            elif _Memory.of(str(pid)).anonymous_bytes > most_bytes:
+                is_full = True
+                os.kill(pid, signal.SIGKILL)
+
+
+def _limit(order: dict[str, Any], mapped_bytes: int) -> None:
     """Gives this process its limits; the sandbox has somewhat higher ones around them."""
-    cpu_s = max(1, int(order["cpu_s"]))
+    cpu_s = int(order["cpu_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    try:
-        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except OSError:
-        return  # where /proc is hidden the sandbox alone counts
-    limit = held + int(order["memory_bytes"])
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # What is reserved by now is used first. This stops what the parent would see too late.
+    if mapped_bytes:
+        limit = mapped_bytes + int(order["memory_bytes"])
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+class _Memory(NamedTuple):
+    """The memory of a process; zeros where /proc is hidden, and the sandbox alone counts."""
+
+    mapped_bytes: int
+    anonymous_bytes: int
+    """What is resident and no file's."""
+
+    @classmethod
+    def of(cls, process: str) -> _Memory:
+        """That of a process at this moment."""
+        try:
+            text = Path(f"/proc/{process}/statm").read_text()
+        except OSError:
+            return cls(0, 0)
+        mapped, resident, of_files = (
+            int(each) * resource.getpagesize() for each in text.split()[:3]
+        )
+        return cls(mapped, resident - of_files)
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -252,7 +322,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    _write(answers, json.dumps({"ready": bench.unavailable}).encode() + b"\n")
+    ready = {"ready": bench.unavailable, "held_bytes": _Memory.of("self").anonymous_bytes}
+    _write(answers, json.dumps(ready).encode() + b"\n")
     while line := stream.readline():
         order = json.loads(line)
         files = [[_read(stream, size) for size in sizes] for sizes in order["sizes"]]

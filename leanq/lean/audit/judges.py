@@ -69,6 +69,7 @@ class Judgement:
         differences: how a candidate differs from its target: name, rule and words.
         nodes: how many expressions were rebuilt.
         cpu_s: CPU seconds that it took.
+        peak_bytes: the most memory that the judge's child held, Lean's library and header included.
     """
 
     proved: bool = False
@@ -83,6 +84,7 @@ class Judgement:
     differences: tuple[tuple[str, str, str], ...] = ()
     nodes: int = 0
     cpu_s: float = 0.0
+    peak_bytes: int = 0
 
 
 Parts = Sequence[bytes]
@@ -97,6 +99,7 @@ class Judges:
         slots: how many files are judged at a time.
         hidden: folders that a process must not see, where the machine can hide them.
         nice: niceness of the processes.
+        prints: whether they say what theorems state.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Judges:
         slots: int,
         hidden: Sequence[Path] = (),
         nice: int = 0,
+        prints: bool = True,
     ) -> None:
         self._environment = environment
         self._hidden, self._nice = tuple(hidden), nice
@@ -113,7 +117,7 @@ class Judges:
         self._slots = slots
         self._idle: list[_JudgeProcess] = []
         self._closed = False
-        self._prints = True
+        self._prints = prints
         self._self_test: asyncio.Task[str] | None = None
         self._libraries: Libraries = ("", ())
 
@@ -312,6 +316,7 @@ class _JudgeProcess:
         self.usable = False
         self._sandbox, self._process = sandbox, process
         self._unread = b""
+        self._held_bytes = 0  # of which its child has as much again, though nothing is copied
 
     @classmethod
     async def start(
@@ -351,7 +356,8 @@ class _JudgeProcess:
             if ready is None:
                 made.unavailable = "the judge does not start here"
             else:
-                made.unavailable = json.loads(ready)["ready"]
+                said = json.loads(ready)
+                made.unavailable, made._held_bytes = said["ready"], said["held_bytes"]
                 made.usable = True
                 await process.renew(_IDLE_LIMITS)
         except BaseException:
@@ -374,11 +380,12 @@ class _JudgeProcess:
             "memory_bytes": limits.memory_bytes,
         }
         size_bytes = sum(len(part) for parts in files for part in parts)
+        margin_bytes = _MARGIN_BYTES + self._held_bytes + 2 * size_bytes
         await process.renew(
             replace(
                 limits,
                 cpu_s=limits.cpu_s + _MARGIN_S,
-                memory_bytes=limits.memory_bytes + size_bytes + _MARGIN_BYTES,
+                memory_bytes=limits.memory_bytes + margin_bytes,
                 output_bytes=_MOST_ANSWERED_BYTES,
             )
         )
@@ -392,14 +399,11 @@ class _JudgeProcess:
         await process.renew(_IDLE_LIMITS)
         self.usable = True
         said = json.loads(line)
-        answer, cpu_s = said["answer"], said["cpu_s"]
-        if answer is None:
-            limit = "the judge ran into a limit of time or memory"
-            return Judgement(limit=limit, cpu_s=cpu_s)
-        found = _read(answer, self.unavailable)
+        found = _read(said["answer"], self.unavailable)
         names = found.theorems
-        statements = (*said["statements"], *("" for _ in names))
-        return replace(found, statements=statements[: len(names)], cpu_s=cpu_s)
+        statements = (*said["statements"], *("" for _ in names))[: len(names)]
+        used = {"cpu_s": said["cpu_s"], "peak_bytes": said["peak_bytes"]}
+        return replace(found, statements=statements, **used)
 
     async def close(self) -> None:
         """Ends it."""

@@ -185,7 +185,10 @@ class Kernel:
             KernelUnavailableError: they are of another version, or lack a function.
         """
         if not VERSIONS.match(version):
-            raise KernelUnavailableError(f"the judge does not know the library of Lean {version}")
+            known = VERSIONS.pattern.replace("\\.", ".")
+            raise KernelUnavailableError(
+                f"the judge knows the library of Lean {known}x, and this is Lean {version}"
+            )
         os.environ["UV_USE_IO_URING"] = "0"  # the sandbox denies it
         try:
             self._libs = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in libraries]

@@ -108,7 +108,7 @@ class Rebuilder:
         found: set[Name] = set()
         todo = list(roots)
         pop, push = todo.pop, todo.append
-        steps = image.steps
+        limit = steps = image.steps
         used = list(roots)
         use = used.append
         while todo:
@@ -187,13 +187,15 @@ class Rebuilder:
                 use(a)
                 if kind == MDATA:
                     local[at] = x
+                    pop()
                     continue
                 found.add(image.name(words[index + 1]))
                 number = kernel.nat(image.small(words[index + 2]))
                 local[at] = done.get(at) or kernel.proj(name(words[index + 1]), number, x)
             else:
                 local[at] = done.get(at) or self._leaf(kind, words[index + 1])
-        image.steps = steps
+            pop()
+        image.spend(limit - steps)  # beside what names and literals have spent
         self.nodes += len(local)
         self._count_uses(local, used)
         done.update(local)

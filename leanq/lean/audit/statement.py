@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 from leanq.lean.audit.image import (
     AHEAD,
+    APP,
+    ASTRAY,
     BOXED_ZERO,
     BVAR,
     CONST,
@@ -110,40 +112,66 @@ class View:
         self, interner: Interner, image: Image, spelled: tuple[str, str] | None = None
     ) -> None:
         self._interner, self._image, self._spelled = interner, image, spelled
-        self._known: dict[int, int] = {}
+        self._leaves: dict[int, int] = {}
         self._levels: dict[int, int] = {}
 
     def expression(self, root: int) -> tuple[int, set[Name]]:
         """Its number, and the names of the constants in it."""
-        image, known, words = self._image, self._known, self._image.words
-        seen: set[int] = set()
+        image, words, base = self._image, self._image.words, self._image.base
+        numbers, leaves, limit = self._interner.numbers, self._leaves, self._image.steps
+        steps = limit
+        local: dict[int, int] = {}
+        get = local.get
         names: set[Name] = set()
         todo = [root]
         while todo:
             at = todo[-1]
-            if at in seen:
+            if at in local:
                 todo.pop()
                 continue
-            image.spend(1)
-            index = image.index(at)
+            offset = at - base
+            if offset < 0 or offset & 7:
+                raise Damaged(ASTRAY)
+            index = offset >> 3
             kind = words[index] >> 48
+            steps -= 1
+            if steps < 0:
+                raise Damaged("it takes too long to read")
+            if kind == APP:  # more than half of all, and spelt out for speed
+                a, b = words[index + 1], words[index + 2]
+                x, y = get(a), get(b)
+                if x is None or y is None:
+                    if a >= at or b >= at:
+                        raise Damaged(AHEAD)
+                    todo.append(a)
+                    todo.append(b)
+                    continue
+                local[at] = numbers.setdefault((APP, x, y), len(numbers))
+                todo.pop()
+                continue
             if kind not in EXPRESSION_PARTS:
                 raise Damaged("it holds a malformed expression, or a free or meta variable")
             below = [words[index + part] for part in EXPRESSION_PARTS[kind]]
-            if missing := [each for each in below if each not in seen]:
+            if missing := [each for each in below if each not in local]:
                 if max(missing) >= at:
                     raise Damaged(AHEAD)
                 todo += missing
                 continue
-            seen.add(at)
             if kind in (CONST, PROJ):
                 names.add(image.name(words[index + 1]))
-            if at not in known:
-                parts = [known[each] for each in below]
-                if kind != MDATA:
-                    parts = [self._interner.number((kind, *parts, *self._leaf(kind, index)))]
-                known[at] = parts[0]
-        return known[root], names
+            parts = [local[each] for each in below]
+            if kind == MDATA:
+                local[at] = parts[0]
+            elif parts:
+                key = (kind, *parts, *self._leaf(kind, index))
+                local[at] = numbers.setdefault(key, len(numbers))
+            else:
+                if at not in leaves:
+                    leaves[at] = self._interner.number((kind, *self._leaf(kind, index)))
+                local[at] = leaves[at]
+            todo.pop()
+        image.spend(limit - steps)
+        return local[root], names
 
     def level(self, address: int, depth: int = 0) -> int:
         """The number of a universe level."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.images import Image as Writer
 from support.images import Lean
 
 from leanq.lean.audit.image import Image
@@ -17,6 +18,7 @@ from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
+from leanq.queue.metrics import COUNTS
 
 PRELUDE = "prelude\nimport Core\nset_option linter.all false\nset_option genCtorIdx false\n"
 LIMITS = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
@@ -188,6 +190,49 @@ async def test_a_judge_without_limits_enough_says_so(judges: Judges, lean: Lean)
     assert (found.proved, found.rule) == (False, "")
     assert found.limit
     assert (await judged(judges, read_parts(path))).proved
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file with an axiom whose type has 600,000 parts, none of them shared."""
+    writer = Writer()
+    name = writer.name("large")
+    of = writer.const(writer.name("unknown"))
+    type_ = of
+    for _ in range(600_000):
+        type_ = writer.app(of, type_)
+    path = tmp_path_factory.mktemp("large") / "Large.olean"
+    return writer.write(path, {name: writer.axiom(name, type_)}).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("least", "small", "said"),
+    [
+        ("_LEAST_MEMORY_BYTES", replace(LIMITS, memory_bytes=64 << 20), "64 MB of memory"),
+        ("_LEAST_CPU_S", replace(LIMITS, cpu_s=1.0), "1 s of CPU time"),
+    ],
+)
+async def test_a_judgement_that_runs_out_is_lost_alone(
+    judges: Judges,
+    lean: Lean,
+    large: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    least: str,
+    small: Limits,
+    said: str,
+) -> None:
+    monkeypatch.setattr(f"leanq.lean.audit.judges.{least}", 0)
+    own = "prelude\naxiom a : Prop\n"
+    file = read_parts(lean.compile(own, name="Own"))
+    assert (await judged(judges, file, own)).proved
+    started = COUNTS["leanq_lean_starts_total", "repl"]
+    found = await judges.judge(split_header("prelude\n"), [large], ("a", "b"), small)
+    assert (found.proved, found.rule) == (False, "")
+    assert found.limit == f"it takes more than {said}"
+    # The same process serves on.
+    assert (await judged(judges, file, own)).proved
+    assert COUNTS["leanq_lean_starts_total", "repl"] == started
 
 
 async def test_another_lean_is_not_judged(core: Environment, honest: bytes) -> None:
