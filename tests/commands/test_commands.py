@@ -389,7 +389,6 @@ def test_a_worker_without_lean(place: Terminal) -> None:
 def test_up(terminal: Terminal) -> None:
     up = terminal.start("up", "--slots", "1")
     url = wait_for_line(up.stderr, "leanq is up").partition("LEANQ_URL=")[2].split()[0]
-    wait_for_line(up.stderr, "serves")
     assert stat.S_IMODE(terminal.up_file.stat().st_mode) == 0o600
     assert json.loads(terminal.up_file.read_text()) == {"pid": up.pid, "url": url}
 
