@@ -47,7 +47,7 @@ bench-lean: $(VENV)/dev     ## throughput and latency of checks of 100 ms beside
 bench-judge: $(VENV)/dev    ## what the judge costs beside the check that it follows; ten minutes
 	$(BIN)/python bench/judge.py --large
 
-bench-states: $(VENV)/dev   ## steps with snapshots and without, and routed to whoever is warm
+bench-states: $(VENV)/dev   ## steps with snapshots and without, and routed to a warm worker
 	$(BIN)/python bench/states.py
 	$(BIN)/python bench/routing.py
 
@@ -63,7 +63,7 @@ soak-repl: $(VENV)/dev  ## 20,000 requests to a REPL that crashes, bloats and ta
 soak-walls: $(VENV)/dev ## 2,000 hostile runs beside 2,000 innocent ones, and what they left behind
 	PYTHONPATH=.:tests $(BIN)/python -m soak.walls_soak
 
-soak-campaign: $(VENV)/dev  ## 5,000 rows of real Lean, and everybody who has a part in it is killed
+soak-campaign: $(VENV)/dev  ## 5,000 rows of real Lean, while coordinators, workers and the server are killed
 	PYTHONPATH=.:tests $(BIN)/python -m soak.campaign_soak
 
 soak-judge: $(VENV)/dev  ## 10,000 damaged and forged compiled files, and why any of them is accepted
