@@ -67,6 +67,11 @@ def main() -> None:
             # It may be this stream that takes nothing.
             with contextlib.suppress(OSError):
                 click.echo(f"leanq: {error}", err=True)
+    try:
+        sys.stderr.flush()
+    except OSError:
+        # Or else the interpreter's own flush would fail, and make the exit code 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.exit(code)
 
 

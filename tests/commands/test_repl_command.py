@@ -6,7 +6,7 @@ import signal
 from typing import Any
 
 import pytest
-from support.sandboxes import marked
+from support.sandboxes import marked, running
 from support.sites import LEAN_REPL, repl_command
 from support.terminals import Terminal, ended, samples, wait_for_line
 from support.waiting import eventually
@@ -66,9 +66,10 @@ async def test_a_killed_worker_leaves_no_repl(place: Terminal, core: Environment
         return place.run("status", "--json").lines[0][what]
 
     await eventually(lambda: shown("running") == 1)
-    assert any(map(place.owns, marked(str(LEAN_REPL))))
+    repls = [*filter(place.owns, marked(str(LEAN_REPL)))]
+    assert repls
     worker.kill()
-    await eventually(lambda: not any(map(place.owns, marked(str(LEAN_REPL)))))
+    await eventually(lambda: not any(map(running, repls)))
     submit.send_signal(signal.SIGINT)
     ended(submit)
     ended(worker)

@@ -121,10 +121,12 @@ class Terminal:
         return any(map(self.owns, busy("lean_launcher.py")))
 
     def owns(self, pid: int) -> bool:
-        """Whether a process is one of its workers'."""
+        """Whether a process descends from one of its commands."""
+        commands = {process.pid for process in self.processes}
         with contextlib.suppress(OSError):  # it has just ended
-            return str(self.tmp).encode() in Path(f"/proc/{pid}/environ").read_bytes()
-        return False
+            while pid > 1 and pid not in commands:
+                pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+        return pid in commands
 
     def is_clean(self) -> bool:
         """Whether no process and no temporary file of its commands is left.
