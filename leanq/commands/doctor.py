@@ -7,7 +7,9 @@ import contextlib
 import json
 import os
 import platform
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +38,8 @@ from leanq.queue.settings import Settings, without_password
 from leanq.queue.shape import check_shape
 from leanq.queue.up_file import UpFile
 from leanq.states import MemoryStates
+
+_INDENT = 21  # of what stands behind the mark and the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +71,17 @@ def doctor(
         else:
             mark = "ok    " if finding.works else "FAILED"
             mark = click.style(mark, fg="green" if finding.works else "red", bold=True)
-            click.echo(f"{mark}  {finding.what:11}  {finding.text}")
+            click.echo(f"{mark}  {finding.what:11}  {_wrapped(finding.text)}")
     return 0 if all(finding.works for finding in findings) else 3
+
+
+def _wrapped(text: str) -> str:
+    """A text behind a mark and a name, in lines of the terminal's width; a file keeps it whole."""
+    if not sys.stdout.isatty():
+        return text
+    width = max(shutil.get_terminal_size().columns - _INDENT, 40)
+    lines = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    return f"\n{' ' * _INDENT}".join(lines)
 
 
 async def _examine(

@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -83,16 +83,19 @@ def _since(settings: Settings, as_json: bool, since_s: float) -> None:
         click.echo("nothing was recorded in that time")
         return
     rows = []
+    verdicts: Counter[str] = Counter()
     for period in periods:
+        verdicts.update(period.finished)
         ended = sum(period.finished.values())
-        start = time.strftime("%Y-%m-%d %H:%M", time.localtime(period.start_s))
+        start = time.strftime("%m-%d %H:%M", time.localtime(period.start_s))
         means = (duration(total / max(1, ended)) for total in (period.waited_s, period.ran_s))
-        counts = (f"{n:,}" for n in (period.submitted, ended))
+        counts = (f"{n:,}" for n in (period.submitted, ended, period.finished.get("accepted", 0)))
         most = (f"{n:,}" for n in (period.waiting, period.workers))
-        rows.append((start, *counts, *means, *most, counted(period.finished)))
-    titles = ("FROM", "SUBMITTED", "FINISHED", "WAIT", "RUN", "WAITING", "WORKERS", "VERDICTS")
-    click.echo("\n".join(columns(titles, rows, left=("VERDICTS",))))
+        rows.append((start, *counts, *means, *most))
+    titles = ("FROM", "SUBMITTED", "FINISHED", "ACCEPTED", "WAIT", "RUN", "WAITING", "WORKERS")
+    click.echo("\n".join(columns(titles, rows)))
     click.echo("WAIT and RUN are means; WAITING and WORKERS the most at one time.")
+    click.echo(f"Finished in all: {counted(verdicts)}." if verdicts else "Nothing has finished.")
 
 
 # What a look says

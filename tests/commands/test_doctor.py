@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from support.sites import STANDIN, repl_command
-from support.terminals import Terminal, ended
+from support.terminals import Terminal, ended, read_terminal, screen
 
 from leanq import __version__
 from leanq.lean.environment import Environment
@@ -47,6 +50,19 @@ def test_doctor_where_all_is_well(terminal: Terminal, core: Environment) -> None
     assert core.fingerprint[:12] in found["lean"]["text"]
     assert found["check"]["text"].startswith("accepted in ")
     assert terminal.is_clean()
+
+
+@pytest.mark.slow
+def test_the_doctors_lines_fit_a_terminal(terminal: Terminal) -> None:
+    with screen() as (ours, theirs):
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        process = terminal.start("doctor", stdout=theirs, environ={"NO_COLOR": "1"})
+        os.close(theirs)
+        text = read_terminal(ours)
+        assert ended(process).code == 0
+    assert "judge" in text
+    # A path is not broken.
+    assert all(len(line) <= 80 or len(line.split()) == 1 for line in text.splitlines()), text
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support.fleets import Recorder, connections, serving
+from support.fleets import Recorder, connections, serving, until
 from support.servers import own_server
 from support.terminals import Process, Terminal, ended, read_terminal, screen, wait_for_line
 
@@ -166,6 +166,23 @@ def test_a_terminal_is_drawn_over(place: Terminal, settings: Settings) -> None:
     before, _, after = (text + rest).partition("\x1b[?1049l")
     assert "\x1b[?25h" in before + after
     assert "finished    1: 1 echo" in after
+
+
+def test_what_was_noted_fits_a_terminal(place: Terminal, settings: Settings) -> None:
+    with serving(settings, slots=1), LeanQClient(settings) as lean:
+        assert lean.echo(b"x").result(20) == b"x"
+
+        def since() -> str:
+            done = place.run("status", "--since", "1h")
+            assert (done.code, done.err) == (0, "")
+            return str(done.out)
+
+        until(lambda: "Finished in all: 1 echo" in since())
+        titles, *rows, means, _ = since().splitlines()
+    assert titles.split()[:4] == ["FROM", "SUBMITTED", "FINISHED", "ACCEPTED"]
+    assert rows
+    assert means.startswith("WAIT and RUN are means")
+    assert all(len(line) <= 80 for line in (titles, *rows, means))
 
 
 def test_no_more_than_a_day_is_noted(place: Terminal) -> None:
