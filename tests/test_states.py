@@ -190,7 +190,9 @@ async def test_snapshot_comes_back_as_it_was(store: Store) -> None:
     assert await store.states.keep_snapshot("k", snapshot)
     assert await store.states.keep_snapshot("k", packed(b"other"))
     assert await store.states.find_snapshot("k") == snapshot
-    names = [key for kind in ("chunk", "snap") for key in store.server.scan_iter(f"*:{kind}:*")]
+    own = f"{{{store.settings.prefix}:*}}"
+    kinds = ("chunk", "snap")
+    names = [key for kind in kinds for key in store.server.scan_iter(f"{own}:{kind}:*")]
     assert len(names) == 3
     assert all(0 < store.server.ttl(name) <= HOURS * 3600 for name in names)
     await store.states.drop_snapshot("k")

@@ -56,6 +56,8 @@ async def test_a_backlog_is_ordered_for_and_an_empty_queue_is_not(
     assert samples["leanq_scaler_input", ("echo", "queued")] == 200
     for future in futures:
         future.cancel()
+    # One that is claimed before it is withdrawn would have to be settled.
+    await eventually(lambda: lean_knows(settings, 0))
     await queue.claim("sweeper", ["echo"], 1, busy=0, token="t" * 12 + ":")
     await queue.release("sweeper", [], leave=True)
 

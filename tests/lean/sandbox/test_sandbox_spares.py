@@ -28,12 +28,14 @@ from support.waiting import eventually
 from leanq.errors import SandboxError
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 
-# Tells which of its kind it is, and then what it reads.
+# Tells which of its kind it is, and then what it reads. It does not end before its supervisor has
+# heard of its limits: of one that does, the supervisor cannot tell that it had read its input.
 NAMED = """
-    import os, sys
+    import os, sys, time
     name = os.urandom(8).hex()
     os.close(os.open(name, os.O_CREAT))
     print(name, sys.stdin.read())
+    time.sleep(0.5)
 """
 
 
