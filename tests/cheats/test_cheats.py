@@ -7,7 +7,7 @@ import os
 import subprocess
 import tempfile
 import tomllib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import cache as remembered
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,17 @@ def compile_libraries(core: Environment, folder: Path) -> None:
         copy.unlink()
 
 
+async def a_few_at_a_time(work: Iterable[Awaitable[Reply]]) -> list[Reply]:
+    """The replies, with as many processes at once as a small worker has."""
+    slots = asyncio.Semaphore(4)
+
+    async def one(each: Awaitable[Reply]) -> Reply:
+        async with slots:
+            return await each
+
+    return await asyncio.gather(*map(one, work))
+
+
 @pytest.fixture(scope="session")
 def replies(core: Environment, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Replies:
     """What is said of all texts of an operation by a driver of a kind; asked once."""
@@ -81,7 +92,7 @@ def replies(core: Environment, cache: Path, tmp_path_factory: pytest.TempPathFac
             site.kind = kind
             driver = await site.one(slots=2)
             asked = (driver.run(request(operation, name)) for name in names)
-            return dict(zip(names, await asyncio.gather(*asked), strict=True))
+            return dict(zip(names, await a_few_at_a_time(asked), strict=True))
 
     @remembered
     def told(kind: str, operation: str) -> dict[str, Reply]:
@@ -174,7 +185,7 @@ def step_replies(core: Environment, tmp_path_factory: pytest.TempPathFactory) ->
                 [state, *_] = [sorry.state for sorry in checked.sorries if sorry.state]
                 return await driver.run(Request(op="step", state=state, tactic=row["tactic"]))
 
-            said = await asyncio.gather(*map(step, STEPS.values()))
+            said = await a_few_at_a_time(map(step, STEPS.values()))
             return dict(zip(STEPS, said, strict=True))
 
     @remembered
