@@ -98,6 +98,10 @@ class Environment:
             variables["LEAN_SYSROOT"] = str(prefix)
         return variables
 
+    def sandbox_env(self, scratch: Path) -> dict[str, str]:
+        """All environment variables of a process in a sandbox with this scratch folder."""
+        return {**self.process_env(), "HOME": str(scratch), "TMPDIR": str(scratch)}
+
     def header_for(self, code: str) -> str:
         """The lines to put in front of a text: none where it brings a header of its own."""
         return "" if split_header(code).end_offset else self.header

@@ -231,11 +231,6 @@ class Lean:
             raise SandboxError(f"Lean could not be asked for axioms: {done.exit}")
         return done.stdout.decode(errors="replace")
 
-    def variables(self, sandbox: Sandbox) -> dict[str, str]:
-        """The environment variables of a program in the sandbox."""
-        scratch = str(sandbox.scratch)
-        return {**self.environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
-
     def _arguments(self, args: Sequence[str] = ()) -> list[str]:
         """The command that reads a text from standard input."""
         environment = self.environment
@@ -244,17 +239,16 @@ class Lean:
     async def _lean(
         self, sandbox: Sandbox, command: Sequence[str], limits: Limits, text: str
     ) -> Finished:
-        variables, stdin = self.variables(sandbox), text.encode()
-        return await sandbox.run(
-            command, env=variables, cwd=sandbox.scratch, limits=limits, stdin=stdin
-        )
+        env, stdin = self.environment.sandbox_env(sandbox.scratch), text.encode()
+        return await sandbox.run(command, env=env, cwd=sandbox.scratch, limits=limits, stdin=stdin)
 
     def _prepare(self, sandbox: Sandbox) -> None:
         """Start the Lean that is likely to be wanted next."""
         command = self._expected.get(sandbox) or self._arguments(_COMPILE)
         # Where that fails, the next request starts Lean itself and gets the error.
         with contextlib.suppress(SandboxError):
-            sandbox.prepare(command, env=self.variables(sandbox), cwd=sandbox.scratch)
+            env = self.environment.sandbox_env(sandbox.scratch)
+            sandbox.prepare(command, env=env, cwd=sandbox.scratch)
 
     async def _next_sandbox(self) -> Sandbox:
         """The one that has been idle for longest, or a new one; not one that died meanwhile."""

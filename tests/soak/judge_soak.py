@@ -23,6 +23,7 @@ from support.images import Lean
 from support.mutations import MUTATIONS, Sample, mutated
 from support.second_kernel import SecondKernel
 from support.second_reader import SecondReader, Tree, Trees
+from support.trees import PRELUDE, TREES
 
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.judges import Judgement, Judges
@@ -32,23 +33,13 @@ from leanq.lean.syntax import split_header
 
 _AT_ONCE, _SLOTS = 2, 4  # so that the processes of both headers stay
 _LIMITS = Limits(cpu_s=10.0, wall_s=120.0, memory_bytes=1 << 30)
-_CORE = "prelude\nimport Core\nset_option linter.all false\nset_option genCtorIdx false\n"
 TEXTS = {
-    "trees": f"""{_CORE}
-inductive Tree (α : Type) where
-  | leaf : Tree α
-  | node (left : Tree α) (value : α) (right : Tree α) : Tree α
-structure Two (p q : Prop) : Prop where
-  one : p
-  two : q
-noncomputable def Tree.mirror (t : Tree α) : Tree α :=
-  Tree.rec (motive := fun _ => Tree α) Tree.leaf (fun _ v _ l r => Tree.node r v l) t
-theorem swap (p q : Prop) (h : Two p q) : Two q p := Two.mk h.two h.one
-theorem late (p : Prop) (h : p) : p := h
+    "trees": f"""{PRELUDE}
+{TREES}theorem late (p : Prop) (h : p) : p := h
 theorem later (p : Prop) (h : p) : p := late p h
 theorem mirrored : Eq (Tree.mirror (Tree.leaf : Tree Nat)) Tree.leaf := Eq.refl _
 """,
-    "numbers": f"""{_CORE}
+    "numbers": f"""{PRELUDE}
 theorem small : Eq (Nat.add 2 2) 4 := rfl
 theorem large : Eq (Nat.mul 36893488147419103232 3) 110680464442257309696 := rfl
 theorem text : Eq "ab" "ab" := rfl
@@ -58,7 +49,7 @@ theorem apart (n : Nat) : Eq (twice n) (Nat.add (Nat.add n n) 0) := rfl
 opaque hidden : Nat := 12345678901234567890123
 unsafe def odd : Nat := odd
 """,
-    "levels": f"""{_CORE}
+    "levels": f"""{PRELUDE}
 universe u v
 inductive Vec (α : Type u) : Type u where | nil : Vec α | cons (head : α) (tail : Vec α) : Vec α
 mutual

@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,20 +21,11 @@ from leanq.lean.audit.olean import display, read_parts
 from leanq.lean.audit.self_test import HONEST, Libraries, PassMemory, forged, libraries_of
 from leanq.lean.audit.survey import Survey
 from leanq.lean.environment import Environment, module_parts, python_folders
-from leanq.lean.sandbox.sandbox import Limits, Process, Sandbox
+from leanq.lean.sandbox.sandbox import PACKAGE, Limits, Process, Sandbox, bare_python
 from leanq.lean.syntax import Header
 
 log = logging.getLogger("leanq.worker")
 
-# The process gets a package `leanq` that holds nothing yet: none of the worker's own modules.
-_BOOT = """
-import sys, types
-leanq = sys.modules["leanq"] = types.ModuleType("leanq")
-leanq.__path__ = [sys.argv[1]]
-from leanq.lean.audit.judge_process import main
-main()
-"""
-_PACKAGE = Path(__file__).resolve().parents[2]
 # A library may be large and a disk cold.
 _IMPORT_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=16 << 30)
 _IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=4 << 30, look_s=1.0)
@@ -280,7 +270,7 @@ class Judges:
             toolchain = self._environment.toolchain
             done = await sandbox.run(
                 [*toolchain.command, "-o", "SelfTest.olean", "--stdin"],
-                env=_variables(self._environment, sandbox),
+                env=self._environment.sandbox_env(sandbox.scratch),
                 cwd=sandbox.scratch,
                 limits=_SELF_TEST_LIMITS,
                 stdin=text.encode(),
@@ -330,13 +320,13 @@ class _JudgeProcess:
         prints: bool,
     ) -> _JudgeProcess:
         """Starts a process and has it import the modules. SandboxError: it cannot be started."""
-        wanted = (*environment.readable(), *python_folders(), _PACKAGE)
+        wanted = (*environment.readable(), *python_folders(), PACKAGE)
         readable = dict.fromkeys(path for path in wanted if path.exists())
         sandbox = await Sandbox.open(readable=tuple(readable), hidden=hidden, nice=nice)
         try:
             process = await sandbox.start(
-                [sys.executable, "-I", "-S", "-c", _BOOT, str(_PACKAGE)],
-                env=_variables(environment, sandbox),
+                bare_python("leanq.lean.audit.judge_process"),
+                env=environment.sandbox_env(sandbox.scratch),
                 cwd=sandbox.scratch,
                 limits=_IMPORT_LIMITS,
             )
@@ -449,8 +439,3 @@ def _modules(header: Header) -> Modules:
 def _library_path(environment: Environment) -> tuple[Path, ...]:
     library = environment.toolchain.library
     return (*environment.search_path, *([library] if library else []))
-
-
-def _variables(environment: Environment, sandbox: Sandbox) -> dict[str, str]:
-    scratch = str(sandbox.scratch)
-    return {**environment.process_env(), "HOME": scratch, "TMPDIR": scratch}

@@ -171,8 +171,7 @@ class Sessions:
         self.count += 1
         try:
             sandbox = self._sandboxes.pop() if self._sandboxes else await self._new_sandbox()
-            scratch = str(sandbox.scratch)
-            variables = {**self._environment.process_env(), "HOME": scratch, "TMPDIR": scratch}
+            variables = self._environment.sandbox_env(sandbox.scratch)
             try:
                 return await Session.start(sandbox, self._program.argv, variables)
             except BaseException:

@@ -48,13 +48,12 @@ __all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "Usage", "probe"]
 _SUPERVISOR_TIMEOUT_S = 30.0  # for a supervisor to answer, before it is given up
 _UNASKED_BYTES = 1 << 16  # what a prepared program may print before its input
 
-# The supervisor gets a package `leanq` that holds nothing yet: none of the worker's own modules.
+PACKAGE = Path(__file__).resolve().parents[2]
 _BOOT = """
 import sys, types
 leanq = sys.modules["leanq"] = types.ModuleType("leanq")
 leanq.__path__ = [sys.argv[1]]
-from leanq.lean.sandbox.supervisor import main
-main()
+__import__(sys.argv[2], fromlist=["main"]).main()
 """
 
 
@@ -98,7 +97,7 @@ class Sandbox:
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOT, str(Path(__file__).parents[2])],
+                bare_python("leanq.lean.sandbox.supervisor"),
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -373,6 +372,12 @@ class Sandbox:
         finally:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
+
+
+def bare_python(module: str) -> list[str]:
+    """The command of a Python that calls a module's ``main``, in a package ``leanq`` that holds
+    nothing yet: none of the worker's own modules."""
+    return [sys.executable, "-I", "-S", "-c", _BOOT, str(PACKAGE), module]
 
 
 def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:

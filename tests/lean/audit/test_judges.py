@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.images import Image as Writer
 from support.images import Lean
+from support.trees import PRELUDE, TREES
 
 from leanq.lean.audit.image import Image
 from leanq.lean.audit.judges import Judgement, Judges
@@ -20,19 +21,9 @@ from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
 from leanq.queue.metrics import COUNTS
 
-PRELUDE = "prelude\nimport Core\nset_option linter.all false\nset_option genCtorIdx false\n"
 LIMITS = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=2 << 30)
 HONEST = f"""{PRELUDE}
-inductive Tree (α : Type) where
-  | leaf : Tree α
-  | node (left : Tree α) (value : α) (right : Tree α) : Tree α
-structure Two (p q : Prop) : Prop where
-  one : p
-  two : q
-noncomputable def Tree.mirror (t : Tree α) : Tree α :=
-  Tree.rec (motive := fun _ => Tree α) Tree.leaf (fun _ v _ l r => Tree.node r v l) t
-theorem swap (p q : Prop) (h : Two p q) : Two q p := Two.mk h.two h.one
-axiom assumed : False
+{TREES}axiom assumed : False
 theorem cheat (p : Prop) : p := False.elim assumed
 theorem late (p : Prop) (h : p) : p := h
 """
