@@ -249,6 +249,14 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
             f"scaler      {name}: {made['target']} workers wanted, {made['order']} before "
             f"({made['reason']}, {age} ago, {made['who']}): {made['text']}"
         )
+    for name, each in record["environments"].items():
+        due = each["waiting"] - each["paused"]
+        if due and record["scaler"] and name not in record["scaler"]:
+            workers = plural(round(each["workers"]), "worker")
+            text = f"of {name}, which no scaler sizes; it has {workers}"
+            yield f"unsized     {plural(due, 'request')} {text}"
+        elif due and not each["workers"] and name not in record["scaler"]:
+            yield f"unserved    {plural(due, 'request')} of {name}, which no living worker offers"
 
 
 # How Lean came by the context of a goal: the part of its text that comes before it.
