@@ -22,7 +22,14 @@ from leanq.commands.common import queue_settings, until_signal
 from leanq.commands.tables import columns, counted, duration, plural, printable
 from leanq.errors import QueueError, UsageError
 from leanq.fleet.history import history
-from leanq.fleet.stats import FleetStats, decisions_of, environments_of, fleet_stats_of, info_of
+from leanq.fleet.stats import (
+    FleetStats,
+    decisions_of,
+    environments_of,
+    fleet_stats_of,
+    info_of,
+    unsized,
+)
 from leanq.queue.queue import every_shard
 from leanq.queue.results import Status, merged
 from leanq.queue.settings import Settings, without_password
@@ -129,6 +136,7 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
         "verdicts": _beginning(counters, "verdict:"),
         "reasons": _beginning(counters, "reason:"),
         "scaler": {name: asdict(made) for name, made in decisions_of(status).items()},
+        **_in_no_hands(seen),
         "workers": [
             {
                 "worker": row.worker,
@@ -167,6 +175,16 @@ def _environments(seen: FleetStats, rates: _Rates | None) -> dict[str, dict[str,
             "fingerprints": dict(stats.fingerprints),
         }
     return found
+
+
+def _in_no_hands(seen: FleetStats) -> dict[str, dict[str, int]]:
+    """Requests that wait in environments that no scaler sizes, where there are scalers, and in
+    those of the rest that no living worker offers."""
+    found = {name: count for name, count in unsized(seen, ()).items() if count}
+    if decisions_of(seen.status):
+        return {"unsized": found, "unserved": {}}
+    served = {name for name, stats in seen.environments.items() if stats.workers}
+    return {"unsized": {}, "unserved": {n: found[n] for n in found if n not in served}}
 
 
 def _beginning(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
@@ -249,14 +267,13 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
             f"scaler      {name}: {made['target']} workers wanted, {made['order']} before "
             f"({made['reason']}, {age} ago, {made['who']}): {made['text']}"
         )
-    for name, each in record["environments"].items():
-        due = each["waiting"] - each["paused"]
-        if due and record["scaler"] and name not in record["scaler"]:
-            workers = plural(round(each["workers"]), "worker")
-            text = f"of {name}, which no scaler sizes; it has {workers}"
-            yield f"unsized     {plural(due, 'request')} {text}"
-        elif due and not each["workers"] and name not in record["scaler"]:
-            yield f"unserved    {plural(due, 'request')} of {name}, which no living worker offers"
+    for title, text in (
+        ("unsized", "which no scaler sizes"),
+        ("unserved", "which no living worker offers"),
+    ):
+        if found := record[title]:
+            count = plural(sum(found.values()), "request")
+            yield f"{title:11} {count} of {', '.join(sorted(found))}, {text}"
 
 
 # How Lean came by the context of a goal: the part of its text that comes before it.

@@ -258,7 +258,7 @@ tmp_dir = "{place}/tmp"
     try:
         yield made
     finally:
-        made.do("rm", "-af", "-t", "3")
+        made.do("rm", "-af", "--depend", "-t", "3")
         made.do("network", "prune", "-f")
 
 

@@ -143,10 +143,10 @@ class Course:
     def _compose(self, *args: str) -> str:
         return run(*self._engine.compose, *args, environ=self._environ, folder=ROOT, timeout_s=180)
 
-    def _containers(self, service: str) -> list[str]:
+    def _containers(self, service: str, *options: str) -> list[str]:
         labels = ["com.docker.compose.project=leanq", f"com.docker.compose.service={service}"]
         filters = [f"--filter=label={label}" for label in labels]
-        return self._engine.do("ps", "-q", *filters).split()
+        return self._engine.do("ps", "-q", *options, *filters).split()
 
     def _is_healthy(self, service: str, count: int = 1) -> bool:
         found = self._containers(service)
@@ -182,6 +182,9 @@ class Course:
                     )
             raise
         finally:
+            # podman-compose leaves what it has added.
+            for container in self._containers("worker", "-a"):
+                self._engine.do("rm", "-f", container)
             self._compose("down", "-v")
         assert not self._containers("worker")
         self._done("compose down")
