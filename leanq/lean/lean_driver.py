@@ -19,6 +19,7 @@ from leanq.lean.audit.judges import Judges
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import moved_up
 from leanq.lean.environment import Environment, cache_folder
+from leanq.lean.fork_server.server import ForkServer
 from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean
 from leanq.lean.recipes import pack_export, read_recipe, unpack_export
@@ -224,9 +225,15 @@ class LeanDriver:
             library = environment.toolchain.library
             roots = (*environment.search_path, *([library] if library else []))
             snapshots = Snapshots(self._cache, roots, self._costs)
+        forks = None
+        if environment.toolchain.shared_libraries:
+            forks = ForkServer(
+                environment, memory_bytes=1 << 30, hidden=self._hidden, nice=self._nice
+            )
         lean = Lean(
             environment,
             slots=self._slots,
+            forks=forks,
             hidden=self._hidden,
             nice=self._nice,
             inbox_root=self._cache.inbox_root if self._cache else None,
