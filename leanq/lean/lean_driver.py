@@ -72,6 +72,7 @@ class LeanDriver:
         hidden: folders that a candidate must not see, where the machine can hide them.
         nice: niceness of the Lean processes.
         costs: what is known of the costs of snapshots.
+        fork_server: whether headers may be preloaded (:mod:`leanq.lean.fork_server`).
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class LeanDriver:
         hidden: Sequence[Path] = (),
         nice: int = 0,
         costs: Costs | None = None,
+        fork_server: bool = True,
     ) -> None:
         self._open_environment = open_environment
         self._slots = slots
@@ -91,6 +93,7 @@ class LeanDriver:
         self._hidden = tuple(hidden)
         self._nice = nice
         self._costs = costs or Costs()
+        self._fork_server = fork_server
         self._opened = self._open(open_environment())
         self.environment = self._opened.lean.environment.name
         self._looked_at_s = time.monotonic()
@@ -226,10 +229,8 @@ class LeanDriver:
             roots = (*environment.search_path, *([library] if library else []))
             snapshots = Snapshots(self._cache, roots, self._costs)
         forks = None
-        if environment.toolchain.shared_libraries:
-            forks = ForkServer(
-                environment, memory_bytes=1 << 30, hidden=self._hidden, nice=self._nice
-            )
+        if self._fork_server and environment.toolchain.shared_libraries:
+            forks = ForkServer(environment, hidden=self._hidden, nice=self._nice)
         lean = Lean(
             environment,
             slots=self._slots,

@@ -19,6 +19,7 @@ from leanq.lean.fork_server.server import ForkServer, Key
 from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
+from leanq.queue.metrics import count
 from leanq.queue.requests import Request, Way
 
 log = logging.getLogger("leanq.worker")
@@ -271,6 +272,7 @@ class Lean:
             return None
         slot.sandbox = slot.forked[key] = sandbox
         sandbox.clear()
+        count("leanq_fork_server_total", "forked")
         done = await self._lean(sandbox, command, limits, code)
         if done.exit.stopped is None and self.forks.is_due():
             seen = RunBytes.of(done, compiled_by(command, sandbox.left))

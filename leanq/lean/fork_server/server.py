@@ -10,6 +10,7 @@ import random
 import re
 import socket
 import tempfile
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from leanq.lean.sandbox.monitor import MESSAGE_BYTES
 from leanq.lean.sandbox.sandbox import Limits, Sandbox, Supervisor, spawn
 from leanq.lean.sandbox.scratch import empty
 from leanq.lean.syntax import split_header
+from leanq.queue.metrics import count
 
 log = logging.getLogger("leanq.worker")
 
@@ -35,6 +37,8 @@ _FORK_TIMEOUT_S = 30.0
 _SEEN_BEFORE = 2  # times that a header has come before it is worth a process
 _HEADERS_REMEMBERED = 1024
 _PENDING_PROOFS = 4
+_NEVER = 1 << 30
+_MEMORY_BYTES = 2 << 30
 # A header that nothing can be hidden in: whatever stands here, no tokenizer takes for a command.
 _PLAIN_HEADER = re.compile(
     r"(?:module\s+)?(?:prelude\s+)?(?:(?:public\s+)?(?:meta\s+)?import\s+(?:all\s+)?"
@@ -54,6 +58,10 @@ def forkable_header(environment: Environment, code: str) -> str | None:
     if not _PLAIN_HEADER.fullmatch(text) or _NEEDS_LOOP.search(code, len(header.text)):
         return None
     return None if environment.missing(header) else text
+
+
+class _HeaderFailsError(SandboxError):
+    """A header with errors has messages about its whole text, so nothing goes on behind it."""
 
 
 class Zygote:
@@ -98,9 +106,9 @@ class Zygote:
         try:
             ready, _ = await zygote._answer(_READY_TIMEOUT_S)
             if ready.get("ready") != 0:
-                code = ready.get("ready")
-                why = ready.get("refused") or f"the header alone ends with code {code}"
-                raise SandboxError(f"no header is preloaded: {why}")
+                if code := ready.get("ready"):
+                    raise _HeaderFailsError(f"alone it ends with code {code}")
+                raise SandboxError(ready.get("refused", "the process that preloads has died"))
             zygote.memory_bytes = ready["memory_bytes"]
         except BaseException:
             await zygote.close()
@@ -173,7 +181,7 @@ class ForkServer:
         self,
         environment: Environment,
         *,
-        memory_bytes: int,
+        memory_bytes: int = _MEMORY_BYTES,
         proved_share: float = 1 / 500,
         hidden: Sequence[Path] = (),
         nice: int = 0,
@@ -253,6 +261,12 @@ class ForkServer:
             found = self._preloaded[key] = _Preloaded()
             found.making = asyncio.create_task(self._make(key, found))
 
+    async def preload(self, header: str, command: Sequence[str]) -> None:
+        """Preloads a header and proves it; SandboxError: that is not possible here."""
+        key = (header, tuple(command))
+        found = self._preloaded[key] = _Preloaded()
+        await self._preload(key, found)
+
     def is_due(self) -> bool:
         """Whether the next text is one of those that are run both ways."""
         return len(self._proving) < _PENDING_PROOFS and self._rng.random() < self._proved_share
@@ -283,35 +297,32 @@ class ForkServer:
             await self._drop(key)
 
     async def _make(self, key: Key, found: _Preloaded) -> None:
+        try:
+            await self._preload(key, found)
+        except _HeaderFailsError as error:
+            log.info("Lean starts anew for each text with the header %r: %s", key[0], error)
+            self._preloaded.pop(key, None)
+            self._seen[key] = -_NEVER
+        except (SandboxError, OSError) as error:
+            self._preloaded.pop(key, None)
+            self._give_up(str(error))
+
+    async def _preload(self, key: Key, found: _Preloaded) -> None:
         header, command = key
         toolchain = self._environment.toolchain
         arguments = command[len(toolchain.command) :]
-        started = asyncio.get_running_loop().time()
-        try:
-            zygote = await Zygote.open(
-                toolchain.shared_libraries,
-                arguments,
-                header,
-                self._environment.process_env(),
-            )
-        except (SandboxError, OSError) as error:
-            log.warning("Lean starts anew for each text: %s", error)
-            self._preloaded.pop(key, None)
-            self._seen[key] = -1_000_000
-            return
+        started_s = time.monotonic()
+        zygote = await Zygote.open(
+            toolchain.shared_libraries, arguments, header, self._environment.process_env()
+        )
         try:
             if different := await self._difference(key, zygote):
-                self._give_up(f"behind {header!r} Lean says something else: {different}")
-        except (SandboxError, OSError) as error:
-            self._give_up(str(error))
+                raise SandboxError(f"behind {header!r} Lean says something else: {different}")
         except BaseException:
             await zygote.close()
             raise
-        if self.unavailable:
-            await zygote.close()
-            self._preloaded.pop(key, None)
-            return
-        took_s = asyncio.get_running_loop().time() - started
+        count("leanq_fork_server_total", "preloaded")
+        took_s = time.monotonic() - started_s
         log.info("preloaded %r in %.1f s, %d MB", header, took_s, zygote.memory_bytes >> 20)
         found.zygote = zygote
         await self._make_room(key)
@@ -322,6 +333,7 @@ class ForkServer:
             async with contextlib.AsyncExitStack() as stack:
                 sandbox = await self._new_sandbox(stack)
                 plain = await self._outcome(sandbox, key, code, limits)
+                count("leanq_fork_server_total", "proved")
                 if not (different := seen.difference(plain)):
                     return
                 again = await self._outcome(sandbox, key, code, limits)
@@ -391,5 +403,22 @@ class ForkServer:
 
     def _give_up(self, why: str) -> None:
         if not self.unavailable:
+            count("leanq_fork_server_total", "given_up")
             log.warning("the fork server is given up, Lean starts anew for each text: %s", why)
             self.unavailable = why
+
+
+async def fault_of_forks(environment: Environment, header: str) -> str:
+    """Why texts with this header cannot be run in forks here; empty where they can."""
+    if not environment.toolchain.shared_libraries:
+        return "this toolchain has no shared library"
+    forks = ForkServer(environment)
+    command = [*environment.toolchain.command, "-o", "Proof.olean", "--json", "--stdin"]
+    try:
+        await forks.preload(header, command)
+    except (SandboxError, OSError) as error:
+        return str(error)
+    else:
+        return ""
+    finally:
+        await forks.close()
