@@ -115,6 +115,11 @@ class Zygote:
             raise
         return zygote
 
+    @property
+    def pid(self) -> int:
+        """Its supervisor's process id."""
+        return self._supervisor.pid
+
     async def fork(self, channel: socket.socket) -> Supervisor:
         """A supervisor whose programs begin behind the header, for :meth:`Sandbox.open`."""
         async with self._one_at_a_time:
@@ -200,6 +205,10 @@ class ForkServer:
         self._closed = False
         self.unavailable = ""
         """Why there is no fork server here; empty where there is."""
+
+    def pids(self) -> list[int]:
+        """The processes that have imported a header, or their supervisors."""
+        return [each.zygote.pid for each in self._preloaded.values() if each.zygote]
 
     def key(self, code: str, command: Sequence[str]) -> Key | None:
         """Names what a zygote would have to have imported for this text; None: none could."""

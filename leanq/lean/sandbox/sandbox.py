@@ -360,9 +360,16 @@ class Supervisor:
 
     @property
     def pid(self) -> int:
-        """Its process id here; -1 once it has ended."""
-        with open(f"/proc/self/fdinfo/{self._pidfd}") as file:
-            return int(next(line for line in file if line.startswith("Pid:")).split()[1])
+        """Its process id here; ProcessLookupError once it has ended."""
+        try:
+            with open(f"/proc/self/fdinfo/{self._pidfd}") as file:
+                found = int(next(line for line in file if line.startswith("Pid:")).split()[1])
+        except FileNotFoundError:
+            found = -1
+        # To a signal, -1 is every process of this machine.
+        if found <= 0:
+            raise ProcessLookupError("the supervisor has ended")
+        return found
 
     def kill(self) -> None:
         """Ends it at once, and with it whatever it keeps."""
