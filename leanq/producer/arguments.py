@@ -19,7 +19,8 @@ def text(name: str, value: object) -> str:
     """A text."""
     if not isinstance(value, str):
         raise wrong_type(name, "a text (str)", value)
-    return value
+    # Of a subclass, such as NumPy's, a plain one: no other is written to the wire.
+    return str.__str__(value)
 
 
 def data(name: str, value: object) -> bytes:

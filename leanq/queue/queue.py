@@ -1,8 +1,8 @@
 """The queue's transitions: one method per script, and the only caller of them.
 
 Every change of a request is one Lua script that touches one hash slot and takes the time
-from Redis. A method returns plain values and keeps no state, so that whoever calls it
-decides what a failure means; DESIGN.md numbers the transitions.
+from Redis. A method returns plain values and keeps no state, so that its caller decides what a
+failure means; DESIGN.md numbers the transitions.
 
 Each process holds at most two connections to a server: ``commands``, on which calls take
 turns, and ``blocking``, on which one call at a time waits for a wake-up or an inbox.
@@ -463,7 +463,7 @@ _SUBMITTED: dict[int, Submitted] = {
 
 
 def _text(name: bytes) -> str:
-    # Whatever stands in Redis was written by somebody, and must not end a client or a worker.
+    # Any process may have written what stands in Redis; it must not end a client or a worker.
     return name.decode(errors="replace")
 
 

@@ -1,6 +1,6 @@
-"""The reaper: gives back the work of workers whose lease lapsed.
+"""The reaper: requeues the requests of workers whose lease has expired.
 
-Every worker reaps when a renewal tells it that somebody is overdue; ``leanq reap`` does
+Every worker reaps when a renewal tells it that a lease has expired; ``leanq reap`` does
 the same where no worker is left. The decision is made inside the script, by the server's
 clock, so any number of reapers do no harm to each other.
 """
@@ -41,6 +41,6 @@ async def reap_all(queues: Sequence[Queue], *, through_expiry_grace: bool) -> Re
         expiry_grace_s = max(part.expiry_grace_s for part in parts)
         if not (expiry_grace_s and through_expiry_grace):
             return Reaped(requeued, poisoned, more=False)
-        # Not all at once: where nobody else is heard, an expiry grace period of silence would begin
-        # another.
+        # Half of it: where no other process is heard, a silence as long as all of it would begin
+        # another one.
         await asyncio.sleep(expiry_grace_s / 2 + _TICK_S)

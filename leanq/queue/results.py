@@ -40,7 +40,7 @@ class Submission:
     """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
 
     While one of several with the same ``digest`` runs in their environment, the others wait for its
-    reply; ``""`` shares with nobody. ``affinity``: up to two names of what makes a worker fast at
+    reply; ``""`` is shared with none. ``affinity``: up to two names of what makes a worker fast at
     it, the strongest first; each up to 32 letters, digits, ``_`` and ``-``.
     """
 
@@ -223,9 +223,8 @@ class Renewed:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Reaped:
-    """``more``: call again. ``expiry_grace_s``: no lease is judged for so long, since nobody could
-    have
-    been heard in the meantime."""
+    """``more``: call again. ``expiry_grace_s``: no lease is judged for so long, for before no
+    worker could be heard."""
 
     requeued: int
     poisoned: int

@@ -13,6 +13,7 @@ from leanq import AsyncLeanQClient, Check, InvalidRequestError, LeanQClient, Lea
 from leanq.local import Pool
 from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.settings import Settings
+from leanq.queue.wire import unpack_request
 
 SETTINGS = Settings(url="unix:///-")
 BUILDER = RequestBuilder(SETTINGS, "t")
@@ -90,6 +91,34 @@ def test_a_budget_of_a_wrong_type_says_what_was_expected_and_what_came(value: ob
     with pytest.raises(InvalidRequestError) as refused:
         BUILDER.check("x", {"timeout_s": value})  # type: ignore[typeddict-item]
     assert str(refused.value).startswith(f"timeout_s must be a number, got {value!r}")
+
+
+class Text(str):
+    """As NumPy has one, and enumerations."""
+
+    def __str__(self) -> str:
+        return "something else"
+
+
+class Data(bytes): ...
+
+
+class Number(float): ...
+
+
+class Whole(int): ...
+
+
+def test_subclasses_of_the_types_are_taken() -> None:
+    ours = Check(
+        timeout_s=Number(7.0), memory_mb=Whole(99), allow_axioms=[Text("a")], priority=Whole(0)
+    )
+    plain = Check(timeout_s=7.0, memory_mb=99, allow_axioms=["a"], priority=0)
+    found = BUILDER.check(Text("code"), ours).submission
+    expected = BUILDER.check("code", plain).submission
+    assert (found.body, found.digest) == (expected.body, expected.digest)
+    assert unpack_request(BUILDER.echo(Data(b"x"), 0.0, {}).submission.body).payload == b"x"
+    assert BUILDER.step(Text(STATE), Text("rfl"), {}).submission.body
 
 
 @given(st.one_of(st.floats(), st.integers()))
