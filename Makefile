@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-walls soak-campaign sim sim-quick dist clean help
 
@@ -13,7 +15,7 @@ demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 	@echo "Next: $(BIN)/leanq submit YOUR.lean, or $(BIN)/leanq up and the Python of README.md"
 
 test: $(VENV)/dev     ## the tests but the slow ones; two minutes
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --hypothesis-profile=quick
 
 test-all: $(VENV)/dev ## all tests; ten minutes
 	$(BIN)/python -m pytest -n 2 --dist worksteal

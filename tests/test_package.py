@@ -52,7 +52,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 def run(*argv: str) -> subprocess.CompletedProcess[str]:
     """Runs a tool of Python's, with the user's settings and cache and without the repository."""
     environ = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(argv, env=environ, cwd="/", capture_output=True, text=True, check=False)
+    return subprocess.run(
+        argv, env=environ, cwd="/", capture_output=True, text=True, check=False, timeout=500
+    )
 
 
 def must(*argv: str) -> None:

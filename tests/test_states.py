@@ -132,7 +132,7 @@ async def test_use_is_written_once_an_hour(store: Store) -> None:
 
 @pytest.fixture
 def few_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leanq.states, "_BUCKETS", 2)
+    monkeypatch.setattr(leanq.states, "BUCKETS", 2)
 
 
 @pytest.mark.usefixtures("few_buckets")
@@ -169,7 +169,7 @@ async def test_collection_goes_in_small_pieces_and_rests_after_a_round(store: St
     while sum(removed) < many and removed[-1]:
         removed.append(await states.collect())
     assert sum(removed) == many
-    assert max(removed) < 3 * leanq.states._LOOKED_AT_AT_ONCE
+    assert max(removed) < 3 * leanq.states.LOOKED_AT_AT_ONCE
     place = f"{store.queues[0].keys.tag}:collect"
     while not store.server.hexists(place, "ended"):
         assert await states.collect() == 0

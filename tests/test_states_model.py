@@ -207,7 +207,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_store_does_as_the_model(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
-    monkeypatch.setattr(leanq.states, "_BUCKETS", 2)
+    monkeypatch.setattr(leanq.states, "BUCKETS", 2)
     Machine.server = server
     run_state_machine_as_test(
         Machine, settings=profile(max_examples=60, stateful_step_count=50, deadline=None)

@@ -35,10 +35,10 @@ def _one_of(argument: int, values: tuple[int, ...]) -> list[Condition]:
 
 ALLOWED = _names(
     """
-    access alarm arch_prctl brk chdir chmod clock_getres clock_gettime clock_nanosleep close
+    access alarm arch_prctl brk chdir clock_getres clock_gettime clock_nanosleep close
     close_range copy_file_range creat dup dup2 dup3 epoll_create epoll_create1 epoll_ctl
     epoll_pwait epoll_pwait2 epoll_wait eventfd eventfd2 execve execveat exit exit_group
-    faccessat faccessat2 fadvise64 fallocate fchdir fchmod fchmodat fchmodat2 fdatasync fork
+    faccessat faccessat2 fadvise64 fallocate fchdir fdatasync fork
     fstat fstatfs fsync ftruncate futex futex_waitv get_robust_list getcpu getcwd getdents
     getdents64 getegid geteuid getgid getgroups getitimer getpgid getpgrp getpid getppid
     getpriority getrandom getresgid getresuid getrlimit getrusage getsid gettid gettimeofday
@@ -53,7 +53,7 @@ ALLOWED = _names(
     set_tid_address setitimer setpgid setrlimit setsid sigaltstack signalfd signalfd4 stat
     statfs statx symlink symlinkat sysinfo tgkill time timer_create timer_delete
     timer_getoverrun timer_gettime timer_settime timerfd_create timerfd_gettime timerfd_settime
-    times tkill truncate umask uname unlink unlinkat utime utimensat utimes vfork wait4 waitid
+    times tkill truncate umask uname unlink unlinkat vfork wait4 waitid
     write writev
     """
 )
@@ -92,6 +92,7 @@ call that is named nowhere here, later kernels' among them."""
 
 REFUSED = _names(
     """
+    chmod fchmod fchmodat fchmodat2 utime utimes futimesat utimensat
     shmget shmat shmctl shmdt semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open
     mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr add_key request_key keyctl
     ptrace process_vm_readv process_vm_writev process_madvise process_mrelease kcmp pidfd_getfd
@@ -110,12 +111,14 @@ REFUSED = _names(
     settimeofday lookup_dcookie nfsservctl mlock mlock2 mlockall io_setup io_submit
     """
 )
-"""Refused with EPERM."""
+"""Refused with EPERM. Modes and times are among them: Landlock keeps no program from changing
+those of whatever belongs to its user, such as the environment."""
 
 # What a worker's container needs besides: the network, and all that the sandbox is made with.
 CONTAINER = (
     _names(
         """
+        chmod fchmod fchmodat fchmodat2 utime utimes futimesat utimensat
     socket socketpair bind connect listen accept accept4 sendto recvfrom sendmsg recvmsg
     sendmmsg recvmmsg getsockname getpeername setsockopt getsockopt shutdown clone unshare setns
     mount umount2 mount_setattr pivot_root fsopen fsmount fsconfig fspick move_mount open_tree

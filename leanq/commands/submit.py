@@ -168,7 +168,7 @@ class _Batch:
             try:
                 async with _shown(len(self._files), as_json, to_json) as show:
                     checks = (self._check(client, file) for file in self._files)
-                    async for ended in _ends(checks, worker):
+                    async for ended in ends(checks, worker):
                         self.summary.add(ended)
                         show(ended)
             finally:
@@ -215,7 +215,7 @@ async def queue_at(
                 yield settings, {task}
 
 
-async def _ends(
+async def ends(
     checks: Iterator[Coroutine[Any, Any, Ended]], worker: set[asyncio.Task[None]]
 ) -> AsyncIterator[Ended]:
     """Each check's end as it comes. Raises WorkerError where ``worker`` has ended before."""

@@ -220,10 +220,11 @@ def _named(environments: Sequence[str]) -> dict[str, Path | None]:
 
 
 def _server_folder(settings: Settings) -> list[Path]:
-    """The folder of the server's socket, which nothing else keeps a candidate from."""
+    """The folder of the server's socket, and of that which it is a link to."""
     if not settings.url.startswith("unix:"):
         return []
-    return [Path(urlsplit(settings.url).path).parent]
+    socket = Path(urlsplit(settings.url).path)
+    return list(dict.fromkeys([socket.parent, socket.resolve().parent]))
 
 
 def project_here() -> Path | None:

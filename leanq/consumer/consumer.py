@@ -46,11 +46,13 @@ class Timings:
         block_s: one blocking call for a wake-up.
         leave_s: giving everything back to a server that may not answer.
         pause_after_failure_s: without claims, after this machine has failed at a request.
+        claimed_ahead_wait_s: a request claimed ahead of a free slot, before it is given back.
     """
 
     block_s: float = 30.0
     leave_s: float = 4.0
     pause_after_failure_s: float = PAUSE_AFTER_FAILURE_S
+    claimed_ahead_wait_s: float = CLAIMED_AHEAD_WAIT_S
 
 
 class Consumer:
@@ -86,7 +88,8 @@ class Consumer:
         self._info = info
         self._timings = timings
         self.state = ClaimState()
-        self.slots = Slots(worker, drivers, slot_pool, self._request_ended)
+        ahead_s = timings.claimed_ahead_wait_s
+        self.slots = Slots(worker, drivers, slot_pool, self._request_ended, ahead_s)
         self.idle_factor = 1.0
         self._rng = random.Random()
         self._wake = asyncio.Event()
@@ -371,7 +374,7 @@ class Consumer:
         """Gives back what was claimed ahead, where it would wait too long for a slot."""
         if time.monotonic() >= self.slots.patient_until_s:
             # It waits behind something long, which shows in no average yet.
-            self._slot_pool.run_time.add(CLAIMED_AHEAD_WAIT_S)
+            self._slot_pool.run_time.add(self._timings.claimed_ahead_wait_s)
         elif not (self._slot_pool.draining or self._slot_pool.emptying):
             return
         self.slots.return_waiting()

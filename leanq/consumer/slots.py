@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, SlotPool
+from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import NewerMessageError, ToolchainError, WireError, WorkerError
 from leanq.fleet import logging as logs
 from leanq.lean.driver import Driver
@@ -52,6 +52,7 @@ class Slots:
         drivers: the driver of each environment.
         slot_pool: the slots in which they run.
         notify: called when a request has ended.
+        claimed_ahead_wait_s: how long a request may wait for a slot.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Slots:
         drivers: Mapping[str, Driver],
         slot_pool: SlotPool,
         notify: Callable[[], None],
+        claimed_ahead_wait_s: float,
     ) -> None:
         self.returns: dict[Returning, list[tuple[str, str]]]
         self.returns = {"requeue": [], "retry": [], "defer": []}
@@ -67,6 +69,7 @@ class Slots:
         self._drivers = drivers
         self._slot_pool = slot_pool
         self._notify = notify
+        self._claimed_ahead_wait_s = claimed_ahead_wait_s
         self._held: dict[str, _Held] = {}
         self._results: dict[str, Settlement] = {}
         # Requests that were claimed ahead, and since when the first of them waits.
@@ -101,7 +104,7 @@ class Slots:
     @property
     def patient_until_s(self) -> float:
         """When to give back requests that still wait for a slot; of the monotonic clock."""
-        return self._waiting_since_s + CLAIMED_AHEAD_WAIT_S if self._waiting else math.inf
+        return self._waiting_since_s + self._claimed_ahead_wait_s if self._waiting else math.inf
 
     def return_waiting(self) -> None:
         """Gives back requests that wait for a slot, uncounted: other workers may be idle."""

@@ -67,7 +67,7 @@ def content_hashes(files: Sequence[File], memory: Path) -> dict[str, str]:
     unknown = [file.path for file in files if file.path not in hashes]
     if unknown:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            hashes |= zip(unknown, pool.map(_hash_file, unknown), strict=True)
+            hashes |= zip(unknown, pool.map(hash_file, unknown), strict=True)
     settled = {file: hashes[file.path] for file in files if file.ctime_ns < settled_ns}
     if settled != known:
         _remember(memory, settled)
@@ -112,6 +112,6 @@ def _remember(memory: Path, hashes: Mapping[File, str]) -> None:
     keep(memory, json.dumps(list(hashes.items()), separators=(",", ":")).encode())
 
 
-def _hash_file(path: str) -> str:
+def hash_file(path: str) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()

@@ -94,15 +94,15 @@ class LeanDriver:
         self._nice = nice
         self._costs = costs or Costs()
         self._fork_server = fork_server
-        self._opened = self._open(open_environment())
-        self.environment = self._opened.lean.environment.name
+        self.opened = self._open(open_environment())
+        self.environment = self.opened.lean.environment.name
         self._looked_at_s = time.monotonic()
         self._looking = asyncio.Lock()
         self._rng = random.Random()
 
     @property
     def about(self) -> Mapping[str, object]:
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         return {
             "driver": "lean",
             "lean": environment.toolchain.version,
@@ -113,16 +113,16 @@ class LeanDriver:
     async def open(self, states: States) -> None:
         self._states = states
         # Its self-test takes as long, and does not wait for this.
-        self._opened.auditor.judges.open()
-        await self._opened.lean.open()
+        self.opened.auditor.judges.open()
+        await self.opened.lean.open()
 
     async def prove(self) -> None:
         """Raises WorkerError where Lean, or its environment, is broken on this machine."""
         await self._notice_changes(at_once=True)
-        await self._opened.lean.prove()
+        await self.opened.lean.prove()
 
     async def close(self) -> None:
-        await self._opened.close()
+        await self.opened.close()
 
     async def run(self, request: Request) -> Reply:
         await self._notice_changes()
@@ -143,7 +143,7 @@ class LeanDriver:
         if reply.verdict == "accepted" and not request.audit:
             reply = replace(reply, verdict="unjudged", reason="not_audited")
         if reply.reason == "unknown_import":
-            environment = self._opened.lean.environment
+            environment = self.opened.lean.environment
             why = await asyncio.to_thread(environment.explain_import, request.code)
             note = Message("error", 1, 0, f"leanq: {why}")
             reply = replace(reply, messages=(*reply.messages, note))
@@ -153,7 +153,7 @@ class LeanDriver:
         self, answer: Callable[[Request], Awaitable[Reply]], request: Request
     ) -> Reply:
         """An operation's reply about the text as the client has sent it."""
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         header = environment.header_for(request.code) if request.code else ""
         try:
             reply = await answer(replace(request, code=header + request.code))
@@ -162,7 +162,7 @@ class LeanDriver:
         return without_header(reply, header.count("\n"))
 
     async def _check(self, request: Request) -> Reply:
-        opened = self._opened
+        opened = self.opened
         reply = await opened.prefixes.with_header(
             request.code,
             lambda header: check(opened.lean, opened.auditor, request, request.code, load=header),
@@ -179,7 +179,7 @@ class LeanDriver:
         return replace(reply, sorries=sorries)
 
     async def _verify(self, request: Request) -> Reply:
-        opened = self._opened
+        opened = self.opened
         target = await opened.targets.of_request(request)
 
         def verify(header: LocalSnapshot | None) -> Awaitable[Reply]:
@@ -189,7 +189,7 @@ class LeanDriver:
         return await opened.prefixes.with_header(request.code, verify, self._states)
 
     async def _step(self, request: Request) -> Reply:
-        return await self._until_available(lambda: self._opened.trials.step(request, self._states))
+        return await self._until_available(lambda: self.opened.trials.step(request, self._states))
 
     async def _export(self, request: Request) -> Reply:
         records = await self._until_available(lambda: self._states.recall(request.state))
@@ -198,7 +198,7 @@ class LeanDriver:
         return Reply(payload=pack_export(read_recipe(request.state, records)))
 
     async def _import(self, request: Request) -> Reply:
-        environment = self._opened.lean.environment
+        environment = self.opened.lean.environment
         recipe = await asyncio.to_thread(unpack_export, request.payload)
         if not await asyncio.to_thread(is_genuine, recipe):
             raise RecipeError("the exported state is of a recipe to which no steps lead")
@@ -252,16 +252,16 @@ class LeanDriver:
         """
         if not at_once and time.monotonic() - self._looked_at_s < _CHECK_CHANGES_EVERY_S:
             return False
-        asked, asked_s = self._opened, time.monotonic()
+        asked, asked_s = self.opened, time.monotonic()
         async with self._looking:
             if self._looked_at_s < asked_s:
-                before = self._opened
+                before = self.opened
                 if await asyncio.to_thread(before.lean.environment.changed):
                     environment = await asyncio.to_thread(self._open_environment)
-                    self._opened = await self._tried(self._open(environment))
+                    self.opened = await self._tried(self._open(environment))
                     await before.close()
                 self._looked_at_s = time.monotonic()
-        return self._opened is not asked
+        return self.opened is not asked
 
     async def _tried(self, opened: Opened) -> Opened:
         """The environment, in which Lean works; raises ToolchainError."""

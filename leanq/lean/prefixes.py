@@ -64,21 +64,21 @@ class Prefixes:
     def __init__(self, lean: Lean, snapshots: Snapshots | None, costs: Costs) -> None:
         self._lean = lean
         able = lean.environment.toolchain.can_snapshot
-        self._snapshots = snapshots if able else None
+        self.snapshots = snapshots if able else None
         self._costs = costs
         self._fingerprint = lean.environment.fingerprint
-        self._saving: asyncio.Task[None] | None = None
+        self.saving: asyncio.Task[None] | None = None
         self._imports: LRUCache[str, _Imports] = LRUCache(_HEADERS_REMEMBERED)
         self.counts: Counter[Way] = Counter()
 
     @property
     def tally(self) -> Tally:
         """What became of this machine's snapshots."""
-        return self._snapshots.tally if self._snapshots else Tally()
+        return self.snapshots.tally if self.snapshots else Tally()
 
     def holds(self, key: str) -> bool:
         """Whether this machine has the snapshot on its disk."""
-        return self._snapshots is not None and self._snapshots.holds(key)
+        return self.snapshots is not None and self.snapshots.holds(key)
 
     async def with_header(
         self,
@@ -180,22 +180,22 @@ class Prefixes:
     ) -> None:
         """Begins to make a snapshot that is worth it, unless another is being made: each takes a
         core and more memory than a request."""
-        if self._snapshots is None or self._saving or self._snapshots.holds(key):
+        if self.snapshots is None or self.saving or self.snapshots.holds(key):
             return
         if self._costs.worth_saving(key, replay_s):
-            self._saving = asyncio.create_task(self._save(key, text, replay_s, states, header))
-            self._saving.add_done_callback(self._saved)
+            self.saving = asyncio.create_task(self._save(key, text, replay_s, states, header))
+            self.saving.add_done_callback(self._saved)
 
     def _saved(self, task: asyncio.Task[None]) -> None:
-        self._saving = None
+        self.saving = None
         if not task.cancelled() and (fault := task.exception()):
             log.error("a snapshot was not made", exc_info=fault)
 
     async def close(self) -> None:
         """Gives up what is being made."""
-        if self._saving:
-            self._saving.cancel()
-            await asyncio.gather(self._saving, return_exceptions=True)
+        if self.saving:
+            self.saving.cancel()
+            await asyncio.gather(self.saving, return_exceptions=True)
 
     async def _run(
         self,
@@ -216,18 +216,18 @@ class Prefixes:
         )
 
     async def _load(self, key: str, states: States) -> LocalSnapshot | None:
-        if self._snapshots is None:
+        if self.snapshots is None:
             return None
-        return await self._snapshots.fetch(key, states)
+        return await self.snapshots.fetch(key, states)
 
     async def _drop(self, key: str, states: States) -> None:
-        if self._snapshots is not None:
-            await self._snapshots.damaged(key, states)
+        if self.snapshots is not None:
+            await self.snapshots.damaged(key, states)
 
     async def _save(
         self, key: str, text: str, replay_s: float, states: States, header: bool
     ) -> None:
-        assert self._snapshots is not None
+        assert self.snapshots is not None
         cpu_s = _SAVE_CPU_FACTOR * replay_s + _SAVE_EXTRA_S
         limits = Limits(cpu_s=cpu_s, wall_s=5 * cpu_s, memory_bytes=16 << 30)
         flag = "--incr-header-save" if header else "--incr-save"
@@ -244,6 +244,6 @@ class Prefixes:
                     return
                 size_bytes = file.stat().st_size
                 self._costs.saved(size_bytes, run.done.exit.cpu_s, replay_s)
-                await self._snapshots.keep(key, file, states)
+                await self.snapshots.keep(key, file, states)
         except LeanQError as error:
             log.warning("a snapshot was not kept: %s", error)

@@ -122,7 +122,7 @@ class Lean:
         self._nice = nice
         self._inbox_root = inbox_root
         # The one idle for longest comes first: its spare is the most likely to have started.
-        self._idle: deque[Sandbox] = deque()
+        self.idle: deque[Sandbox] = deque()
         # The command that each sandbox was last used for first, as it is likely to be again.
         self._expected: dict[Sandbox, Sequence[str]] = {}
         self._unused: set[Sandbox] = set()
@@ -133,7 +133,7 @@ class Lean:
     async def open(self) -> None:
         """Raises WorkerError where Lean cannot run in a sandbox."""
         opened = await asyncio.gather(*(self._new_sandbox() for _ in range(self._slots)))
-        self._idle.extend(opened)
+        self.idle.extend(opened)
         if missing := missing_walls(opened[0].isolation):
             log.warning("the sandbox lacks %s: %s", ", ".join(missing), advice(missing))
         for sandbox in opened:
@@ -165,8 +165,10 @@ class Lean:
         self._closed = True
         if self.forks is not None:
             await self.forks.close()
-        await asyncio.gather(*(sandbox.close() for sandbox in self._idle))
-        self._idle.clear()
+        # A run that asks for one meanwhile must not get one that closes.
+        idle = list(self.idle)
+        self.idle.clear()
+        await asyncio.gather(*(sandbox.close() for sandbox in idle))
 
     @contextlib.asynccontextmanager
     async def slot(self) -> AsyncIterator[Slot]:
@@ -317,7 +319,7 @@ class Lean:
         # What was opened for other files must not serve the changed environment.
         if sandbox.alive and not self._closed:
             sandbox.clear()
-            self._idle.append(sandbox)
+            self.idle.append(sandbox)
             self._prepare(sandbox)
         else:
             self._expected.pop(sandbox, None)
@@ -340,8 +342,8 @@ class Lean:
 
     async def _next_sandbox(self) -> Sandbox:
         """The one that has been idle for longest, or a new one; not one that died meanwhile."""
-        while self._idle:
-            sandbox = self._idle.popleft()
+        while self.idle:
+            sandbox = self.idle.popleft()
             if sandbox.alive:
                 return sandbox
             self._expected.pop(sandbox, None)

@@ -151,7 +151,7 @@ class ShardClient:
         self._timings = timings
         self._on_trouble = on_trouble
         self._environments_answered: set[str] = set()
-        self._outstanding: dict[str, _Outstanding] = {}
+        self.outstanding: dict[str, _Outstanding] = {}
         self._outbox: deque[_Outstanding] = deque()
         self._withdrawn: list[str] = []
         self._sending = asyncio.Lock()
@@ -160,9 +160,9 @@ class ShardClient:
         self._ask = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._rng = random.Random()
-        self._down_since: float | None = None
+        self.down_since: float | None = None
         # Once requests are refused: the error that each of them ends with.
-        self._over: Callable[[], LeanQError] | None = None
+        self.over: Callable[[], LeanQError] | None = None
 
     async def open(self) -> None:
         """Starts the three tasks.
@@ -204,10 +204,10 @@ class ShardClient:
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
         """Withdraws a request, whose waiter is not notified any more; False where it has ended."""
-        entry = self._outstanding.get(request_id)
+        entry = self.outstanding.get(request_id)
         if entry is None or entry.waiter is not waiter:
             return False
-        del self._outstanding[request_id]
+        del self.outstanding[request_id]
         self._withdrawn.append(request_id)
         self._work.set()
         self._note_idle()
@@ -217,7 +217,7 @@ class ShardClient:
         """How many requests the server has acknowledged and not answered, by environment."""
         return Counter(
             entry.submission.environment
-            for entry in self._outstanding.values()
+            for entry in self.outstanding.values()
             if entry.submission and entry.known
         )
 
@@ -228,7 +228,7 @@ class ShardClient:
 
     def give_up(self, environment: str, text: str) -> None:
         """Ends all requests of an environment with NoWorkerError, and withdraws them."""
-        for request_id, entry in list(self._outstanding.items()):
+        for request_id, entry in list(self.outstanding.items()):
             if entry.submission and entry.submission.environment == environment:
                 self._withdrawn.append(request_id)
                 self._end(request_id, NoWorkerError(text))
@@ -236,10 +236,10 @@ class ShardClient:
 
     async def close(self, *, withdraw: bool) -> None:
         """Ends all outstanding requests; ``withdraw`` cancels them, else they run on."""
-        self._over = partial(ClosedError, "the client was closed before the request ended")
+        self.over = partial(ClosedError, "the client was closed before the request ended")
         if withdraw:
-            self._withdrawn += self._outstanding
-            self._end_all(self._over)
+            self._withdrawn += self.outstanding
+            self._end_all(self.over)
         try:
             with contextlib.suppress(LeanQError, TimeoutError):
                 async with asyncio.timeout(self._timings.close_s):
@@ -251,7 +251,7 @@ class ShardClient:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._end_all(self._over)
+            self._end_all(self.over)
             await self._queue.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -263,24 +263,24 @@ class ShardClient:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()):
             # Nothing else would end the outstanding requests, and they must not hang.
-            self._over = partial(failed, fault)
-            self._end_all(self._over)
+            self.over = partial(failed, fault)
+            self._end_all(self.over)
 
     def _enter(self, entry: _Outstanding) -> bool:
-        if self._over:
-            entry.waiter.ended(self._over())
+        if self.over:
+            entry.waiter.ended(self.over())
             return False
-        if entry.request_id in self._outstanding:
+        if entry.request_id in self.outstanding:
             entry.waiter.ended(
                 InvalidRequestError(f"this client already waits for request {entry.request_id}")
             )
             return False
-        self._outstanding[entry.request_id] = entry
+        self.outstanding[entry.request_id] = entry
         self._reading.set()
         return True
 
     def _end(self, request_id: str, end: Reply | LeanQError) -> None:
-        entry = self._outstanding.pop(request_id, None)
+        entry = self.outstanding.pop(request_id, None)
         if entry:
             if entry.submission:
                 self._environments_answered.add(entry.submission.environment)
@@ -290,13 +290,13 @@ class ShardClient:
     def _end_all(self, error: Callable[[], LeanQError]) -> None:
         """Ends each with an error of its own, since raising one adds to its traceback."""
         self._outbox.clear()
-        for request_id in list(self._outstanding):
+        for request_id in list(self.outstanding):
             self._end(request_id, error())
 
     def _note_idle(self) -> None:
-        if not self._outstanding:
+        if not self.outstanding:
             self._reading.clear()
-            self._down_since = None
+            self.down_since = None
 
     def _end_with_bytes(self, request_id: str, data: bytes) -> None:
         try:
@@ -339,7 +339,7 @@ class ShardClient:
         size = 0
         while self._outbox and len(batch) < _BATCH_REQUESTS and size < _BATCH_BYTES:
             entry = self._outbox.popleft()
-            if entry.submission and entry.request_id in self._outstanding:
+            if entry.submission and entry.request_id in self.outstanding:
                 batch.append((entry, entry.submission))
                 size += len(entry.submission.body)
         return batch
@@ -400,7 +400,7 @@ class ShardClient:
     def _acknowledged(self, entry: _Outstanding) -> None:
         entry.known = True
         # It may have been withdrawn meanwhile, and its waiter wait elsewhere.
-        if self._outstanding.get(entry.request_id) is entry:
+        if self.outstanding.get(entry.request_id) is entry:
             entry.waiter.acknowledged()
 
     def _refused(self, entry: _Outstanding, why: str, after_s: float) -> None:
@@ -414,7 +414,7 @@ class ShardClient:
         asyncio.get_running_loop().call_later(after_s, self._send_again, entry)
 
     def _send_again(self, entry: _Outstanding) -> None:
-        if entry.request_id in self._outstanding:
+        if entry.request_id in self.outstanding:
             self._outbox.append(entry)
             self._work.set()
 
@@ -426,7 +426,7 @@ class ShardClient:
         while True:
             await self._reading.wait()
             try:
-                async for replies in inbox.read(self._outstanding.__contains__):
+                async for replies in inbox.read(self.outstanding.__contains__):
                     for request_id, data in replies:
                         self._end_with_bytes(request_id, data)
             except UnavailableError as error:
@@ -449,7 +449,7 @@ class ShardClient:
                     await self._ask.wait()
             self._ask.clear()
             now = time.monotonic()
-            due = [e for e in self._outstanding.values() if self._is_due(e, now)]
+            due = [e for e in self.outstanding.values() if self._is_due(e, now)]
             try:
                 for start in range(0, len(due), _BATCH_REQUESTS):
                     await self._ask_for(due[start : start + _BATCH_REQUESTS])
@@ -487,7 +487,7 @@ class ShardClient:
     # The server's health
 
     def _note_up(self) -> None:
-        self._down_since = None
+        self.down_since = None
 
     def _note_trouble(self) -> None:
         if self._on_trouble:
@@ -496,12 +496,12 @@ class ShardClient:
     def _note_down(self, error: UnavailableError) -> None:
         self._note_trouble()
         now = time.monotonic()
-        if not self._outstanding:
+        if not self.outstanding:
             # No caller waits for requests that are withdrawn.
             return
-        if self._down_since is None:
-            self._down_since = now
-        elif now - self._down_since > self._unavailable_timeout_s:
+        if self.down_since is None:
+            self.down_since = now
+        elif now - self.down_since > self._unavailable_timeout_s:
             text = f"{error} (for {self._unavailable_timeout_s:g} s)"
             self._end_all(partial(UnavailableError, text))
 

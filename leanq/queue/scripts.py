@@ -164,7 +164,7 @@ def script_text(name: str) -> str:
     text = _read_file(f"{name}.lua")
     flags, _, body = text.partition("\n")
     parts: dict[str, str] = {}
-    for part in _needed(text):
+    for part in needed(text):
         _add_part(part, parts, SCRIPTS[name].names, ())
     return "\n".join((flags, SCRIPTS[name].prologue(), *parts.values(), body))
 
@@ -179,7 +179,7 @@ def _read_file(name: str) -> str:
     return resources.files("leanq.queue").joinpath("lua", name).read_text()
 
 
-def _needed(text: str, what: str = "parts") -> list[str]:
+def needed(text: str, what: str = "parts") -> list[str]:
     """The parts, or the arguments, that a text says it needs, in its first lines."""
     head = (_HEADER.fullmatch(line) for line in text.splitlines()[:3])
     return next((found[2].split() for found in head if found and found[1] == what), [])
@@ -192,8 +192,8 @@ def _add_part(name: str, parts: dict[str, str], names: set[str], above: tuple[st
     if name in parts:
         return
     text = _read_file(f"parts/{name}.lua")
-    for other in _needed(text):
+    for other in needed(text):
         _add_part(other, parts, names, (*above, name))
-    if missing := set(_needed(text, "arguments")) - names:
+    if missing := set(needed(text, "arguments")) - names:
         raise ValueError(f"the part {name} needs the arguments {sorted(missing)}")
     parts[name] = text

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 from rq.serializers import JSONSerializer
-from support.campaigns import Desk, Judge, Popen
+from support.campaigns import Desk, Judge
 from support.fleets import Recorder, look, serving, until
+from support.terminals import Process
 
 from leanq.queue.settings import Settings
 
 
 @pytest.fixture
-def worker(desk: Desk, driver: Recorder) -> Popen:
+def worker(desk: Desk, driver: Recorder) -> Process:
     """One that runs campaigns."""
     return desk.start_worker()
 
@@ -48,7 +49,7 @@ def rq_info(desk: Desk) -> str:
     url = desk.terminal.environ["LEANQ_URL"]
     command = [sys.executable, "-c", "from rq.cli import main; main()", "info", "--url", url]
     command += ["--serializer", "json", desk.campaigns.queue.name]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return done.stdout
 
 
@@ -79,7 +80,7 @@ class Dashboard:
 
 
 @pytest.mark.slow
-def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, worker: Popen) -> None:
+def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, worker: Process) -> None:
     first = desk.send("a", "held", "b")
     second = desk.send("c", "d", options=("--order", "finished"))
     until(is_at(desk, first, 2))
@@ -116,7 +117,7 @@ def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, worker: Pop
 
 @pytest.mark.slow
 def test_a_running_campaign_is_paused_and_resumed(
-    desk: Desk, driver: Recorder, settings: Settings, worker: Popen
+    desk: Desk, driver: Recorder, settings: Settings, worker: Process
 ) -> None:
     id_ = desk.send("a", "held", "b")
     until(is_at(desk, id_, 2))
@@ -136,7 +137,7 @@ def test_a_running_campaign_is_paused_and_resumed(
 
 @pytest.mark.slow
 def test_one_is_paused_and_resumed_in_quick_succession(
-    desk: Desk, driver: Recorder, worker: Popen
+    desk: Desk, driver: Recorder, worker: Process
 ) -> None:
     id_ = desk.send("a", "held")
     held(driver)
@@ -154,7 +155,7 @@ def test_one_is_paused_and_resumed_in_quick_succession(
 
 
 @pytest.mark.slow
-def test_one_is_paused_before_it_starts(desk: Desk, driver: Recorder, worker: Popen) -> None:
+def test_one_is_paused_before_it_starts(desk: Desk, driver: Recorder, worker: Process) -> None:
     running = desk.send("held")
     held(driver)
     queued = desk.send("a")
@@ -181,7 +182,7 @@ def test_one_is_paused_before_it_starts(desk: Desk, driver: Recorder, worker: Po
 
 @pytest.mark.slow
 def test_one_is_cancelled_and_retried(
-    desk: Desk, driver: Recorder, settings: Settings, worker: Popen
+    desk: Desk, driver: Recorder, settings: Settings, worker: Process
 ) -> None:
     running = desk.send("a", "held")
     until(is_at(desk, running, 1))

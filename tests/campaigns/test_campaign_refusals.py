@@ -137,7 +137,7 @@ def test_a_cluster_is_no_redis_for_rq(terminal: Terminal) -> None:
     finally:
         node.client.close()
         node.process.kill()
-        node.process.wait()
+        node.process.wait(20)
 
 
 @pytest.mark.slow

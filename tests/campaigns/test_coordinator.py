@@ -40,14 +40,14 @@ class Judge(Recorder):
 
     def hold(self) -> None:
         """Texts that begin with ``held`` wait again."""
-        self._gate.clear()
+        self.gate.clear()
 
     async def run(self, request: Request) -> Reply:
         return await super().run(structs.replace(request, payload=request.code.encode()))
 
     async def answer(self, request: Request) -> Reply:
         if request.code.startswith("held"):
-            await self._gate.wait()
+            await self.gate.wait()
         verdict: Any = request.code.split()[-1]
         if request.op == "verify" and not request.code.startswith(request.target):
             failed = (Failure("t", "statement_differs", f"expected {request.target}"),)

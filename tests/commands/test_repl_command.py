@@ -24,6 +24,7 @@ def place(terminal: Terminal, settings: Settings) -> Terminal:
     return terminal
 
 
+@pytest.mark.slow
 def test_checks_and_steps(place: Terminal, core: Environment) -> None:
     worker = place.start("worker", "--driver", "repl", "--repl", repl_command(core), "--slots", "1")
     wait_for_line(worker.stderr, "serves")
@@ -54,6 +55,7 @@ def test_checks_and_steps(place: Terminal, core: Environment) -> None:
     assert place.is_clean()
 
 
+@pytest.mark.slow
 async def test_a_killed_worker_leaves_no_repl(place: Terminal, core: Environment) -> None:
     place.environ["LEANQ_LEASE_S"] = "1"
     worker = place.start("worker", "--driver", "repl", "--repl", repl_command(core))

@@ -13,6 +13,7 @@ from support.fleets import look, until
 from support.paths import ROOT
 from support.terminals import Done, Terminal, ended, samples
 
+from leanq.client import LeanQClient
 from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings
 from leanq.states import RedisStates
@@ -21,17 +22,17 @@ FIELDS = ["verdict", "reason", "state", "goals", "messages"]
 THEOREM = "prelude\nimport Core\ntheorem t (p q : Prop) (hp : p) (hq : q) : And p q :=\n  sorry\n"
 
 
-@pytest.fixture
-def state(client: Terminal) -> str:
+@pytest.fixture(scope="module")
+def state(fleet: Settings) -> str:
     """A state of THEOREM."""
-    done = client.run("submit", "--json", client.file("t.lean", THEOREM))
-    (line,) = done.lines
-    (sorry,) = line["sorries"]
-    assert (sorry["line"], sorry["column"]) == (4, 2)
-    return str(sorry["state"])
+    with LeanQClient(fleet) as lean:
+        return lean.check(THEOREM).result().sorries[0].state
 
 
 def test_step_by_step(client: Terminal, state: str) -> None:
+    (line,) = client.run("submit", "--json", client.file("t.lean", THEOREM)).lines
+    (sorry,) = line["sorries"]
+    assert (sorry["line"], sorry["column"], sorry["state"]) == (4, 2, state)
     done = client.run("step", state, "constructor", "--json")
     assert (done.code, done.err) == (1, "")
     (line,) = done.lines
@@ -161,6 +162,7 @@ def test_without_a_queue(terminal: Terminal) -> None:
     assert "leanq up" in done.err
 
 
+@pytest.mark.slow
 def test_the_search_example(client: Terminal, fleet: Settings) -> None:
     search = ROOT / "examples" / "search.py"
     assert len(search.read_text().splitlines()) <= 60

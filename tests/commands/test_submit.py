@@ -11,6 +11,7 @@ import click
 import pytest
 from support.fleets import look, until
 from support.terminals import (
+    LEANQ,
     SAMPLES,
     Terminal,
     ended,
@@ -203,10 +204,10 @@ def test_text_in_any_locale(client: Terminal) -> None:
     name = os.fsdecode(b"\xff\xfe.lean")
     client.file(name, "prelude\ntheorem «𝔸» (p : Prop) : p := «∀»\n")
     for locale in ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {}):
-        done = client.run("submit", name, environ=locale)
+        done = client.run("submit", name, environ=locale, program=LEANQ)
         assert done.code == 1
         assert f"{name}:2:30: error: Unknown identifier `«∀»`" in done.out
-        done = client.run("submit", "--json", name, environ=locale)
+        done = client.run("submit", "--json", name, environ=locale, program=LEANQ)
         assert done.lines[0]["file"] == name
         assert "«∀»" in done.lines[0]["messages"][0]["text"]
 

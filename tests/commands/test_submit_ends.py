@@ -15,6 +15,7 @@ from support.fleets import look, until
 from support.terminals import (
     LEANQ,
     SAMPLES,
+    Process,
     Terminal,
     ended,
     samples,
@@ -37,7 +38,7 @@ SHELL_PIPE = ("/bin/bash", "-c", '"${@:2}" | eval "$1"; exit "${PIPESTATUS[0]}"'
 # Where the output and the input end
 
 
-def through(terminal: Terminal, reader: str, *arguments: str) -> subprocess.Popen[bytes]:
+def through(terminal: Terminal, reader: str, *arguments: str) -> Process:
     """``leanq … | reader`` with the exit code of leanq."""
     return terminal.start(*arguments, program=(*SHELL_PIPE, reader, *LEANQ))
 
@@ -129,7 +130,7 @@ async def test_a_worker_that_ends_ends_the_call() -> None:
 
     checks = (never() for _ in count())
     with pytest.raises(WorkerError, match="no room"):
-        async for _ in submit_module._ends(checks, {asyncio.create_task(fail())}):
+        async for _ in submit_module.ends(checks, {asyncio.create_task(fail())}):
             pass
 
 
@@ -145,7 +146,7 @@ async def test_as_many_files_as_one_likes() -> None:
         return Ended(str(number))
 
     checks = (check(number) for number in range(5000))
-    ends = [ended.file async for ended in submit_module._ends(checks, set())]
+    ends = [ended.file async for ended in submit_module.ends(checks, set())]
     assert sorted(ends) == sorted(map(str, range(5000)))
     assert most <= 512
 

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import struct
-import subprocess
 import termios
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ import pytest
 from rich.console import Console
 from support.fleets import Recorder, connections, serving
 from support.servers import own_server
-from support.terminals import Terminal, ended, read_terminal, screen, wait_for_line
+from support.terminals import Process, Terminal, ended, read_terminal, screen, wait_for_line
 
 from leanq.client import LeanQClient
 from leanq.commands.status import _Rates, _record_of, _Seen, _view
@@ -39,7 +38,7 @@ def place(terminal: Terminal, settings: Settings) -> Terminal:
     return terminal
 
 
-def looks(process: subprocess.Popen[bytes], until_seen: Any) -> list[dict[str, Any]]:
+def looks(process: Process, until_seen: Any) -> list[dict[str, Any]]:
     """The JSON lines that are printed up to the one that is looked for."""
     assert process.stdout is not None
     found = []
@@ -50,7 +49,7 @@ def looks(process: subprocess.Popen[bytes], until_seen: Any) -> list[dict[str, A
     raise AssertionError(f"ended before: {found[-1:]}")
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
+def stop(process: Process) -> None:
     process.send_signal(signal.SIGINT)
     done = ended(process)
     assert (done.code, done.err) == (0, "")

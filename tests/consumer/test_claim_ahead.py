@@ -10,9 +10,13 @@ from support.fleets import Recorder, working
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
+from leanq.consumer.consumer import Timings
 from leanq.queue.queue import look
 from leanq.queue.settings import Settings
 from leanq.worker import Worker
+
+# A busy machine may look late at what waits.
+PATIENT = Timings(claimed_ahead_wait_s=2.0)
 
 
 @pytest.fixture
@@ -21,18 +25,19 @@ async def lean(settings: Settings) -> AsyncIterator[AsyncLeanQClient]:
         yield client
 
 
-async def used_to_short_ones(lean: AsyncLeanQClient) -> None:
-    """Has the worker run some that take a millisecond."""
+async def used_to_short_ones(lean: AsyncLeanQClient, worker: Worker) -> None:
+    """Has the worker run some that take a millisecond, on however busy a machine."""
     await asyncio.gather(*(lean.echo(b"%d" % number, 0.001) for number in range(30)))
+    worker.slot_pool.run_time.value_s = 0.001
 
 
 async def behind_a_long_one(
     lean: AsyncLeanQClient, worker: Worker, *payloads: bytes
 ) -> list[asyncio.Task[bytes]]:
-    """Has the worker, of one slot, run what does not end, and claim one of the others ahead."""
-    await used_to_short_ones(lean)
+    """Has the worker, of one slot, run what does not end, and claim others ahead."""
+    await used_to_short_ones(lean, worker)
     tasks = [asyncio.create_task(lean.echo(payload)) for payload in (b"held", *payloads)]
-    await eventually(lambda: worker.slot_pool.slots.waiting == 1)
+    await eventually(lambda: worker.slot_pool.slots.waiting > 0)
     return tasks
 
 
@@ -58,7 +63,7 @@ async def test_what_waits_behind_a_long_one_goes_to_another_worker(
     settings: Settings, lean: AsyncLeanQClient
 ) -> None:
     first, second = Recorder(), Recorder()
-    async with working(settings, first, slots=1) as worker:
+    async with working(settings, first, slots=1, timings=PATIENT) as worker:
         held, *others = await behind_a_long_one(lean, worker, b"a", b"b", b"c")
         async with working(settings, second, slots=1):
             assert await asyncio.gather(*others) == [b"a", b"b", b"c"]
@@ -77,7 +82,7 @@ async def test_what_waits_goes_back_at_once_when_the_worker_is_stopped(
     settings: Settings, lean: AsyncLeanQClient
 ) -> None:
     driver = Recorder()
-    async with working(settings, driver, slots=1) as worker:
+    async with working(settings, driver, slots=1, timings=PATIENT) as worker:
         held, other = await behind_a_long_one(lean, worker, b"other")
         worker.stop(grace_s=60.0)
         async with working(settings, slots=1):
@@ -90,7 +95,7 @@ async def test_what_is_withdrawn_while_it_waits_never_runs(
     settings: Settings, lean: AsyncLeanQClient
 ) -> None:
     driver = Recorder()
-    async with working(settings, driver, slots=1) as worker:
+    async with working(settings, driver, slots=1, timings=PATIENT) as worker:
         held, other = await behind_a_long_one(lean, worker, b"other")
         other.cancel()
         await eventually(lambda: worker.slot_pool.slots.waiting == 0)

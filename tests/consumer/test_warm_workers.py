@@ -11,12 +11,20 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from support.fleets import Recorder, counter, counts, is_idle, new_token, worker_processes, working
+from support.fleets import (
+    Recorder,
+    ask,
+    counter,
+    counts,
+    is_idle,
+    new_token,
+    worker_processes,
+    working,
+)
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import Timings
-from leanq.producer.request_builder import PreparedRequest
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Settlement
@@ -66,9 +74,7 @@ async def pinned(
     lean: AsyncLeanQClient, payload: bytes, *affinity: str, delay_s: float = 0.0
 ) -> Reply:
     """The reply to an echo that names affinities."""
-    request = Request(op="echo", payload=payload, delay_s=delay_s)
-    item = replace(lean._builder._submission(request, "echo", {}), affinity=affinity)
-    return await lean._reply(PreparedRequest(item, lambda reply: reply))
+    return await ask(lean, payload, delay_s, affinity=affinity)
 
 
 async def dead_but_warm(queue: Queue, *affinity: str, available: int = 1) -> None:

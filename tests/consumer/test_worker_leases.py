@@ -172,7 +172,7 @@ async def test_a_withdrawn_request_keeps_its_slot_until_it_has_stopped(
             try:
                 return await super().answer(request)
             except asyncio.CancelledError:
-                await self._gate.wait()
+                await self.gate.wait()
                 raise
 
     driver = Slow()

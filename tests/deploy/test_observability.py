@@ -172,6 +172,7 @@ def test_the_syntax_of_the_dashboards_queries(tmp_path: Path) -> None:
 # Alerts
 
 
+@pytest.mark.slow
 def test_alerts_by_promtool() -> None:
     promtool("check", "rules", FOLDER / "alerts.yaml")
     promtool("test", "rules", *TESTS)

@@ -6,16 +6,14 @@ import asyncio
 import json
 import re
 import signal
-import urllib.error
-import urllib.request
 from bisect import bisect_left
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 from support.fleets import counts
+from support.metrics import parsed, port_in, scrape
 from support.sandboxes import PYTHON, python
 from support.terminals import Terminal, ended, samples, wait_for_line
 from support.waiting import eventually
@@ -35,24 +33,6 @@ from leanq.queue.settings import Settings
 from leanq.worker import Worker
 
 METRICS = (*FLEET, *SCALER, *WORKER)
-
-
-def scrape(port: int, path: str = "/metrics") -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(f"http://localhost:{port}{path}", timeout=20) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-def parsed(text: str) -> dict[str, float]:
-    """Samples as ``name{label="value"}``."""
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            labels = ",".join(f'{k}="{v}"' for k, v in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
-    return found
 
 
 class _Refuses(EchoDriver):
@@ -219,10 +199,6 @@ def place(terminal: Terminal, settings: Settings) -> Terminal:
     """A terminal that uses a queue of its own."""
     terminal.use(settings)
     return terminal
-
-
-def port_in(line: str) -> int:
-    return int(re.findall(r"\d+", line.partition("/metrics")[0])[-1])
 
 
 @pytest.mark.slow

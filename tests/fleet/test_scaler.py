@@ -7,75 +7,27 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from support.fleets import until
-from support.sandboxes import running
+from support.metrics import parsed, port_in, scrape
+from support.sandboxes import children, running
+from support.scalers import Loop
+from support.servers import Server
 from support.terminals import Terminal, ended, wait_for_line
 from support.waiting import eventually
 
 from leanq.client import LeanQClient
-from leanq.errors import TargetError
-from leanq.fleet.scaler.loop import Scaler
 from leanq.fleet.scaler.targets import LocalTarget, Ordered
 from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats
 from leanq.queue.queue import Queue
 from leanq.queue.results import Status
 from leanq.queue.settings import Settings
-from leanq.scale import Decision, ScaleSettings, Stats
-from tests.fleet.test_metrics import parsed, port_in, scrape
 
 NOBODY = FleetStats(0.0, Status({}, {}, (), (), {}, 0), {})
 
 
 # The loop
-
-
-class Recorder:
-    """A target that does as it is told at once."""
-
-    def __init__(self) -> None:
-        self.orders: list[int] = []
-        self.leading = True
-        self.broken = False
-
-    async def leads(self) -> bool:
-        return self.leading
-
-    async def look(self, _environment: str, _seen: FleetStats) -> Ordered:
-        if self.broken:
-            raise TargetError("out of reach")
-        return Ordered(self.orders[-1] if self.orders else 0)
-
-    async def order(self, _environment: str, workers: int, _seen: FleetStats) -> None:
-        self.orders.append(workers)
-
-    async def close(self) -> None:
-        pass
-
-
-class Loop:
-    """A scaler whose time is set by the test."""
-
-    def __init__(self, settings: Settings, **how: Any) -> None:
-        self.now = 1000.0
-        self.target = Recorder()
-        self.told: list[tuple[Decision, Stats]] = []
-        sizes = {"echo": ScaleSettings(**how)}
-
-        def tell(_name: str, decision: Decision, stats: Stats) -> None:
-            self.told.append((decision, stats))
-
-        self.scaler = Scaler(
-            settings, self.target, sizes, tell=tell, who="tester", clock=lambda: self.now
-        )
-
-    async def tick(self) -> Decision:
-        self.now += 15
-        await self.scaler.tick()
-        return self.told[-1][0]
 
 
 @pytest.fixture
@@ -123,10 +75,10 @@ async def test_one_that_does_not_lead_orders_nothing(settings: Settings, queue: 
     assert loop.target.orders == [3]
 
 
-async def test_without_statistics_the_order_is_held(settings: Settings, queue: Queue) -> None:
-    loop = Loop(settings, min_workers=3)
+async def test_without_statistics_the_order_is_held(one: Server) -> None:
+    loop = Loop(one.settings, min_workers=3)
     await loop.tick()
-    loop.scaler._settings = replace(settings, url="unix:///no/such/place")
+    one.stop()
     for _ in range(5):
         decision = await loop.tick()
     assert (decision.reason, decision.target) == ("stale", 3)
@@ -165,6 +117,7 @@ async def test_the_one_that_leads_tells_the_queue(settings: Settings, queue: Que
 @pytest.mark.slow
 async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None:
     environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
+    before = set(children(os.getpid()))
     target = LocalTarget("--driver echo --slots 1", environ)
     assert await target.look("echo", NOBODY) == Ordered(0)
     await target.order("echo", 2, NOBODY)
@@ -178,7 +131,8 @@ async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None
         assert (await target.look("echo", await fleet_stats(settings))).order == 1
         await eventually(lambda: workers_are(settings, 1))
     finally:
-        pids = [worker.process.pid for worker in target._workers]
+        pids = set(children(os.getpid())) - before
+        assert pids
         await target.close()
     assert not any(map(running, pids))
     await eventually(lambda: workers_are(settings, 0))

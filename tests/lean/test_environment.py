@@ -188,13 +188,13 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files whose contents are read; no file counts as too young."""
     monkeypatch.setattr(hashes_module, "_SETTLED_NS", 0)
     names: list[str] = []
-    real = hashes_module._hash_file
+    real = hashes_module.hash_file
 
     def spy(path: str) -> str:
         names.append(Path(path).name)
         return real(path)
 
-    monkeypatch.setattr(hashes_module, "_hash_file", spy)
+    monkeypatch.setattr(hashes_module, "hash_file", spy)
     return names
 
 

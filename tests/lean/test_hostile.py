@@ -10,6 +10,7 @@ import msgpack
 import pytest
 import redis.asyncio as redis
 from support.fleets import working
+from support.routes import first_shard
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import RequestError
@@ -94,14 +95,14 @@ async def test_replies(settings: Settings, seed: int) -> None:
         ends = await asyncio.gather(*map(lean.attach, request_ids), return_exceptions=True)
         assert all(isinstance(end, Reply | RequestError) for end in ends)
         # And where replies are read as they come.
-        assert lean._route
-        inbox = keys.inbox(lean._route.shards[0].client)
+        shard_client = first_shard(lean)
+        inbox = keys.inbox(shard_client.client)
         waits = [
             asyncio.create_task(lean.echo(b"held", 3600, request_id=new_request_id(1)))
             for _ in range(50)
         ]
         await asyncio.sleep(0)
-        outstanding = list(lean._route.shards[0]._outstanding)
+        outstanding = list(shard_client.outstanding)
         for request_id in outstanding:
             await connection.xadd(inbox, {request_id: hostile(rng) or b"?", hostile(rng): b"?"})
         ends = await asyncio.gather(*waits, return_exceptions=True)

@@ -260,10 +260,10 @@ async def test_two_checks_at_once_do_not_meet(site: Site, tmp_path: Path) -> Non
 @pytest.mark.slow
 async def test_a_dead_supervisor_costs_one_request(site: Site, tmp_path: Path) -> None:
     driver = await site.driver()
-    (sandbox,) = driver._opened.lean._idle
+    (sandbox,) = driver.opened.lean.idle
     task = asyncio.create_task(driver.run(check(sample("stack_overflow"))))
     await eventually(lambda: busy(site.marker) != [])
-    sandbox._supervisor.kill()
+    sandbox.supervisor.kill()
     with pytest.raises(SandboxError):
         await task
     await eventually(lambda: marked(site.marker) == [])
@@ -367,7 +367,7 @@ async def test_an_environment_that_went_away_is_the_workers_trouble(
 
 
 async def test_a_lean_that_does_not_run_in_the_sandbox_is_the_workers_trouble(site: Site) -> None:
-    needs((await site.driver())._opened.lean._idle[0], landlock=1)
+    needs((await site.driver()).opened.lean.idle[0], landlock=1)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         wrapper, hidden = Path(folder, "wrapper"), Path(folder, "hidden")
         wrapper.write_text(f". {hidden}")

@@ -94,8 +94,8 @@ async def test_no_spare_outlives_a_change(site: Site, monkeypatch: pytest.Monkey
 async def test_a_supervisor_that_died_idle_costs_no_check(site: Site) -> None:
     driver = await site.driver()
     await spare(site)
-    (sandbox,) = driver._opened.lean._idle
-    sandbox._supervisor.kill()
+    (sandbox,) = driver.opened.lean.idle
+    sandbox.supervisor.kill()
     await eventually(lambda: not sandbox.alive)
     assert marked(site.marker) == []
     assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"

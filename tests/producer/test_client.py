@@ -17,7 +17,6 @@ from support.fleets import (
     Recorder,
     ask,
     connections,
-    first_shard,
     hurry,
     look,
     serving,
@@ -25,6 +24,7 @@ from support.fleets import (
     working,
 )
 from support.paths import ROOT
+from support.routes import first_shard, thread_of
 from support.servers import own_server
 from support.waiting import eventually
 
@@ -177,7 +177,7 @@ def test_attaching_to_an_unknown_request_says_so(settings: Settings) -> None:
                 lean.attach([request_id])
             with pytest.raises(UsageError):
                 lean.echo(b"", request_id=request_id)
-        assert not first_shard(lean)._outstanding
+        assert not first_shard(lean).outstanding
 
 
 def test_the_same_request_id_from_two_clients_ends_for_both(
@@ -240,7 +240,7 @@ def test_a_request_that_races_with_close_ends_too(settings: Settings) -> None:
     with ThreadPoolExecutor(4) as pool:
         users = [pool.submit(user) for _ in range(4)]
         until(lambda: len(futures) > 50)
-        thread, _ = lean._running()
+        thread = thread_of(lean)
         lean.close()
         for ended in users:
             with pytest.raises(ClosedError):

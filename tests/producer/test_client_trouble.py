@@ -15,13 +15,13 @@ import pytest
 from support.fleets import (
     HOUR_S,
     Recorder,
-    first_shard,
     hurry,
     kill_connections,
     look,
     serving,
     until,
 )
+from support.routes import first_shard
 from support.servers import Server, own_server
 from support.waiting import eventually
 
@@ -134,7 +134,7 @@ def test_a_known_environment_is_waited_for_after_a_loss(own: Server) -> None:
 
 def asked_again(lean: LeanQClient, request_id: str) -> bool:
     """Whether the server was asked for the request and did not know it."""
-    entry = first_shard(lean)._outstanding[request_id]
+    entry = first_shard(lean).outstanding[request_id]
     return entry.ask_at_s == 0.0
 
 
@@ -178,11 +178,11 @@ def test_an_outage_that_nobody_waits_in_uses_up_no_patience(
         until(lambda: look(own.settings).counters.get("submitted") == 1)
         own.stop()
         shard_client = first_shard(lean)
-        until(lambda: shard_client._down_since is not None)
+        until(lambda: shard_client.down_since is not None)
         withdrawals = fail_once(monkeypatch, "cancel")
         first.cancel()
         until(lambda: len(withdrawals) >= 3)
-        assert shard_client._down_since is None
+        assert shard_client.down_since is None
         own.start()
 
 
@@ -254,7 +254,7 @@ def test_a_request_on_its_way_arrives_before_the_client_has_closed(
     second = lean.echo(b"second")
     with ThreadPoolExecutor(1) as pool:
         closed = pool.submit(lean.close, withdraw=withdraw)
-        until(lambda: shard_client._over is not None)
+        until(lambda: shard_client.over is not None)
         arrives.set()
         closed.result(DEADLINE_S)
     counters = look(settings).counters

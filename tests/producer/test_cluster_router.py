@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import pytest
 from support.fleets import Recorder, hurry, look, serving, until, working
-from support.regions import DEADLINE_S, counted, in_its_thread, payloads, results, route, urls
+from support.regions import DEADLINE_S, counted, in_its_thread, payloads, results, urls
+from support.routes import clusters_of
 from support.servers import Server
 from support.waiting import eventually
 
@@ -22,6 +23,8 @@ from leanq.errors import (
     RequestError,
     UnavailableError,
 )
+from leanq.producer.cluster_router import ClusterRouter, Clusters
+from leanq.producer.request_builder import RequestBuilder
 from leanq.queue.requests import Reply
 
 
@@ -109,7 +112,7 @@ def test_a_cluster_that_dies_and_comes_back(one: Server, other: Server) -> None:
         assert results(held) == payloads(40, head="held ")
         # It is used again.
         before = len(here.started)
-        until(lambda: route(lean).clusters[0].up)
+        until(lambda: clusters_of(lean).clusters[0].up)
         results([lean.echo(payload) for payload in payloads(40)])
         assert len(here.started) > before
 
@@ -124,7 +127,7 @@ def test_what_a_silent_cluster_may_have_is_withdrawn_there(one: Server, other: S
         one.send(signal.SIGSTOP)
         futures = [lean.echo(payload) for payload in payloads(5)]
         # Only where its weight allows it.
-        until(lambda: not route(lean).clusters[0].up)
+        until(lambda: not clusters_of(lean).clusters[0].up)
         assert not there.started
         lean.set_weights({other.settings.url: 1})
         assert results(futures) == payloads(5)
@@ -144,7 +147,7 @@ def test_what_a_silent_cluster_may_have_is_withdrawn_there(one: Server, other: S
 @pytest.mark.usefixtures("quick")
 def test_nothing_goes_back_to_where_it_was_withdrawn(one: Server, other: Server) -> None:
     with serving(other.settings), LeanQClient(urls(one, other), weights=[1, 0]) as lean:
-        here, there = route(lean).clusters
+        here, there = clusters_of(lean).clusters
         one.send(signal.SIGSTOP)
         future = lean.echo(b"moved")
         until(lambda: not here.up)
@@ -155,7 +158,7 @@ def test_nothing_goes_back_to_where_it_was_withdrawn(one: Server, other: Server)
         until(lambda: counted("verdict:cancelled", one) == 1)
         until(lambda: here.up)
         # As its next probe would.
-        in_its_thread(lean, lambda: route(lean).move_from(there))
+        in_its_thread(lean, lambda: clusters_of(lean).move_from(there))
         assert list(there.waiting) == [future.request_id]
         other.send(signal.SIGCONT)
         assert future.result(DEADLINE_S) == b"moved"
@@ -182,12 +185,18 @@ class Counting:
 async def test_everything_ends_once_whatever_dies(one: Server, other: Server) -> None:
     ends: Counter[str] = Counter()
     answers: dict[str, bytes | None] = {}
-    client = AsyncLeanQClient(urls(one, other))
-    way = client._new_route()
+    way = ClusterRouter(
+        Clusters.load(urls(one, other), None, {}),
+        when_full="wait",
+        unavailable_timeout_s=120.0,
+        no_worker="warn",
+        timings=AsyncLeanQClient.timings,
+    )
     await way.open()
+    builder = RequestBuilder(one.settings, "default")
 
     def send(payload: bytes) -> None:
-        prepared = client._builder.echo(payload, 0.001, {})
+        prepared = builder.echo(payload, 0.001, {})
         way.send(prepared, Counting(prepared.submission.request_id, ends, answers))
 
     async with working(replace(one.settings, lease_s=1)), working(other.settings):
@@ -221,7 +230,7 @@ def test_a_cluster_that_was_down_at_first(one: Server, other: Server) -> None:
         assert results([lean.echo(payload) for payload in payloads(20)]) == payloads(20)
         one.start()
         with serving(one.settings, here):
-            until(lambda: route(lean).clusters[0].up)
+            until(lambda: clusters_of(lean).clusters[0].up)
             lean.set_weights({other.settings.url: 0})
             assert results([lean.echo(payload) for payload in payloads(20)]) == payloads(20)
             assert len(here.started) == 20
@@ -235,11 +244,11 @@ def test_patience_ends_where_no_cluster_answers(one: Server, other: Server) -> N
         for future in [lean.echo(payload) for payload in payloads(10)]:
             with pytest.raises(UnavailableError):
                 future.result(DEADLINE_S)
-        assert not route(lean).outstanding
-        assert not any(cluster.waiting for cluster in route(lean).clusters)
+        assert not clusters_of(lean).outstanding
+        assert not any(cluster.waiting for cluster in clusters_of(lean).clusters)
         one.start()
         with serving(one.settings):
-            until(lambda: route(lean).clusters[0].up)
+            until(lambda: clusters_of(lean).clusters[0].up)
             assert lean.echo(b"again").result(DEADLINE_S) == b"again"
 
 
@@ -257,7 +266,7 @@ def test_withdrawals_duplicates_and_the_end(one: Server, other: Server) -> None:
         assert wait([futures[0]], DEADLINE_S).done
         with LeanQClient(urls(one, other)) as second:
             (attached,) = second.attach([futures[1].request_id])
-            until(lambda: len(route(second).outstanding) == 1)
+            until(lambda: len(clusters_of(second).outstanding) == 1)
             assert attached.cancel()
         with pytest.raises(RequestError, match="cancelled"):
             futures[1].result(DEADLINE_S)

@@ -9,13 +9,13 @@ import pytest
 from msgspec.structs import replace
 from support.fleets import HOUR_S, Recorder, serving, until
 from support.regions import DEADLINE_S, counted, results, urls
+from support.routes import clusters_of
 from support.servers import Server
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import ClosedError, LostError, UnavailableError, UnknownStateError
 from leanq.lean.recipes import Hole, Recipe, Source
-from leanq.producer.cluster_router import ClusterRouter
 from leanq.queue.requests import Reply, Request, Sorry
 from leanq.states import States
 
@@ -44,7 +44,7 @@ class Checker(Recorder):
             known = await self._states.recall(request.state)
             return Reply("accepted") if known else Reply(error="not known here")
         if b"held" in request.payload:
-            await self._gate.wait()
+            await self.gate.wait()
         recipe = Recipe(Source(FINGERPRINT, request.code, (Hole(0, "term"),)), 0)
         await self._states.keep(dict(recipe.records()))
         sorries = (Sorry(1, 0, state=recipe.id),)
@@ -114,8 +114,7 @@ async def test_a_look_up_that_is_cancelled(one: Server, other: Server) -> None:
     one.stop()
     async with AsyncLeanQClient(urls(one, other), unavailable_timeout_s=HOUR_S) as lean:
         step, closing = (asyncio.create_task(lean.step("0" * 64, "x")) for _ in range(2))
-        way = lean._route
-        assert isinstance(way, ClusterRouter)
+        way = clusters_of(lean)
         await eventually(lambda: len(way.outstanding) == 2)
         step.cancel()
         await eventually(lambda: len(way.outstanding) == 1)

@@ -41,7 +41,7 @@ class StandIn(Recorder):
 
     async def answer(self, request: Request) -> Reply:
         if request.payload.startswith(b"held"):
-            await self._gate.wait()
+            await self.gate.wait()
         if self.error:
             return Reply(error=self.error)
         return Reply(self.verdict, fingerprint=self.fingerprint)
@@ -78,7 +78,7 @@ async def test_two_clients_at_once_run_it_once(settings: Settings, queue: Queue)
     driver = StandIn()
     async with working(settings, driver, slots=4), two(settings) as (one, other):
         for number in range(20):
-            driver._gate.clear()
+            driver.gate.clear()
             code = f"held {number}"
             tasks = [asyncio.create_task(client.check(code)) for client in (one, other)]
             await eventually(attached(queue, 1))

@@ -14,6 +14,7 @@ from support.servers import own_server
 from leanq.cli import cli
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UsageError
+from leanq.producer.cluster_router import Clusters
 from leanq.queue.requests import Reply, Request
 from leanq.queue.settings import Settings
 
@@ -50,12 +51,15 @@ def test_wrong_settings(url: Any, weights: list[float] | None, why: str) -> None
 
 
 def test_wrong_changes_change_nothing() -> None:
-    client = AsyncLeanQClient("redis://:pw@a*3 redis://b")
+    urls = "redis://:pw@a*3 redis://b"
+    client, clusters = AsyncLeanQClient(urls), Clusters.load(urls, None, {})
     for weights in ({"redis://:pw@c": 1}, {"redis://b": -1}, {"redis://:pw@a": 0, "redis://b": 0}):
         with pytest.raises(UsageError) as refused:
             client.set_weights(weights)
         assert "pw" not in str(refused.value)
-    assert [client._clusters.weight(each.url) for each in client.clusters] == [3, 1]
+        with pytest.raises(UsageError):
+            clusters.change(weights)
+    assert [clusters.weight(each.url) for each in clusters.each] == [3, 1]
 
 
 def test_submit_takes_several_clusters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

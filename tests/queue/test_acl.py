@@ -13,6 +13,7 @@ from support.campaigns import desk_at, stop_worker
 from support.fleets import Recorder, echo_body, serving, submission, working
 from support.paths import ROOT
 from support.required import missing
+from support.scalers import Loop
 from support.servers import own_server
 from support.terminals import Terminal
 from support.waiting import eventually
@@ -31,7 +32,6 @@ from leanq.queue.settings import Settings
 from leanq.queue.shape import announce_shape, check_shape
 from leanq.queue.wire import pack_reply
 from leanq.states import Packed, RedisStates
-from tests.fleet.test_scaler import Loop
 
 USERS = ROOT / "deploy" / "users.acl"
 ROLES = ("client", "worker", "observer", "scaler", "operator", "campaigns")

@@ -102,7 +102,7 @@ async def test_failovers_are_outlived(cluster: Cluster, settings: Settings) -> N
         await eventually(lambda: _link_is_up(replica))
         # The first node in the URL dies; its last writes may be gone.
         os.kill(master.process.pid, signal.SIGKILL)
-        master.process.wait()
+        master.process.wait(20)
         await promote(replica, "TAKEOVER")
 
 

@@ -46,7 +46,7 @@ def test_a_part_names_all_that_it_uses() -> None:
         code = re.sub(r"--.*", "", text)
         for part in set(texts) - set(SCRIPTS) - {name}:
             if re.search(rf"(?<![\w.:']){part}\.\w+\(", code):
-                assert part in scripts._needed(text), f"{name} uses {part}"
+                assert part in scripts.needed(text), f"{name} uses {part}"
 
 
 def test_a_call_must_name_all_arguments_and_no_others() -> None:

@@ -47,7 +47,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
         files = ["-keyout", f"{name}.key", "-out", f"{name}.crt"]
         alternative = ["-addext", "subjectAltName=IP:127.0.0.1"]
         command = [openssl, *words.split(), *alternative, *files]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=60)
     (port,) = free_ports(1)
     options = (
         f"--port 0 --tls-port {port} --tls-cert-file ours.crt --tls-key-file ours.key "
@@ -71,7 +71,7 @@ def secure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
         yield made
     finally:
         process.kill()
-        process.wait()
+        process.wait(20)
 
 
 OURS = {"ca_certs": "ours.crt", "certfile": "ours.crt", "keyfile": "ours.key"}

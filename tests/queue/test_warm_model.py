@@ -1,4 +1,4 @@
-"""The scripts against the model as in ``test_queue_model``, with requests that name affinities."""
+"""The queue machine, scripts against the model, with requests that name affinities."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ import redis
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
-from support.shards import with_test_clock
-from support.warm_model import WarmModel
-
-import leanq.queue.queue
-from leanq.local import EmbeddedServer
-from leanq.queue.results import Submission
-from leanq.queue.settings import Settings
-from tests.queue.test_queue_model import (
+from support.queue_machine import (
     LEASE_MS,
     MAX_ATTEMPTS,
     PROFILE,
@@ -27,6 +20,13 @@ from tests.queue.test_queue_model import (
     some,
     submissions,
 )
+from support.shards import with_test_clock
+from support.warm_model import WarmModel
+
+import leanq.queue.queue
+from leanq.local import EmbeddedServer
+from leanq.queue.results import Submission
+from leanq.queue.settings import Settings
 
 affinities = st.lists(st.sampled_from(("x", "y", "z")), max_size=2, unique=True)
 names = st.sampled_from((["x"], ["y", "z"], ["z", "x"]))

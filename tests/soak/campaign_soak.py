@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.campaigns import RESUMED_S, Desk, Popen, desk_at, start_again
+from support.campaigns import RESUMED_S, Desk, desk_at, start_again
+from support.command_server import command_server
 from support.fleets import look
 from support.sandboxes import children
 from support.servers import Server, own_server
-from support.terminals import SAMPLES, Terminal, ended, new_terminal, wait_for_line
+from support.terminals import SAMPLES, Process, Terminal, ended, new_terminal, wait_for_line
 
 from leanq.campaigns.results import read_results
 
@@ -155,15 +156,15 @@ class Storm:
         if took_s > RESUMED_S:
             self._outcome.faults.append(f"{kind}: nothing came for {took_s:.1f} s")
 
-    def _busy(self) -> Popen | None:
+    def _busy(self) -> Process | None:
         """The worker that has a coordinator."""
         return next((each for each in self._campaign_workers if children(each.pid)), None)
 
-    def _end(self, process: Popen) -> None:
+    def _end(self, process: Process) -> None:
         process.kill()
-        process.wait()
+        process.wait(20)
 
-    def _start_worker(self) -> Popen:
+    def _start_worker(self) -> Process:
         worker = self._desk.terminal.start(
             "worker", "--slots", "1", stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
@@ -243,7 +244,8 @@ def main() -> int:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     print(f"seed {given.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="leanq-soak-", dir="/tmp") as cache:
+    folder = tempfile.TemporaryDirectory(prefix="leanq-soak-", dir="/tmp")
+    with folder as cache, command_server():
         plan = Plan(given.rows, given.kills, given.seed, given.seconds)
         outcome = soak(plan, Path(cache))
     print(outcome)

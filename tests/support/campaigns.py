@@ -18,9 +18,7 @@ from leanq.queue.settings import Settings
 from support.fleets import Recorder, until
 from support.sandboxes import children, running
 from support.servers import Server
-from support.terminals import Terminal, ended
-
-Popen = subprocess.Popen[bytes]
+from support.terminals import Process, Terminal, ended
 
 # Within which a campaign has to be resumed after its coordinator has died.
 RESUMED_S = 30.0
@@ -79,7 +77,7 @@ class Desk:
     def results(self, id_: str) -> list[dict[str, Any]]:
         return list(read_results(self.look(id_).campaign.out))
 
-    def start_worker(self) -> Popen:
+    def start_worker(self) -> Process:
         """Starts a ``leanq campaign worker`` and waits until RQ knows it."""
         before = self._workers()
         worker = self.terminal.start("campaign", "worker", stdout=subprocess.DEVNULL)
@@ -91,7 +89,7 @@ class Desk:
         return int(self.connection.scard(f"rq:workers:{self.campaigns.queue.name}"))  # type: ignore[arg-type]
 
 
-def coordinator_of(worker: Popen, *, after: int = 0) -> int:
+def coordinator_of(worker: Process, *, after: int = 0) -> int:
     """The pid of a worker's coordinator, once there is one that is not ``after``."""
     found: list[int] = []
 
@@ -107,7 +105,7 @@ def has_ended(pid: int) -> bool:
     return not running(pid)
 
 
-def stop_worker(worker: Popen) -> str:
+def stop_worker(worker: Process) -> str:
     """Stops a worker with SIGTERM; returns what it printed to standard error."""
     worker.send_signal(signal.SIGTERM)
     done = ended(worker)

@@ -65,7 +65,7 @@ class Node:
 
     def end(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(20)
         self.client.close()
 
 

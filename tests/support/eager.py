@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
-from leanq.lean.environment import open_environment
+from leanq.lean.environment import Environment, open_environment
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.snapshots.cost_model import Costs
@@ -23,10 +24,10 @@ class Eager(Costs):
         return True
 
 
-def eager_driver(folder: Path) -> LeanDriver:
-    """A driver on a machine whose files are all in ``folder``."""
+def eager_driver(folder: Path, open_other: Callable[[], Environment] | None = None) -> LeanDriver:
+    """A driver on a machine whose files are all in ``folder``, of Core unless another is given."""
     return LeanDriver(
-        lambda: open_environment("default", None, cache=folder, environ={}),
+        open_other or (lambda: open_environment("default", None, cache=folder, environ={})),
         slots=1,
         cache=SnapshotCache(folder / "snapshots", 1 << 30),
         costs=Eager(),

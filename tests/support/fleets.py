@@ -8,7 +8,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -24,9 +23,7 @@ from leanq.consumer.claim_state import Demand
 from leanq.consumer.consumer import Timings
 from leanq.errors import UnavailableError, WorkerError
 from leanq.lean.echo import EchoDriver
-from leanq.producer.request_builder import PreparedRequest
-from leanq.producer.shard_client import ShardClient
-from leanq.producer.shard_router import ShardRouter
+from leanq.queue.keys import new_request_id
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Status, Submission, WorkerRow
@@ -34,13 +31,16 @@ from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_request
 from leanq.states import States
 from leanq.worker import Worker
+from support.command_server import Command
 from support.paths import ROOT
+from support.routes import reply_to
 
 HOUR_S = 3600.0
 SWEEP_TIMEOUT_S = 30.0
+WORKER_TIMEOUT_S = 30.0
 
 
-def until(condition: Callable[[], bool], deadline_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
     """Waits, outside of any event loop, until ``condition`` holds; fails after the deadline."""
     end = time.monotonic() + deadline_s
     while not condition():
@@ -61,10 +61,10 @@ class Recorder(EchoDriver):
 
     async def open(self, _states: States) -> None:
         self._loop = asyncio.get_running_loop()
-        self._gate = asyncio.Event()
+        self.gate = asyncio.Event()
 
     def let_go(self) -> None:
-        self._loop.call_soon_threadsafe(self._gate.set)
+        self._loop.call_soon_threadsafe(self.gate.set)
 
     async def run(self, request: Request) -> Reply:
         payload = request.payload
@@ -82,7 +82,7 @@ class Recorder(EchoDriver):
     async def answer(self, request: Request) -> Reply:
         if not request.payload.startswith(b"held"):
             return await super().run(request)
-        await self._gate.wait()
+        await self.gate.wait()
         return Reply(payload=request.payload)
 
 
@@ -141,7 +141,8 @@ def serving(
     finally:
         if thread.is_alive():
             loop.call_soon_threadsafe(worker.stop, 0.0)
-        thread.join()
+        thread.join(WORKER_TIMEOUT_S)
+        assert not thread.is_alive(), "the worker did not stop"
     if faults:
         raise faults[0]
 
@@ -162,7 +163,10 @@ async def working(
     task = asyncio.create_task(worker.run())
     joined = asyncio.create_task(worker.joined.wait())
     try:
-        await asyncio.wait({task, joined}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {task, joined}, return_when=asyncio.FIRST_COMPLETED, timeout=WORKER_TIMEOUT_S
+        )
+        assert task.done() or joined.done(), "the worker did not join"
         if task.done():
             task.result()
         yield worker
@@ -171,7 +175,8 @@ async def working(
         if wire:
             wire.mend()
         worker.stop(grace_s=0.0)
-        await task
+        async with asyncio.timeout(WORKER_TIMEOUT_S):
+            await task
 
 
 def is_idle(worker: Worker) -> bool:
@@ -227,13 +232,6 @@ class Wire(Queue):
             self.waiting.remove(name)
 
 
-def first_shard(lean: LeanQClient) -> ShardClient:
-    """The client of the first shard, which is internal, to look at in tests."""
-    _, route = lean._running()
-    assert isinstance(route, ShardRouter)
-    return route.shards[0]
-
-
 def hurry(monkeypatch: pytest.MonkeyPatch, **timings: float) -> None:
     """Gives all clients of the test other timings."""
     for kind in (LeanQClient, AsyncLeanQClient):
@@ -260,12 +258,16 @@ def counts(queue: Queue, name: str, value: int) -> Callable[[], Awaitable[bool]]
 
 
 async def ask(
-    client: AsyncLeanQClient, payload: bytes, delay_s: float = 0.0, environment: str = "echo"
+    client: AsyncLeanQClient,
+    payload: bytes,
+    delay_s: float = 0.0,
+    environment: str = "echo",
+    affinity: tuple[str, ...] = (),
 ) -> Reply:
     """The whole reply to an echo, in any environment."""
-    request = Request(op="echo", payload=payload, delay_s=delay_s)
-    submission = client._builder._submission(request, environment, {})
-    return await client._reply(PreparedRequest(submission, lambda reply: reply))
+    request_id = new_request_id(client.settings.shards)
+    item = submission(request_id, echo_body(payload, delay_s))
+    return await reply_to(client, replace(item, environment=environment, affinity=affinity))
 
 
 def look(settings: Settings) -> Status:
@@ -327,12 +329,12 @@ class WorkerProcess:
             "LEANQ_LEASE_S": str(settings.lease_s),
             "LEANQ_MAX_ATTEMPTS": str(settings.max_attempts),
         }
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", f"{prelude}from leanq.cli import main; main()", "worker"),
-                *("--driver", "echo", "--slots", str(slots), "--grace", str(grace_s)),
-            ],
+        options = ("--driver", "echo", "--slots", str(slots), "--grace", str(grace_s))
+        self.process = Command(
+            ("worker", *options),
             env=environ,
+            cwd=ROOT,
+            prelude=prelude,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

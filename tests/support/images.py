@@ -40,6 +40,7 @@ class Lean:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             check=False,
+            timeout=60,
         )
         return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -65,7 +65,8 @@ class KubeStandin:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
 
     def put(self, kind: str, name: str, **content: Any) -> None:
         """An object as it is from now on."""

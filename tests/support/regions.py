@@ -8,8 +8,8 @@ from concurrent.futures import wait
 from typing import Any
 
 from leanq.client import LeanQClient, LeanQFuture
-from leanq.producer.cluster_router import ClusterRouter
 from support.fleets import look
+from support.routes import thread_of
 from support.servers import Server
 
 DEADLINE_S = 20.0
@@ -19,20 +19,13 @@ def urls(*servers: Server) -> list[str]:
     return [server.settings.url for server in servers]
 
 
-def route(lean: LeanQClient) -> ClusterRouter:
-    """The client's route, which is internal, to look at in tests."""
-    _, found = lean._running()
-    assert isinstance(found, ClusterRouter)
-    return found
-
-
 def counted(name: str, *servers: Server) -> int:
     return sum(look(server.settings).counters.get(name, 0) for server in servers)
 
 
 def in_its_thread(lean: LeanQClient, call: Callable[[], None]) -> None:
     done = threading.Event()
-    thread, _ = lean._running()
+    thread = thread_of(lean)
     assert thread.call(call)
     assert thread.call(done.set)
     assert done.wait(DEADLINE_S)

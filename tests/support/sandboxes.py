@@ -99,7 +99,7 @@ def needs(sandbox: Sandbox, *kinds: str, landlock: int | None = None) -> None:
 async def opened(mode: str, *readable: Path) -> AsyncIterator[Sandbox]:
     """A sandbox of one of the ``MODES``. Nothing of it may be left afterwards."""
     sandbox = await Sandbox.open(readable=[*PYTHON, *readable], namespaces=mode == "namespaces")
-    supervisor, folder = sandbox._supervisor.pid, sandbox.left
+    supervisor, folder = sandbox.supervisor.pid, sandbox.left
     try:
         if mode == "namespaces":
             needs(sandbox, "mount-ns")

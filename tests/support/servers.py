@@ -48,7 +48,7 @@ class Server:
         if self.process:
             self.process.send_signal(signal.SIGCONT)
             self.process.kill()
-            self.process.wait()
+            self.process.wait(20)
             (self.folder / "server.sock").unlink()
             self.process = None
 

@@ -363,7 +363,7 @@ class Shard:
     async def lapse(self) -> None:
         """Lets all leases lapse while somebody looks all the time."""
         for _ in range(3):
-            self.advance(self.queue._lease_ms // 2)
+            self.advance(int(self.queue.settings.lease_s * 500))
             await self.queue.renew("watcher")
         await self.queue.release("watcher", [], leave=True)
 

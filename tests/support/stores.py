@@ -83,7 +83,7 @@ async def open_store(settings: Settings) -> AsyncIterator[Store]:
 async def collect_all(states: States) -> int:
     """A round, however many calls it takes."""
     removed = 0
-    for _ in range(leanq.states._BUCKETS):
+    for _ in range(leanq.states.BUCKETS):
         removed += await states.collect()
     return removed
 

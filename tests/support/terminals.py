@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from leanq.queue.settings import Settings
+from support.command_server import COMMAND_TIMEOUT_S, Command
 from support.fleets import until
 from support.paths import ROOT, SAMPLES
 from support.sandboxes import busy, marked
 
-COMMAND_TIMEOUT_S = 60.0
-
-# As the installed script does it.
+# As the installed script does it, with an interpreter of its own.
 LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
+
+
+Process = Command | subprocess.Popen[bytes]
 
 
 def samples(*names: str) -> list[str]:
@@ -66,7 +68,7 @@ class Terminal:
             "TMPDIR": str(self.tmp),
             "LEANQ_CACHE": str(cache),
         }
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
 
     @property
     def up_file(self) -> Path:
@@ -85,26 +87,33 @@ class Terminal:
         self,
         *arguments: str,
         environ: Mapping[str, str] | None = None,
-        program: Sequence[str] = LEANQ,
+        program: Sequence[str] = (),
         **streams: Any,
-    ) -> subprocess.Popen[bytes]:
-        """Starts ``leanq`` with these arguments; its three streams are pipes unless given."""
+    ) -> Process:
+        """Starts ``leanq`` with these arguments; its three streams are pipes unless given.
+
+        The command is the server's, unless ``program`` says how to start it.
+        """
         streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE} | streams
         streams.setdefault("stderr", subprocess.PIPE)
-        process = subprocess.Popen(
-            [*program, *arguments],
-            env={**self.environ, **(environ or {})},
-            cwd=self.folder,
-            **streams,
-        )
+        env = {**self.environ, **(environ or {})}
+        process: Process
+        if program:
+            process = subprocess.Popen([*program, *arguments], env=env, cwd=self.folder, **streams)
+        else:
+            process = Command(arguments, env=env, cwd=self.folder, **streams)
         self.processes.append(process)
         return process
 
     def run(
-        self, *arguments: str, stdin: bytes = b"", environ: Mapping[str, str] | None = None
+        self,
+        *arguments: str,
+        stdin: bytes = b"",
+        environ: Mapping[str, str] | None = None,
+        program: Sequence[str] = (),
     ) -> Done:
         """Runs ``leanq`` to its end. Never may it show a traceback."""
-        process = self.start(*arguments, environ=environ, stdin=subprocess.PIPE)
+        process = self.start(*arguments, environ=environ, program=program, stdin=subprocess.PIPE)
         return ended(process, stdin)
 
     def busy(self) -> bool:
@@ -125,7 +134,7 @@ class Terminal:
         return not os.listdir(self.tmp) and not marked(str(self.tmp))
 
 
-def ended(process: subprocess.Popen[bytes], stdin: bytes | None = None) -> Done:
+def ended(process: Process, stdin: bytes | None = None) -> Done:
     out, err = process.communicate(stdin, timeout=COMMAND_TIMEOUT_S)
     done = Done(
         process.returncode,
@@ -180,7 +189,7 @@ def new_terminal(cache: Path) -> Iterator[Terminal]:
     finally:
         for process in terminal.processes:
             process.kill()
-            process.wait()
+            process.wait(COMMAND_TIMEOUT_S)
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream:
                     stream.close()

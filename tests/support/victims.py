@@ -49,7 +49,7 @@ def process_group() -> Iterator[int]:
     try:
         yield watchdog.pid
     finally:
-        watchdog.communicate()
+        watchdog.communicate(timeout=20)
 
 
 def python(code: str, *arguments: str, group: int, log: Path, **environ: str) -> Popen:
@@ -94,7 +94,7 @@ class Node:
     def kill(self) -> None:
         if self._process:
             self._process.kill()
-            self._process.wait()
+            self._process.wait(20)
             self._process = None
 
     def send(self, number: signal.Signals) -> None:

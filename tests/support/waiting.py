@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 
 async def eventually(
-    condition: Callable[[], bool | Awaitable[bool]], deadline_s: float = 20.0
+    condition: Callable[[], bool | Awaitable[bool]], deadline_s: float = 60.0
 ) -> None:
     """Waits until ``condition`` holds; fails after the deadline."""
     end = time.monotonic() + deadline_s

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -60,6 +60,7 @@ class KubernetesTarget:
         hpa: of a HorizontalPodAutoscaler, likewise; then its ``minReplicas`` is set instead.
         identity: of this scaler, unlike any other's.
         lease_s: after so long without a renewal another scaler takes over.
+        clock: seconds, of which only differences count.
 
     Raises:
         UsageError: there is no cluster to be found.
@@ -74,12 +75,14 @@ class KubernetesTarget:
         identity: str,
         lease_s: int = 45,
         config: SingleConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._namespace = namespace
         self._deployment = deployment
         self._hpa = hpa
         self._identity = identity
         self._lease_s = lease_s
+        self._clock = clock
         # The holder and its renewal as seen last, and when they were first seen so.
         self._other: tuple[object, ...] = ()
         self._other_since_s = 0.0
@@ -101,8 +104,8 @@ class KubernetesTarget:
             return await self._renewed(lease)
         seen = (spec.holderIdentity, spec.renewTime)
         if seen != self._other:
-            self._other, self._other_since_s = seen, time.monotonic()
-        silent_s = time.monotonic() - self._other_since_s
+            self._other, self._other_since_s = seen, self._clock()
+        silent_s = self._clock() - self._other_since_s
         if spec.holderIdentity and silent_s <= (spec.leaseDurationSeconds or self._lease_s):
             return False
         return await self._renewed(lease)

@@ -95,11 +95,11 @@ class ReplDriver(LeanDriver):
 
     async def open(self, states: States) -> None:
         await super().open(states)
-        await self._kept.sessions.open()
+        await self.kept.sessions.open()
 
     async def _check(self, request: Request) -> Reply:
         # One environment from here to the end, whatever its files do meanwhile.
-        kept, header = self._kept, split_header(request.code)
+        kept, header = self.kept, split_header(request.code)
         reply = await self._by_repl(
             kept,
             header,
@@ -112,7 +112,7 @@ class ReplDriver(LeanDriver):
         return reply
 
     async def _step(self, request: Request) -> Reply:
-        return await self._until_available(lambda: self._stepped(self._kept, request))
+        return await self._until_available(lambda: self._stepped(self.kept, request))
 
     async def _elaborated(
         self, kept: _Kept, session: Session, request: Request, header: Header
@@ -211,6 +211,6 @@ class ReplDriver(LeanDriver):
         return _Kept(lean, auditor, prefixes, opened.targets, opened.trials, sessions, pickles)
 
     @property
-    def _kept(self) -> _Kept:
-        assert isinstance(self._opened, _Kept)
-        return self._opened
+    def kept(self) -> _Kept:
+        assert isinstance(self.opened, _Kept)
+        return self.opened

@@ -53,14 +53,14 @@ class Pickles:
         program: ReplProgram,
         fingerprint: str,
     ) -> None:
-        self._snapshots = snapshots
+        self.snapshots = snapshots
         self._sessions = sessions
         self._costs = Costs()
         # Another build may lay out its memory in another way.
         self._stamp = f"{fingerprint} {program.stamp()}" if snapshots else ""
         # What a pickle would be of, and how long its elaboration takes, in seconds.
         self._wanted: tuple[Recipe, float] | None = None
-        self._saving: asyncio.Task[None] | None = None
+        self.saving: asyncio.Task[None] | None = None
 
     async def load(
         self, session: Session, recipe: Recipe, limits: Limits, states: States
@@ -71,10 +71,10 @@ class Pickles:
             ReplError: the process could not load it and has to be replaced.
         """
         inbox = session.sandbox.inbox
-        if self._snapshots is None or inbox is None or not can_be_pickled(recipe):
+        if self.snapshots is None or inbox is None or not can_be_pickled(recipe):
             return None
         key = self._key(recipe)
-        pickle = await self._snapshots.fetch(key, states)
+        pickle = await self.snapshots.fetch(key, states)
         if pickle is None:
             return None
         name = secrets.token_hex(8)
@@ -87,7 +87,7 @@ class Pickles:
             header = split_header(recipe.source.code)
             answer = await session.unpickle(path, header, limits)
         except ReplError:
-            await self._snapshots.damaged(key, states)
+            await self.snapshots.damaged(key, states)
             raise
         finally:
             # The process has it in its memory by now.
@@ -98,29 +98,29 @@ class Pickles:
 
     def replayed(self, recipe: Recipe, cpu_s: float) -> None:
         """The recipe's source was elaborated, in so long."""
-        if self._snapshots is None or not can_be_pickled(recipe):
+        if self.snapshots is None or not can_be_pickled(recipe):
             return
         key = self._key(recipe)
         self._costs.replayed(key, cpu_s)
-        if self._costs.worth_saving(key, cpu_s) and not self._snapshots.holds(key):
+        if self._costs.worth_saving(key, cpu_s) and not self.snapshots.holds(key):
             self._wanted = recipe, cpu_s
 
     def begin(self, states: States) -> None:
         """Begins to make the pickle that is wanted, unless another is being made. To be called when
         the process that holds the state is free."""
-        if self._wanted and not self._saving:
-            self._saving = asyncio.create_task(self._save(*self._wanted, states))
-            self._saving.add_done_callback(self._saved)
+        if self._wanted and not self.saving:
+            self.saving = asyncio.create_task(self._save(*self._wanted, states))
+            self.saving.add_done_callback(self._saved)
         self._wanted = None
 
     async def close(self) -> None:
         """Gives up what is being made."""
-        if self._saving:
-            self._saving.cancel()
-            await asyncio.gather(self._saving, return_exceptions=True)
+        if self.saving:
+            self.saving.cancel()
+            await asyncio.gather(self.saving, return_exceptions=True)
 
     async def _save(self, recipe: Recipe, replay_s: float, states: States) -> None:
-        assert self._snapshots is not None
+        assert self.snapshots is not None
         key = self._key(recipe)
         opened, _ = replace(recipe, tactics=()).records()[-1]
         header = split_header(recipe.source.code)
@@ -139,12 +139,12 @@ class Pickles:
                 self._costs.saved(size_bytes, session.cpu_s - before_s, replay_s)
                 # It depends on nothing that the fingerprint does not stand for.
                 file.with_name(f"{file.name}.deps").write_text("[]")
-                await self._snapshots.keep(key, file, states)
+                await self.snapshots.keep(key, file, states)
         except (LeanQError, OSError) as error:
             log.warning("a pickle was not kept: %s", error)
 
     def _saved(self, task: asyncio.Task[None]) -> None:
-        self._saving = None
+        self.saving = None
         if not task.cancelled() and (fault := task.exception()):
             log.error("a pickle was not made", exc_info=fault)
 

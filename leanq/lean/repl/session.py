@@ -34,7 +34,7 @@ from leanq.lean.syntax import Header, header_statements
 # Imports depend on the machine alone, not on the candidate: a library may be large, a disk cold.
 _HEADER_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=16 << 30)
 # Its version takes the import of the smallest library at most.
-_VERSION_LIMITS = Limits(cpu_s=60.0, wall_s=60.0, memory_bytes=16 << 30)
+VERSION_LIMITS = Limits(cpu_s=60.0, wall_s=60.0, memory_bytes=16 << 30)
 # Between requests it has nothing to do.
 _IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=4 << 30, look_s=1.0)
 _MOST_PRINTED_BYTES = 32 << 20
@@ -154,9 +154,9 @@ class Session:
         said = ""
         # The first needs no library, the second serves where the first is not known yet.
         for question in ("prelude\n#version", "#eval Lean.versionString"):
-            answer = await self.ask(elaborate(question), _VERSION_LIMITS)
+            answer = await self.ask(elaborate(question), VERSION_LIMITS)
             if isinstance(answer, TimedOut):
-                raise ReplError(f"it did not answer within {_VERSION_LIMITS.wall_s:g} s")
+                raise ReplError(f"it did not answer within {VERSION_LIMITS.wall_s:g} s")
             said = str(answer)
             for message, _ in answer.messages if isinstance(answer, Elaborated) else ():
                 if found := _VERSION.match(message.text):

@@ -55,10 +55,10 @@ class Sessions:
         self._nice = nice
         self._inbox_root = inbox_root
         # The one used last comes last.
-        self._idle: list[Session] = []
-        self._count = 0
-        self._starting: set[asyncio.Task[None]] = set()
-        self._ending: set[asyncio.Task[None]] = set()
+        self.idle: list[Session] = []
+        self.count = 0
+        self.starting: set[asyncio.Task[None]] = set()
+        self.ending: set[asyncio.Task[None]] = set()
         self._sandboxes: list[Sandbox] = []
         self._wanted: Header | None = None
         self._opening = asyncio.Lock()
@@ -98,13 +98,13 @@ class Sessions:
     async def close(self) -> None:
         """Ends those that are idle now, and the others when they are given back."""
         self._closed = True
-        for task in self._starting:
+        for task in self.starting:
             task.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
-        while self._idle:
-            self._retire(self._idle.pop())
-        while self._ending:
-            await asyncio.wait(self._ending)
+        await asyncio.gather(*self.starting, return_exceptions=True)
+        while self.idle:
+            self._retire(self.idle.pop())
+        while self.ending:
+            await asyncio.wait(self.ending)
         while self._sandboxes:
             await self._sandboxes.pop().close()
 
@@ -130,21 +130,21 @@ class Sessions:
             if self._closed or not session.usable or session.is_worn(self._rules):
                 await asyncio.shield(self._retire(session))
             else:
-                self._idle.append(session)
+                self.idle.append(session)
             self._replenish()
 
     async def _next(self, key: str, state: str, pristine: bool) -> Session:
         while True:
             await self._drop_unusable()
             if found := self._pick(key, state, pristine):
-                self._idle.remove(found)
+                self.idle.remove(found)
                 return found
-            if self._count >= self._most and self._idle:
-                await asyncio.shield(self._retire(self._idle.pop(0)))
+            if self.count >= self._most and self.idle:
+                await asyncio.shield(self._retire(self.idle.pop(0)))
             # With as many requests as slots, one that is not there is about to be.
-            if self._count < self._most or not self._starting:
+            if self.count < self._most or not self.starting:
                 return await self._start()
-            await asyncio.wait(self._starting, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(self.starting, return_when=asyncio.FIRST_COMPLETED)
 
     def _pick(self, key: str, state: str, pristine: bool) -> Session | None:
         """The best of those that are idle, the one used last of equals."""
@@ -155,20 +155,20 @@ class Sessions:
 
         fit = [
             session
-            for session in self._idle[::-1]
+            for session in self.idle[::-1]
             if (key in session.headers or len(session.headers) < _MOST_HEADERS)
             and not (pristine and session.requests)
         ]
         return max(fit, key=rank, default=None)
 
     async def _drop_unusable(self) -> None:
-        ended = [session for session in self._idle if not session.usable]
-        self._idle = [session for session in self._idle if session not in ended]
+        ended = [session for session in self.idle if not session.usable]
+        self.idle = [session for session in self.idle if session not in ended]
         for task in [self._retire(session) for session in ended]:
             await asyncio.shield(task)
 
     async def _start(self) -> Session:
-        self._count += 1
+        self.count += 1
         try:
             sandbox = self._sandboxes.pop() if self._sandboxes else await self._new_sandbox()
             scratch = str(sandbox.scratch)
@@ -179,21 +179,21 @@ class Sessions:
                 await sandbox.close()
                 raise
         except BaseException:
-            self._count -= 1
+            self.count -= 1
             raise
 
     def _retire(self, session: Session) -> asyncio.Task[None]:
         """Ends a process in a task of its own, which no cancellation of a request can stop."""
         task = asyncio.create_task(self._end(session))
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self.ending.add(task)
+        task.add_done_callback(self.ending.discard)
         return task
 
     async def _end(self, session: Session) -> None:
         sandbox = session.sandbox
         with contextlib.suppress(SandboxError):
             await session.end()
-        self._count -= 1
+        self.count -= 1
         if sandbox.alive:
             await asyncio.to_thread(sandbox.clear)
         if sandbox.alive and not self._closed:
@@ -203,11 +203,11 @@ class Sessions:
 
     def _replenish(self) -> None:
         """Starts the spare, if there is none."""
-        if self._closed or self._idle or self._starting or self._count >= self._most:
+        if self._closed or self.idle or self.starting or self.count >= self._most:
             return
         task = asyncio.create_task(self._start_spare())
-        self._starting.add(task)
-        task.add_done_callback(self._starting.discard)
+        self.starting.add(task)
+        task.add_done_callback(self.starting.discard)
 
     async def _start_spare(self) -> None:
         # Where that fails, the next request starts its own and gets the error.
@@ -223,7 +223,7 @@ class Sessions:
             log.warning("no spare REPL: %s", error)
         finally:
             if session.usable and not self._closed:
-                self._idle.append(session)
+                self.idle.append(session)
             else:
                 await asyncio.shield(self._retire(session))
 

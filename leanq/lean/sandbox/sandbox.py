@@ -235,6 +235,11 @@ class Sandbox:
                 folder.rmdir()
 
     @property
+    def supervisor(self) -> Supervisor:
+        """The supervisor's process; all that runs here descends from it."""
+        return self._supervisor
+
+    @property
     def _folders(self) -> list[Path]:
         return [self._disk, *([self.inbox] if self.inbox else [])]
 

@@ -44,10 +44,10 @@ class Scratch:
         self.fds.append(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
     def resize(self, size_bytes: float) -> None:
-        """Give it another size, while a program has it."""
+        """Give it another size, while a program has it; the one it has, where that is infinite."""
         # Smaller than its content is refused; what holds too much already is found so.
         with contextlib.suppress(OSError):
-            if self._in_memory:
+            if self._in_memory and math.isfinite(size_bytes):
                 isolation.resize_memory(self.path, size_bytes + _SPARE_BYTES)
 
     def close(self) -> None:

@@ -14,7 +14,10 @@ from collections.abc import Collection, Sequence
 
 from leanq.lean.sandbox import isolation
 
-_PROCESSES = 4096  # processes and threads of a slot, where they can be counted apart
+# Processes and threads of a slot, where they can be counted apart, besides two for each CPU; and
+# the open files of each process. What all slots have together must leave some of the machine's.
+_PROCESSES = 512
+_OPEN_FILES = 1024
 _FILE_BYTES = 8 << 30  # the largest file that a program may write
 _LINKS = 40
 
@@ -69,7 +72,8 @@ class Walls:
         if self.filtered:
             self.report.append("seccomp")
         if "user" in namespaces:  # elsewhere this would count all of this user's processes
-            _lower(resource.RLIMIT_NPROC, _PROCESSES)
+            _lower(resource.RLIMIT_NPROC, _PROCESSES + 2 * (os.cpu_count() or 1))
+        _lower(resource.RLIMIT_NOFILE, _OPEN_FILES)
         isolation.bar_privileges()
         _lower(resource.RLIMIT_CORE, 0)
         _lower(resource.RLIMIT_FSIZE, _FILE_BYTES)

@@ -8,9 +8,9 @@ from collections.abc import Collection
 import pytest
 from support.sandboxes import marked
 from support.sites import Site, check
+from support.tiny import BAD, GOOD, HEAD, verdict
 
 from leanq.lean.repl.driver import ReplDriver
-from tests.lean.repl.test_repl_processes import BAD, GOOD, HEAD, verdict
 
 
 async def test_code_sees_nothing_of_earlier_requests(site: Site) -> None:
@@ -32,7 +32,7 @@ async def test_a_blank_header_is_one_of_its_own(site: Site) -> None:
 
 def headers(driver: ReplDriver) -> Collection[str]:
     """Those in the process that was used last."""
-    return driver._kept.sessions._idle[-1].headers
+    return driver.kept.sessions.idle[-1].headers
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ async def test_other_headers_are_others(site: Site, other: str) -> None:
     driver = await site.standin()
     for count, header in enumerate(("import A\nimport B\n", other), 1):
         assert await verdict(driver, f"{header}{BAD}") == "rejected"
-        known = {key for session in driver._kept.sessions._idle for key in session.headers}
+        known = {key for session in driver.kept.sessions.idle for key in session.headers}
         assert len(known) == count
 
 

@@ -10,27 +10,23 @@ import asyncio
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.sandboxes import busy, marked
 from support.sites import SELDOM, Site, check
+from support.tiny import BAD, GOOD, HEAD, verdict
 from support.waiting import eventually
 
 from leanq.errors import SandboxError, ToolchainError, UsageError
 from leanq.lean import lean_driver as lean_module
 from leanq.lean.environment import Environment
 from leanq.lean.repl import session as session_module
-from leanq.lean.repl.driver import ReplDriver
 from leanq.lean.repl.program import find_repl
 from leanq.lean.repl.session import Recycling
 from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.syntax import split_header
 from leanq.queue.requests import Request
 
-HEAD = "import Library\n"
-GOOD = "theorem one\n"
-BAD = "#error nothing of the kind\n"
 OPEN = "theorem two := by sorry\n"
 
 # What a process may do with a request; nothing of it changes the verdict.
@@ -50,12 +46,6 @@ MISCHIEF = [
     "flood",
     "bloat=30",
 ]
-
-
-async def verdict(driver: ReplDriver, code: str, **options: Any) -> str | None:
-    reply = await driver.run(check(code, audit=False, **options))
-    assert reply.error is None
-    return reply.verdict
 
 
 async def test_verdicts(site: Site) -> None:
@@ -146,8 +136,8 @@ async def test_cancelling_ends_what_runs(site: Site) -> None:
 
 async def test_a_dead_supervisor_costs_one_request(site: Site) -> None:
     driver = await site.standin()
-    await eventually(lambda: bool(driver._kept.sessions._idle))
-    supervisor = driver._kept.sessions._idle[-1].sandbox._supervisor
+    await eventually(lambda: bool(driver.kept.sessions.idle))
+    supervisor = driver.kept.sessions.idle[-1].sandbox.supervisor
     task = asyncio.create_task(driver.run(check(f"{GOOD}-- standin:spin", audit=False)))
     await eventually(lambda: busy(site.marker) != [])
     supervisor.kill()
@@ -160,12 +150,12 @@ async def test_a_dead_supervisor_costs_one_request(site: Site) -> None:
 async def test_a_cancellation_costs_no_process(site: Site) -> None:
     """What has ended is put away, even where the request that finds it is cancelled."""
     driver = await site.standin(slots=3)
-    sessions = driver._kept.sessions
+    sessions = driver.kept.sessions
     header = split_header(HEAD)
     async with sessions.take(header), sessions.take(header), sessions.take(header):
         pass
-    await eventually(lambda: not sessions._starting)
-    for session in sessions._idle:
+    await eventually(lambda: not sessions.starting)
+    for session in sessions.idle:
         session.spoiled = True
     for _ in range(3):
         task = asyncio.create_task(driver.run(check(GOOD, audit=False)))
@@ -173,8 +163,8 @@ async def test_a_cancellation_costs_no_process(site: Site) -> None:
             await asyncio.sleep(0)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-    await eventually(lambda: not (sessions._ending or sessions._starting))
-    assert sessions._count == len(sessions._idle) == len(repls(site))
+    await eventually(lambda: not (sessions.ending or sessions.starting))
+    assert sessions.count == len(sessions.idle) == len(repls(site))
     assert await verdict(driver, BAD) == "rejected"
 
 
@@ -193,12 +183,12 @@ async def test_closing_while_a_process_is_put_away(
     monkeypatch.setattr(Sandbox, "clear", slow)
     task = asyncio.create_task(driver.run(check(f"{GOOD}#eval 1\n", audit=False)))
     await eventually(clearing.is_set)
-    closing = asyncio.create_task(driver._kept.sessions.close())
+    closing = asyncio.create_task(driver.kept.sessions.close())
     await asyncio.sleep(0)
     go_on.set()
     await asyncio.gather(task, closing)
     # The site looks for processes and folders that are left.
-    assert driver._kept.sessions._count == 0
+    assert driver.kept.sessions.count == 0
 
 
 @pytest.mark.slow
@@ -214,7 +204,7 @@ async def test_an_answer_belongs_to_the_environment_in_which_it_was_asked_for(
     )
     slow = f"{HEAD}theorem two := by sorry standin:slow=1000\n"
     task = asyncio.create_task(driver.run(check(slow, audit=False)))
-    await eventually(lambda: driver._kept.sessions._count > len(driver._kept.sessions._idle))
+    await eventually(lambda: driver.kept.sessions.count > len(driver.kept.sessions.idle))
     prints[0] = "b" * 64
     assert (await driver.run(check(GOOD, audit=False))).fingerprint == prints[0]
     reply = await task
@@ -260,7 +250,7 @@ async def test_recycling(site: Site, rules: Recycling, code: str) -> None:
     driver = await site.standin(rules=rules)
     for _ in range(3):
         assert await verdict(driver, code) == "rejected"
-        assert all(session.requests == 0 for session in driver._kept.sessions._idle)
+        assert all(session.requests == 0 for session in driver.kept.sessions.idle)
         assert len(repls(site)) <= 2
 
 
@@ -269,7 +259,7 @@ async def test_nothing_is_replaced_for_nothing(site: Site) -> None:
     driver = await site.standin()
     for count in range(1, 4):
         assert await verdict(driver, f"{BAD}-- standin:bloat=50") == "rejected"
-        assert driver._kept.sessions._idle[-1].requests == count
+        assert driver.kept.sessions.idle[-1].requests == count
 
 
 @pytest.mark.slow
@@ -304,8 +294,8 @@ async def test_a_repl_that_does_not_serve(site: Site, arguments: list[str], said
 
 
 async def test_a_program_that_says_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = replace(session_module._VERSION_LIMITS, wall_s=0.5)
-    monkeypatch.setattr(session_module, "_VERSION_LIMITS", limits)
+    limits = replace(session_module.VERSION_LIMITS, wall_s=0.5)
+    monkeypatch.setattr(session_module, "VERSION_LIMITS", limits)
     with pytest.raises(ToolchainError, match=r"did not answer within 0\.5 s"):
         await site.standin("--hang", "1")
 

@@ -236,8 +236,8 @@ def pickling(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dic
 
 async def in_a_new_process(driver: ReplDriver) -> None:
     """Nothing that a process holds is of use to the next request."""
-    await eventually(lambda: driver._kept.pickles._saving is None)
-    for session in driver._kept.sessions._idle:
+    await eventually(lambda: driver.kept.pickles.saving is None)
+    for session in driver.kept.sessions.idle:
         session.spoiled = True
 
 
@@ -252,7 +252,7 @@ async def test_a_pickle_is_made_and_loaded(site: Site, pickling: dict[str, Any])
     assert (tally.saved, tally.hits_disk) == (1, 0)
     assert await step(driver, state, "split 2") == first
     assert (tally.saved, tally.hits_disk, tally.damaged) == (1, 1, 0)
-    live = driver._kept.sessions._idle[-1].states
+    live = driver.kept.sessions.idle[-1].states
     assert {state: each.pickled for state, each in live.items()} == {state: True, first.state: True}
 
 
@@ -266,7 +266,7 @@ async def test_no_verdict_rests_on_a_pickle(site: Site, pickling: dict[str, Any]
         await in_a_new_process(driver)
         assert (await step(driver, state, tactic)).verdict == verdict
     # What failed was tried again behind the source itself.
-    assert not any(live.pickled for live in driver._kept.sessions._idle[-1].states.values())
+    assert not any(live.pickled for live in driver.kept.sessions.idle[-1].states.values())
     assert pickling["cache"].tally.hits_disk == 3
 
 
@@ -290,13 +290,13 @@ async def test_a_pickle_that_kills_its_reader_is_dropped(
     driver = await site.standin(**pickling)
     state = await opened(driver)
     await in_a_new_process(driver)
-    real = driver._kept.pickles._snapshots.keep
+    real = driver.kept.pickles.snapshots.keep
 
     async def keep(key: str, file: Path, states: Any) -> None:
         file.write_text("no pickle")
         await real(key, file, states)
 
-    monkeypatch.setattr(driver._kept.pickles._snapshots, "keep", keep)
+    monkeypatch.setattr(driver.kept.pickles.snapshots, "keep", keep)
     expected = await step(driver, state, "split 2")
     await in_a_new_process(driver)
     assert await step(driver, state, "split 2") == expected

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.paths import TRANSCRIPTS
 from support.sites import Site, check
 
 from leanq.lean.recipes import Source, Tactic, record_after, record_id
@@ -23,7 +24,6 @@ from leanq.lean.steps.holes import find_holes
 from leanq.lean.steps.moves import Move
 from leanq.queue.requests import Reply, Request
 from leanq.states import States
-from tests.lean.repl.test_transcripts import FOLDER
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,19 @@ class Trials:
         return LEANS
 
 
-@pytest.mark.skipif(not FOLDER.exists(), reason=f"there are no transcripts in {FOLDER}")
+@pytest.mark.skipif(not TRANSCRIPTS.exists(), reason=f"there are no transcripts in {TRANSCRIPTS}")
 @pytest.mark.parametrize("name", TABLE)
-@pytest.mark.parametrize("trust", [False, True], ids=["", "trusting"])
+@pytest.mark.parametrize(
+    "trust", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "trusting"]
+)
 async def test_operations(
     site: Site, name: str, trust: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not (FOLDER / f"{name}.in").exists():
-        pytest.skip(f"{name} is not in {FOLDER}")
-    know = ["--know", str(FOLDER), "--only", name]
+    if not (TRANSCRIPTS / f"{name}.in").exists():
+        pytest.skip(f"{name} is not in {TRANSCRIPTS}")
+    know = ["--know", str(TRANSCRIPTS), "--only", name]
     driver = await site.standin(*know, trust_steps=trust)
-    monkeypatch.setattr(type(driver._opened.trials), "run", Trials().run)
+    monkeypatch.setattr(type(driver.opened.trials), "run", Trials().run)
     states: list[str] = []
     for row in TABLE[name]:
         if isinstance(row, Check):
@@ -99,7 +101,7 @@ async def assert_check(driver: ReplDriver, row: Check) -> list[str]:
     places = [[m.severity[0], m.line, m.column, m.end_line, m.end_column] for m in reply.messages]
     assert places == row.messages
     assert [[s.line, s.column, s.goal] for s in reply.sorries] == row.sorries
-    source = Source(driver._kept.environment.fingerprint, row.code, find_holes(row.code))
+    source = Source(driver.kept.environment.fingerprint, row.code, find_holes(row.code))
     parent = record_id(source.record())
     expected = [record_after(parent, number)[0] for number in range(len(row.sorries))]
     assert [s.state for s in reply.sorries] == expected

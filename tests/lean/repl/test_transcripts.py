@@ -8,14 +8,12 @@ random places.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.paths import ROOT
+from support.paths import TRANSCRIPTS
 from support.sandboxes import GENEROUS, PYTHON
 from support.sites import STANDIN
 
@@ -24,21 +22,20 @@ from leanq.lean.repl.protocol import Elaborated, Refused, Stepped, read_answer
 from leanq.lean.repl.session import Session
 from leanq.lean.sandbox.sandbox import Sandbox
 
-NEAR = ROOT.parent / "shared" / "repl-transcripts"
-FOLDER = Path(os.environ.get("LEANQ_TRANSCRIPTS", NEAR)).resolve()
-
 
 def recorded() -> list[Any]:
     """The dialogues whose answers were recorded."""
-    found = sorted(FOLDER.glob("*.in"))
+    found = sorted(TRANSCRIPTS.glob("*.in"))
     names = [path.stem for path in found if path.with_suffix(".expected.out").exists()]
-    skip = pytest.mark.skip(reason=f"there are no transcripts in {FOLDER}; see LEANQ_TRANSCRIPTS")
+    skip = pytest.mark.skip(
+        reason=f"there are no transcripts in {TRANSCRIPTS}; see LEANQ_TRANSCRIPTS"
+    )
     return [*names] or [pytest.param("none", marks=skip)]
 
 
 def commands(name: str) -> list[str]:
     """The commands as the REPL reads them: lines up to a blank one, joined without their ends."""
-    text = (FOLDER / f"{name}.in").read_text()
+    text = (TRANSCRIPTS / f"{name}.in").read_text()
     blocks: list[list[str]] = [[]]
     for line in text.split("\n"):
         if line.strip():
@@ -51,7 +48,7 @@ def commands(name: str) -> list[str]:
 
 def answers(name: str) -> list[dict[str, Any]]:
     """The recorded answers, in order."""
-    text = (FOLDER / f"{name}.expected.out").read_text()
+    text = (TRANSCRIPTS / f"{name}.expected.out").read_text()
     decoder, found, at = json.JSONDecoder(), [], 0
     while (at := text.find("{", at)) >= 0:
         answer, at = decoder.raw_decode(text, at)
@@ -63,7 +60,7 @@ def answers(name: str) -> list[dict[str, Any]]:
 async def sandbox() -> AsyncIterator[Sandbox]:
     """One that can read the transcripts and the stand-in."""
     made = await Sandbox.open(
-        readable=[*PYTHON, STANDIN.parent, *([FOLDER] if FOLDER.exists() else [])]
+        readable=[*PYTHON, STANDIN.parent, *([TRANSCRIPTS] if TRANSCRIPTS.exists() else [])]
     )
     yield made
     await made.close()
@@ -71,7 +68,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 @pytest.mark.parametrize("name", recorded())
 async def test_the_driver_reproduces_it(sandbox: Sandbox, name: str) -> None:
-    argv = [sys.executable, "-S", str(STANDIN), "--split", "--replay", str(FOLDER / name)]
+    argv = [sys.executable, "-S", str(STANDIN), "--split", "--replay", str(TRANSCRIPTS / name)]
     session = await Session.start(sandbox, argv, {})
     expected = answers(name)
     try:

@@ -42,7 +42,7 @@ async def test_the_worker_and_the_supervisor_cannot_be_looked_into(mode: str) ->
     """
     async with opened(mode, Path("/proc")) as sandbox:
         needs(sandbox, "pid-ns", "user-ns", landlock=1)
-        outer = sandbox._supervisor.pid
+        outer = sandbox.supervisor.pid
         pids = [str(pid) for pid in (os.getpid(), outer, *children(outer))]
         assert set((await output(sandbox, code, *pids)).split()) == {"self"}
 
@@ -55,7 +55,7 @@ async def test_the_worker_cannot_be_signalled(sandbox: Sandbox) -> None:
             try: os.kill(pid, 0); print("signalled", pid)
             except (PermissionError, ProcessLookupError): pass
     """
-    outer = sandbox._supervisor.pid
+    outer = sandbox.supervisor.pid
     assert await output(sandbox, code, str(os.getpid()), str(outer)) == ""
 
 
@@ -77,17 +77,33 @@ async def test_files_outside_cannot_be_changed(sandbox: Sandbox, tmp_path: Path)
     assert (sandbox.left / "moved").read_text() == "theirs"
 
 
-async def test_permissions_outside_cannot_be_changed(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+@pytest.mark.parametrize("mode", MODES)
+async def test_modes_times_and_owners_outside_cannot_be_changed(mode: str, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("ours")
+    file.chmod(0o755)
     code = """
         import os, sys
-        try: os.chmod(sys.argv[1], 0)
-        except OSError as error: print(error.strerror)
+        path = sys.argv[1]
+        fd = os.open(path, os.O_RDONLY)
+        for act in (
+            lambda: os.chmod(path, 0),
+            lambda: os.fchmod(fd, 0),
+            lambda: os.utime(path, (1, 1)),
+            lambda: os.utime(fd),
+            lambda: os.chown(path, os.getuid(), os.getgid()),
+            lambda: os.setxattr(path, "user.x", b"x"),
+        ):
+            try: act(); print("done")
+            except OSError: pass
     """
-    async with opened("namespaces", tmp_path) as sandbox:
-        needs(sandbox, "read-only")
-        assert await output(sandbox, code, str(tmp_path)) == "Read-only file system"
-    assert tmp_path.stat().st_mode & 0o777 == 0o755
+    before = file.stat()
+    async with opened(mode, tmp_path) as sandbox:
+        needs(sandbox, "read-only", "seccomp")
+        assert await output(sandbox, code, str(file)) == ""
+    after = file.stat()
+    assert after.st_mode == before.st_mode
+    assert (after.st_mtime_ns, after.st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
 
 
 async def test_files_outside_cannot_be_read(sandbox: Sandbox, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ async def test_the_supervisor_is_killed(sandbox: Sandbox, which: str) -> None:
     marker = new_marker()
     task = asyncio.create_task(run(sandbox, DAEMON_AND_PARENT, marker))
     await eventually(lambda: len(marked(marker)) == 2)
-    outer = sandbox._supervisor.pid
+    outer = sandbox.supervisor.pid
     victim = outer if which == "outer" else children(outer)[0]
     os.kill(victim, signal.SIGKILL)
     with pytest.raises(SandboxError, match="died"):
@@ -108,7 +108,7 @@ async def test_the_supervisor_is_killed(sandbox: Sandbox, which: str) -> None:
 
 
 async def test_the_supervisor_minds_only_its_worker(sandbox: Sandbox) -> None:
-    outer = sandbox._supervisor.pid
+    outer = sandbox.supervisor.pid
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         for pid in (outer, *children(outer)):
             os.kill(pid, signum)

@@ -60,7 +60,8 @@ async def test_a_folder_that_is_closed_hides_nothing(sandbox: Sandbox) -> None:
         os.mkdir(inner)
         with open(inner + "/file", "wb") as file:
             file.write(bytes(8 << 20))
-        os.chmod(inner, 0)
+        try: os.chmod(inner, 0)
+        except PermissionError: pass
         time.sleep(600)
     """
     finished = await run(sandbox, code, str(sandbox.scratch), limits=LIMITS)

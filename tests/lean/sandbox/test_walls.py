@@ -206,7 +206,12 @@ async def test_each_run_has_namespaces_of_its_own(sandbox: Sandbox) -> None:
 
 
 async def test_files_do_not_stay(sandbox: Sandbox) -> None:
-    write = "import os; open('left', 'w').write('x'); os.chmod('.', 0o777); os.utime('.', (1, 1))"
+    write = """
+        import os
+        open("left", "w").write("x")
+        try: os.chmod(".", 0o777)
+        except PermissionError: pass
+    """
     await output(sandbox, write)
     assert os.listdir(sandbox.left) == ["left"]
     read = "import os; print(os.listdir('.'), oct(os.stat('.').st_mode & 0o777))"

@@ -162,7 +162,7 @@ def test_killed_process_leaves_nothing_that_is_taken_for_a_snapshot(tmp_path: Pa
         for _ in range(3 + 20 * seed):
             worker.stdout.readline()
         worker.send_signal(signal.SIGKILL)
-        worker.communicate()
+        worker.communicate(timeout=20)
     machine = Machine(tmp_path, budget_bytes=500_000)
     assert machine.coming() == []
     for n in range(10):

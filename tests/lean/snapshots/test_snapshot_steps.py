@@ -61,8 +61,8 @@ async def machine(
 async def begin(driver: LeanDriver) -> str:
     """The state of CODE, whose snapshot is kept when this returns."""
     reply = await driver.run(Request("check", code=CODE))
-    prefixes = driver._opened.prefixes
-    await eventually(lambda: prefixes._saving is None)
+    prefixes = driver.opened.prefixes
+    await eventually(lambda: prefixes.saving is None)
     (sorry,) = reply.sorries
     assert sorry.state
     return sorry.state
@@ -73,11 +73,11 @@ async def step(driver: LeanDriver, state: str, tactic: str) -> Reply:
 
 
 def counts(driver: LeanDriver) -> dict[str, int]:
-    return dict(driver._opened.prefixes.counts)
+    return dict(driver.opened.prefixes.counts)
 
 
 def key_of(driver: LeanDriver, text: str = CODE) -> str:
-    return snapshot_key(driver._opened.lean.environment.fingerprint, text_hash(text))
+    return snapshot_key(driver.opened.lean.environment.fingerprint, text_hash(text))
 
 
 def entry(folder: Path, key: str) -> Path:
@@ -94,7 +94,7 @@ def entry(folder: Path, key: str) -> Path:
 async def test_a_state_is_stepped_on_another_machine(core: Environment, tmp_path: Path) -> None:
     shelf = Shelf()
     async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
-        assert a._opened.lean.environment.search_path != b._opened.lean.environment.search_path
+        assert a.opened.lean.environment.search_path != b.opened.lean.environment.search_path
         state = await begin(a)
         here = await step(a, state, "constructor")
         assert counts(a) == {"replayed": 1, "warm": 1}
@@ -132,7 +132,7 @@ async def test_a_damaged_snapshot_in_the_store_costs_time(
         shelf.held[key_of(a)] = Packed(packed.manifest, (bytes(first), *packed.chunks[1:]))
         assert await step(b, state, "constructor") == with_it
         assert counts(b) == {"failed": 1}
-        assert b._opened.prefixes.tally.damaged == 1
+        assert b.opened.prefixes.tally.damaged == 1
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ async def test_a_damaged_snapshot_on_the_disk_costs_time(core: Environment, tmp_
         file.chmod(0o600)
         file.write_bytes(content)
         assert await step(driver, state, "constructor") == with_it
-        assert driver._opened.prefixes.tally.damaged == 1
+        assert driver.opened.prefixes.tally.damaged == 1
         assert counts(driver) == {"replayed": 1, "warm": 1, "failed": 1}
 
 
@@ -160,12 +160,12 @@ async def test_what_lean_cannot_load_is_replayed_and_dropped(
     async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
         state = await begin(a)
         with_it = await step(a, state, "constructor")
-        prefixes = b._opened.prefixes
-        assert prefixes._snapshots is not None
+        prefixes = b.opened.prefixes
+        assert prefixes.snapshots is not None
         file = tmp_path / "b" / "made"
         file.write_bytes(content)
         (tmp_path / "b" / "made.deps").write_text("[]")
-        await prefixes._snapshots.keep(key_of(b), file, shelf)
+        await prefixes.snapshots.keep(key_of(b), file, shelf)
         assert await step(b, state, "constructor") == with_it
         assert counts(b) == {"failed": 1}
         assert prefixes.tally.damaged == 1
@@ -179,15 +179,13 @@ async def test_a_toolchain_without_snapshots_works_as_well(
     shelf = Shelf()
 
     def without(folder: Path) -> LeanDriver:
-        driver = eager_driver(folder)
-        driver._opened = driver._open(old)
-        return driver
+        return eager_driver(folder, lambda: old)
 
     async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf, without) as b:
         state = await begin(a)
         assert await step(b, state, "constructor") == await step(a, state, "constructor")
         assert counts(b) == {"replayed": 1}
-        assert not b._opened.prefixes.holds(key_of(b))
+        assert not b.opened.prefixes.holds(key_of(b))
 
 
 @pytest.mark.slow
@@ -197,7 +195,7 @@ async def test_headers_have_snapshots_too(core: Environment, tmp_path: Path) -> 
         code = "prelude\nimport Core\ntheorem t (p : Prop) (h : p) : p := h\n"
         for _ in range(4):
             before = await a.run(Request("check", code=code))
-        prefixes = a._opened.prefixes
+        prefixes = a.opened.prefixes
         await eventually(lambda: prefixes.holds(key_of(a, "prelude\nimport Core")))
         for driver in (a, b):
             await driver.run(Request("check", code=code))
@@ -205,7 +203,7 @@ async def test_headers_have_snapshots_too(core: Environment, tmp_path: Path) -> 
             assert (after, after.axioms) == (before, ())
             wrong = await driver.run(Request("check", code=code.replace(":= h", ":= p")))
             assert wrong.verdict == "rejected"
-        assert b._opened.prefixes.holds(key_of(b, "prelude\nimport Core"))
+        assert b.opened.prefixes.holds(key_of(b, "prelude\nimport Core"))
 
 
 @pytest.mark.slow
@@ -213,14 +211,14 @@ async def test_a_header_that_lean_cannot_load_costs_time(core: Environment, tmp_
     async with machine(tmp_path / "a", MemoryStates()) as a:
         code = "prelude\nimport Core\ntheorem t (p : Prop) (h : p) : p := h\n"
         before = await a.run(Request("check", code=code))
-        prefixes = a._opened.prefixes
-        assert prefixes._snapshots is not None
+        prefixes = a.opened.prefixes
+        assert prefixes.snapshots is not None
         key = key_of(a, "prelude\nimport Core")
         for request in (Request("check", code=code), Request("check", code=CODE)):
             file = tmp_path / "made"
             file.write_bytes(b"no snapshot")
             (tmp_path / "made.deps").write_text("[]")
-            await prefixes._snapshots.keep(key, file, MemoryStates())
+            await prefixes.snapshots.keep(key, file, MemoryStates())
             assert (await a.run(request)).verdict in ("accepted", "incomplete")
             assert not prefixes.holds(key)
         assert await a.run(Request("check", code=code)) == before
@@ -290,7 +288,7 @@ def test_steps_go_to_the_worker_that_is_warm(
     finally:
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
-            worker.wait()
+            worker.wait(20)
 
 
 @pytest.mark.slow
@@ -308,7 +306,7 @@ def test_a_state_outlives_its_worker(core: Environment, settings: Settings, tmp_
                 for key in snapshot_keys(settings, "chunk"):
                     server.set(key, b"damaged")
             workers[0].send_signal(signal.SIGKILL)
-            workers[0].wait()
+            workers[0].wait(20)
             waiting = lean.step(sorry.state, "constructor")
             workers.append(start_worker(settings, tmp_path / "b"))
             second = waiting.result(60)
@@ -332,4 +330,4 @@ def test_a_state_outlives_its_worker(core: Environment, settings: Settings, tmp_
     finally:
         for worker in workers:
             worker.send_signal(signal.SIGTERM)
-            worker.wait()
+            worker.wait(20)

@@ -64,6 +64,7 @@ def lean(environment: Environment, folder: Path, name: str, text: str, *args: st
         env=environment.process_env(),
         capture_output=True,
         check=False,
+        timeout=60,
     )
     assert done.returncode == 0, done
     return done.stdout + done.stderr

@@ -370,7 +370,7 @@ async def test_places_in_a_tactic_are_those_that_were_given(lean: Lean) -> None:
 @pytest.mark.slow
 async def test_holes_in_holes_come_to_an_end(lean: Lean) -> None:
     source = Source(
-        lean.driver._opened.lean.environment.fingerprint,
+        lean.driver.opened.lean.environment.fingerprint,
         f"{HEAD}theorem t (p : Prop) (h : p) : p := sorry\n",
         find_holes(f"{HEAD}theorem t (p : Prop) (h : p) : p := sorry\n"),
     )
