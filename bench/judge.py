@@ -77,12 +77,12 @@ async def measure(environment: Environment, name: str, text: str, times: int) ->
             "theorems": (),
             "holes": (),
         }
-        order |= {"is_whole": False, "stand_in": ""}
+        order |= {"is_whole": False, "stand_in": "", "allowed": ()}
         nodes = 0
         for _ in range(times + 1):
             found = await judges.judge(header, file, ("", ""), _LIMITS)
             both = await judges.verify(header, file, file, order, _LIMITS)
-            if not found.proved or both.differences:
+            if not (found.proved and both.proved) or both.differences:
                 raise SystemExit(f"{name}: {found} {both}")
             judged.append(found.cpu_s)
             compared.append(both.cpu_s - found.cpu_s)

@@ -1,5 +1,21 @@
-"""``python -m leanq``."""
+"""The program ``leanq``, also as ``python -m leanq``."""
 
-from leanq.cli import main
+from __future__ import annotations
 
-main()
+import sys
+
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Runs the command line; Ctrl-C ends it without a traceback, also while it is imported."""
+    try:
+        from leanq.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

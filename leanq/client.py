@@ -116,6 +116,14 @@ class AsyncLeanQClient(_Client):
 
     Cancelling a task that waits for a reply withdraws its request.
 
+    >>> async def verdicts(codes):
+    ...     async with AsyncLeanQClient() as lean:
+    ...         one = await lean.check(codes[0])
+    ...         return one.verdict, [result.verdict async for result in lean.amap(codes)]
+    >>> theorem = "theorem t (p : Prop) (h : p) : p := "
+    >>> asyncio.run(verdicts([theorem + "h", theorem + "sorry"]))
+    ('accepted', ['accepted', 'incomplete'])
+
     Its arguments are those of :class:`LeanQClient`.
 
     Raises:
@@ -264,6 +272,14 @@ class LeanQClient(_Client, FutureClient):
     ``os.fork()`` the child works on with connections of its own; the futures that it
     inherited belong to the parent and never end in the child.
 
+    >>> theorem = "theorem t (p : Prop) (h : p) : p := "
+    >>> with LeanQClient() as lean:
+    ...     verdicts = [each.verdict for each in lean.map([theorem + "h", theorem + "nonsense"])]
+    ...     [hole] = lean.check(theorem + "by sorry").result().sorries
+    ...     step = lean.step(hole.state, "exact h").result()
+    >>> verdicts, hole.goal, step.verdict
+    (['accepted', 'rejected'], 'p : Prop\\nh : p\\n⊢ p', 'accepted')
+
     Args:
         url: the Redis, or :class:`Settings` with further choices; or several, each a cluster of
             its own, also as one text, ``redis://A*3 redis://B*1``, and each request goes to one of
@@ -292,6 +308,13 @@ class LeanQClient(_Client, FutureClient):
         """Futures for requests submitted before, perhaps by a client that died.
 
         One for which the server knows neither request nor reply ends with LostError.
+
+        >>> with LeanQClient() as first:
+        ...     future = first.check("theorem t (p : Prop) (h : p) : p := h")
+        ...     verdict = future.result().verdict
+        >>> [again] = lean.attach([future.request_id])
+        >>> again.result().verdict == verdict
+        True
         """
         futures: list[LeanQFuture[Reply]] = [
             LeanQFuture(self._builder.request_id(request_id))

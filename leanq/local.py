@@ -63,6 +63,15 @@ class Pool(FutureClient):
     ...     pool.step(goal.state, "exact h").result().verdict
     'accepted'
 
+    In asyncio, wrap its futures, or iterate over :meth:`amap`; neither holds up the event loop:
+
+    >>> async def verdict(pool):
+    ...     reply = await asyncio.wrap_future(pool.check(code.replace("sorry", "h")))
+    ...     return reply.verdict, [result.verdict async for result in pool.amap([code])]
+    >>> with Pool(slots=1) as pool:
+    ...     asyncio.run(verdict(pool))
+    ('accepted', ['incomplete'])
+
     Args:
         environments: a Lake project, or a folder of compiled modules, for each environment's name;
             unless given, ``default`` is the toolchain's own library.

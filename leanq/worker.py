@@ -110,6 +110,11 @@ class Worker:
         """How many run now."""
         return self.slot_pool.slots.taken
 
+    @property
+    def quarantined(self) -> bool:
+        """Whether it claims nothing, since Lean has ceased to work on this machine."""
+        return self.slot_pool.breaker.quarantined
+
     async def run(self) -> None:
         """Works until :meth:`stop`, then drains."""
         async with contextlib.AsyncExitStack() as at_end:
@@ -126,6 +131,8 @@ class Worker:
             log.info(
                 "worker %s serves %s with %d slots", self.id, names, self.slot_pool.slots.count
             )
+            describing = asyncio.create_task(self._describe())
+            at_end.callback(describing.cancel)
             # The grace ends a call to a silent server as well, and any pause.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(self._stop_at_s) as self._limit:
@@ -199,6 +206,11 @@ class Worker:
             else:
                 return None
         return fault
+
+    async def _describe(self) -> None:
+        """Says what answers in each environment; the self-tests of judges may take seconds."""
+        for name, driver in self.drivers.items():
+            log.info("environment %s: %s", name, await driver.describe())
 
     async def _leave(self) -> None:
         await asyncio.gather(*(consumer.leave() for consumer in self.consumers))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import doctest
 import os
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -170,15 +169,3 @@ def test_a_closed_pool(core: Environment, cache: Path) -> None:
 def test_a_machine_without_lean(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match="nowhere"):
         Pool(lean=str(tmp_path / "nowhere"))
-
-
-def test_the_example_of_the_docstring(
-    core: Environment, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LEANQ_CACHE", str(cache))
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    found = doctest.DocTestFinder(recurse=False).find(Pool, "Pool", globs={"Pool": Pool})
-    assert [example.want for test in found for example in test.examples][-1] == "'accepted'\n"
-    runner = doctest.DocTestRunner()
-    for test in found:
-        assert runner.run(test).failed == 0

@@ -54,7 +54,7 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
     """The record of the reply to the row's text number ``sample`` (from 0)."""
     fields = verify_reply_to_json(reply)
-    fields |= {"audit_s": reply.audit_s, "fingerprint": reply.fingerprint}
+    fields |= {"audit_s": round(reply.audit_s, 4), "fingerprint": reply.fingerprint}
     if row.target is None:
         del fields["failed"]
     record = _head(row, sample)

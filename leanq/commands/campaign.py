@@ -46,9 +46,9 @@ _described = options.combined(
     click.argument("data"),
     click.option(
         "--out",
-        required=True,
         metavar="RESULTS",
-        help="The file for the results; Parquet if its name ends so, else JSONL.",
+        help="The file for the results, which must be named; Parquet if its name ends so, else "
+        "JSONL.",
     ),
     options.queue,
     options.env,
@@ -109,7 +109,8 @@ _described = options.combined(
 
 @campaign.command()
 @_described
-def run(url: str | None, as_json: bool, **how: Any) -> int:
+@options.embedded
+def run(url: str | None, as_json: bool, embedded: bool, **how: Any) -> int:
     """Check a data set: JSONL, a folder of .lean files, or Parquet.
 
     RESULTS has a record for each row, or for each attempt of a row. After an interruption, the same
@@ -117,11 +118,11 @@ def run(url: str | None, as_json: bool, **how: Any) -> int:
     the length of the call.
 
     Exit code: 0 if all are accepted (with --first-success: if every problem is solved), 1 for
-    another verdict of Lean's, 2 for bad rows, 3 for an outcome of leanq's.
+    another verdict of Lean's, 2 for bad rows, 3 for an outcome of leanq's; of several the highest.
     """
     made = _campaign(**how)
     try:
-        last = interruptible(_run(made, url, as_json))
+        last = interruptible(_run(made, url, as_json, embedded=embedded))
     except Stopped as stopped:
         click.echo(f"leanq: {stopped}; the same command resumes it", err=True)
         raise
@@ -288,13 +289,13 @@ def report(results: str, against: str | None, output: str | None, as_json: bool)
     return run_it(results, against, output, as_json)
 
 
-async def _run(campaign: Campaign, url: str | None, as_json: bool) -> Progress:
+async def _run(campaign: Campaign, url: str | None, as_json: bool, *, embedded: bool) -> Progress:
     from leanq.commands.progress import Shown, summary
     from leanq.commands.submit import hint, queue_at
 
     started = time.monotonic()
     async with (
-        queue_at(url) as (place, worker),
+        queue_at(url, embedded=embedded) as (place, worker),
         AsyncLeanQClient(place, no_worker="wait") as client,
     ):
         idle = asyncio.create_task(hint(client.clusters, campaign.plan.options))
@@ -319,7 +320,12 @@ async def _run(campaign: Campaign, url: str | None, as_json: bool) -> Progress:
     return shown.last
 
 
-def _campaign(data: str, out: str, **how: Any) -> Any:
+def _campaign(data: str, out: str | None, **how: Any) -> Any:
+    if out is None:
+        raise UsageError(
+            "name the file for the results, such as: --out results.jsonl (or .parquet); an "
+            "interrupted campaign resumes from it"
+        )
     from leanq.campaigns.campaign import Campaign
     from leanq.campaigns.coordinator import Plan
     from leanq.campaigns.dataset import Fields

@@ -9,14 +9,15 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import click
 
 from leanq import __version__
 from leanq.commands import options
-from leanq.commands.worker import project_here
+from leanq.commands.worker import environments, named_environments
 from leanq.errors import LeanQError, ReplError
 from leanq.lean.audit.judges import Judges
 from leanq.lean.environment import Environment, open_environment
@@ -50,13 +51,17 @@ class Finding:
 @click.command()
 @options.queue
 @click.option("--lean", metavar="PATH", help="The lean program to examine.")
+@environments
 @options.repl
-def doctor(url: str | None, as_json: bool, lean: str | None, repl: str | None) -> int:
+def doctor(
+    url: str | None, as_json: bool, lean: str | None, environments: Sequence[str], repl: str | None
+) -> int:
     """Show what is installed, what works, and how to mend the rest.
 
-    Exit code: 0 if a check works, else 3.
+    Exit code: 0 if a check works in each environment, else 3.
     """
-    findings = asyncio.run(_examine(url, lean, repl))
+    named = named_environments(environments)
+    findings = asyncio.run(_examine(url, lean, named, repl))
     for finding in findings:
         if as_json:
             click.echo(json.dumps(asdict(finding)))
@@ -67,30 +72,40 @@ def doctor(url: str | None, as_json: bool, lean: str | None, repl: str | None) -
     return 0 if all(finding.works for finding in findings) else 3
 
 
-async def _examine(url: str | None, lean: str | None, repl: str | None) -> list[Finding]:
+async def _examine(
+    url: str | None, lean: str | None, named: Mapping[str, Path | None], repl: str | None
+) -> list[Finding]:
     python = f"{platform.python_version()} ({sys.executable})"
     findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
     findings.append(await _server(url or UpFile(os.environ).read()))
-    folder = project_here()
-    environment = _try(findings, "lean", lambda: open_environment("default", folder, lean=lean))
     findings.append(await _sandbox())
+<<<<<<< HEAD
     if environment:
         findings.append(await _judge(environment))
         findings.append(await _fork_server(environment))
         findings.append(await _check(environment))
         if repl:
             findings += await _examine_repl(environment, repl)
+=======
+    for name, folder in named.items():
+        findings += await _examine_environment(name, folder, lean, repl)
+>>>>>>> main
     return findings
 
 
-def _try(findings: list[Finding], what: str, look: Callable[[], Environment]) -> Environment | None:
+async def _examine_environment(
+    name: str, folder: Path | None, lean: str | None, repl: str | None
+) -> list[Finding]:
     try:
-        found = look()
+        environment = open_environment(name, folder, lean=lean)
     except LeanQError as error:
-        findings.append(Finding(what, False, str(error)))
-        return None
-    findings.append(Finding(what, True, str(found)))
-    return found
+        return [Finding("lean", False, str(error))]
+    findings = [Finding("lean", True, str(environment))]
+    findings.append(await _judge(environment))
+    findings.append(await _check(environment))
+    if repl:
+        findings += await _examine_repl(environment, repl)
+    return findings
 
 
 async def _server(url: str | None) -> Finding:

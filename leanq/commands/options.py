@@ -102,7 +102,7 @@ lean = combined(
         metavar="SECONDS",
         default=60.0,
         show_default=True,
-        help="Limit in CPU seconds, of Lean with all its child processes.",
+        help="Limit in CPU seconds, of Lean with all its child processes: 0.01 to 86400.",
     ),
     click.option(
         "--memory",
@@ -111,7 +111,7 @@ lean = combined(
         metavar="MB",
         default=4096,
         show_default=True,
-        help="Limit in MB of resident memory.",
+        help="Limit in MB of resident memory: 16 to 16777216.",
     ),
     click.option(
         "--scratch",
@@ -120,7 +120,8 @@ lean = combined(
         metavar="MB",
         default=256,
         show_default=True,
-        help="Limit in MB of the files that Lean's processes may leave in their scratch folder.",
+        help="Limit in MB of the files that Lean's processes may leave in their scratch folder: "
+        "1 to 16777216.",
     ),
     click.option(
         "--allow-axiom",

@@ -24,7 +24,15 @@ _COLOURS = {
 _COLOUR_OF_OTHERS = "magenta"
 # A verdict for each text, from the best to the worst; then texts that could not be sent.
 _IN_SUMMARY = (*get_args(Verdict), "error")
-_UNKNOWN_IMPORT = "unknown_import"
+# So many replies are shown with all that Lean says of their environment.
+_EXPLAINED = 3
+# Reasons that lie in the environment when most of a batch has them, and what to ask then.
+_OF_ENVIRONMENT = {
+    "unknown_import": "texts import what the environment {!r} does not have; is it the right "
+    "--env?",
+    "judge_unavailable": "texts of the environment {!r} could not be judged, since no judge works "
+    "on their worker; see its log, or run 'leanq doctor' there",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +60,8 @@ def _is_of_bytes(character: str) -> bool:
     return "\udc80" <= character <= "\udcff"
 
 
-def lines_of(file: str, reply: Reply) -> Iterator[str]:
-    """The lines of a reply to a check or a verification."""
+def lines_of(file: str, reply: Reply, *, brief: bool = False) -> Iterator[str]:
+    """The lines of a reply to a check or a verification; ``brief``: without its messages."""
     # A file's name could otherwise print lines of its own.
     file = "".join(c if c.isprintable() or _is_of_bytes(c) else repr(c)[1:-1] for c in file)
     notes: list[str] = [reply.reason] if reply.reason else []
@@ -63,7 +71,10 @@ def lines_of(file: str, reply: Reply) -> Iterator[str]:
     yield f"{file}: {coloured(reply.verdict)} ({'; '.join(notes)})"
     for failure in reply.failed:
         yield from _hanging(f"  {failure.name}: {failure.rule}: ", failure.text)
-    for m in reply.messages:
+    for m in () if brief else reply.messages:
+        # The judge's own message is for those that read no `failed`.
+        if any(f"{failure.name}: {failure.text}" in m.text for failure in reply.failed):
+            continue
         yield from _hanging(f"  {file}:{m.line}:{m.column}: {m.severity}: ", m.text)
     for s in reply.sorries:
         yield f"  {file}:{s.line}:{s.column}: sorry"
@@ -87,6 +98,11 @@ class Summary:
         self._verdicts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
 
+    def explained(self, ended: Ended) -> bool:
+        """Whether others have said the same of the environment before."""
+        reason = (ended.reply and ended.reply.reason) or ""
+        return reason in _OF_ENVIRONMENT and self._reasons[reason] > _EXPLAINED
+
     def add(self, ended: Ended) -> None:
         """Counts one more end."""
         self.codes.add(ended.exit_code)
@@ -107,10 +123,8 @@ class Summary:
 
     def warning(self, env: str) -> str | None:
         """What to say where most texts failed for one reason that is not theirs."""
-        unknown = self._reasons[_UNKNOWN_IMPORT]
-        if unknown < 2 or 2 * unknown <= self.count:
-            return None
-        return (
-            f"{unknown:,} of {self.count:,} texts import what the environment {env!r} does not "
-            "have; is it the right --env?"
-        )
+        for reason, text in _OF_ENVIRONMENT.items():
+            count = self._reasons[reason]
+            if count >= 2 and 2 * count > self.count:
+                return f"{count:,} of {self.count:,} {text.format(env)}"
+        return None

@@ -106,7 +106,11 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
         "at_s": seen.at_s,
         "url": without_password(settings.url),
         "environments": _environments(seen, rates),
-        "waiting": [asdict(row) for row in status.priorities],
+        "waiting": [
+            # All of a paused environment is held back, of whatever tenant.
+            asdict(row) | ({"held": row.waiting} if f"e:{row.environment}" in status.paused else {})
+            for row in status.priorities
+        ],
         "quarantined": dict(status.quarantined),
         "paused": dict(status.paused),
         "running": sum(row.held for row in status.workers),
@@ -190,7 +194,8 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
     yield f"queue       {record['url']}"
     waiting = sum(row["waiting"] for row in record["waiting"])
     waiting += sum(record["quarantined"].values())
-    yield f"waiting     {waiting:,}"
+    paused = sum(row["held"] for row in record["waiting"])
+    yield f"waiting     {waiting:,}{f', of which {paused:,} are paused' if paused else ''}"
     yield f"running     {record['running']:,}"
     finished = sum(record["verdicts"].values())
     verdicts = counted(record["verdicts"])
@@ -255,11 +260,18 @@ _WAYS = {
 def _environment_table(
     record: dict[str, Any], *, watched: bool = False, most: int | None = None
 ) -> list[str]:
-    """By environment what waits and runs; ``watched``: with rates, which take two looks."""
+    """By environment what waits and runs; ``watched``: with rates, which take two looks, and with
+    what is paused, which otherwise stands in a table of its own."""
     rows = []
+    apart = watched and any(each["paused"] for each in record["environments"].values())
     for name, each in list(record["environments"].items())[:most]:
         oldest = duration(each["oldest_s"]) if each["waiting"] > each["paused"] else "–"
-        row = [name, f"{each['waiting']:,}", oldest]
+        row = [
+            name,
+            f"{each['waiting']:,}",
+            *(f"{n:,}" for n in (each["paused"],) if apart),
+            oldest,
+        ]
         if watched:
             rates = (each["submitted_per_s"], each["finished_per_s"])
             row += ("–" if rate is None else f"{rate:,.1f}" for rate in rates)
@@ -272,8 +284,18 @@ def _environment_table(
     if not rows:
         return []
     rates_of = ("IN/S", "OUT/S") if watched else ()
+    paused = ("PAUSED",) if apart else ()
     what_it_is = () if watched else ("LEAN", "FINGERPRINT")
-    titles = ("ENVIRONMENT", "WAITING", "OLDEST", *rates_of, "RUNNING", "SLOTS", "WORKERS")
+    titles = (
+        "ENVIRONMENT",
+        "WAITING",
+        *paused,
+        "OLDEST",
+        *rates_of,
+        "RUNNING",
+        "SLOTS",
+        "WORKERS",
+    )
     return columns((*titles, *what_it_is), rows, left=what_it_is)
 
 

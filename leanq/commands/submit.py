@@ -8,7 +8,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from itertools import islice
 from os.path import isfile
 from typing import Any, Unpack
@@ -17,12 +25,13 @@ import click
 
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
-from leanq.commands.common import Stopped, interruptible, worst
+from leanq.commands.common import EXIT_USAGE, Stopped, interruptible, worst
 from leanq.commands.replies import Ended, Summary, lines_of
+from leanq.commands.tables import plural
 from leanq.errors import InvalidRequestError, LeanQError, TooLargeError, UsageError
 from leanq.producer.request_builder import Check, RequestBuilder
 from leanq.queue.queue import look
-from leanq.queue.requests import Reply, check_reply_to_json
+from leanq.queue.requests import Reply, Request, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
 from leanq.queue.up_file import UpFile
 from leanq.queue.wire import unpack_info
@@ -36,7 +45,8 @@ _PROGRESS_AFTER_S = 2.0
 _Source = str | UsageError
 """The Lean text of a file, or what is wrong with it."""
 
-Show = Callable[[Ended], None]
+Show = Callable[[Ended, bool], None]
+"""Shows an end; whether in a line, since others have said the same before."""
 
 Ask = Callable[[AsyncLeanQClient, str], Coroutine[Any, Any, Reply]]
 """What is asked about the text of each file."""
@@ -60,8 +70,8 @@ def submit(
     call.
 
     Exit code: 0 if all are accepted; 1 if any is rejected, incomplete, exhausted or unverified;
-    3 if leanq could not give a verdict of Lean's, or no Redis answers; 2 for wrong usage and for
-    files that cannot be read.
+    3 if leanq could not give a verdict of Lean's, or no Redis answers; of several the highest. 2
+    for wrong usage and for files that cannot be read or are empty, before anything is sent.
     """
 
     def ask(client: AsyncLeanQClient, code: str) -> Coroutine[Any, Any, Reply]:
@@ -89,6 +99,9 @@ def run_files(
     # A pipe or a terminal can keep its reader waiting, so what may be one is read while no
     # worker depends on this process and Ctrl-C ends it at once.
     early = {file: read_source(file) for file in files if file == "-" or not isfile(file)}
+    if refused := list(_refused(files, early)):
+        _show_refused(refused, len(files), to_json if as_json else None)
+        return EXIT_USAGE
     batch = _Batch(files, early, how, ask)
     started_s = time.monotonic()
     try:
@@ -102,6 +115,29 @@ def run_files(
     if warning:
         click.echo(f"leanq: {warning}", err=True)
     return worst(batch.summary.codes)
+
+
+def _refused(files: Iterable[str], early: Mapping[str, _Source]) -> Iterator[Ended]:
+    """The files that no worker could check, each of which is read once more when it is sent."""
+    for file in files:
+        source = early[file] if file in early else read_source(file)
+        try:
+            if isinstance(source, UsageError):
+                raise source
+            Request("check", code=source)
+        except UsageError as error:
+            yield Ended(file, error=error)
+
+
+def _show_refused(refused: Sequence[Ended], total: int, to_json: ToJson | None) -> None:
+    for ended in refused:
+        if to_json:
+            print(json.dumps(_record(ended, to_json)))
+        else:
+            _print(ended)
+    if not to_json and total > len(refused):
+        text = f"nothing was sent: {len(refused):,} of {plural(total, 'file')} cannot be checked"
+        click.echo(f"leanq: {text}", err=True)
 
 
 def lean_files(paths: Sequence[str]) -> Iterator[str]:
@@ -170,7 +206,7 @@ class _Batch:
                     checks = (self._check(client, file) for file in self._files)
                     async for ended in ends(checks, worker):
                         self.summary.add(ended)
-                        show(ended)
+                        show(ended, self.summary.explained(ended))
             finally:
                 idle.cancel()
                 await asyncio.gather(idle, return_exceptions=True)
@@ -261,10 +297,10 @@ def read_source(file: str) -> _Source:
 async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Show]:
     """Yields what shows one end: JSON lines, or plain lines, above a progress bar on a terminal."""
     if as_json:
-        yield lambda ended: print(json.dumps(_record(ended, to_json)), flush=True)
+        yield lambda ended, _: print(json.dumps(_record(ended, to_json)), flush=True)
         return
     if not (sys.stdout.isatty() or sys.stderr.isatty()):
-        yield _print
+        yield lambda ended, brief: _print(ended, brief=brief)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -285,8 +321,8 @@ async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Sh
         await asyncio.sleep(_PROGRESS_AFTER_S)
         bar.start()
 
-    def show(ended: Ended) -> None:
-        _print(ended)
+    def show(ended: Ended, brief: bool) -> None:
+        _print(ended, brief=brief)
         bar.advance(task)
 
     beginning = asyncio.create_task(begin())
@@ -297,12 +333,12 @@ async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Sh
         bar.stop()
 
 
-def _print(ended: Ended) -> None:
+def _print(ended: Ended, *, brief: bool = False) -> None:
     # The streams are named, as click would write past what keeps lines above a progress bar.
     if ended.reply is None:
         click.echo(f"leanq: {ended.file}: {ended.error}", file=sys.stderr)
     else:
-        click.echo("\n".join(lines_of(ended.file, ended.reply)), file=sys.stdout)
+        click.echo("\n".join(lines_of(ended.file, ended.reply, brief=brief)), file=sys.stdout)
 
 
 def _record(ended: Ended, to_json: ToJson) -> dict[str, Any]:

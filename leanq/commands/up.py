@@ -23,10 +23,22 @@ def up(metrics_port: int | None, **how: Any) -> None:
     with EmbeddedServer() as server:
         settings = embedded_settings(server, os.environ)
         worker = make_worker(settings, **how)
+
+        async def run() -> None:
+            announcing = asyncio.create_task(announce())
+            try:
+                await run_until_stopped(worker)
+            finally:
+                announcing.cancel()
+
+        async def announce() -> None:
+            # Not before there is a worker whose Lean works.
+            await worker.joined.wait()
+            click.echo(f"leanq is up; LEANQ_URL={server.url} (Ctrl-C ends it)", err=True)
+
         place.write(settings)
         try:
-            click.echo(f"leanq is up; LEANQ_URL={server.url} (Ctrl-C ends it)", err=True)
             with metrics_page(worker, metrics_port):
-                asyncio.run(run_until_stopped(worker))
+                asyncio.run(run())
         finally:
             place.remove()

@@ -37,6 +37,15 @@ log = logging.getLogger("leanq.worker")
 
 _SECOND_SIGNAL_GRACE_S = 0.0
 
+environments = click.option(
+    "--env",
+    "environments",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="A Lake project or a folder of .olean files, offered under this name; may be given "
+    "several times [default: 'default', the Lake project here or Lean's own library].",
+)
+
 worker_options = options.combined(
     click.option(
         "--slots",
@@ -51,14 +60,7 @@ worker_options = options.combined(
         show_default=True,
         help="What runs requests: Lean, Lean's REPL, or an echo for tests of the queue.",
     ),
-    click.option(
-        "--env",
-        "environments",
-        multiple=True,
-        metavar="NAME=PATH",
-        help="Offer a Lake project or a folder of .olean files under this name; may be given "
-        "several times.",
-    ),
+    environments,
     click.option(
         "--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found]."
     ),
@@ -167,8 +169,8 @@ def make_worker(
     With a ``cpu_share`` below 1 the whole process is kept to that share of its CPUs.
 
     Raises:
-        UsageError: an environment that is not ``NAME=PATH``, or named twice; a REPL without its
-            driver, or the other way round.
+        UsageError: an environment that is not ``NAME=PATH``, named twice, or no folder; a REPL
+            without its driver, or the other way round.
         ToolchainError: no usable Lean, or an environment that cannot be read.
         SandboxError: a wall is missing that is required.
     """
@@ -190,7 +192,7 @@ def make_worker(
         "nice": nice,
     }
     drivers: list[Driver] = []
-    for name, path in (_named(environments) or {DEFAULT_ENVIRONMENT: project_here()}).items():
+    for name, path in named_environments(environments).items():
         opener = partial(open_environment, name, path, lean=lean)
         if repl:
             rules = recycling(settings)
@@ -207,16 +209,29 @@ def recycling(settings: Settings) -> Recycling:
     return Recycling(memory_bytes, settings.repl_requests, settings.repl_age_s)
 
 
-def _named(environments: Sequence[str]) -> dict[str, Path | None]:
+def named_environments(environments: Sequence[str]) -> dict[str, Path | None]:
+    """The folder of each environment given as ``NAME=PATH``; without any, that of ``default``.
+
+    Raises:
+        UsageError: one is not ``NAME=PATH``, named twice, or no folder.
+    """
     named: dict[str, Path | None] = {}
     for text in environments:
         name, equals, path = text.partition("=")
         if not (equals and path):
-            raise UsageError(f"--env {text!r} is not NAME=PATH")
+            raise UsageError(
+                f"--env {text!r} is not NAME=PATH, such as mathlib=/srv/mathlib: the folder of a "
+                "Lake project, or of .olean files"
+            )
         if check_name("environment", name) in named:
             raise UsageError(f"--env names {name!r} twice")
-        named[name] = Path(path)
-    return named
+        folder = named[name] = Path(path).expanduser()
+        if not folder.is_dir():
+            raise UsageError(
+                f"--env {name}: there is no folder {folder}; name that of a Lake project, or of "
+                ".olean files"
+            )
+    return named or {DEFAULT_ENVIRONMENT: project_here()}
 
 
 def _server_folder(settings: Settings) -> list[Path]:
@@ -244,6 +259,7 @@ def metrics_page(worker: Worker, port: int | None) -> contextlib.AbstractContext
     def read() -> Iterator[Sample]:
         yield "leanq_worker_slots", ("busy",), worker.busy
         yield "leanq_worker_slots", ("idle",), worker.slots - worker.busy
+        yield "leanq_worker_quarantined", (), float(worker.quarantined)
         yield from counted_samples()
 
     page = Page(port, read, worker.joined.is_set)

@@ -32,6 +32,9 @@ class Driver(Protocol):
         ``states`` is where states are kept, for this driver and all others of the queue.
         """
 
+    async def describe(self) -> str:
+        """What answers, where it is from, and whether it can accept, in a line for people."""
+
     async def run(self, request: Request) -> Reply:
         """Lean's verdict, or the infrastructure's, or why the request makes no sense here.
         ``warm`` in it: what it left running would make others with the same first affinity fast.

@@ -25,6 +25,9 @@ class EchoDriver:
     async def open(self, _states: States) -> None:
         pass
 
+    async def describe(self) -> str:
+        return "an echo, without any Lean"
+
     async def run(self, request: Request) -> Reply:
         if request.op != "echo":
             return Reply(error=f"the echo driver cannot {request.op}; it runs no Lean")

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,19 @@ from leanq.states import MemoryStates, States
 log = logging.getLogger("leanq.worker")
 
 _CHECK_CHANGES_EVERY_S = 5.0
+# What Lean says of the tactics, notations and names that its own library would bring.
+_LACKING = re.compile(
+    r"unknown tactic|unexpected (?:token|identifier)|expected (?:token|command)"
+    r"|unknown (?:identifier|constant)|Unknown (?:identifier|constant)"
+)
+_CORE_NOTE = Message(
+    "information",
+    1,
+    0,
+    "leanq: a text without a header is read behind leanq's small Core here, without Lean's own "
+    "library: it has no `·`, `∃`, `rw`, `simp`, `induction` or `omega`. For these, or Mathlib, "
+    "install Lean and name a Lake project that is built: leanq up --env NAME=FOLDER",
+)
 _T = TypeVar("_T")
 
 
@@ -110,6 +124,12 @@ class LeanDriver:
             "fingerprint": environment.fingerprint,
         }
 
+    async def describe(self) -> str:
+        opened = self.opened
+        why = await opened.auditor.judges.unavailable()
+        judge = f"nothing is accepted here, for {why}" if why else "the judge works"
+        return f"{opened.lean.environment.toolchain}; {judge}"
+
     async def open(self, states: States) -> None:
         self._states = states
         # Its self-test takes as long, and does not wait for this.
@@ -159,7 +179,10 @@ class LeanDriver:
             reply = await answer(replace(request, code=header + request.code))
         except (UsageError, QueueFullError) as error:
             return Reply(error=str(error))
-        return without_header(reply, header.count("\n"))
+        reply = without_header(reply, header.count("\n"))
+        if header and _is_about_what_core_lacks(reply):
+            reply = replace(reply, messages=(*reply.messages, _CORE_NOTE))
+        return reply
 
     async def _check(self, request: Request) -> Reply:
         opened = self.opened
@@ -271,6 +294,11 @@ class LeanDriver:
             await opened.close()
             raise
         return opened
+
+
+def _is_about_what_core_lacks(reply: Reply) -> bool:
+    errors = (message.text for message in reply.messages if message.severity == "error")
+    return reply.verdict == "rejected" and any(map(_LACKING.match, errors))
 
 
 def without_header(reply: Reply, lines: int) -> Reply:

@@ -374,7 +374,7 @@ class Lean:
     def _broken(self, came: str) -> ToolchainError:
         toolchain, name = self.environment.toolchain, self.environment.name
         return ToolchainError(
-            f"{toolchain} does not run in the sandbox: a theorem of one line in the environment "
+            f"{toolchain} does not work in the sandbox: a theorem of one line in the environment "
             f"{name!r} came to: {' '.join(came.split())[-1000:]}. It can read its own prefix, the "
             "libraries and the system's folders there. Repair or reinstall it, name the program "
             "itself with --lean or LEANQ_LEAN and not a wrapper, and look with: leanq doctor"

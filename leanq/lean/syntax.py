@@ -68,7 +68,7 @@ _ACTING_WORD = re.compile(
     re.VERBOSE,
 )
 
-_EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u209c])")
+_EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])")
 
 # Signs with which no token of a library begins that goes on with letters and ends a command.
 _COMMON_SIGNS = frozenset('()[]{}⟨⟩,;:.=<>+-*/|&^~@$%"`«»‹›→←↔↦∀∃λ¬∧∨≤≥≠×·•∘∣∈∉⊆∪∩▸')

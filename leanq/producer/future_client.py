@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Generic, Self, TypeVar, Unpack
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from leanq.errors import ClosedError, LeanQError, UsageError
 from leanq.producer.loop_thread import LoopThread
@@ -37,14 +37,14 @@ class LeanQFuture(Future[_T]):
     other futures it can still be cancelled then.
 
     In a callback of one of the same client's futures, ``result()`` and ``exception()`` of a future
-    that has not ended raise UsageError: the callback runs in the thread that it would wait for.
-    ``concurrent.futures.wait`` and ``as_completed`` cannot be used there either.
+    that has not ended raise UsageError, as do ``concurrent.futures.wait`` and ``as_completed``: the
+    callback runs in the thread that it would wait for.
     """
 
     def __init__(self, request_id: str) -> None:
+        self._thread: LoopThread | None = None
         super().__init__()
         self.request_id = request_id
-        self._thread: LoopThread | None = None
         self._acknowledged = False
 
     def running(self) -> bool:
@@ -67,6 +67,16 @@ class LeanQFuture(Future[_T]):
         """What the request ended with, if that is an error; waits and raises as :meth:`result`."""
         self._check_may_wait("exception()")
         return super().exception(timeout)
+
+    @property
+    def _waiters(self) -> list[Any]:
+        # Where concurrent.futures enters what it waits by; what it tells has ended by then.
+        self._check_may_wait("concurrent.futures.wait() or as_completed()")
+        return self._entered
+
+    @_waiters.setter
+    def _waiters(self, entered: list[Any]) -> None:
+        self._entered = entered
 
     def _check_may_wait(self, what: str) -> None:
         if self._thread and self._thread.is_current and not self.done():
@@ -192,6 +202,10 @@ class FutureClient(Maps):
 
         Each ``sorry`` of code that is incomplete comes back with its goal and a state.
 
+        >>> reply = lean.check("theorem t (p q : Prop) (h : p) : q := h", timeout_s=10).result()
+        >>> reply.verdict, reply.reason, reply.messages[0].line
+        ('rejected', 'lean_error', 1)
+
         Args:
             code: Lean source, header included.
             options: those of :class:`Check`, :class:`InEnvironment` and :class:`SubmitOptions`.
@@ -217,6 +231,13 @@ class FutureClient(Maps):
         ``accepted`` means that the candidate's theorems are the target's, by the same statements,
         and proved. Otherwise the reply's ``failed`` says which theorem failed by which rule.
 
+        >>> target = "theorem t (p : Prop) (h : p) : p := sorry"
+        >>> lean.verify(target, "theorem t (p : Prop) (h : p) : p := h").result().verdict
+        'accepted'
+        >>> other = lean.verify(target, "theorem t (p : Prop) (h : p) : p ∨ p := .inl h").result()
+        >>> other.verdict, [(failure.name, failure.rule) for failure in other.failed]
+        ('rejected', [('t', 'statement_differs')])
+
         Args:
             target: Lean source whose proofs are ``sorry``; ``None`` where ``theorems`` are given.
             code: the candidate: Lean source, header included.
@@ -236,6 +257,14 @@ class FutureClient(Maps):
         state and its goals, ``rejected`` with Lean's messages, whose places are in the tactic.
         Only this state's hole is judged: other ``sorry``\\ s of its source stay as they are.
 
+        >>> code = "theorem t (p q : Prop) (h : p) (g : q) : p ∧ q := by sorry"
+        >>> [hole] = lean.check(code).result().sorries
+        >>> step = lean.step(hole.state, "constructor").result()
+        >>> step.verdict, len(step.goals)
+        ('incomplete', 2)
+        >>> lean.step(step.state, "exact h\\nexact g").result().verdict
+        'accepted'
+
         Args:
             state: a state's id, from a reply.
             tactic: one or several tactics, as they would stand after ``by``.
@@ -252,6 +281,11 @@ class FutureClient(Maps):
 
     def import_(self, exported: bytes, **options: Unpack[InEnvironment]) -> LeanQFuture[str]:
         """The state that was exported, now known here.
+
+        >>> [hole] = lean.check("theorem t (p : Prop) (h : p) : p := by sorry").result().sorries
+        >>> exported = lean.export(hole.state).result()
+        >>> lean.import_(exported).result() == hole.state
+        True
 
         Raises:
             RecipeError: the bytes are damaged, or something else.

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -97,8 +98,15 @@ class Maps:
         requests are withdrawn: at once by ``close()`` and an exception of the codes, and where a
         loop is left early, when Python collects the iterator, which after ``break`` is at once too;
         a traceback can keep it (``contextlib.closing`` does not wait). An iterator belongs to one
-        thread at a time; a client may have many of them. When most results are rejected for an
-        import that the environment does not have, a warning in the log ``leanq.client`` says so.
+        thread at a time; a client may have many of them. When most results have an import that the
+        environment lacks, or no judge, a warning in the log ``leanq.client`` says so once.
+
+        >>> codes = ["theorem t (p : Prop) (h : p) : p := h", "theorem u : 1 = 2 := rfl", ""]
+        >>> for result in lean.map(codes):
+        ...     print(result.index, result.verdict, result.error)
+        0 accepted None
+        1 rejected None
+        2 None there is no Lean code to check: the text is empty
 
         Args:
             codes: Lean sources, from an iterable that may be endless.
@@ -129,6 +137,11 @@ class Maps:
         Codes are read by a task in the loop that iterates, also while a result is awaited or in
         use. Where that ``async for`` is left early, outstanding requests are withdrawn as soon as
         the loop collects the iterator; ``contextlib.aclosing`` does it before going on.
+
+        >>> async def verdicts(codes):
+        ...     return [result.verdict async for result in lean.amap(codes)]
+        >>> asyncio.run(verdicts(["theorem t (p : Prop) (h : p) : p := h"]))
+        ['accepted']
         """
         sender, environment = self._sender(options)
         return astream(sender, codes, window, ordered, environment)
@@ -156,33 +169,46 @@ def astream(
     return _aresults(_Window(send, window, ordered, environment), source)
 
 
-class _ImportWarning:
-    """Logs once when most results are rejected for an import that the environment does not have."""
+# What these say of a batch is true of its environment, and not of the codes.
+_SAID = {
+    "unknown_import": "have an import that the environment does not have",
+    "judge_unavailable": "cannot be judged, since the worker has no judge that works",
+}
+
+
+class _BatchWarning:
+    """Logs once when most results have one reason that is their environment's."""
 
     def __init__(self, environment: str) -> None:
         self._environment = environment
-        self._ended = self._unknown = 0
-        self._text = ""
+        self._ended = 0
+        self._counts: Counter[str] = Counter()
+        self._texts: dict[str, str] = {}
         self._logged = False
 
     def note(self, result: Result) -> None:
         """Counts one more result."""
         self._ended += 1
-        if result.reply and result.reply.reason == "unknown_import":
-            self._unknown += 1
-            self._text = self._text or _first_error(result.reply)
-        if self._logged or self._ended < _ENOUGH_RESULTS or 2 * self._unknown <= self._ended:
+        reason = (result.reply and result.reply.reason) or ""
+        if result.reply and reason in _SAID:
+            self._counts[reason] += 1
+            self._texts.setdefault(reason, _last_of_ours(result.reply))
+        if self._logged or self._ended < _ENOUGH_RESULTS:
             return
-        self._logged = True
-        log.warning(
-            "%d of %d results so far have an import that the environment %r does not have: %s",
-            *(self._unknown, self._ended, self._environment, self._text),
-        )
+        for each, count in self._counts.items():
+            if 2 * count > self._ended:
+                self._logged = True
+                log.warning(
+                    "%d of %d results so far %s (environment %r): %s",
+                    *(count, self._ended, _SAID[each], self._environment, self._texts[each]),
+                )
 
 
-def _first_error(reply: Reply) -> str:
-    texts = (message.text for message in reply.messages if message.severity == "error")
-    return next(texts, "").partition("\n")[0]
+def _last_of_ours(reply: Reply) -> str:
+    """What leanq has to say of it, else the first words of the first message."""
+    texts = [message.text for message in reply.messages]
+    ours = [text for text in texts if text.startswith("leanq: ")]
+    return (ours or texts or [""])[0].partition("\n")[0].removeprefix("leanq: ")
 
 
 class _Window:
@@ -196,7 +222,7 @@ class _Window:
         if size < 1:
             raise InvalidRequestError(f"window must be at least 1, got {size}")
         ordered = arguments.flag("ordered", ordered)
-        self._import_warning = _ImportWarning(environment)
+        self._import_warning = _BatchWarning(environment)
         self.wake: Callable[[], object] = lambda: None
         self._send = send
         self._size = size

@@ -90,6 +90,7 @@ SCALER = (
 
 WORKER = (
     _gauge("leanq_worker_slots", "Slots of this worker by state: busy, idle.", "state"),
+    _gauge("leanq_worker_quarantined", "1 while Lean does not work here, and nothing is claimed."),
     _counter("leanq_worker_requests_total", "Requests that this worker has run.", "verdict"),
     _counter("leanq_lean_starts_total", "Programs started in sandboxes.", "program"),
     _counter("leanq_lean_deaths_total", "Programs that did not end by themselves.", "reason"),

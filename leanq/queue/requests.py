@@ -224,7 +224,7 @@ class Theorem(Struct, frozen=True, array_like=True):
     Attributes:
         name: its full name.
         statement: what it states, in Lean's words and by the notation of the text's imports alone.
-            Long ones end in an ellipsis; "" where it is too large, or not among the first 100.
+            Long ones end in an ellipsis; "" where it is too large, or not among the first 20.
     """
 
     name: str
@@ -308,6 +308,13 @@ _answer = attrgetter(*(set(Reply.__struct_fields__) - {*_OF_ITS_RUN, *_OF_ITS_WO
 def reward(verdict: Verdict | None) -> float:
     """What a candidate has earned: 1 for ``accepted``, 0 for what Lean or the judge refused.
 
+    >>> [reward(verdict) for verdict in ("accepted", "rejected", "incomplete")]
+    [1.0, 0.0, 0.0]
+    >>> reward("timeout")
+    Traceback (most recent call last):
+        ...
+    leanq.errors.NoRewardError: timeout says nothing about the proof, so it earns neither 1 nor 0...
+
     Raises:
         NoRewardError: for every other verdict, which says nothing about the proof.
     """
@@ -336,9 +343,9 @@ def check_reply_to_json(reply: Reply) -> dict[str, Any]:
         "axioms": None if reply.axioms is None else list(reply.axioms),
         "attempts": reply.attempts,
         "worker": reply.worker,
-        "queued_s": reply.queued_s,
-        "cpu_s": reply.cpu_s,
-        "wall_s": reply.wall_s,
+        "queued_s": round(reply.queued_s, 4),
+        "cpu_s": round(reply.cpu_s, 4),
+        "wall_s": round(reply.wall_s, 4),
     }
 
 

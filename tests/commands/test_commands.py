@@ -360,7 +360,7 @@ def test_worker_offers_environments_by_name(
         ("mine=", 2, "is not NAME=PATH"),
         ("=/tmp", 2, "is not a valid name"),
         ("a b=/tmp", 2, "is not a valid name"),
-        ("mine=/no/such/folder", 3, "/no/such/folder"),
+        ("mine=/no/such/folder", 2, "/no/such/folder"),
     ],
 )
 def test_bad_environments(place: Terminal, value: str, code: int, text: str) -> None:

@@ -21,6 +21,7 @@ from support.terminals import (
     wait_for_line,
 )
 
+from leanq.commands.common import worst
 from leanq.commands.replies import Ended, Summary
 from leanq.commands.submit import lean_files
 from leanq.errors import QueueFullError, RequestError, UnavailableError, UsageError
@@ -138,25 +139,22 @@ def test_a_terminal_shows_progress_and_a_pipe_does_not(client: Terminal) -> None
                 "submit",
                 *slow,
                 *files,
-                "missing.lean",
                 stdout=theirs,
                 stderr=stderr,
                 environ=environ,
             )
         os.close(theirs)
         shown = read_terminal(ours)
-        assert process.wait() == 2
+        assert process.wait() == 3
     assert "checking" in shown
-    assert "/5" in shown
+    assert "/4" in shown
     assert re.search(r"\x1b\[[^ ]*maccepted", shown)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r\n", "\n")
     # However narrow it is: what is copied from it must be whole.
     assert f"{files[1]}:7:2: error: Type mismatch\n" in text
     assert f"{files[0]}: accepted" in text
-    assert "missing" not in text
-    missing, summary = errors.read_text().splitlines()
-    assert missing == "leanq: missing.lean: No such file or directory"
-    assert summary.startswith("2 accepted, 1 rejected, 1 timeout, 1 not checked in ")
+    (summary,) = errors.read_text().splitlines()
+    assert summary.startswith("2 accepted, 1 rejected, 1 timeout in ")
     done = client.run("submit", *slow, *files)
     assert "checking" not in done.out
     assert "\x1b" not in done.out + done.err
@@ -259,6 +257,10 @@ def test_the_exit_code_of_each_end(ended: Ended, code: int) -> None:
     assert ended.exit_code == code
 
 
+def test_of_several_exit_codes_the_highest_counts() -> None:
+    assert [worst(codes) for codes in ([], [0], [0, 1], [2, 1], [3, 2, 1, 0])] == [0, 0, 1, 2, 3]
+
+
 def test_a_batch_in_the_wrong_environment_is_told_of() -> None:
     summary = Summary()
     for n in range(3):
@@ -279,6 +281,27 @@ def test_a_batch_in_the_wrong_environment_is_told_of() -> None:
     )
 
 
+def test_a_batch_without_a_judge_is_told_of() -> None:
+    summary = Summary()
+    for _ in range(4):
+        summary.add(Ended("a", reply=Reply("unjudged", reason="judge_unavailable")))
+    assert (summary.warning("mathlib") or "").startswith(
+        "4 of 4 texts of the environment 'mathlib' could not be judged"
+    )
+
+
+@pytest.mark.slow
+def test_what_the_environment_lacks_is_explained_a_few_times_and_no_more(client: Terminal) -> None:
+    files = [client.file(f"{n}.lean", f"import Mathlib\n-- {n}") for n in range(20)]
+    done = client.run("submit", *files)
+    assert done.out.count(": rejected (unknown_import; ") == 20
+    assert done.out.count("'default' lacks Init, Mathlib") == 3
+    assert done.err.endswith(
+        "20 of 20 texts import what the environment 'default' does not have; "
+        "is it the right --env?\n"
+    )
+
+
 def test_options_reach_the_worker(client: Terminal) -> None:
     cheat = client.file("cheat.lean", "prelude\nimport Core\naxiom cheat : False\n")
     done = client.run("submit", "--allow-axiom", "cheat", cheat, "--json")
@@ -292,9 +315,10 @@ def test_options_reach_the_worker(client: Terminal) -> None:
 # Bad input
 
 
-def test_bad_files_say_what_is_wrong_and_keep_no_good_one_from_being_checked(
-    client: Terminal,
+def test_bad_files_say_what_is_wrong_before_anything_is_sent(
+    client: Terminal, fleet: Settings
 ) -> None:
+    before = look(fleet).counters.get("submitted", 0)
     good = client.file("good.lean", (SAMPLES / "standalone.lean").read_bytes())
     bad = {
         client.file("empty.lean", ""): "empty",
@@ -312,18 +336,20 @@ def test_bad_files_say_what_is_wrong_and_keep_no_good_one_from_being_checked(
     assert done.code == 2
     *errors, summary = done.err.splitlines()
     assert len(errors) == len(bad)
-    assert summary.startswith(f"1 accepted, {len(bad)} not checked in ")
+    assert summary == (
+        f"leanq: nothing was sent: {len(bad)} of {len(bad) + 1} files cannot be checked"
+    )
     for file, text in bad.items():
         (line,) = [line for line in errors if line.startswith(f"leanq: {file}: ")]
         assert text in line
-    assert f"{good}: accepted" in done.out
+    assert done.out == ""
 
     done = client.run("submit", "--json", *bad, good)
     assert (done.code, done.err) == (2, "")
     lines = {line["file"]: line for line in done.lines}
-    assert lines.pop(good)["verdict"] == "accepted"
     assert {file: line["verdict"] for file, line in lines.items()} == dict.fromkeys(bad)
     assert all(text in lines[file]["error"] for file, text in bad.items())
+    assert look(fleet).counters.get("submitted", 0) == before
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ def test_each_look_is_an_object(place: Terminal, settings: Settings) -> None:
             "slots_busy": 0,
             "slots_idle": 2,
             "workers": 1,
+            "fingerprints": {},
         }
         held = [lean.echo(b"held", deadline_s=100) for _ in range(5)]
         busy = looks(process, lambda look: look["environments"]["echo"]["waiting"])[-1]

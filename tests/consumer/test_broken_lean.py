@@ -99,13 +99,15 @@ def second(tmp_path: Path) -> Toolchain:
 
 
 @contextlib.asynccontextmanager
-async def running(settings: Settings, toolchain: Toolchain) -> AsyncIterator[asyncio.Task[None]]:
-    """A worker in this loop; the task of its life."""
+async def running(
+    settings: Settings, toolchain: Toolchain
+) -> AsyncIterator[tuple[Worker, asyncio.Task[None]]]:
+    """A worker in this loop, and the task of its life."""
     worker = Worker(settings, [LeanDriver(toolchain.open, slots=2)], slots=2, timings=QUICK)
     task = asyncio.create_task(worker.run())
     try:
         await eventually(lambda: worker.joined.is_set() or task.done())
-        yield task
+        yield worker, task
     finally:
         worker.stop(grace_s=0.0)
         await asyncio.wait([task])
@@ -156,7 +158,7 @@ async def test_a_lean_that_breaks_in_the_middle_costs_no_request_anything(
             ("rejected", "lean_error", 1)
         }
 
-    async with running(settings, toolchain) as broken:
+    async with running(settings, toolchain) as (_, broken):
         await batch()
         WAYS[way](toolchain)
         task = asyncio.create_task(batch())
@@ -171,7 +173,7 @@ async def test_a_lean_that_breaks_in_the_middle_costs_no_request_anything(
 async def test_a_worker_goes_on_where_lean_works_again(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient, toolchain: Toolchain
 ) -> None:
-    async with running(settings, toolchain) as task:
+    async with running(settings, toolchain) as (worker, task):
         toolchain.lose_a_library()
         # The first ones have a Lean that has started before.
         texts = [f"{CODE} -- {number}" for number in range(10)]
@@ -181,15 +183,17 @@ async def test_a_worker_goes_on_where_lean_works_again(
             return await counter(queue, "released") > 0
 
         await eventually(given_back)
+        await eventually(lambda: worker.quarantined)
         toolchain.part.touch()
         assert {(reply.verdict, reply.attempts) for reply in await asked} == {("rejected", 1)}
+        assert not worker.quarantined
         assert not task.done()
 
 
 async def test_a_text_that_ends_a_lean_that_works_is_to_blame(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient, toolchain: Toolchain
 ) -> None:
-    async with running(settings, toolchain) as task:
+    async with running(settings, toolchain) as (_, task):
         for number in range(4):
             reply = await lean.check(f"dies {number}")
             assert (reply.verdict, reply.reason, reply.attempts) == ("crashed", "process_died", 1)

@@ -51,6 +51,27 @@ async def test_what_leanq_says_of_the_whole_text_stands_at_its_beginning(either:
     assert [(m.line, m.column) for m in reply.messages] == [(1, 0)]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [
+        "theorem t : ∃ n, n = 3 := ⟨3, rfl⟩",
+        "theorem t (p : Prop) (h : p) : p := by\n  · exact h",
+        "theorem t (n : Nat) : n = n := by simp",
+        "theorem t (n : Nat) : n = n := Nat.sub_self n",
+    ],
+)
+async def test_what_the_small_core_lacks_is_explained(either: Site, code: str) -> None:
+    driver = await either.one()
+    reply = await driver.run(check(code))
+    assert reply.verdict == "rejected"
+    assert reply.messages[-1].severity == "information"
+    assert "leanq up --env NAME=FOLDER" in reply.messages[-1].text
+    # Who writes a header knows what is behind it.
+    reply = await driver.run(check(HEADER + code))
+    assert all(message.severity == "error" for message in reply.messages)
+
+
 @pytest.mark.parametrize("explicit", ["prelude", "import Core", "module", "prelude import Core"])
 async def test_an_explicit_header_is_taken_as_it_is(core: Environment, explicit: str) -> None:
     assert core.header_for(f"-- first\n{explicit}\ntheorem t : Nat := 1") == ""

@@ -275,7 +275,15 @@ def test_waiting_in_a_callback_is_an_error_and_no_deadlock(settings: Settings) -
     def called(first: Future[bytes]) -> None:
         # What has ended can be read.
         done.append(first.result())
-        for wait_for_it in (other.result, other.exception, lambda: next(lean.map(["x"]))):
+        assert wait([first]).done == {first}
+        assert list(as_completed([first])) == [first]
+        for wait_for_it in (
+            other.result,
+            other.exception,
+            lambda: next(lean.map(["x"])),
+            lambda: wait([first, other]),
+            lambda: next(as_completed([first, other])),
+        ):
             try:
                 wait_for_it()
             except UsageError as error:
@@ -284,10 +292,11 @@ def test_waiting_in_a_callback_is_an_error_and_no_deadlock(settings: Settings) -
     with LeanQClient(settings) as lean, serving(settings, driver):
         other = lean.echo(b"held")
         lean.echo(b"first").add_done_callback(called)
-        until(lambda: len(errors) == 3)
+        until(lambda: len(errors) == 5)
         assert done == [b"first"]
         assert all("callback" in str(error) for error in errors)
         driver.let_go()
+        assert wait([other], DEADLINE_S).done == {other}
         assert other.result(DEADLINE_S) == b"held"
         assert other.exception() is None
 

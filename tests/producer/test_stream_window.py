@@ -127,13 +127,30 @@ async def test_reading_leaves_the_loop_to_others() -> None:
     await results.aclose()
 
 
+MISSING = Reply(
+    "rejected",
+    (Message("error", 1, 0, "unknown module prefix 'Mathlib'\nsearched in /nowhere"),),
+    reason="unknown_import",
+)
+UNJUDGED = Reply(
+    "unjudged",
+    (Message("warning", 1, 0, "it is deprecated"), Message("warning", 1, 0, "leanq: no kernel")),
+    reason="judge_unavailable",
+)
+SAID = {
+    "have an import that the environment does not have (environment 'mathlib'): "
+    "unknown module prefix 'Mathlib'": MISSING,
+    "cannot be judged, since the worker has no judge that works (environment 'mathlib'): "
+    "no kernel": UNJUDGED,
+}
+
+
+@pytest.mark.parametrize("text", SAID)
 @pytest.mark.parametrize(("unknown", "warnings"), [(8, 1), (5, 1), (4, 0), (0, 0)])
-def test_a_batch_without_its_imports_is_warned_of_once(
-    caplog: pytest.LogCaptureFixture, unknown: int, warnings: int
+def test_a_batch_that_fails_for_its_environment_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, unknown: int, warnings: int, text: str
 ) -> None:
-    answers = Answers()
-    texts = "unknown module prefix 'Mathlib'\nsearched in /nowhere"
-    missing = Reply("rejected", (Message("error", 1, 0, texts),), reason="unknown_import")
+    answers, missing = Answers(), SAID[text]
 
     def codes() -> Iterator[str]:
         for number in range(8):
@@ -143,5 +160,4 @@ def test_a_batch_without_its_imports_is_warned_of_once(
     results = list(answers.map(codes(), env="mathlib", ordered=False))
     assert len(results) == 8
     logged = [record.getMessage() for record in caplog.records]
-    text = f"{unknown} of 8 results so far have an import that the environment 'mathlib' does not"
-    assert logged == warnings * [f"{text} have: unknown module prefix 'Mathlib'"]
+    assert logged == warnings * [f"{unknown} of 8 results so far {text}"]

@@ -24,7 +24,7 @@ from support.paths import ROOT, SAMPLES
 from support.sandboxes import busy, marked
 
 # As the installed script does it, with an interpreter of its own.
-LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
+LEANQ = (sys.executable, "-c", "from leanq.__main__ import main; main()")
 
 
 Process = Command | subprocess.Popen[bytes]

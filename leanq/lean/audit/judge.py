@@ -9,7 +9,7 @@ that leads to one is unknown to the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 from leanq.lean.audit.image import Image, Name, Raw, shape
@@ -110,6 +110,11 @@ class Judge:
     def nodes(self) -> int:
         """How many expressions were rebuilt."""
         return self._build.nodes
+
+    @property
+    def names(self) -> Collection[Name]:
+        """All names in what was rebuilt."""
+        return self._build.all_names
 
     def type_of(self, raw: Raw) -> tuple[int, set[Name], int]:
         """The type of a constant as Lean's object, the constants in it, and how large it is."""

@@ -289,24 +289,26 @@ class Kernel:
         _retain(self.env)
         return int(self._elaborated(self.env))
 
-    def printed(
-        self, environment: int, expression: int, options: Mapping[str, int | bool], width: int
-    ) -> str:
+    def options(self, values: Mapping[str, int | bool]) -> int:
+        """Options of Lean's with these values."""
+        found = self._no_options
+        for name, value in values.items():
+            if isinstance(value, bool):
+                data = self.construct(1, scalars=bytes([value]))
+            else:
+                data = self.construct(3, self.nat(value))
+            found = self._set_option(found, self.name(name.split(".")), data)
+        return found
+
+    def printed(self, environment: int, expression: int, options: int, width: int) -> str:
         """A closed expression in Lean's own words.
 
         Raises:
             KernelLimitError: Lean cannot print it, or not within the options' limits.
         """
-        chosen = self._no_options
-        for name, value in options.items():
-            if isinstance(value, bool):
-                data = self.construct(1, scalars=bytes([value]))
-            else:
-                data = self.construct(3, self.nat(value))
-            chosen = self._set_option(chosen, self.name(name.split(".")), data)
-        for each in (environment, expression, self._no_options, self._no_locals, self._no_metas):
+        for each in (environment, expression, options, self._no_locals, self._no_metas):
             _retain(each)
-        result = self._print(environment, self._no_metas, self._no_locals, chosen, expression)
+        result = self._print(environment, self._no_metas, self._no_locals, options, expression)
         if self._tag(result) != 0:
             raise KernelLimitError("Lean cannot print it")
         return self._read_string(self._pretty(_word(result + _WORD), self.nat(width), 1, 1))

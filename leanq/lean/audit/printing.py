@@ -32,11 +32,11 @@ from leanq.lean.audit.kernel import Kernel, KernelLimitError
 from leanq.lean.audit.olean import display
 
 _CPU_S = 1.0
-_MAX_THEOREMS = 100
-_MAX_NODES = 10_000
+_MAX_THEOREMS = 20
+_MAX_NODES = 5000
 _MAX_CHARS = 2000
 _WIDTH = 100
-_LIMITS: Mapping[str, int | bool] = {"maxHeartbeats": 1000, "pp.maxSteps": 1000}
+_LIMITS: Mapping[str, int | bool] = {"maxHeartbeats": 1000, "pp.maxSteps": 300}
 _BY_NAMES = {**_LIMITS, "pp.fieldNotation": False, "pp.structureInstances": False}
 _EXPLICIT = {**_BY_NAMES, "pp.explicit": True, "pp.notation": False, "pp.coercions": False}
 _WORD = re.compile(r"(?:«[^»]*»|[^\s()\[\]{}⟨⟩,:;@«»])+")
@@ -59,31 +59,37 @@ class Printer:
         self._kernel, self._judge, self._image = kernel, judge, image
         self._constants = constants
         self._environment = kernel.elaborated()
+        self._plainly, self._by_names = kernel.options(_LIMITS), kernel.options(_BY_NAMES)
+        self._explicitly = kernel.options(_EXPLICIT)
+        parts = {part for name in judge.names for part in name if isinstance(part, str)}
+        self._is_speakable = _UNSPEAKABLE.search("".join(parts)) is None
 
     def statements(self, theorems: Iterable[Name]) -> Iterator[str]:
         """The statement of each theorem, in their order, as long as there is room."""
         for _, name in zip(range(_MAX_THEOREMS), theorems, strict=False):
             raw = self._constants.get(name)
-            yield "" if raw is None else self._statement(raw)
+            yield self._statement(raw) if raw is not None and self._is_speakable else ""
 
     def _statement(self, raw: Raw) -> str:
         type_, reached, nodes = self._judge.type_of(raw)
         if nodes > _MAX_NODES:
             return ""
         own = {display(name) for name in reached if name in self._constants}
-        bound, has_strings = self._bound(raw.type_)
-        if _UNSPEAKABLE.search("".join(str(part) for name in (*reached, *bound) for part in name)):
-            return ""
         try:
-            text = self._kernel.printed(
-                self._environment, type_, _BY_NAMES if own else _LIMITS, _WIDTH
-            )
-            shown = set() if has_strings else {*_WORD.findall(text)} - {*map(display, bound)}
-            if not own <= shown:
-                text = self._kernel.printed(self._environment, type_, _EXPLICIT, _WIDTH)
+            text = self._printed(type_, self._by_names if own else self._plainly)
+            if own and not own <= self._shown(raw.type_, text):
+                text = self._printed(type_, self._explicitly)
         except KernelLimitError:
             return ""
         return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
+
+    def _printed(self, type_: int, options: int) -> str:
+        return self._kernel.printed(self._environment, type_, options, _WIDTH)
+
+    def _shown(self, root: int, text: str) -> set[str]:
+        """The names that a printed expression shows and that cannot stand for anything else."""
+        bound, has_strings = self._bound(root)
+        return set() if has_strings else {*_WORD.findall(text)}.difference(map(display, bound))
 
     def _bound(self, root: int) -> tuple[set[Name], bool]:
         """The names that an expression binds, and whether there are strings in it."""

@@ -30,7 +30,7 @@ from collections.abc import Collection
 
 # What follows makes another identifier of a word. What stands before it does not: Lean reads
 # `#versionelab` as `#version`, then `elab`, and a notation may end in a letter like that.
-_AFTER = r"(?![A-Za-z0-9_'!?\u2080-\u209c])"
+_AFTER = r"(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])"
 
 _WORDS = (
     # Commands, terms and tactics that evaluate, and commands that extend Lean.
@@ -120,9 +120,11 @@ _FIELDS = (
 )
 _GAP = r"(?:\s|--[^\n]*\n)*+"
 _CONFIGURATION = re.compile(
-    rf"(?<![A-Za-z0-9_.])«?(?:{_FIELDS.replace(' ', '|')})»?{_GAP}"
+    rf"(?<![A-Za-z0-9_])«?(?:{_FIELDS.replace(' ', '|')})»?{_GAP}"
     r"(?::=(?P<value>[^()]{0,400}+)(?P<end>[()]?)|/-)"
 )
+# A field of a field: `(simp.maxSteps := …)`.
+_PATH = re.compile(r"(?:[^\W\d][\w'«»]*\.)+\Z")
 _VALUE_AFTER_COMMENT = re.compile(r"-/\s*:=")
 _MAX_GAP_CHARS = 2000
 _LITERAL_ITEM = r"[A-Za-z_]+\s*:=\s*(?:true|false|[0-9]+|\.[A-Za-z]+)"
@@ -133,7 +135,9 @@ _LITERAL = re.compile(
 _AESOP = (
     re.compile(r"aesop"),
     re.compile(r"(?<![A-Za-z])tactic(?![A-Za-z0-9_'])"),
-    re.compile(r"(?:Tactic|Meta|Core|Elab|Simp)M|(?:Lean|Tactic)»?\.«?[A-Za-z]|open|export"),
+    re.compile(
+        r"(?:Tactic|Meta|Core|Elab|Simp)M|(?:Lean|Tactic)»?\.«?[A-Za-z]|open|export|namespace"
+    ),
 )
 
 
@@ -232,6 +236,7 @@ def _configuration(code: str) -> str | None:
             if not hides_values:
                 continue
         before = code[max(0, match.start() - _MAX_GAP_CHARS) : match.start()]
+        before = _PATH.sub("", before)
         above, _, line = before.rpartition("\n")
         # A name for the value of an argument, unless a comment stands between it and the bracket.
         if before.rstrip().endswith(("(", "-/")) or (not line.strip() and "--" in above):

@@ -7,6 +7,7 @@ computes it again. Metadata says nothing to the kernel and is left out.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from leanq.lean.audit.image import (
     AHEAD,
@@ -58,6 +59,11 @@ class Rebuilder:
         self._done: dict[int, int] = {}
         self._const_names: dict[int, Name] = {}
         self.nodes = 0
+
+    @property
+    def all_names(self) -> Collection[Name]:
+        """All names that were made."""
+        return self._by_parts.keys()
 
     def name_of(self, parts: Name) -> int:
         """A name."""

@@ -120,8 +120,7 @@ theorem small : True := True.intro
 
 
 async def test_of_many_theorems_the_first_are_printed(judges: Judges, lean: Lean) -> None:
-    many = "".join(f"theorem t{i} : True := True.intro\n" for i in range(300))
+    many = "".join(f"theorem t{i} : True := True.intro\n" for i in range(30))
     found = await judged(judges, lean, PRELUDE + many)
-    assert len(found.theorems) == len(found.statements) == 300
-    assert found.statements[:100] == ("True",) * 100
-    assert found.statements[100:] == ("",) * 200
+    assert found.theorems == tuple(f"t{i}" for i in range(30))
+    assert found.statements == ("True",) * 20 + ("",) * 10

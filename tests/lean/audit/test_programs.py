@@ -83,6 +83,10 @@ RUNNING = [
     'set_option sat.solver "x"',
     'set_option «sat».«solver» "x"',
     "show_panel_widgets [f]",
+    # Signs that are no part of an identifier.
+    'prefix:max "₊" => id\nrun_cmd₊(f)',
+    "example : x := by simp (ground.maxSteps := f)",
+    "namespace Lean\nnamespace Elab\ndef f := g\nexample : x := by aesop (add safe tactic f)",
     '"elab"',
 ]
 
@@ -102,6 +106,8 @@ HONEST = [
     "example : x := by simp (config := { decide := true, maxSteps := 100 })",
     "example : x := by simp (maxSteps := 100) only [f]",
     "example : x := f (n := g)",
+    "example : x := { p with a.mode := f }",
+    "example : x := by run_cmd₁",
     "example : x := by decide -- done\n\nexample := 1",
     "set_option maxHeartbeats 400000 in",
     "set_option pp.all true",
