@@ -79,17 +79,8 @@ async def _examine(
     findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
     findings.append(await _server(url or UpFile(os.environ).read()))
     findings.append(await _sandbox())
-<<<<<<< HEAD
-    if environment:
-        findings.append(await _judge(environment))
-        findings.append(await _fork_server(environment))
-        findings.append(await _check(environment))
-        if repl:
-            findings += await _examine_repl(environment, repl)
-=======
     for name, folder in named.items():
         findings += await _examine_environment(name, folder, lean, repl)
->>>>>>> main
     return findings
 
 
