@@ -93,6 +93,7 @@ async def _examine_environment(
         return [Finding("lean", False, str(error))]
     findings = [Finding("lean", True, str(environment))]
     findings.append(await _judge(environment))
+    findings.append(await _fork_server(environment))
     findings.append(await _check(environment))
     if repl:
         findings += await _examine_repl(environment, repl)
