@@ -23,6 +23,7 @@ from leanq.commands.worker import environments, named_environments
 from leanq.errors import LeanQError, ReplError
 from leanq.lean.audit.judges import Judges
 from leanq.lean.environment import Environment, open_environment
+from leanq.lean.fork_server.server import fault_of_forks
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.repl.program import ReplProgram, find_repl
 from leanq.lean.repl.protocol import Elaborated, Stepped
@@ -105,6 +106,7 @@ async def _examine_environment(
         return [Finding("lean", False, str(error))]
     findings = [Finding("lean", True, str(environment))]
     findings.append(await _judge(environment))
+    findings.append(await _fork_server(environment))
     findings.append(await _check(environment))
     if repl:
         findings += await _examine_repl(environment, repl)
@@ -164,6 +166,17 @@ async def _judge(environment: Environment) -> Finding:
     if why:
         return Finding("judge", False, f"what Lean accepts stays unjudged: {why}")
     return Finding("judge", True, "passes its self-test with honest and forged files")
+
+
+async def _fork_server(environment: Environment) -> Finding:
+    """Half a dozen texts behind a preloaded header and by a Lean that starts anew."""
+    header = environment.header or "import Init\n"
+    why = await fault_of_forks(environment, header)
+    text = (
+        f"Lean starts anew for each text: {why}" if why else "says what Lean says that starts anew"
+    )
+    # Nothing depends on it but speed.
+    return Finding("fork server", True, text)
 
 
 async def _check(environment: Environment) -> Finding:

@@ -72,6 +72,12 @@ worker_options = options.combined(
         "system calls, with the list of what is missing.",
     ),
     click.option(
+        "--no-fork-server",
+        is_flag=True,
+        help="Start Lean anew for each text, instead of forking a process that has imported its "
+        "header.",
+    ),
+    click.option(
         "--trust-steps",
         is_flag=True,
         help="Take the REPL's word, which can be wrong, for a step that completes a proof: "
@@ -152,6 +158,7 @@ def make_worker(
     repl: str | None = None,
     trust_steps: bool = False,
     require_walls: bool = False,
+    no_fork_server: bool = False,
     slots: int | None = None,
     grace_s: float = 10.0,
     nice: int = 0,
@@ -192,7 +199,7 @@ def make_worker(
             made = ReplDriver(opener, repl, rules=rules, trust_steps=trust_steps, **made_of)
             drivers.append(made)
         else:
-            drivers.append(LeanDriver(opener, **made_of))
+            drivers.append(LeanDriver(opener, fork_server=not no_fork_server, **made_of))
     return Worker(settings, drivers, slots=slots, grace_s=grace_s)
 
 

@@ -20,6 +20,7 @@ from leanq.lean.audit.judges import Judges
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import moved_up
 from leanq.lean.environment import Environment, cache_folder
+from leanq.lean.fork_server.server import ForkServer
 from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean
 from leanq.lean.recipes import pack_export, read_recipe, unpack_export
@@ -85,6 +86,7 @@ class LeanDriver:
         hidden: folders that a candidate must not see, where the machine can hide them.
         nice: niceness of the Lean processes.
         costs: what is known of the costs of snapshots.
+        fork_server: whether headers may be preloaded (:mod:`leanq.lean.fork_server`).
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class LeanDriver:
         hidden: Sequence[Path] = (),
         nice: int = 0,
         costs: Costs | None = None,
+        fork_server: bool = True,
     ) -> None:
         self._open_environment = open_environment
         self._slots = slots
@@ -104,6 +107,7 @@ class LeanDriver:
         self._hidden = tuple(hidden)
         self._nice = nice
         self._costs = costs or Costs()
+        self._fork_server = fork_server
         self.opened = self._open(open_environment())
         self.environment = self.opened.lean.environment.name
         self._looked_at_s = time.monotonic()
@@ -247,9 +251,13 @@ class LeanDriver:
             library = environment.toolchain.library
             roots = (*environment.search_path, *([library] if library else []))
             snapshots = Snapshots(self._cache, roots, self._costs)
+        forks = None
+        if self._fork_server and environment.toolchain.shared_libraries:
+            forks = ForkServer(environment, hidden=self._hidden, nice=self._nice)
         lean = Lean(
             environment,
             slots=self._slots,
+            forks=forks,
             hidden=self._hidden,
             nice=self._nice,
             inbox_root=self._cache.inbox_root if self._cache else None,
