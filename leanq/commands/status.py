@@ -33,7 +33,12 @@ _EVERY_S = 1.0
 _LOOKS = 11
 # Of the workers in plain output of --watch, which no screen bounds.
 _MOST_WORKERS = 10
-_SHOWN_OF_WORKERS: Mapping[str, type] = {"slots": int, "started": float, "environments": list}
+_SHOWN_OF_WORKERS: Mapping[str, type] = {
+    "slots": int,
+    "started": float,
+    "environments": list,
+    "degraded": dict,
+}
 
 
 @click.command()
@@ -216,6 +221,9 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
                 f"differs     {name} is not the same on all workers, nor are its verdicts: "
                 f"{counted(offers)} (workers by fingerprint)"
             )
+    for row in record["workers"]:
+        for name, why in row.get("degraded", {}).items():
+            yield f"degraded    {name} on {row['worker']}: {why}"
     for name, count in record["quarantined"].items():
         text = "to run alone, since their workers died"
         yield f"quarantined {plural(count, 'request')} of {name}, {text}"

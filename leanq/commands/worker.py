@@ -24,6 +24,7 @@ from leanq.fleet.prometheus import Page, Sample, counted_samples
 from leanq.lean.driver import Driver
 from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import open_environment
+from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.lean_driver import LeanDriver, machine_cache
 from leanq.lean.repl.driver import ReplDriver
 from leanq.lean.repl.session import Recycling
@@ -191,6 +192,7 @@ def make_worker(
         "hidden": _server_folder(settings),
         "nice": nice,
     }
+    forks = None if no_fork_server else ForkRules(compare_every=settings.compare_every)
     drivers: list[Driver] = []
     for name, path in named_environments(environments).items():
         opener = partial(open_environment, name, path, lean=lean)
@@ -199,7 +201,7 @@ def make_worker(
             made = ReplDriver(opener, repl, rules=rules, trust_steps=trust_steps, **made_of)
             drivers.append(made)
         else:
-            drivers.append(LeanDriver(opener, fork_server=not no_fork_server, **made_of))
+            drivers.append(LeanDriver(opener, forks=forks, **made_of))
     return Worker(settings, drivers, slots=slots, grace_s=grace_s)
 
 

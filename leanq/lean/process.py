@@ -139,8 +139,6 @@ class Lean:
         for sandbox in opened:
             self._prepare(sandbox)
         await self.prove()
-        if self.forks is not None and self.environment.header:
-            self.forks.expect(self.environment.header, self._arguments(_COMPILE))
 
     async def prove(self) -> None:
         """Has Lean compile a theorem of ours, in a sandbox like a candidate's, after this call.
@@ -275,7 +273,12 @@ class Lean:
         slot.sandbox = slot.forked[key] = sandbox
         sandbox.clear()
         count("leanq_fork_server_total", "forked")
-        done = await self._lean(sandbox, command, limits, code)
+        try:
+            done = await self._lean(sandbox, command, limits, code)
+        except SandboxError as error:
+            log.warning("a text runs once more, for its fork was lost: %s", error)
+            await self.forks.give_back(key, slot.forked.pop(key))
+            return None
         if done.exit.stopped is None and self.forks.is_due():
             seen = RunBytes.of(done, compiled_by(command, sandbox.left))
             self.forks.prove(key, code, limits, seen)

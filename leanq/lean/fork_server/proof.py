@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,17 +11,27 @@ from leanq.lean.sandbox.sandbox import Finished, Limits
 
 PROOF_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 _THEOREM = "theorem leanqProof (p : Prop) (h : p) : p := "
-_DEEP = 2_000
+_DEEP = 20_000
+_SMALL_STACK = {"LEAN_STACK_SIZE_KB": "4096"}
 
-# What stands behind a header: accepted, an error, a sorry, a syntax error, and more nesting than
-# Lean takes.
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A text of the proof, and the environment variables that it is run with besides."""
+
+    text: str
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+# What stands behind a header: accepted, an error, a sorry, a syntax error.
 _BODIES = (
     f"{_THEOREM}h\n",
     f"{_THEOREM}p\n",
     f"{_THEOREM}sorry\n",
     "theorem leanqProof : := by (\n",
-    f"{_THEOREM}{'(' * _DEEP}h{')' * _DEEP}\n",
 )
+# A stack that overflows: of the usual size it would take seconds and a gigabyte.
+_OVERFLOWING = f"{_THEOREM}{'(' * _DEEP}h{')' * _DEEP}\n"
 # A text with another header, which a fork has to import anew.
 _OTHER_HEADER = f"prelude\n\n-- another header\n{_THEOREM}h\n"
 
@@ -52,9 +62,10 @@ class RunBytes:
         return ", ".join(names)
 
 
-def proof_texts(header: str) -> list[str]:
+def trials(header: str) -> list[Trial]:
     """The texts by which a preloaded header is proved."""
-    return [*(header + body for body in _BODIES), _OTHER_HEADER]
+    texts = (*(header + body for body in _BODIES), _OTHER_HEADER)
+    return [*map(Trial, texts), Trial(header + _OVERFLOWING, _SMALL_STACK)]
 
 
 def compiled_by(command: Sequence[str], scratch: Path) -> Path | None:

@@ -21,7 +21,8 @@ from cachetools import LRUCache
 
 from leanq.errors import SandboxError
 from leanq.lean.environment import Environment
-from leanq.lean.fork_server.proof import PROOF_LIMITS, RunBytes, compiled_by, proof_texts
+from leanq.lean.fork_server.proof import PROOF_LIMITS, RunBytes, Trial, compiled_by, trials
+from leanq.lean.pass_memory import PassMemory, libraries_of
 from leanq.lean.sandbox.monitor import MESSAGE_BYTES
 from leanq.lean.sandbox.sandbox import Limits, Sandbox, Supervisor, spawn
 from leanq.lean.sandbox.scratch import empty
@@ -34,11 +35,9 @@ _ZYGOTE = "leanq.lean.fork_server.zygote"
 # Importing maps the files of a whole library, from a disk that may be cold.
 _READY_TIMEOUT_S = 900.0
 _FORK_TIMEOUT_S = 30.0
-_SEEN_BEFORE = 2  # times that a header has come before it is worth a process
 _HEADERS_REMEMBERED = 1024
 _PENDING_PROOFS = 4
 _NEVER = 1 << 30
-_MEMORY_BYTES = 2 << 30
 # A header that nothing can be hidden in: whatever stands here, no tokenizer takes for a command.
 _PLAIN_HEADER = re.compile(
     r"(?:module\s+)?(?:prelude\s+)?(?:(?:public\s+)?(?:meta\s+)?import\s+(?:all\s+)?"
@@ -58,6 +57,25 @@ def forkable_header(environment: Environment, code: str) -> str | None:
     if not _PLAIN_HEADER.fullmatch(text) or _NEEDS_LOOP.search(code, len(header.text)):
         return None
     return None if environment.missing(header) else text
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRules:
+    """When a header is preloaded, and what is asked of it then.
+
+    Attributes:
+        preload_after: texts with a header after which it is preloaded, where its proof is
+            remembered: preloading takes as much CPU time as so many starts of Lean.
+        prove_after: the same where it is to be proved first.
+        compare_every: one of so many texts is run both ways later on; 0: none.
+        memory_bytes: what all preloaded headers of an environment may hold; the one used least
+            recently goes first.
+    """
+
+    preload_after: int = 3
+    prove_after: int = 20
+    compare_every: int = 500
+    memory_bytes: int = 2 << 30
 
 
 class _HeaderFailsError(SandboxError):
@@ -172,12 +190,11 @@ class ForkServer:
     """The zygotes of one environment, which all slots of a worker share.
 
     Before a header serves, half a dozen texts are run behind it and by a Lean that starts anew, and
-    all bytes are compared; later the same is done with a share of the texts that come. At the first
-    difference the fork server is given up for as long as the environment is open.
+    all bytes are compared; a pass is remembered on this machine. Later the same is done with a
+    share of the texts that come. At the first difference the fork server is given up for as long as
+    the environment is open.
 
     Args:
-        memory_bytes: what all zygotes together may hold; the one used least recently goes first.
-        proved_share: the share of texts that are run both ways.
         hidden: folders that a candidate must not see.
         nice: niceness of what is forked.
     """
@@ -185,15 +202,13 @@ class ForkServer:
     def __init__(
         self,
         environment: Environment,
+        rules: ForkRules,
         *,
-        memory_bytes: int = _MEMORY_BYTES,
-        proved_share: float = 1 / 500,
         hidden: Sequence[Path] = (),
         nice: int = 0,
     ) -> None:
         self._environment = environment
-        self._memory_bytes = memory_bytes
-        self._proved_share = proved_share
+        self._rules = rules
         self._proving: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -225,8 +240,8 @@ class ForkServer:
         found = self._preloaded.get(key)
         if found is None:
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] > _SEEN_BEFORE:
-                self.expect(*key)
+            if self._seen[key] in (self._rules.preload_after, self._rules.prove_after):
+                self._expect(key, remembered=self._seen[key] < self._rules.prove_after)
             return None
         if found.zygote is None or not found.zygote.alive:
             return None
@@ -263,22 +278,21 @@ class ForkServer:
         found.idle.append(sandbox)
         self.prepare(key, sandbox)
 
-    def expect(self, header: str, command: Sequence[str]) -> None:
-        """Begins to preload a header, for Lean with these arguments."""
-        key = (header, tuple(command))
-        if key not in self._preloaded:
-            found = self._preloaded[key] = _Preloaded()
-            found.making = asyncio.create_task(self._make(key, found))
-
     async def preload(self, header: str, command: Sequence[str]) -> None:
-        """Preloads a header and proves it; SandboxError: that is not possible here."""
+        """Preloads a header for Lean with these arguments, and proves it, whatever is remembered.
+
+        Raises:
+            SandboxError: that is not possible here.
+        """
         key = (header, tuple(command))
         found = self._preloaded[key] = _Preloaded()
-        await self._preload(key, found)
+        await self._preload(key, found, None)
 
     def is_due(self) -> bool:
         """Whether the next text is one of those that are run both ways."""
-        return len(self._proving) < _PENDING_PROOFS and self._rng.random() < self._proved_share
+        if not self._rules.compare_every or len(self._proving) >= _PENDING_PROOFS:
+            return False
+        return self._rng.random() < 1 / self._rules.compare_every
 
     def prove(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
         """Runs a text again by a Lean that starts anew, in an idle moment."""
@@ -302,9 +316,20 @@ class ForkServer:
         for key in list(self._preloaded):
             await self._drop(key)
 
-    async def _make(self, key: Key, found: _Preloaded) -> None:
+    def _expect(self, key: Key, *, remembered: bool) -> None:
+        """Begins to preload a header; where ``remembered``, only if its proof is."""
+        found = self._preloaded[key] = _Preloaded()
+        found.making = asyncio.create_task(self._make(key, found, remembered))
+
+    async def _make(self, key: Key, found: _Preloaded, remembered: bool) -> None:
         try:
-            await self._preload(key, found)
+            memory = self._memory(key)
+            if await asyncio.to_thread(memory.is_kept):
+                await self._preload(key, found, memory)
+            elif remembered:
+                self._preloaded.pop(key, None)
+            else:
+                await self._preload(key, found, None)
         except _HeaderFailsError as error:
             log.info("Lean starts anew for each text with the header %r: %s", key[0], error)
             self._preloaded.pop(key, None)
@@ -313,62 +338,83 @@ class ForkServer:
             self._preloaded.pop(key, None)
             self._give_up(str(error))
 
-    async def _preload(self, key: Key, found: _Preloaded) -> None:
+    def _memory(self, key: Key) -> PassMemory:
+        """Where the pass of a header is kept."""
         header, command = key
-        toolchain = self._environment.toolchain
-        arguments = command[len(toolchain.command) :]
+        environment = self._environment
+        words = (environment.fingerprint, header, *command)
+        return PassMemory(environment, "fork-server", libraries_of(environment), *words)
+
+    async def _preload(self, key: Key, found: _Preloaded, passed: PassMemory | None) -> None:
+        """Preloads a header, and proves it unless it has passed."""
+        memory = passed or self._memory(key)
         started_s = time.monotonic()
-        zygote = await Zygote.open(
-            toolchain.shared_libraries, arguments, header, self._environment.process_env()
-        )
+        zygote = await self._new_zygote(key)
         try:
-            if different := await self._difference(key, zygote):
-                raise SandboxError(f"behind {header!r} Lean says something else: {different}")
+            if not passed:
+                await self._prove_header(key, zygote)
+                await asyncio.to_thread(memory.keep)
         except BaseException:
             await zygote.close()
             raise
         count("leanq_fork_server_total", "preloaded")
         took_s = time.monotonic() - started_s
-        log.info("preloaded %r in %.1f s, %d MB", header, took_s, zygote.memory_bytes >> 20)
+        log.info("preloaded %r in %.1f s, %d MB", key[0], took_s, zygote.memory_bytes >> 20)
         found.zygote = zygote
         await self._make_room(key)
+
+    async def _new_zygote(self, key: Key, env: Mapping[str, str] | None = None) -> Zygote:
+        """A process that has imported a header, with these environment variables besides."""
+        header, command = key
+        toolchain = self._environment.toolchain
+        return await Zygote.open(
+            toolchain.shared_libraries,
+            command[len(toolchain.command) :],
+            header,
+            {**self._environment.process_env(), **(env or {})},
+        )
 
     async def _prove(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
         await self._idle.wait()
         try:
             async with contextlib.AsyncExitStack() as stack:
                 sandbox = await self._new_sandbox(stack)
-                plain = await self._outcome(sandbox, key, code, limits)
+                plain = await self._outcome(sandbox, key, Trial(code), limits)
                 count("leanq_fork_server_total", "proved")
                 if not (different := seen.difference(plain)):
                     return
-                again = await self._outcome(sandbox, key, code, limits)
+                again = await self._outcome(sandbox, key, Trial(code), limits)
                 # A text that asks for the time or the weather says something else each time.
                 if not plain.difference(again):
-                    self._give_up(f"behind {key[0]!r} Lean says something else: {different}")
+                    await asyncio.to_thread(self._memory(key).forget)
+                    self._give_up(_says_otherwise(key, different))
         except (SandboxError, OSError) as error:
             log.warning("a text was not run both ways: %s", error)
 
-    async def _difference(self, key: Key, zygote: Zygote) -> str:
-        """In what the texts of the proof come out differently behind a header; empty: nothing."""
+    async def _prove_header(self, key: Key, zygote: Zygote) -> None:
+        """Raises SandboxError where a text comes out differently behind a header."""
         async with contextlib.AsyncExitStack() as stack:
             plain = await self._new_sandbox(stack)
             forked = await self._new_sandbox(stack, zygote)
-            for text in proof_texts(key[0]):
-                seen = await self._outcome(forked, key, text, PROOF_LIMITS)
-                expected = await self._outcome(plain, key, text, PROOF_LIMITS)
+            for trial in trials(key[0]):
+                behind = forked
+                if trial.env:  # which Lean reads where it starts
+                    other = await self._new_zygote(key, trial.env)
+                    stack.push_async_callback(other.close)
+                    behind = await self._new_sandbox(stack, other)
+                seen = await self._outcome(behind, key, trial, PROOF_LIMITS)
+                expected = await self._outcome(plain, key, trial, PROOF_LIMITS)
                 if different := seen.difference(expected):
-                    return different
-        return ""
+                    raise SandboxError(_says_otherwise(key, different))
 
-    async def _outcome(self, sandbox: Sandbox, key: Key, code: str, limits: Limits) -> RunBytes:
+    async def _outcome(self, sandbox: Sandbox, key: Key, trial: Trial, limits: Limits) -> RunBytes:
         sandbox.clear()
         done = await sandbox.run(
             key[1],
-            env=self._environment.sandbox_env(sandbox.scratch),
+            env={**self._environment.sandbox_env(sandbox.scratch), **trial.env},
             cwd=sandbox.scratch,
             limits=limits,
-            stdin=code.encode(),
+            stdin=trial.text.encode(),
         )
         return await asyncio.to_thread(RunBytes.of, done, compiled_by(key[1], sandbox.left))
 
@@ -383,7 +429,7 @@ class ForkServer:
     async def _make_room(self, newest: Key) -> None:
         for key in list(self._preloaded):
             held = sum(f.zygote.memory_bytes for f in self._preloaded.values() if f.zygote)
-            if held <= self._memory_bytes or key == newest:
+            if held <= self._rules.memory_bytes or key == newest:
                 return
             if self._preloaded[key].taken == 0:
                 await self._drop(key)
@@ -414,11 +460,15 @@ class ForkServer:
             self.unavailable = why
 
 
+def _says_otherwise(key: Key, different: str) -> str:
+    return f"behind {key[0]!r} Lean says something else: {different}"
+
+
 async def fault_of_forks(environment: Environment, header: str) -> str:
     """Why texts with this header cannot be run in forks here; empty where they can."""
     if not environment.toolchain.shared_libraries:
         return "this toolchain has no shared library"
-    forks = ForkServer(environment)
+    forks = ForkServer(environment, ForkRules())
     command = [*environment.toolchain.command, "-o", "Proof.olean", "--json", "--stdin"]
     try:
         await forks.preload(header, command)

@@ -228,11 +228,13 @@ class Sandbox:
         """End what runs, the supervisor, and the scratch folder."""
         self._leave(-1)
         self._give_up("the sandbox was closed")
-        await self._supervisor.end()
-        for folder in self._folders:
-            if folder.exists():  # the supervisor was killed before it could
-                empty(str(folder))
-                folder.rmdir()
+        try:
+            await self._supervisor.end()
+        finally:
+            for folder in self._folders:
+                if folder.exists():  # the supervisor was killed before it could
+                    empty(str(folder))
+                    folder.rmdir()
 
     @property
     def supervisor(self) -> Supervisor:
