@@ -104,14 +104,11 @@ class Consumer:
     async def join(self) -> None:
         """Enters the fleet; raises UnavailableError."""
         about = self._about
-        degraded = {
-            environment: said["degraded"]
-            for environment, said in about.items()
-            if "degraded" in said
-        }
+        # This worker's alone, where the rest is the environment's.
+        degraded = {name: said["degraded"] for name, said in about.items() if "degraded" in said}
         environments = {
-            environment: wire.pack_info({k: v for k, v in said.items() if k != "degraded"})
-            for environment, said in about.items()
+            name: wire.pack_info({k: v for k, v in said.items() if k != "degraded"})
+            for name, said in about.items()
         }
         fingerprints = {
             environment: str(said.get("fingerprint", "")) for environment, said in about.items()

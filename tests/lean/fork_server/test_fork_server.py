@@ -16,13 +16,14 @@ from support.waiting import eventually
 
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.proof import RunBytes, compiled_by
-from leanq.lean.fork_server.server import ForkServer, forkable_header
+from leanq.lean.fork_server.server import ForkRules, ForkServer, forkable_header
 from leanq.lean.process import Lean, Slot
 from leanq.lean.sandbox.sandbox import Limits
 
 HEADER = "prelude\nimport Core\n"
 PROOF = "theorem t (p : Prop) (h : p) : p := h\n"
 LIMITS = Limits(cpu_s=60.0, wall_s=100.0, memory_bytes=4 << 30)
+RULES = ForkRules(preload_after=1, prove_after=2, compare_every=0)
 COMPILE = ("-o", "LeanqSubmission.olean", "--json", "--stdin")
 # Some 20 s of CPU each.
 LONG = {"stack_overflow"}
@@ -36,7 +37,7 @@ TEXTS = sorted(
 
 @contextlib.asynccontextmanager
 async def opened(environment: Environment, *, forked: bool) -> AsyncIterator[Lean]:
-    forks = ForkServer(environment, proved_share=0.0) if forked else None
+    forks = ForkServer(environment, RULES) if forked else None
     lean = Lean(environment, slots=1, forks=forks)
     try:
         await lean.open()
@@ -49,10 +50,19 @@ async def opened(environment: Environment, *, forked: bool) -> AsyncIterator[Lea
 async def preloaded(environment: Environment) -> AsyncIterator[Lean]:
     """A Lean whose fork server has imported the environment's own header."""
     async with opened(environment, forked=True) as lean:
-        forks = lean.forks
-        assert forks is not None
-        await eventually(lambda: bool(forks.pids()), deadline_s=60.0)
+        await forked_once(lean, HEADER + PROOF)
         yield lean
+
+
+async def forked_once(lean: Lean, text: str) -> None:
+    """Runs a text until it is a fork that does it."""
+
+    async def is_forked() -> bool:
+        async with lean.slot() as slot:
+            assert (await lean.run(slot, text, LIMITS)).done.exit.code == 0
+            return was_forked(slot)
+
+    await eventually(is_forked, deadline_s=60.0)
 
 
 def was_forked(slot: Slot) -> bool:
@@ -95,14 +105,10 @@ async def test_lean_starts_anew_for(site: Site, text: str) -> None:
 
 async def test_a_header_that_comes_again_is_preloaded(site: Site) -> None:
     async with opened(site.core, forked=True) as lean:
-
-        async def is_forked() -> bool:
-            async with lean.slot() as slot:
-                assert (await lean.run(slot, "prelude\n", LIMITS)).done.exit.code == 0
-                return was_forked(slot)
-
-        assert not await is_forked()
-        await eventually(is_forked, deadline_s=60.0)
+        async with lean.slot() as slot:
+            await lean.run(slot, "prelude\n", LIMITS)
+            assert not was_forked(slot)
+        await forked_once(lean, "prelude\n")
 
 
 async def test_a_text_knows_nothing_of_those_before_it(site: Site) -> None:
@@ -143,6 +149,9 @@ async def test_one_that_says_something_else_is_given_up(
         async with opened(talkative, forked=True) as lean:
             forks = lean.forks
             assert forks is not None
+            for _ in range(2):
+                async with lean.slot() as slot:
+                    await lean.run(slot, HEADER + PROOF, LIMITS)
             await eventually(lambda: bool(forks.unavailable), deadline_s=60.0)
             async with lean.slot() as slot:
                 assert (await lean.run(slot, HEADER + PROOF, LIMITS)).done.exit.code == 0
