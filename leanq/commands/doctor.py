@@ -21,6 +21,7 @@ from leanq import __version__
 from leanq.commands import options
 from leanq.commands.worker import environments, named_environments
 from leanq.errors import LeanQError, ReplError
+from leanq.fleet.stats import degraded_of, info_of
 from leanq.lean.audit.judges import Judges
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.fork_server.server import fault_of_forks
@@ -90,7 +91,7 @@ async def _examine(
 ) -> list[Finding]:
     python = f"{platform.python_version()} ({sys.executable})"
     findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
-    findings.append(await _server(url or UpFile(os.environ).read()))
+    findings += await _server(url or UpFile(os.environ).read())
     findings.append(await _sandbox())
     for name, folder in named.items():
         findings += await _examine_environment(name, folder, lean, repl)
@@ -113,35 +114,43 @@ async def _examine_environment(
     return findings
 
 
-async def _server(url: str | None) -> Finding:
+async def _server(url: str | None) -> list[Finding]:
     if url is None:
         program = find_server()
         try:
             with EmbeddedServer() as server:
-                about = await _ask_server(embedded_settings(server, os.environ))
+                about, _ = await _ask_server(embedded_settings(server, os.environ))
         except LeanQError as error:
-            return Finding("server", False, str(error))
-        return Finding("server", True, f"embedded, {about} ({program})")
+            return [Finding("server", False, str(error))]
+        return [Finding("server", True, f"embedded, {about} ({program})")]
     try:
-        about = await _ask_server(Settings.load(url, os.environ))
+        about, workers = await _ask_server(Settings.load(url, os.environ))
     except LeanQError as error:
-        return Finding("server", False, str(error))
-    return Finding("server", "evicts" not in about, f"{without_password(url)}, {about}")
+        return [Finding("server", False, str(error))]
+    server = Finding("server", "evicts" not in about, f"{without_password(url)}, {about}")
+    return [server, *(Finding("worker", True, each) for each in workers)]
 
 
-async def _ask_server(settings: Settings) -> str:
+async def _ask_server(settings: Settings) -> tuple[str, list[str]]:
+    """What there is to say of a server, and of workers that are slower than they should be."""
     queue = Queue(settings)
     try:
         info = await queue.ping()
         await check_shape(queue)
+        workers = (await queue.status()).workers
     finally:
         await queue.close()
+    slow = [
+        f"{name} on {row.worker}: {why}"
+        for row in workers
+        for name, why in degraded_of(info_of(row.info)).items()
+    ]
     version = info.get("valkey_version") or info.get("redis_version", "?")
     policy = str(info.get("maxmemory_policy", "?"))
     text = f"version {version}, maxmemory-policy {policy}"
     if policy.startswith("allkeys"):
         text += " evicts requests in flight: set noeviction, or a volatile policy"
-    return text
+    return text, slow
 
 
 async def _sandbox() -> Finding:

@@ -22,7 +22,14 @@ from leanq.commands.common import queue_settings, until_signal
 from leanq.commands.tables import columns, counted, duration, plural, printable
 from leanq.errors import QueueError, UsageError
 from leanq.fleet.history import history
-from leanq.fleet.stats import FleetStats, decisions_of, environments_of, fleet_stats_of, info_of
+from leanq.fleet.stats import (
+    FleetStats,
+    decisions_of,
+    degraded_of,
+    environments_of,
+    fleet_stats_of,
+    info_of,
+)
 from leanq.queue.queue import every_shard
 from leanq.queue.results import Status, merged
 from leanq.queue.settings import Settings, without_password
@@ -37,7 +44,6 @@ _SHOWN_OF_WORKERS: Mapping[str, type] = {
     "slots": int,
     "started": float,
     "environments": list,
-    "degraded": dict,
 }
 
 
@@ -139,6 +145,7 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
                 "worker": row.worker,
                 "running": row.held,
                 "lease_s": round(row.lease_s, 1),
+                "degraded": degraded_of(info_of(row.info)),
                 **{
                     name: value
                     for name, value in info_of(row.info).items()
@@ -222,7 +229,7 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
                 f"{counted(offers)} (workers by fingerprint)"
             )
     for row in record["workers"]:
-        for name, why in row.get("degraded", {}).items():
+        for name, why in row["degraded"].items():
             yield f"degraded    {name} on {row['worker']}: {why}"
     for name, count in record["quarantined"].items():
         text = "to run alone, since their workers died"

@@ -43,7 +43,16 @@ def test_doctor_where_all_is_well(terminal: Terminal, core: Environment) -> None
     done = terminal.run("doctor", "--json")
     assert (done.code, done.err) == (0, "")
     found = by_name(done.lines)
-    assert list(found) == ["leanq", "python", "server", "sandbox", "lean", "judge", "check"]
+    assert list(found) == [
+        "leanq",
+        "python",
+        "server",
+        "sandbox",
+        "lean",
+        "judge",
+        "fork server",
+        "check",
+    ]
     assert all(finding["works"] for finding in found.values())
     assert found["leanq"]["text"] == __version__
     assert found["server"]["text"].startswith("embedded, version ")

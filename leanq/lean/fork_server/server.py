@@ -78,6 +78,12 @@ class ForkRules:
     memory_bytes: int = 2 << 30
 
 
+def memory_of(environment: Environment, header: str, command: Sequence[str]) -> PassMemory:
+    """Where it is remembered that a header is proved, for Lean with these arguments."""
+    words = (environment.fingerprint, header, *command)
+    return PassMemory(environment, "fork-server", libraries_of(environment), *words)
+
+
 class _HeaderFailsError(SandboxError):
     """A header with errors has messages about its whole text, so nothing goes on behind it."""
 
@@ -323,7 +329,7 @@ class ForkServer:
 
     async def _make(self, key: Key, found: _Preloaded, remembered: bool) -> None:
         try:
-            memory = self._memory(key)
+            memory = memory_of(self._environment, *key)
             if await asyncio.to_thread(memory.is_kept):
                 await self._preload(key, found, memory)
             elif remembered:
@@ -338,16 +344,9 @@ class ForkServer:
             self._preloaded.pop(key, None)
             self._give_up(str(error))
 
-    def _memory(self, key: Key) -> PassMemory:
-        """Where the pass of a header is kept."""
-        header, command = key
-        environment = self._environment
-        words = (environment.fingerprint, header, *command)
-        return PassMemory(environment, "fork-server", libraries_of(environment), *words)
-
     async def _preload(self, key: Key, found: _Preloaded, passed: PassMemory | None) -> None:
         """Preloads a header, and proves it unless it has passed."""
-        memory = passed or self._memory(key)
+        memory = passed or memory_of(self._environment, *key)
         started_s = time.monotonic()
         zygote = await self._new_zygote(key)
         try:
@@ -380,13 +379,13 @@ class ForkServer:
             async with contextlib.AsyncExitStack() as stack:
                 sandbox = await self._new_sandbox(stack)
                 plain = await self._outcome(sandbox, key, Trial(code), limits)
-                count("leanq_fork_server_total", "proved")
+                count("leanq_fork_server_total", "compared")
                 if not (different := seen.difference(plain)):
                     return
                 again = await self._outcome(sandbox, key, Trial(code), limits)
                 # A text that asks for the time or the weather says something else each time.
                 if not plain.difference(again):
-                    await asyncio.to_thread(self._memory(key).forget)
+                    await asyncio.to_thread(memory_of(self._environment, *key).forget)
                     self._give_up(_says_otherwise(key, different))
         except (SandboxError, OSError) as error:
             log.warning("a text was not run both ways: %s", error)
