@@ -20,6 +20,7 @@ from leanq.client import AsyncLeanQClient
 from leanq.gateway.access import Access
 from leanq.gateway.app import MAX_BODY_BYTES, make_app
 from leanq.gateway.keys import KeyFile
+from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
 JSON = {"Content-Type": "application/json"}
@@ -182,7 +183,7 @@ async def test_health_needs_no_key_and_everything_else_does(
 
 
 async def test_a_request_is_of_its_keys_tenant_and_first_environment(
-    settings: Settings, tmp_path: Path
+    settings: Settings, queue: Queue, tmp_path: Path
 ) -> None:
     file = key_file(tmp_path, {"secret": "s", "tenant": "alice", "environments": ["e2", "e1"]})
     first, second = Scripted("e1"), Scripted("e2")
@@ -193,8 +194,8 @@ async def test_a_request_is_of_its_keys_tenant_and_first_environment(
         gateway.http.headers["Authorization"] = "Bearer s"
         asked = asyncio.create_task(gateway.check("-- held", "-- x", "-- y"))
         await eventually(lambda: len(second.running) == 1)
-        answers = await asyncio.gather(*(gateway.http.get("/health") for _ in range(3)))
-        assert [answer.status_code for answer in answers] == [200] * 3
+        waiting = f"{queue.keys.tag}:wait:e2:1:alice"
+        assert await queue.call(lambda connection: connection.llen(waiting)) == 2
         second.gate.set()
         await asked
     assert (len(first.seen), len(second.seen)) == (0, 3)
