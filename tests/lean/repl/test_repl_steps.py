@@ -293,6 +293,7 @@ async def test_a_damaged_pickle_costs_time_alone(site: Site, pickling: dict[str,
     assert pickling["cache"].tally.damaged == 1
 
 
+@pytest.mark.slow
 async def test_a_pickle_that_kills_its_reader_is_dropped(
     site: Site, pickling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

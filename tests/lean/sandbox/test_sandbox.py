@@ -25,7 +25,6 @@ from support.sandboxes import (
 from leanq.errors import SandboxError
 from leanq.lean.sandbox.sandbox import Exit, Limits, Sandbox
 
-
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 

@@ -103,6 +103,7 @@ async def test_it_may_be_asked_before_it_has_started(sandbox: Sandbox) -> None:
         assert os.listdir(sandbox.left) == [name]
 
 
+@pytest.mark.slow
 async def test_another_program_ends_it(sandbox: Sandbox) -> None:
     spares = Spares(sandbox, NAMED)
     spares.prepare()
