@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import redis
+from msgspec import structs
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.consumer.claim_state import Demand
@@ -269,7 +270,7 @@ async def ask(
     """The whole reply to an echo, in any environment."""
     request_id = new_request_id(client.settings.shards)
     item = submission(request_id, echo_body(payload, delay_s))
-    return await reply_to(client, replace(item, environment=environment, affinity=affinity))
+    return await reply_to(client, structs.replace(item, environment=environment, affinity=affinity))
 
 
 def look(settings: Settings) -> Status:
