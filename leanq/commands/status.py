@@ -25,6 +25,7 @@ from leanq.fleet.history import history
 from leanq.fleet.stats import (
     FleetStats,
     decisions_of,
+    degraded_of,
     environments_of,
     fleet_stats_of,
     info_of,
@@ -40,7 +41,11 @@ _EVERY_S = 1.0
 _LOOKS = 11
 # Of the workers in plain output of --watch, which no screen bounds.
 _MOST_WORKERS = 10
-_SHOWN_OF_WORKERS: Mapping[str, type] = {"slots": int, "started": float, "environments": list}
+_SHOWN_OF_WORKERS: Mapping[str, type] = {
+    "slots": int,
+    "started": float,
+    "environments": list,
+}
 
 
 @click.command()
@@ -142,6 +147,7 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
                 "worker": row.worker,
                 "running": row.held,
                 "lease_s": round(row.lease_s, 1),
+                "degraded": degraded_of(info_of(row.info)),
                 **{
                     name: value
                     for name, value in info_of(row.info).items()
@@ -234,6 +240,9 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
                 f"differs     {name} is not the same on all workers, nor are its verdicts: "
                 f"{counted(offers)} (workers by fingerprint)"
             )
+    for row in record["workers"]:
+        for name, why in row["degraded"].items():
+            yield f"degraded    {name} on {row['worker']}: {why}"
     for name, count in record["quarantined"].items():
         text = "to run alone, since their workers died"
         yield f"quarantined {plural(count, 'request')} of {name}, {text}"
