@@ -259,4 +259,5 @@ class Slots:
             way,
             times,
             reply.reason or "",
+            round(reply.cpu_s * 1000),
         )

@@ -1,4 +1,17 @@
--- parts: clock
+-- parts: clock bulk
+-- The counters of tenants that used no CPU time for a day make room for others.
+local function forget_tenants(minute, totals)
+  local newer = redis.call('ZCOUNT', tag .. ':minutes', '(' .. minute - 1440, '+inf')
+  local note = redis.call('ZREVRANGE', tag .. ':minutes', newer, newer)[1]
+  if not note then return end
+  local before, idle = cmsgpack.unpack(note)[2], {}
+  for name, total in pairs(totals) do
+    if string.match(name, '^u:[^:]*:.') and before[name] == total then idle[#idle + 1] = name end
+  end
+  bulk.call('HDEL', tag .. ':stats', idle)
+  redis.call('HINCRBY', tag .. ':stats', 'tenants', -#idle)
+end
+
 -- Once a minute, the call that comes first notes the totals so far, so that history outlives the fleet.
 -- What waits and who works is as of that moment; the histograms are left out.
 local function note_minute()
@@ -8,10 +21,11 @@ local function note_minute()
   local totals, all = {}, redis.call('HGETALL', tag .. ':stats')
   for i = 1, #all, 2 do
     local name = all[i]
-    if string.match(name, '^[sf]:') or string.match(name, '^%a_ms:') or string.match(name, '^waiting:') then
+    if string.match(name, '^[sfu]:') or string.match(name, '^%a_ms:') or string.match(name, '^waiting:') then
       totals[name] = tonumber(all[i + 1])
     end
   end
+  forget_tenants(minute, totals)
   totals.workers = redis.call('ZCARD', tag .. ':workers')
   redis.call('ZADD', tag .. ':minutes', minute, cmsgpack.pack({minute, totals}))
   -- A day of history, and an hour more.
