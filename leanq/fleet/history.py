@@ -43,10 +43,10 @@ class Period:
     finished: dict[str, int] = field(default_factory=dict)
     waited_s: float = 0.0
     ran_s: float = 0.0
-    cpu_s: float = 0.0
-    tenants_cpu_s: dict[str, float] = field(default_factory=dict)
     waiting: int = 0
     workers: int = 0
+    cpu_s: float = 0.0
+    tenants_cpu_s: dict[str, float] = field(default_factory=dict)
 
 
 async def history(settings: Settings, since_s: float) -> list[Period]:

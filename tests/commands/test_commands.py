@@ -38,6 +38,7 @@ SIMPLE = [
     "status",
     "step",
     "submit",
+    "tenant",
     "up",
     "verify",
     "worker",

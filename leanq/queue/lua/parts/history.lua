@@ -2,9 +2,12 @@
 -- The counters of tenants that used no CPU time for a day make room for others.
 local function forget_tenants(minute, totals)
   local newer = redis.call('ZCOUNT', tag .. ':minutes', '(' .. minute - 1440, '+inf')
-  local note = redis.call('ZREVRANGE', tag .. ':minutes', newer, newer)[1]
-  if not note then return end
-  local before, idle = cmsgpack.unpack(note)[2], {}
+  local text = redis.call('ZREVRANGE', tag .. ':minutes', newer, newer)[1]
+  local read, note = pcall(cmsgpack.unpack, text)
+  -- Any process may have written what stands there.
+  local before = read and type(note) == 'table' and note[2]
+  if type(before) ~= 'table' then return end
+  local idle = {}
   for name, total in pairs(totals) do
     if string.match(name, '^u:[^:]*:.') and before[name] == total then idle[#idle + 1] = name end
   end
