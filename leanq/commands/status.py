@@ -96,11 +96,11 @@ def _since(settings: Settings, as_json: bool, since_s: float) -> None:
         most = (f"{n:,}" for n in (period.waiting, period.workers))
         rows.append((start, *counts, *means, duration(period.cpu_s), *most))
     titles = (
-        *("FROM", "SUBMITTED", "FINISHED", "ACCEPTED", "WAIT", "RUN", "CPU", "WAITING"),
+        *("FROM", "SUBMITTED", "FINISHED", "ACCEPTED", "WAIT", "RUN", "CPU", "QUEUED"),
         "WORKERS",
     )
     click.echo("\n".join(columns(titles, rows)))
-    click.echo("WAIT and RUN are means, CPU all of it; WAITING and WORKERS the most at one time.")
+    click.echo("WAIT and RUN are means, CPU is all; QUEUED and WORKERS the most at one time.")
     if tenants:
         used = tenants.most_common(_MOST_TENANTS)
         text = ", ".join(f"{tenant or 'others'} {duration(used_s)}" for tenant, used_s in used)
