@@ -22,7 +22,14 @@ from leanq.commands.common import queue_settings, until_signal
 from leanq.commands.tables import columns, counted, duration, plural, printable
 from leanq.errors import QueueError, UsageError
 from leanq.fleet.history import history
-from leanq.fleet.stats import FleetStats, decisions_of, environments_of, fleet_stats_of, info_of
+from leanq.fleet.stats import (
+    FleetStats,
+    decisions_of,
+    degraded_of,
+    environments_of,
+    fleet_stats_of,
+    info_of,
+)
 from leanq.queue.queue import every_shard
 from leanq.queue.results import Status, merged
 from leanq.queue.settings import Settings, without_password
@@ -34,7 +41,11 @@ _LOOKS = 11
 # Of the workers in plain output of --watch, which no screen bounds.
 _MOST_WORKERS = 10
 _MOST_TENANTS = 5
-_SHOWN_OF_WORKERS: Mapping[str, type] = {"slots": int, "started": float, "environments": list}
+_SHOWN_OF_WORKERS: Mapping[str, type] = {
+    "slots": int,
+    "started": float,
+    "environments": list,
+}
 
 
 @click.command()
@@ -145,6 +156,7 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
                 "worker": row.worker,
                 "running": row.held,
                 "lease_s": round(row.lease_s, 1),
+                "degraded": degraded_of(info_of(row.info)),
                 **{
                     name: value
                     for name, value in info_of(row.info).items()
@@ -232,6 +244,9 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
                 f"differs     {name} is not the same on all workers, nor are its verdicts: "
                 f"{counted(offers)} (workers by fingerprint)"
             )
+    for row in record["workers"]:
+        for name, why in row["degraded"].items():
+            yield f"degraded    {name} on {row['worker']}: {why}"
     for name, count in record["quarantined"].items():
         text = "to run alone, since their workers died"
         yield f"quarantined {plural(count, 'request')} of {name}, {text}"

@@ -192,10 +192,18 @@ def info_of(data: bytes) -> dict[str, Any]:
 
 def fingerprints_of(info: Mapping[str, Any]) -> dict[str, str]:
     """The fingerprint of each environment that a worker offers, from what it says of itself."""
-    offers = info.get("fingerprints")
-    if not isinstance(offers, dict):
+    return _texts(info.get("fingerprints"))
+
+
+def degraded_of(info: Mapping[str, Any]) -> dict[str, str]:
+    """Why a worker is slower than it should be, by environment, from what it says of itself."""
+    return _texts(info.get("degraded"))
+
+
+def _texts(found: object) -> dict[str, str]:
+    if not isinstance(found, dict):
         return {}
-    return {str(name): text for name, text in offers.items() if isinstance(text, str)}
+    return {str(name): text for name, text in found.items() if isinstance(text, str)}
 
 
 class Total(NamedTuple):

@@ -23,9 +23,10 @@ from leanq.lean.audit.olean import display, open_image, read_parts
 from leanq.lean.check import NAMED_OPTIONS, Target
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.environment import Environment, module_parts
+from leanq.lean.hashes import hash_bytes
 from leanq.lean.process import Lean, limits_of, olean
 from leanq.lean.recipes import text_hash
-from leanq.lean.snapshots.cache import Manifest, SnapshotCache, hash_bytes
+from leanq.lean.snapshots.cache import Manifest, SnapshotCache
 from leanq.lean.syntax import example_names, name_examples
 from leanq.queue.requests import Request
 
@@ -101,14 +102,14 @@ class Targets:
 
     async def _compile(self, text: str, request: Request, options: Sequence[str]) -> _Compiled:
         ended = Ended.of(text)
-        async with self._lean.sandbox() as sandbox:
-            run = await self._lean.run(sandbox, ended.text, limits_of(request), options=options)
+        async with self._lean.slot() as slot:
+            run = await self._lean.run(slot, ended.text, limits_of(request), options=options)
             outcome = run.outcome
             if outcome.verdict not in ("accepted", "incomplete"):
                 why = self._why(outcome, text)
                 raise InvalidRequestError(f"the target does not compile: {why}")
             try:
-                return await asyncio.to_thread(read_parts, olean(sandbox)), ended.name
+                return await asyncio.to_thread(read_parts, olean(slot)), ended.name
             except AuditError as error:
                 raise InvalidRequestError(f"the target does not compile: {error}") from None
 

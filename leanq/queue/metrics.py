@@ -103,6 +103,7 @@ WORKER = (
     _counter("leanq_worker_requests_total", "Requests that this worker has run.", "verdict"),
     _counter("leanq_lean_starts_total", "Programs started in sandboxes.", "program"),
     _counter("leanq_lean_deaths_total", "Programs that did not end by themselves.", "reason"),
+    _counter("leanq_fork_server_total", "Preloaded headers and forks, by event.", "event"),
     _counter("leanq_worker_snapshots_total", "What became of snapshots here.", "event"),
     _counter("leanq_redis_errors_total", "Calls to Redis that failed.", "kind"),
 )

@@ -15,12 +15,12 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from leanq.lean.sandbox import isolation
 from leanq.lean.sandbox.scratch import Scratch
-from leanq.lean.sandbox.usage import UsageSampler, descendants
+from leanq.lean.sandbox.usage import UsageSampler, descendants, own_memory_bytes
 from leanq.lean.sandbox.walls import Walls
 
 MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothing is cut
@@ -33,6 +33,7 @@ _CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a supervisor that cannot 
 _RESOURCES = 16  # that Linux knows limits of
 _STATUS = struct.Struct("=i")
 _HELD = b"held"
+_DESCRIPTORS = (1 << 31) - 1
 _RESERVED_FDS = 64  # above those of a program, which came last
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it is the worker who decides
 _DEFAULT = (*IGNORED, signal.SIGPIPE, signal.SIGXFSZ)  # for programs; Python ignores these two
@@ -62,8 +63,20 @@ def end_all(statuses: dict[int, int]) -> None:
 class Monitor:
     """The inner process: obeys the worker and keeps one program within its limits."""
 
-    def __init__(self, channel: socket.socket, walls: Walls, scratch: Scratch, nice: int) -> None:
+    def __init__(
+        self,
+        channel: socket.socket,
+        walls: Walls,
+        scratch: Scratch,
+        nice: int,
+        go_on: Callable[[], NoReturn] | None = None,
+    ) -> None:
+        """``go_on`` is what a program becomes that is forked from this process, instead of being
+        started with its arguments. There have to be pid namespaces for that."""
         self._channel = channel
+        self._go_on = go_on
+        # What a fork shares with this process is not the program's.
+        self._shared_bytes = own_memory_bytes() if go_on else 0
         self._walls = walls
         self._scratch = scratch
         self._nice = nice
@@ -106,7 +119,7 @@ class Monitor:
         # The program may have ended while these were under way.
         elif "limit" in order and self._program and not self._is_dying():
             self._usage.sample()
-            self._renew(order["limit"], held_bytes=0)
+            self._renew(order["limit"], held_bytes=self._shared_bytes)
         elif "renew" in order and self._program:
             self._usage.sample()
             held_bytes = self._usage.memory_bytes
@@ -139,7 +152,7 @@ class Monitor:
         self._cpu_base_s = 0.0
         self._limited = False
         if limits:
-            self._limit(limits, held_bytes=0)
+            self._limit(limits, held_bytes=self._shared_bytes)
         if order["report"]:
             tell(self._channel, {"started": True}, self._scratch.fds)
 
@@ -229,7 +242,7 @@ class Monitor:
             "stopped": stopped,
             "cpu_s": self._usage.cpu_s,
             "wall_s": time.monotonic() - self._started,
-            "peak_bytes": self._usage.peak_bytes,
+            "peak_bytes": max(self._usage.peak_bytes - self._shared_bytes, 0),
             "scratch_bytes": int(min(written_bytes, 1 << 62)),
         }
         tell(self._channel, {"exit": report, "limited": self._limited}, self._scratch.fds)
@@ -307,14 +320,18 @@ class Monitor:
     def _hold(self, argv: list[str], env: dict[str, str], fds: list[int], report: int) -> NoReturn:
         """Start the program and wait for its end, as the first process of its namespace, from
         which no signal reaches it."""
-        program = os.posix_spawn(
-            argv[0],
-            argv,
-            env,
-            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
-            setsid=True,
-            setsigdef=_DEFAULT,
-        )
+        if self._go_on is None:
+            program = os.posix_spawn(
+                argv[0],
+                argv,
+                env,
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
+                setsid=True,
+                setsigdef=_DEFAULT,
+            )
+        elif (program := os.fork()) == 0:
+            _be_program(env, fds)
+            self._go_on()
         os.write(report, _HELD)
         os.closerange(0, report)
         os.closerange(report + 1, max(fds) + _RESERVED_FDS)
@@ -323,6 +340,19 @@ class Monitor:
             pid, status = os.wait()
         os.write(report, _STATUS.pack(status))
         os._exit(0)
+
+
+def _be_program(env: dict[str, str], fds: list[int]) -> None:
+    """Makes this process what a program finds itself as that is started here."""
+    os.setsid()
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+    os.closerange(3, _DESCRIPTORS)  # Lean's own ones too, which all forks would share
+    for signum in _DEFAULT:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(env)
 
 
 def _cannot_start(program: str, error: OSError | ValueError) -> str:
