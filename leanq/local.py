@@ -36,6 +36,7 @@ from leanq.errors import (
 from leanq.lean.driver import Driver
 from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import open_environment
+from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.lean_driver import LeanDriver, machine_cache
 from leanq.lean.recipes import read_recipe
 from leanq.producer import arguments
@@ -118,6 +119,7 @@ class Pool(FutureClient):
                 slots=count,
                 cache=cache,
                 nice=nice,
+                forks=ForkRules(compare_every=settings.compare_every),
             )
 
         def new_route() -> LocalRoute:

@@ -21,8 +21,10 @@ from leanq import __version__
 from leanq.commands import options
 from leanq.commands.worker import environments, named_environments
 from leanq.errors import LeanQError, ReplError
+from leanq.fleet.stats import degraded_of, info_of
 from leanq.lean.audit.judges import Judges
 from leanq.lean.environment import Environment, open_environment
+from leanq.lean.fork_server.server import fault_of_forks
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.repl.program import ReplProgram, find_repl
 from leanq.lean.repl.protocol import Elaborated, Stepped
@@ -89,7 +91,7 @@ async def _examine(
 ) -> list[Finding]:
     python = f"{platform.python_version()} ({sys.executable})"
     findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
-    findings.append(await _server(url or UpFile(os.environ).read()))
+    findings += await _server(url or UpFile(os.environ).read())
     findings.append(await _sandbox())
     for name, folder in named.items():
         findings += await _examine_environment(name, folder, lean, repl)
@@ -105,41 +107,50 @@ async def _examine_environment(
         return [Finding("lean", False, str(error))]
     findings = [Finding("lean", True, str(environment))]
     findings.append(await _judge(environment))
+    findings.append(await _fork_server(environment))
     findings.append(await _check(environment))
     if repl:
         findings += await _examine_repl(environment, repl)
     return findings
 
 
-async def _server(url: str | None) -> Finding:
+async def _server(url: str | None) -> list[Finding]:
     if url is None:
         program = find_server()
         try:
             with EmbeddedServer() as server:
-                about = await _ask_server(embedded_settings(server, os.environ))
+                about, _ = await _ask_server(embedded_settings(server, os.environ))
         except LeanQError as error:
-            return Finding("server", False, str(error))
-        return Finding("server", True, f"embedded, {about} ({program})")
+            return [Finding("server", False, str(error))]
+        return [Finding("server", True, f"embedded, {about} ({program})")]
     try:
-        about = await _ask_server(Settings.load(url, os.environ))
+        about, workers = await _ask_server(Settings.load(url, os.environ))
     except LeanQError as error:
-        return Finding("server", False, str(error))
-    return Finding("server", "evicts" not in about, f"{without_password(url)}, {about}")
+        return [Finding("server", False, str(error))]
+    found = Finding("server", "evicts" not in about, f"{without_password(url)}, {about}")
+    return [found, *(Finding("worker", True, each) for each in workers)]
 
 
-async def _ask_server(settings: Settings) -> str:
+async def _ask_server(settings: Settings) -> tuple[str, list[str]]:
+    """What there is to say of a server, and of workers that are slower than they should be."""
     queue = Queue(settings)
     try:
         info = await queue.ping()
         await check_shape(queue)
+        workers = (await queue.status()).workers
     finally:
         await queue.close()
+    slow = [
+        f"{name} on {row.worker}: {why}"
+        for row in workers
+        for name, why in degraded_of(info_of(row.info)).items()
+    ]
     version = info.get("valkey_version") or info.get("redis_version", "?")
     policy = str(info.get("maxmemory_policy", "?"))
     text = f"version {version}, maxmemory-policy {policy}"
     if policy.startswith("allkeys"):
         text += " evicts requests in flight: set noeviction, or a volatile policy"
-    return text
+    return text, slow
 
 
 async def _sandbox() -> Finding:
@@ -164,6 +175,17 @@ async def _judge(environment: Environment) -> Finding:
     if why:
         return Finding("judge", False, f"what Lean accepts stays unjudged: {why}")
     return Finding("judge", True, "passes its self-test with honest and forged files")
+
+
+async def _fork_server(environment: Environment) -> Finding:
+    """Half a dozen texts behind a preloaded header and by a Lean that starts anew."""
+    header = environment.header or "import Init\n"
+    why = await fault_of_forks(environment, header)
+    text = (
+        f"Lean starts anew for each text: {why}" if why else "says what Lean says that starts anew"
+    )
+    # Nothing depends on it but speed.
+    return Finding("fork server", True, text)
 
 
 async def _check(environment: Environment) -> Finding:

@@ -24,6 +24,7 @@ from leanq.fleet.prometheus import Page, Sample, counted_samples
 from leanq.lean.driver import Driver
 from leanq.lean.echo import EchoDriver
 from leanq.lean.environment import open_environment
+from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.lean_driver import LeanDriver, machine_cache
 from leanq.lean.repl.driver import ReplDriver
 from leanq.lean.repl.session import Recycling
@@ -70,6 +71,12 @@ worker_options = options.combined(
         is_flag=True,
         help="End at once on a machine whose sandbox lacks namespaces, Landlock or the filter of "
         "system calls, with the list of what is missing.",
+    ),
+    click.option(
+        "--no-fork-server",
+        is_flag=True,
+        help="Start Lean anew for each text, instead of forking a process that has imported its "
+        "header.",
     ),
     click.option(
         "--trust-steps",
@@ -152,6 +159,7 @@ def make_worker(
     repl: str | None = None,
     trust_steps: bool = False,
     require_walls: bool = False,
+    no_fork_server: bool = False,
     slots: int | None = None,
     grace_s: float = 10.0,
     nice: int = 0,
@@ -184,6 +192,7 @@ def make_worker(
         "hidden": _server_folder(settings),
         "nice": nice,
     }
+    forks = None if no_fork_server else ForkRules(compare_every=settings.compare_every)
     drivers: list[Driver] = []
     for name, path in named_environments(environments).items():
         opener = partial(open_environment, name, path, lean=lean)
@@ -192,7 +201,7 @@ def make_worker(
             made = ReplDriver(opener, repl, rules=rules, trust_steps=trust_steps, **made_of)
             drivers.append(made)
         else:
-            drivers.append(LeanDriver(opener, **made_of))
+            drivers.append(LeanDriver(opener, forks=forks, **made_of))
     return Worker(settings, drivers, slots=slots, grace_s=grace_s)
 
 

@@ -104,12 +104,17 @@ class Consumer:
     async def join(self) -> None:
         """Enters the fleet; raises UnavailableError."""
         about = self._about
-        environments = {environment: wire.pack_info(said) for environment, said in about.items()}
+        # This worker's alone, where the rest is the environment's.
+        degraded = {name: said["degraded"] for name, said in about.items() if "degraded" in said}
+        environments = {
+            name: wire.pack_info({k: v for k, v in said.items() if k != "degraded"})
+            for name, said in about.items()
+        }
         fingerprints = {
             environment: str(said.get("fingerprint", "")) for environment, said in about.items()
         }
         before = await self._queue.fingerprints()
-        info = wire.pack_info({**self._info, "fingerprints": fingerprints})
+        info = wire.pack_info({**self._info, "fingerprints": fingerprints, "degraded": degraded})
         await self._queue.register(self._worker, info, environments, fingerprints)
         self._published = about
         # Whether those of another fingerprint still live is asked only where there were any.

@@ -27,8 +27,7 @@ from leanq.lean.audit.own_words import own_words
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
 from leanq.lean.diagnostics import Outcome
-from leanq.lean.process import Lean, Run, limits_of, olean
-from leanq.lean.sandbox.sandbox import Sandbox
+from leanq.lean.process import Lean, Run, Slot, limits_of, olean
 from leanq.lean.snapshots.store import LocalSnapshot
 from leanq.lean.syntax import (
     Header,
@@ -132,8 +131,8 @@ async def check(
         options: flags for Lean besides the environment's.
     """
     compilation = Compilation(lean, request, code, load=load, target=target, options=options)
-    async with lean.sandbox() as sandbox:
-        reply = await compilation.compile(sandbox)
+    async with lean.slot() as slot:
+        reply = await compilation.compile(slot)
     return await compilation.judge(auditor, reply)
 
 
@@ -160,17 +159,17 @@ class Compilation:
         self._file: Parts | None = None
         self._named: tuple[Parts, tuple[str, ...], str] | None = None
 
-    async def compile(self, sandbox: Sandbox) -> Reply:
+    async def compile(self, slot: Slot) -> Reply:
         """Lean's verdict, which stands unless it is ``accepted``."""
         if not self._request.audit:
-            run = await self._run(sandbox, self._ended.code)
+            run = await self._run(slot, self._ended.code)
             return self._told(run.outcome, run)
         ended = self._ended
-        run = await self._run(sandbox, ended.text)
+        run = await self._run(slot, ended.text)
         outcome, was_read = run.outcome, True
         if outcome.verdict == "rejected" and ended.is_involved(outcome.messages):
             # Lean shall find its errors in the text as it is.
-            run = await self._run(sandbox, ended.code)
+            run = await self._run(slot, ended.code)
             outcome, was_read = run.outcome, False
         reply = self._told(replace(outcome, messages=ended.own(outcome.messages)), run)
         if reply.verdict != "accepted":
@@ -178,16 +177,16 @@ class Compilation:
         if not was_read:
             return _unread(reply)
         started = time.monotonic()
-        reply = await self._read(sandbox, reply)
+        reply = await self._read(slot, reply)
         return replace(reply, audit_s=time.monotonic() - started)
 
     def _told(self, outcome: Outcome, run: Run) -> Reply:
         fingerprint = self._lean.environment.fingerprint
         return outcome.reply(fingerprint=fingerprint, cpu_s=run.done.exit.cpu_s)
 
-    async def _run(self, sandbox: Sandbox, text: str) -> Run:
+    async def _run(self, slot: Slot, text: str) -> Run:
         limits = limits_of(self._request)
-        return await self._lean.run(sandbox, text, limits, options=self._options, load=self._load)
+        return await self._lean.run(slot, text, limits, options=self._options, load=self._load)
 
     async def judge(self, auditor: Auditor, reply: Reply) -> Reply:
         """The last word on what :meth:`compile` has said."""
@@ -238,28 +237,28 @@ class Compilation:
                 return _programmed(reply, word, trusted=self._request.trust_programs)
         return reply
 
-    async def _read(self, sandbox: Sandbox, reply: Reply) -> Reply:
+    async def _read(self, slot: Slot, reply: Reply) -> Reply:
         """Takes the compiled file, and that of the text with every example under a name of ours."""
         try:
-            file = await asyncio.to_thread(read_parts, olean(sandbox))
-            if self._target is None and (refused := await self._read_named(sandbox, reply)):
+            file = await asyncio.to_thread(read_parts, olean(slot))
+            if self._target is None and (refused := await self._read_named(slot, reply)):
                 return refused
         except AuditError as error:
             return _unaudited(reply, error)
         self._file = file
         return reply
 
-    async def _read_named(self, sandbox: Sandbox, reply: Reply) -> Reply | None:
+    async def _read_named(self, slot: Slot, reply: Reply) -> Reply | None:
         salt = f"leanq_{secrets.token_hex(8)}"
         text = await asyncio.to_thread(name_every_example, self._ended.text, salt)
         if text is None:
             return None
         # The same work once more must not fail for a budget that it only just kept.
         limits = limits_of(self._request, 2.0)
-        run = await self._lean.run(sandbox, text, limits, options=NAMED_OPTIONS, load=self._load)
+        run = await self._lean.run(slot, text, limits, options=NAMED_OPTIONS, load=self._load)
         if not run.compiled:
             return _unnamed(reply, run)
-        named = await asyncio.to_thread(read_parts, olean(sandbox))
+        named = await asyncio.to_thread(read_parts, olean(slot))
         self._named = named, example_names(self._ended.text, salt), word_for_example(salt)
         return None
 

@@ -18,7 +18,8 @@ class Driver(Protocol):
 
     Attributes:
         environment: the environment's name, under which clients ask for it.
-        about: what people may want to know of it: fingerprint, versions.
+        about: what people may want to know of it: fingerprint, versions; ``degraded``: why it is
+            slower on this machine than it should be, where it is.
     """
 
     environment: str

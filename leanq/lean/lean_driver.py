@@ -20,6 +20,7 @@ from leanq.lean.audit.judges import Judges
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import moved_up
 from leanq.lean.environment import Environment, cache_folder
+from leanq.lean.fork_server.server import ForkRules, ForkServer
 from leanq.lean.prefixes import Prefixes
 from leanq.lean.process import Lean
 from leanq.lean.recipes import pack_export, read_recipe, unpack_export
@@ -38,6 +39,7 @@ from leanq.states import MemoryStates, States
 log = logging.getLogger("leanq.worker")
 
 _CHECK_CHANGES_EVERY_S = 5.0
+_FORK_RULES = ForkRules()
 # What Lean says of the tactics, notations and names that its own library would bring.
 _LACKING = re.compile(
     r"unknown tactic|unexpected (?:token|identifier)|expected (?:token|command)"
@@ -85,6 +87,7 @@ class LeanDriver:
         hidden: folders that a candidate must not see, where the machine can hide them.
         nice: niceness of the Lean processes.
         costs: what is known of the costs of snapshots.
+        forks: when headers are preloaded (:mod:`leanq.lean.fork_server`); None: never.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class LeanDriver:
         hidden: Sequence[Path] = (),
         nice: int = 0,
         costs: Costs | None = None,
+        forks: ForkRules | None = _FORK_RULES,
     ) -> None:
         self._open_environment = open_environment
         self._slots = slots
@@ -104,6 +108,7 @@ class LeanDriver:
         self._hidden = tuple(hidden)
         self._nice = nice
         self._costs = costs or Costs()
+        self._forks = forks
         self.opened = self._open(open_environment())
         self.environment = self.opened.lean.environment.name
         self._looked_at_s = time.monotonic()
@@ -112,13 +117,17 @@ class LeanDriver:
 
     @property
     def about(self) -> Mapping[str, object]:
-        environment = self.opened.lean.environment
-        return {
+        lean = self.opened.lean
+        environment = lean.environment
+        about = {
             "driver": "lean",
             "lean": environment.toolchain.version,
             "commit": environment.toolchain.commit,
             "fingerprint": environment.fingerprint,
         }
+        if lean.forks is not None and lean.forks.unavailable:
+            about["degraded"] = f"Lean starts anew for each text: {lean.forks.unavailable}"
+        return about
 
     async def describe(self) -> str:
         opened = self.opened
@@ -247,9 +256,13 @@ class LeanDriver:
             library = environment.toolchain.library
             roots = (*environment.search_path, *([library] if library else []))
             snapshots = Snapshots(self._cache, roots, self._costs)
+        forks = None
+        if self._forks and environment.toolchain.shared_libraries:
+            forks = ForkServer(environment, self._forks, hidden=self._hidden, nice=self._nice)
         lean = Lean(
             environment,
             slots=self._slots,
+            forks=forks,
             hidden=self._hidden,
             nice=self._nice,
             inbox_root=self._cache.inbox_root if self._cache else None,

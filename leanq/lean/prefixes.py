@@ -23,9 +23,9 @@ from cachetools import LRUCache
 from msgspec import structs
 
 from leanq.errors import LeanQError
-from leanq.lean.process import Lean, Run, limits_of
+from leanq.lean.process import Lean, Run, Slot, limits_of
 from leanq.lean.recipes import snapshot_key, text_hash
-from leanq.lean.sandbox.sandbox import Limits, Sandbox
+from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.snapshots.cache import Tally
 from leanq.lean.snapshots.cost_model import Costs
 from leanq.lean.snapshots.store import LocalSnapshot, Snapshots
@@ -102,7 +102,7 @@ class Prefixes:
 
     async def run(
         self,
-        sandbox: Sandbox,
+        slot: Slot,
         source: str,
         code: str,
         request: Request,
@@ -121,11 +121,11 @@ class Prefixes:
         warm, damaged = self.holds(key), self._damaged(states)
         snapshot = await self._load(key, states)
         if snapshot:
-            run = await self._run(sandbox, code, request, snapshot, False)
+            run = await self._run(slot, code, request, snapshot, False)
             if run.outcome.verdict not in _DOUBTFUL:
                 self._costs.loaded(run.done.exit.cpu_s)
                 return self._counted(run, "warm" if warm else "cold")
-        run = await self._replay(sandbox, code, request, states, compile_)
+        run = await self._replay(slot, code, request, states, compile_)
         self._costs.replayed(key, run.done.exit.cpu_s)
         self._consider(key, source, run.done.exit.cpu_s, states, header=False)
         if snapshot and run.outcome.verdict not in _DOUBTFUL:
@@ -134,16 +134,16 @@ class Prefixes:
         return self._counted(run, "failed" if failed else "replayed")
 
     async def _replay(
-        self, sandbox: Sandbox, code: str, request: Request, states: States, compile_: bool
+        self, slot: Slot, code: str, request: Request, states: States, compile_: bool
     ) -> Run:
         text = split_header(code).text
         key = self._key(text)
         header = await self._header(key, states)
-        run = await self._run(sandbox, code, request, header, compile_)
+        run = await self._run(slot, code, request, header, compile_)
         if header is None:
             self._imported(key, text, run.done.exit.cpu_s, states)
         elif run.outcome.verdict in _DOUBTFUL:
-            run = await self._run(sandbox, code, request, None, compile_)
+            run = await self._run(slot, code, request, None, compile_)
             if run.outcome.verdict not in _DOUBTFUL:
                 await self._drop(key, states)
         return run
@@ -199,14 +199,14 @@ class Prefixes:
 
     async def _run(
         self,
-        sandbox: Sandbox,
+        slot: Slot,
         code: str,
         request: Request,
         load: LocalSnapshot | None,
         compile_: bool,
     ) -> Run:
         return await self._lean.run(
-            sandbox,
+            slot,
             code,
             limits_of(request),
             # An error a hole: the first hundred must not hide the others.
@@ -235,11 +235,11 @@ class Prefixes:
             # Steps on one state often come together, to several machines.
             if not await states.begin_snapshot(key):
                 return
-            async with self._lean.sandbox() as sandbox:
+            async with self._lean.slot() as slot:
                 run = await self._lean.run(
-                    sandbox, text, limits, options=[f"{flag}={_SAVED}"], compile_=False
+                    slot, text, limits, options=[f"{flag}={_SAVED}"], compile_=False
                 )
-                file = sandbox.left / _SAVED
+                file = slot.left / _SAVED
                 if not file.is_file():
                     return
                 size_bytes = file.stat().st_size

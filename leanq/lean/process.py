@@ -14,9 +14,12 @@ from pathlib import Path
 from leanq.errors import SandboxError, ToolchainError
 from leanq.lean.diagnostics import Outcome, Printed, classify
 from leanq.lean.environment import Environment
+from leanq.lean.fork_server.proof import RunBytes, compiled_by
+from leanq.lean.fork_server.server import ForkServer, Key
 from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
+from leanq.queue.metrics import count
 from leanq.queue.requests import Request, Way
 
 log = logging.getLogger("leanq.worker")
@@ -68,6 +71,27 @@ class Run:
         return self.died and not self.printed.messages and self.done.exit.cpu_s < _AT_ONCE_CPU_S
 
 
+class Slot:
+    """A place for one run of Lean at a time, each in a sandbox: behind the text's header where the
+    fork server has imported it, else in one where Lean starts.
+
+    Attributes:
+        sandbox: that of the last run.
+    """
+
+    def __init__(self) -> None:
+        """Use :meth:`Lean.slot`."""
+        self.sandbox: Sandbox | None = None
+        self.plain: Sandbox | None = None
+        self.forked: dict[Key, Sandbox] = {}
+
+    @property
+    def left(self) -> Path:
+        """What the last run left in its scratch folder."""
+        assert self.sandbox is not None
+        return self.sandbox.left
+
+
 class Lean:
     """Lean in one environment, with at most ``slots`` idle sandboxes.
 
@@ -75,6 +99,7 @@ class Lean:
     each idle sandbox has a spare one: most of a small check is Lean's own start.
 
     Args:
+        forks: the fork server; None: Lean starts for each text.
         hidden: folders that a candidate must not see, where the machine can hide them.
         nice: niceness of the Lean processes.
         inbox_root: a folder on the disk of the snapshots that are to be loaded, if any are.
@@ -85,11 +110,13 @@ class Lean:
         environment: Environment,
         *,
         slots: int,
+        forks: ForkServer | None = None,
         hidden: Sequence[Path] = (),
         nice: int = 0,
         inbox_root: Path | None = None,
     ) -> None:
         self.environment = environment
+        self.forks = forks
         self._slots = slots
         self._hidden = tuple(hidden)
         self._nice = nice
@@ -134,32 +161,29 @@ class Lean:
     async def close(self) -> None:
         """Ends the idle sandboxes now, and the others when they are given back."""
         self._closed = True
+        if self.forks is not None:
+            await self.forks.close()
         # A run that asks for one meanwhile must not get one that closes.
         idle = list(self.idle)
         self.idle.clear()
         await asyncio.gather(*(sandbox.close() for sandbox in idle))
 
     @contextlib.asynccontextmanager
-    async def sandbox(self) -> AsyncIterator[Sandbox]:
-        """A sandbox with an empty scratch folder."""
-        sandbox = await self._next_sandbox()
-        self._unused.add(sandbox)
+    async def slot(self) -> AsyncIterator[Slot]:
+        """A place for runs, one after the other."""
+        slot = Slot()
         try:
-            yield sandbox
+            yield slot
         finally:
-            self._unused.discard(sandbox)
-            # What was opened for other files must not serve the changed environment.
-            if sandbox.alive and not self._closed:
-                sandbox.clear()
-                self.idle.append(sandbox)
-                self._prepare(sandbox)
-            else:
-                self._expected.pop(sandbox, None)
-                await sandbox.close()
+            if slot.plain is not None:
+                await self._give_back(slot.plain)
+            for key, sandbox in slot.forked.items():
+                assert self.forks is not None
+                await self.forks.give_back(key, sandbox)
 
     async def run(
         self,
-        sandbox: Sandbox,
+        slot: Slot,
         code: str,
         limits: Limits,
         *,
@@ -167,7 +191,7 @@ class Lean:
         load: LocalSnapshot | None = None,
         compile_: bool = True,
     ) -> Run:
-        """One run on a text. Its result, if it is to be compiled, is the sandbox's :func:`olean`.
+        """One run on a text. Its result, if it is to be compiled, is the slot's :func:`olean`.
 
         Where it dies, or cannot be started, Lean is tried with a text of ours. Where it died at
         once, as of something that was not there for a moment, the text then runs once more.
@@ -180,11 +204,11 @@ class Lean:
             SandboxError: the process could not be started or watched, and Lean works.
         """
         try:
-            run = await self._run(sandbox, code, limits, options, load, compile_)
+            run = await self._run(slot, code, limits, options, load, compile_)
             if run.died:
                 await self.prove()
                 if run.died_at_once:
-                    run = await self._run(sandbox, code, limits, options, load, compile_)
+                    run = await self._run(slot, code, limits, options, load, compile_)
         except SandboxError:
             await self.prove()
             raise
@@ -192,30 +216,74 @@ class Lean:
 
     async def _run(
         self,
-        sandbox: Sandbox,
+        slot: Slot,
         code: str,
         limits: Limits,
         options: Sequence[str],
         load: LocalSnapshot | None,
         compile_: bool,
     ) -> Run:
-        sandbox.clear()
         args = [*options, *(_COMPILE if compile_ else ())]
-        if load and sandbox.inbox:
-            # Without it, for want of room on the disk, Lean does the same, only slower.
-            with contextlib.suppress(OSError):
-                exposed = await asyncio.to_thread(load.expose, sandbox.inbox, _SNAPSHOT)
-                args.append(f"--incr-load={exposed}")
-        command = self._arguments(args)
-        if sandbox in self._unused:
-            self._unused.remove(sandbox)
-            self._expected[sandbox] = command
-        done = await self._lean(sandbox, command, limits, code)
+        done = None
+        if load is None and not any(each.startswith("--incr") for each in args):
+            done = await self._forked(slot, code, limits, args)
+        if done is None:
+            done = await self._started(slot, code, limits, args, load)
         if len(done.stdout) < _PRINTED_AT_ONCE_BYTES:
             printed = Printed(done.stdout)
         else:
             printed = await asyncio.to_thread(Printed, done.stdout)
-        return Run(done, limits, printed, not compile_ or olean(sandbox).is_file())
+        return Run(done, limits, printed, not compile_ or olean(slot).is_file())
+
+    async def _started(
+        self,
+        slot: Slot,
+        code: str,
+        limits: Limits,
+        args: Sequence[str],
+        load: LocalSnapshot | None,
+    ) -> Finished:
+        """A run of a Lean that starts for it."""
+        sandbox = slot.sandbox = await self._plain(slot)
+        sandbox.clear()
+        if load and sandbox.inbox:
+            # Without it, for want of room on the disk, Lean does the same, only slower.
+            with contextlib.suppress(OSError):
+                exposed = await asyncio.to_thread(load.expose, sandbox.inbox, _SNAPSHOT)
+                args = [*args, f"--incr-load={exposed}"]
+        command = self._arguments(args)
+        if sandbox in self._unused:
+            self._unused.remove(sandbox)
+            self._expected[sandbox] = command
+        return await self._lean(sandbox, command, limits, code)
+
+    async def _forked(
+        self, slot: Slot, code: str, limits: Limits, args: Sequence[str]
+    ) -> Finished | None:
+        """A run behind the text's header; None: it is not preloaded, or a thread is missing."""
+        if self.forks is None:
+            return None
+        command = self._arguments(args)
+        key = self.forks.key(code, command)
+        if key is None:
+            return None
+        sandbox = slot.forked.get(key) or await self.forks.take(key)
+        if sandbox is None:
+            return None
+        slot.sandbox = slot.forked[key] = sandbox
+        sandbox.clear()
+        count("leanq_fork_server_total", "forked")
+        try:
+            done = await self._lean(sandbox, command, limits, code)
+        except SandboxError as error:
+            log.warning("a text runs once more, for its fork was lost: %s", error)
+            await self.forks.give_back(key, slot.forked.pop(key))
+            return None
+        if done.exit.stopped is None and self.forks.is_due():
+            seen = RunBytes.of(done, compiled_by(command, sandbox.left))
+            self.forks.prove(key, code, limits, seen)
+        # What waits for a thread that no fork has would wait for ever.
+        return None if done.exit.stopped == "wall" else done
 
     async def ask(self, source: str) -> str:
         """What Lean prints about a source of ours, which imports the environment alone.
@@ -224,7 +292,8 @@ class Lean:
             ToolchainError: Lean does not work on this machine any more.
             SandboxError: it says nothing.
         """
-        async with self.sandbox() as sandbox:
+        async with self.slot() as slot:
+            sandbox = await self._plain(slot)
             done = await self._lean(sandbox, self._arguments(), _ASK_LIMITS, source)
         if done.exit.code not in (0, 1):
             await self.prove()
@@ -235,6 +304,24 @@ class Lean:
         """The command that reads a text from standard input."""
         environment = self.environment
         return [*environment.toolchain.command, *environment.options, *args, "--json", "--stdin"]
+
+    async def _plain(self, slot: Slot) -> Sandbox:
+        """The slot's sandbox where Lean starts."""
+        if slot.plain is None:
+            slot.plain = await self._next_sandbox()
+            self._unused.add(slot.plain)
+        return slot.plain
+
+    async def _give_back(self, sandbox: Sandbox) -> None:
+        self._unused.discard(sandbox)
+        # What was opened for other files must not serve the changed environment.
+        if sandbox.alive and not self._closed:
+            sandbox.clear()
+            self.idle.append(sandbox)
+            self._prepare(sandbox)
+        else:
+            self._expected.pop(sandbox, None)
+            await sandbox.close()
 
     async def _lean(
         self, sandbox: Sandbox, command: Sequence[str], limits: Limits, text: str
@@ -271,9 +358,9 @@ class Lean:
     async def _try_lean(self) -> None:
         environment = self.environment
         try:
-            async with self.sandbox() as sandbox:
+            async with self.slot() as slot:
                 text = environment.header_for(_TRIAL) + _TRIAL
-                run = await self._run(sandbox, text, _ASK_LIMITS, (), None, True)
+                run = await self._run(slot, text, _ASK_LIMITS, (), None, True)
         except SandboxError as error:
             raise self._broken(str(error)) from error
         outcome = run.outcome
@@ -291,9 +378,9 @@ class Lean:
         )
 
 
-def olean(sandbox: Sandbox) -> Path:
+def olean(slot: Slot) -> Path:
     """Where a run leaves its compiled result."""
-    return sandbox.left / f"{MODULE}.olean"
+    return slot.left / f"{MODULE}.olean"
 
 
 def limits_of(request: Request, factor: float = 1.0) -> Limits:

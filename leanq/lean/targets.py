@@ -102,14 +102,14 @@ class Targets:
 
     async def _compile(self, text: str, request: Request, options: Sequence[str]) -> _Compiled:
         ended = Ended.of(text)
-        async with self._lean.sandbox() as sandbox:
-            run = await self._lean.run(sandbox, ended.text, limits_of(request), options=options)
+        async with self._lean.slot() as slot:
+            run = await self._lean.run(slot, ended.text, limits_of(request), options=options)
             outcome = run.outcome
             if outcome.verdict not in ("accepted", "incomplete"):
                 why = self._why(outcome, text)
                 raise InvalidRequestError(f"the target does not compile: {why}")
             try:
-                return await asyncio.to_thread(read_parts, olean(sandbox)), ended.name
+                return await asyncio.to_thread(read_parts, olean(slot)), ended.name
             except AuditError as error:
                 raise InvalidRequestError(f"the target does not compile: {error}") from None
 

@@ -60,6 +60,11 @@ class Settings:
         1024, "memory in Redis for snapshots of states, all shards together, in MiB", least=0
     )
     cache_mb: int = _setting(4096, "disk for snapshots on each worker's machine, in MiB", least=0)
+    compare_every: int = _setting(
+        500,
+        "one of so many checks behind a preloaded header runs in a new Lean too; 0: none",
+        least=0,
+    )
     repl_memory_mb: int = _setting(
         8192, "resident memory at which a process of the REPL is replaced, in MiB"
     )

@@ -39,6 +39,7 @@ SIMPLE = [
     "status",
     "step",
     "submit",
+    "tenant",
     "up",
     "verify",
     "worker",

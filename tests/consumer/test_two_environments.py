@@ -18,6 +18,12 @@ from leanq.queue.settings import Settings
 ONE, OTHER = "1" * 64, "2" * 64
 
 
+class Slow(Recorder):
+    @property
+    def about(self) -> Mapping[str, object]:
+        return {"driver": "echo", "degraded": "its oracle is out"}
+
+
 class Fingerprinted(Recorder):
     def __init__(self, fingerprint: str) -> None:
         super().__init__()
@@ -74,3 +80,16 @@ async def test_a_worker_whose_files_change_says_what_it_offers_now(settings: Set
         await worker.consumers[0].join()
         (stats,) = (await fleet_stats(settings)).environments.values()
         assert stats.fingerprints == {OTHER: 1}
+
+
+async def test_a_worker_that_is_slower_than_it_should_be_is_named_with_the_reason(
+    settings: Settings, terminal: Terminal
+) -> None:
+    terminal.use(settings)
+    async with working(settings, Slow()), working(settings, Recorder()):
+        lines = [line for line in terminal.run("status").out.splitlines() if "oracle" in line]
+        assert [line.split(" on ")[0] for line in lines] == ["degraded    echo"]
+        assert lines[0].endswith(": its oracle is out")
+        record = json.loads(terminal.run("status", "--json").out)
+        assert [row["degraded"] for row in record["workers"]].count({}) == 1
+        assert "degraded" not in record["environments"]["echo"]

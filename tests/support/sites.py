@@ -74,11 +74,15 @@ class Site:
         toolchain = replace(self.core.toolchain, command=SHELL)
         return replace(self.core, toolchain=toolchain, options=(), header="")
 
-    async def driver(self, environment: Environment | None = None, slots: int = 1) -> LeanDriver:
-        return await self.open(lambda: environment or self.core, slots)
+    async def driver(
+        self, environment: Environment | None = None, slots: int = 1, **options: Any
+    ) -> LeanDriver:
+        return await self.open(lambda: environment or self.core, slots, **options)
 
-    async def open(self, opener: Callable[[], Environment], slots: int = 1) -> LeanDriver:
-        driver = LeanDriver(opener, slots=slots)
+    async def open(
+        self, opener: Callable[[], Environment], slots: int = 1, **options: Any
+    ) -> LeanDriver:
+        driver = LeanDriver(opener, slots=slots, **options)
         self._stack.push_async_callback(driver.close)
         await driver.open(MemoryStates())
         return driver

@@ -18,9 +18,10 @@ from typing import Any
 from leanq.errors import AuditError, LeanQError
 from leanq.lean.audit.image import Damaged, Name
 from leanq.lean.audit.olean import display, read_parts
-from leanq.lean.audit.self_test import HONEST, Libraries, PassMemory, forged, libraries_of
+from leanq.lean.audit.self_test import HONEST, forged
 from leanq.lean.audit.survey import Survey
 from leanq.lean.environment import Environment, module_parts, python_folders
+from leanq.lean.pass_memory import Libraries, PassMemory, libraries_of
 from leanq.lean.sandbox.sandbox import PACKAGE, Limits, Process, Sandbox, bare_python
 from leanq.lean.syntax import Header
 
@@ -233,7 +234,7 @@ class Judges:
 
     async def _test(self, *, anew: bool = False) -> str:
         self._libraries = libraries_of(self._environment)
-        memory = PassMemory(self._environment, self._libraries)
+        memory = PassMemory(self._environment, "judge", self._libraries)
         if not anew and await asyncio.to_thread(memory.is_kept):
             return ""
         try:

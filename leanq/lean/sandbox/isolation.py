@@ -112,9 +112,13 @@ def unshare(names: Collection[str]) -> None:
         for name, text in ids:
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
-        # No program needs capabilities in user namespaces of its own. /proc may be masked.
-        with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
-            file.write("0")
+
+
+def forbid_user_namespaces() -> None:
+    """No process of this user namespace gets capabilities in one of its own, where /proc allows
+    to say so."""
+    with contextlib.suppress(OSError), open("/proc/sys/user/max_user_namespaces", "w") as file:
+        file.write("0")
 
 
 def set_pid_namespace(fd: int) -> None:

@@ -15,12 +15,13 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from leanq.lean.sandbox import isolation
+from leanq.lean.sandbox.cgroup import Cgroup
 from leanq.lean.sandbox.scratch import Scratch
-from leanq.lean.sandbox.usage import UsageSampler, descendants
+from leanq.lean.sandbox.usage import UsageSampler, descendants, own_memory_bytes
 from leanq.lean.sandbox.walls import Walls
 
 MESSAGE_BYTES = 1 << 18  # above what a socket buffer takes by default, so nothing is cut
@@ -33,6 +34,7 @@ _CPU_SPARE_S = 5  # RLIMIT_CPU is the second line, for a supervisor that cannot 
 _RESOURCES = 16  # that Linux knows limits of
 _STATUS = struct.Struct("=i")
 _HELD = b"held"
+_DESCRIPTORS = (1 << 31) - 1
 _RESERVED_FDS = 64  # above those of a program, which came last
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it is the worker who decides
 _DEFAULT = (*IGNORED, signal.SIGPIPE, signal.SIGXFSZ)  # for programs; Python ignores these two
@@ -62,10 +64,24 @@ def end_all(statuses: dict[int, int]) -> None:
 class Monitor:
     """The inner process: obeys the worker and keeps one program within its limits."""
 
-    def __init__(self, channel: socket.socket, walls: Walls, scratch: Scratch, nice: int) -> None:
+    def __init__(
+        self,
+        channel: socket.socket,
+        walls: Walls,
+        scratch: Scratch,
+        group: Cgroup,
+        nice: int,
+        go_on: Callable[[], NoReturn] | None = None,
+    ) -> None:
+        """``go_on`` is what a program becomes that is forked from this process, instead of being
+        started with its arguments. There have to be pid namespaces for that."""
         self._channel = channel
+        self._go_on = go_on
+        # What a fork shares with this process is not the program's.
+        self._shared_bytes = own_memory_bytes() if go_on else 0
         self._walls = walls
         self._scratch = scratch
+        self._group = group
         self._nice = nice
         self._statuses: dict[int, int] = {}
         self._pid = os.getpid()
@@ -106,10 +122,11 @@ class Monitor:
         # The program may have ended while these were under way.
         elif "limit" in order and self._program and not self._is_dying():
             self._usage.sample()
-            self._renew(order["limit"], held_bytes=0)
+            self._renew(order["limit"], held_bytes=self._shared_bytes)
         elif "renew" in order and self._program:
             self._usage.sample()
             held_bytes = self._usage.memory_bytes
+            self._group.renew()
             cpu_s = self._renew(order["renew"], held_bytes=held_bytes)
             tell(self._channel, {"renewed": {"cpu_s": cpu_s, "memory_bytes": held_bytes}})
         elif "stop" in order and self._program:
@@ -122,6 +139,7 @@ class Monitor:
         try:
             # One that waits for its input could write before its limits have come.
             self._scratch.open(limits["scratch_bytes"] if limits else math.inf)
+            self._group.begin()
             self._program, self._report = self._fork(order, fds)
         except (OSError, ValueError) as error:
             end_all(self._statuses)
@@ -139,7 +157,7 @@ class Monitor:
         self._cpu_base_s = 0.0
         self._limited = False
         if limits:
-            self._limit(limits, held_bytes=0)
+            self._limit(limits, held_bytes=self._shared_bytes)
         if order["report"]:
             tell(self._channel, {"started": True}, self._scratch.fds)
 
@@ -151,6 +169,7 @@ class Monitor:
         self._memory_bytes: int = held_bytes + limits["memory_bytes"]
         self._look_s: float = limits["look_s"]
         self._scratch_bytes: float = limits["scratch_bytes"]
+        self._group.limit(limits["memory_bytes"], self._scratch_bytes)
         self._over = False
         self._look_at = self._started + self._pause_s()
 
@@ -182,7 +201,7 @@ class Monitor:
             return
         _reap(self._statuses)
         self._usage.sample()
-        over = self._usage.memory_bytes > self._memory_bytes
+        over = self._usage.memory_bytes > self._memory_bytes or self._group.is_over()
         if self._usage.cpu_s > self._cpu_end_s:
             self._finish("cpu")
         elif over and self._over:
@@ -215,6 +234,8 @@ class Monitor:
         self._usage.conclude()
         if stopped is None and self._limited and self._usage.cpu_s > self._cpu_end_s:
             stopped = "cpu"  # or it would depend on when the last sample was taken
+        if stopped is None and self._limited and self._group.has_killed():
+            stopped = "memory"
         written_bytes = self._disk_bytes() if self._limited else 0.0
         if stopped is None and self._limited and written_bytes > self._scratch_bytes:
             stopped = "scratch"
@@ -229,7 +250,9 @@ class Monitor:
             "stopped": stopped,
             "cpu_s": self._usage.cpu_s,
             "wall_s": time.monotonic() - self._started,
-            "peak_bytes": self._usage.peak_bytes,
+            "peak_bytes": max(
+                self._usage.peak_bytes - self._shared_bytes, self._group.peak_bytes, 0
+            ),
             "scratch_bytes": int(min(written_bytes, 1 << 62)),
         }
         tell(self._channel, {"exit": report, "limited": self._limited}, self._scratch.fds)
@@ -283,6 +306,7 @@ class Monitor:
                 os.nice(self._nice)
             if order["limits"]:
                 _limit_cpu(0, order["limits"]["cpu_s"])
+            self._group.enter()
             if self._walls.own_pids:
                 self._walls.enter()
                 os.chdir(order["cwd"])
@@ -307,14 +331,18 @@ class Monitor:
     def _hold(self, argv: list[str], env: dict[str, str], fds: list[int], report: int) -> NoReturn:
         """Start the program and wait for its end, as the first process of its namespace, from
         which no signal reaches it."""
-        program = os.posix_spawn(
-            argv[0],
-            argv,
-            env,
-            file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
-            setsid=True,
-            setsigdef=_DEFAULT,
-        )
+        if self._go_on is None:
+            program = os.posix_spawn(
+                argv[0],
+                argv,
+                env,
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)],
+                setsid=True,
+                setsigdef=_DEFAULT,
+            )
+        elif (program := os.fork()) == 0:
+            _be_program(env, fds)
+            self._go_on()
         os.write(report, _HELD)
         os.closerange(0, report)
         os.closerange(report + 1, max(fds) + _RESERVED_FDS)
@@ -323,6 +351,19 @@ class Monitor:
             pid, status = os.wait()
         os.write(report, _STATUS.pack(status))
         os._exit(0)
+
+
+def _be_program(env: dict[str, str], fds: list[int]) -> None:
+    """Makes this process what a program finds itself as that is started here."""
+    os.setsid()
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+    os.closerange(3, _DESCRIPTORS)  # Lean's own ones too, which all forks would share
+    for signum in _DEFAULT:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.environ.clear()
+    os.environ.update(env)
 
 
 def _cannot_start(program: str, error: OSError | ValueError) -> str:

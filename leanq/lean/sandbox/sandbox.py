@@ -18,6 +18,7 @@ by SIGKILL too. How the program is isolated depends on the machine, see
   scratch folder, and cannot look into other processes. From 6 on it cannot signal them either.
 - ``seccomp``: of system calls, it makes only those of ``deploy/seccomp/policy.py``: no sockets, no
   shared memory, no memory that no process shows, nothing done to other processes.
+- ``cgroup``: the kernel counts its memory as well; see :mod:`leanq.lean.sandbox.cgroup`.
 
 It never has privileges or capabilities, and its environment and descriptors are the given ones.
 """
@@ -28,16 +29,18 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from leanq.errors import SandboxError
+from leanq.lean.sandbox import cgroup
 from leanq.lean.sandbox.monitor import MESSAGE_BYTES
 from leanq.lean.sandbox.process import Exit, Finished, Limits, Process, Usage
 from leanq.lean.sandbox.scratch import empty
@@ -81,7 +84,14 @@ class Sandbox:
     alive: bool
     """False once the supervisor has died or the sandbox was closed: open another."""
 
-    def __init__(self, scratch: Path, inbox: Path | None) -> None:
+    def __init__(
+        self,
+        scratch: Path,
+        inbox: Path | None,
+        channel: socket.socket,
+        supervisor: Supervisor,
+        group: Path | None,
+    ) -> None:
         """Use :meth:`open`."""
         self.scratch = scratch
         self.left = scratch
@@ -94,18 +104,9 @@ class Sandbox:
         self._greeting: asyncio.Future[tuple[tuple[str, ...], Path]] = self._loop.create_future()
         self._process: Process | None = None
         self._prepared: _Program | None = None
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._supervisor = subprocess.Popen(
-                bare_python("leanq.lean.sandbox.supervisor"),
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                # Some Pythons cannot start without it; the programs do not get it.
-                env={k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
-                start_new_session=True,
-            )
+        self._supervisor = supervisor
+        self._group = group
+        self._channel = channel
         self._channel.setblocking(False)
         self._loop.add_reader(self._channel, self._listen)
 
@@ -119,6 +120,7 @@ class Sandbox:
         namespaces: bool = True,
         scratch_root: Path | None = None,
         inbox_root: Path | None = None,
+        start: Starter | None = None,
     ) -> Sandbox:
         """Start a supervisor, in some 100 ms.
 
@@ -127,6 +129,7 @@ class Sandbox:
         is a mount namespace, and only if they exist by now. ``namespaces=False`` stands for a
         machine that refuses them. The scratch folder is made in ``scratch_root``, or where
         temporary files go; with an ``inbox_root``, which must exist, there is an inbox in it.
+        ``start`` starts the supervisor, where that is not to be a process of its own.
         """
         if sys.platform != "linux":
             raise SandboxError("the sandbox needs Linux")
@@ -139,15 +142,11 @@ class Sandbox:
             if not path.exists():
                 raise SandboxError(f"{path} does not exist, and programs need it")
         folders: list[Path] = []
+        group = None
         try:
             places = [root, *([inbox_root] if inbox_root else [])]
             folders.extend(Path(tempfile.mkdtemp(prefix="leanq-", dir=place)) for place in places)
-            sandbox = cls(folders[0], folders[1] if inbox_root else None)
-        except OSError as error:
-            for folder in folders:
-                folder.rmdir()
-            raise SandboxError(f"no scratch folder or no supervisor: {error}") from error
-        try:
+            group = cgroup.make()
             hello = {
                 "folders": [str(folder) for folder in folders],
                 "readable": [str(path.resolve()) for path in (*readable, *folders[1:])],
@@ -155,8 +154,16 @@ class Sandbox:
                 "hidden": [str(path) for each in hidden for path in (each, each.resolve())],
                 "nice": nice,
                 "namespaces": namespaces,
+                "cgroup": group and str(group),
             }
-            sandbox._tell(hello)
+            channel, supervisor = await _started(hello, start or _supervise)
+        except (OSError, SandboxError) as error:
+            for folder in folders:
+                folder.rmdir()
+            cgroup.remove(group)
+            raise SandboxError(f"no scratch folder or no supervisor: {error}") from error
+        sandbox = cls(folders[0], folders[1] if inbox_root else None, channel, supervisor, group)
+        try:
             async with asyncio.timeout(_SUPERVISOR_TIMEOUT_S):
                 sandbox.isolation, sandbox.scratch = await sandbox._greeting
         except TimeoutError:
@@ -233,22 +240,17 @@ class Sandbox:
         """End what runs, the supervisor, and the scratch folder."""
         self._leave(-1)
         self._give_up("the sandbox was closed")
-        if self._supervisor.returncode is not None:
-            return
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SUPERVISOR_TIMEOUT_S):
-                    await self._supervisor_end()
+            await self._supervisor.end()
         finally:
-            self._supervisor.kill()
-            self._supervisor.wait()
+            cgroup.remove(self._group)
             for folder in self._folders:
                 if folder.exists():  # the supervisor was killed before it could
                     empty(str(folder))
                     folder.rmdir()
 
     @property
-    def supervisor(self) -> subprocess.Popen[bytes]:
+    def supervisor(self) -> Supervisor:
         """The supervisor's process; all that runs here descends from it."""
         return self._supervisor
 
@@ -363,15 +365,89 @@ class Sandbox:
         if self._process is not None and not self._process.ended:
             self._process.on_end(error)
 
-    async def _supervisor_end(self) -> None:
-        pidfd = os.pidfd_open(self._supervisor.pid)
-        ended = asyncio.Event()
-        self._loop.add_reader(pidfd, ended.set)
+
+class Supervisor:
+    """The process behind a sandbox, which ends once its socket is closed.
+
+    Args:
+        pidfd: tells when it has ended.
+        process: the same, where it is a child of this process.
+    """
+
+    def __init__(self, pidfd: int, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._pidfd = pidfd
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Its process id here; ProcessLookupError once it has ended."""
         try:
-            await ended.wait()
+            with open(f"/proc/self/fdinfo/{self._pidfd}") as file:
+                found = int(next(line for line in file if line.startswith("Pid:")).split()[1])
+        except FileNotFoundError:
+            found = -1
+        # To a signal, -1 is every process of this machine.
+        if found <= 0:
+            raise ProcessLookupError("the supervisor has ended")
+        return found
+
+    def kill(self) -> None:
+        """Ends it at once, and with it whatever it keeps."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def end(self) -> None:
+        """Waits for its end, for 30 s at most: then it is killed."""
+        if self._pidfd < 0:
+            return
+        loop = asyncio.get_running_loop()
+        ended = asyncio.Event()
+        loop.add_reader(self._pidfd, ended.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SUPERVISOR_TIMEOUT_S):
+                    await ended.wait()
         finally:
-            self._loop.remove_reader(pidfd)
-            os.close(pidfd)
+            loop.remove_reader(self._pidfd)
+            self.kill()
+            if self._process is not None:
+                self._process.wait()
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+# Gives a supervisor the other end of a socket, in which its first message stands.
+Starter = Callable[[socket.socket], Awaitable[Supervisor]]
+
+
+def spawn(channel: socket.socket, module: str) -> Supervisor:
+    """Starts a supervisor as a process of its own, which is a module's ``main``."""
+    process = subprocess.Popen(
+        bare_python(module),
+        stdin=channel.fileno(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        # Some Pythons cannot start without it; the programs do not get it.
+        env={k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
+        start_new_session=True,
+    )
+    return Supervisor(os.pidfd_open(process.pid), process)
+
+
+async def _supervise(channel: socket.socket) -> Supervisor:
+    return spawn(channel, "leanq.lean.sandbox.supervisor")
+
+
+async def _started(hello: Mapping[str, Any], start: Starter) -> tuple[socket.socket, Supervisor]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        try:
+            ours.send(json.dumps(hello).encode())
+            return ours, await start(theirs)
+        except BaseException:
+            ours.close()
+            raise
 
 
 def bare_python(module: str) -> list[str]:

@@ -20,7 +20,8 @@ Without Landlock's signal scope (ABI 6), such a program can also kill its superv
 ``leanq.lean.sandbox.sandbox`` starts this file with an isolated Python, without the rest of the
 package, and documents what is measured. Messages are JSON, one per packet::
 
-    worker → inner   {"folders", "readable", "hidden", "nice", "namespaces"}   once
+    worker → inner   {"folders", "readable", "hidden", "nice", "namespaces",
+                      "cgroup"}   once
                      {"start": {"argv", "env", "cwd", "limits", "report"}}
                          with the program's standard input, output and error as descriptors
                      {"limit": limits}, {"renew": limits}, {"stop": reason}
@@ -44,9 +45,11 @@ import json
 import os
 import signal
 import socket
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from leanq.lean.sandbox import isolation
+from leanq.lean.sandbox.cgroup import Cgroup
 from leanq.lean.sandbox.monitor import IGNORED, MESSAGE_BYTES, Monitor, end_all, tell
 from leanq.lean.sandbox.scratch import Scratch, empty
 from leanq.lean.sandbox.walls import Walls
@@ -63,18 +66,33 @@ _ATTEMPTS = (
     "user net ipc",
     "",
 )
-_BY_MIDDLE = ("user", "pid")  # they have to be there before inner is
-_REFUSED = 3  # exit status: the machine does not allow these namespaces
+BY_MIDDLE = ("user", "pid")  # they have to be there before inner is
+REFUSED = 3  # exit status: the machine does not allow these namespaces
+
+# What does the work within the namespaces; its exit status.
+Inner = Callable[[socket.socket, dict[str, Any], Sequence[str], Sequence[int]], int]
 
 
-def _inner(
-    channel: socket.socket, hello: dict[str, Any], namespaces: list[str], fatal: list[int]
+def keep_programs(
+    channel: socket.socket,
+    hello: dict[str, Any],
+    namespaces: Sequence[str],
+    fatal: Sequence[int],
+    *,
+    go_on: Callable[[], NoReturn] | None = None,
 ) -> int:
-    """Take the last steps inside, then keep programs; the exit status of this process."""
+    """What inner does: take the last steps inside, then keep programs; its exit status.
+
+    ``go_on``: see :class:`leanq.lean.sandbox.monitor.Monitor`.
+    """
     base = hello["folders"][0]
     scratch = _SCRATCH if "mount" in namespaces else base
+    # Which is out of sight behind the walls.
+    group = Cgroup(hello["cgroup"])
+    if "user" in namespaces:
+        isolation.forbid_user_namespaces()
     try:
-        isolation.unshare([each for each in namespaces if each not in _BY_MIDDLE])
+        isolation.unshare([each for each in namespaces if each not in BY_MIDDLE])
         isolation.keep_to_itself()
         walls = Walls(
             namespaces,
@@ -85,7 +103,7 @@ def _inner(
         )
     except OSError:
         if namespaces:
-            return _REFUSED
+            return REFUSED
         raise
     isolation.adopt_orphans()
     if os.getpid() != 1 and not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
@@ -95,25 +113,31 @@ def _inner(
     # What was made until here is for good: the forks of this process are many, and short.
     gc.freeze()
     gc.disable()
-    tell(channel, {"isolation": walls.report, "scratch": scratch})
+    kinds = [*walls.report, *(["cgroup"] if hello["cgroup"] else [])]
+    tell(channel, {"isolation": kinds, "scratch": scratch})
     holds = Scratch(scratch, in_memory="mount" in namespaces)
-    Monitor(channel, walls, holds, hello["nice"]).serve(fatal)
+    Monitor(channel, walls, holds, group, hello["nice"], go_on).serve(fatal)
     return 0
 
 
-def _middle(
-    channel: socket.socket, hello: dict[str, Any], namespaces: list[str], fatal: list[int]
+def middle(
+    inner: Inner,
+    channel: socket.socket,
+    hello: dict[str, Any],
+    namespaces: Sequence[str],
+    fatal: Sequence[int],
 ) -> int:
-    """Enter the namespaces and leave inner in them, as a child of outer. Gone at once."""
+    """Enter the namespaces and leave inner in them, as a child of this process's parent, which
+    adopts orphans; the exit status of this process."""
     try:
-        isolation.unshare([each for each in namespaces if each in _BY_MIDDLE])
+        isolation.unshare([each for each in namespaces if each in BY_MIDDLE])
     except OSError:
-        return _REFUSED
+        return REFUSED
     if os.fork() > 0:
         return 0
     status = 0
     try:
-        status = _inner(channel, hello, namespaces, fatal)
+        status = inner(channel, hello, namespaces, fatal)
     except Exception as error:
         tell(channel, {"refused": f"{type(error).__name__}: {error}"})
     finally:
@@ -121,7 +145,7 @@ def _middle(
         os._exit(status)
 
 
-def main() -> None:
+def main(inner: Inner = keep_programs) -> None:
     """The outer process. Its standard input is the socket to the worker."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -136,15 +160,18 @@ def main() -> None:
     hello = json.loads(packet)
     isolation.adopt_orphans()
     for namespaces in _ATTEMPTS if hello["namespaces"] else ("",):
-        middle = os.fork()
-        if middle == 0:
-            os._exit(_middle(channel, hello, namespaces.split(), fatal))
-        _, status = os.waitpid(middle, 0)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(middle(inner, channel, hello, namespaces.split(), fatal))
+        _, status = os.waitpid(pid, 0)
         if status == 0:
             _, status = os.waitpid(-1, 0)  # inner, our eldest child: the first to be found
-        if os.waitstatus_to_exitcode(status) != _REFUSED:
+        if os.waitstatus_to_exitcode(status) != REFUSED:
             break
     end_all({})
+    if group := hello.get("cgroup"):
+        with contextlib.suppress(OSError):
+            os.rmdir(group)
     for folder in hello["folders"]:
         with contextlib.suppress(OSError):  # the worker removes it too
             empty(folder)

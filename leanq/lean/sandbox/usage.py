@@ -90,6 +90,12 @@ class UsageSampler:
         self.peak_bytes = max(self.peak_bytes, memory_bytes)
 
 
+def own_memory_bytes() -> int:
+    """What this process holds, counted as :class:`UsageSampler` does."""
+    status = _read("/proc/self/status")
+    return sum(_kilobytes(status, kind) for kind in _KINDS) << 10
+
+
 def _read(path: str) -> bytes:
     fd = os.open(path, os.O_RDONLY)
     try:

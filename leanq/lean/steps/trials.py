@@ -19,9 +19,8 @@ from msgspec import structs
 from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.prefixes import Prefixes
-from leanq.lean.process import Lean, Run
+from leanq.lean.process import Lean, Run, Slot
 from leanq.lean.recipes import MAX_LEVELS, Tactic, record_after
-from leanq.lean.sandbox.sandbox import Sandbox
 from leanq.lean.steps.goals import keep_opened, look, sorries_of
 from leanq.lean.steps.holes import Draft, draft_probe, draft_trial, find_holes, read_goals
 from leanq.lean.steps.moves import Move, left_open, outcome_apart, read_move
@@ -51,10 +50,10 @@ class Trials:
         holes = await asyncio.to_thread(find_holes, code)
         if not holes:
             return ()
-        async with self._lean.sandbox() as sandbox:
+        async with self._lean.slot() as slot:
 
             async def run(draft: Draft) -> Outcome:
-                done = await self._prefixes.run(sandbox, code, draft.text, request, states)
+                done = await self._prefixes.run(slot, code, draft.text, request, states)
                 return done.outcome
 
             seen = await look(holes, run, lambda forms: draft_probe(code, holes, forms))
@@ -91,8 +90,8 @@ class _Step:
     async def run(self) -> Reply:
         move = self._move
         draft = draft_trial(move.recipe, move.tactic)
-        async with self._lean.sandbox() as sandbox:
-            run = await self._try(sandbox, draft)
+        async with self._lean.slot() as slot:
+            run = await self._try(slot, draft)
             outcome = outcome_apart(draft, run.outcome)
             left = [m for m in outcome.messages if draft.is_left(m)]
             outside = draft.left_outside(outcome.messages)
@@ -103,23 +102,23 @@ class _Step:
                 return reply
             goals = tuple(goal for message in left for goal in read_goals(message))
             if goals or move.tactic.holes:
-                return await self._go_on(sandbox, left_open(reply), goals)
+                return await self._go_on(slot, left_open(reply), goals)
         return await self._close(reply, outside)
 
-    async def _try(self, sandbox: Sandbox, draft: Draft, *, compile_: bool = False) -> Run:
+    async def _try(self, slot: Slot, draft: Draft, *, compile_: bool = False) -> Run:
         code = self._move.recipe.source.code
         return await self._prefixes.run(
-            sandbox, code, draft.text, self._request, self._states, compile_=compile_
+            slot, code, draft.text, self._request, self._states, compile_=compile_
         )
 
-    async def _go_on(self, sandbox: Sandbox, reply: Reply, goals: tuple[str, ...]) -> Reply:
+    async def _go_on(self, slot: Slot, reply: Reply, goals: tuple[str, ...]) -> Reply:
         """The next state: the goals that are left, else the first hole of the tactic itself."""
         move, tactic = self._move, self._move.tactic
         sorries: tuple[Sorry, ...] = ()
         if tactic.holes:
 
             async def run(draft: Draft) -> Outcome:
-                return (await self._try(sandbox, draft)).outcome
+                return (await self._try(slot, draft)).outcome
 
             seen = await look(
                 tactic.holes, run, lambda forms: draft_trial(move.recipe, tactic, probes=forms)

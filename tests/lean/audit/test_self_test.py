@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from support.paths import ROOT
 
-from leanq.lean.audit import self_test
+from leanq.lean import pass_memory
 from leanq.lean.audit.judges import Judges
 from leanq.lean.audit.olean import read_parts
-from leanq.lean.audit.self_test import PassMemory, libraries_of
 from leanq.lean.environment import Environment
+from leanq.lean.pass_memory import PassMemory, libraries_of
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
 
@@ -23,7 +23,7 @@ from leanq.lean.syntax import split_header
 @pytest.fixture
 def environment(core: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     """One whose Lean is in two libraries, with a cache of its own; nothing has passed yet."""
-    monkeypatch.setattr(self_test, "_passed", set())
+    monkeypatch.setattr(pass_memory, "_passed", set())
     folder = tmp_path / "lib" / "lean"
     folder.mkdir(parents=True)
     (folder / "libleanshared.so").write_bytes(b"one")
@@ -34,12 +34,12 @@ def environment(core: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def is_kept(environment: Environment, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether a process that starts now finds a pass."""
-    monkeypatch.setattr(self_test, "_passed", set())
-    return PassMemory(environment, libraries_of(environment)).is_kept()
+    monkeypatch.setattr(pass_memory, "_passed", set())
+    return PassMemory(environment, "judge", libraries_of(environment)).is_kept()
 
 
 def kept_file(environment: Environment) -> Path:
-    memory = PassMemory(environment, libraries_of(environment))
+    memory = PassMemory(environment, "judge", libraries_of(environment))
     memory.keep()
     [file] = (environment.cache / "judge").glob("*.passed")
     return file
@@ -51,7 +51,7 @@ def test_a_pass_is_found_by_the_next_process_and_can_be_forgotten(
     assert not is_kept(environment, monkeypatch)
     kept_file(environment)
     assert is_kept(environment, monkeypatch)
-    PassMemory(environment, libraries_of(environment)).forget()
+    PassMemory(environment, "judge", libraries_of(environment)).forget()
     assert not is_kept(environment, monkeypatch)
 
 
@@ -71,7 +71,7 @@ def test_a_pass_is_one_of_these_libraries_this_code_and_this_python(
         case "python":
             monkeypatch.setattr(sys, "version", "another")
         case _:
-            monkeypatch.setattr(self_test, "_hash_of_code", lambda: "another")
+            monkeypatch.setattr(pass_memory, "_hash_of_code", lambda: "another")
     assert not is_kept(environment, monkeypatch)
 
 
@@ -103,7 +103,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(
     environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment = replace(environment, cache=Path("/dev/null/cache"))
-    memory = PassMemory(environment, libraries_of(environment))
+    memory = PassMemory(environment, "judge", libraries_of(environment))
     memory.keep()
     assert memory.is_kept()
     memory.forget()
@@ -114,7 +114,7 @@ def test_a_cache_that_cannot_be_written_costs_time_only(
 async def test_a_remembered_pass_is_no_test_and_doctor_runs_it_all_the_same(
     core: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(self_test, "_passed", set())
+    monkeypatch.setattr(pass_memory, "_passed", set())
     environment = replace(core, cache=tmp_path)
     judges = Judges(environment, slots=1)
     try:
@@ -123,7 +123,7 @@ async def test_a_remembered_pass_is_no_test_and_doctor_runs_it_all_the_same(
         await judges.close()
     # From now on the test fails wherever it is run.
     monkeypatch.setattr("leanq.lean.audit.judges.forged", lambda honest: [honest])
-    monkeypatch.setattr(self_test, "_passed", set())
+    monkeypatch.setattr(pass_memory, "_passed", set())
     judges = Judges(environment, slots=1)
     try:
         assert await judges.unavailable() == ""
@@ -141,7 +141,7 @@ async def test_a_remembered_pass_is_no_test_and_doctor_runs_it_all_the_same(
 async def test_a_library_that_was_replaced_since_its_test_judges_nothing(
     environment: Environment, tmp_path: Path
 ) -> None:
-    PassMemory(environment, libraries_of(environment)).keep()
+    PassMemory(environment, "judge", libraries_of(environment)).keep()
     judges = Judges(environment, slots=1)
     try:
         assert await judges.unavailable() == ""

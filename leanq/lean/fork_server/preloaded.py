@@ -1,0 +1,205 @@
+"""Lean in this process, stopped behind an import header and ready to be forked.
+
+Lean's `lean_main` runs here once on a header alone. Where it would exit, this process stops, with
+everything imported in its memory. A child that was forked from it goes on from there
+(:meth:`Preloaded.go_on`): it calls `lean_shell_main` again with the same arguments, reads its own
+text from standard input, elaborates it, prints, writes the compiled file and exits, all by Lean's
+own code. The one difference to plain `lean` is that `Lean.Language.Lean.process` is given the
+snapshot of the first run as its ``old?``, as the language server does after an edit: a header that
+is unchanged is taken over, and everything else is done as ever.
+
+Three functions are caught by a jump that is written over their first bytes, and let go again:
+
+- ``lean_shell_main(args, options)``: Lean.Shell.shellMain.
+- ``l_Lean_Language_Lean_process(setup, old?, context)``: gives an `InitialSnapshot`.
+- ``lean_io_exit(code)``: IO.Process.exit, by which a run of the command line ends.
+
+Symbols are looked up in everything that is loaded, since official toolchains split Lean into
+several libraries. x86-64 alone: elsewhere :class:`PreloadError` is raised.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+_P = ctypes.c_void_p
+_SIGINT, _SIGXFSZ = 2, 25
+_PAGE_BYTES = mmap.PAGESIZE
+_READ_WRITE_EXECUTE = 7
+_NEEDED = (
+    "lean_main",
+    "lean_shell_main",
+    "l_Lean_Language_Lean_process",
+    "lean_io_exit",
+    "l_Lean_Language_Lean_truncateToHeader",
+    "lean_alloc_object",
+    "lean_mark_mt",
+    "lean_mark_persistent",
+    "lean_init_task_manager_using",
+    "lean_finalize_task_manager",
+    "lean_enable_initializer_execution",
+)
+
+
+class PreloadError(Exception):
+    """This Lean, or this machine, cannot be preloaded."""
+
+
+class Preloaded:
+    """Lean with a header imported.
+
+    Args:
+        libraries: Lean's shared libraries, in the order in which they are loaded.
+        arguments: Lean's command line, which must read its text from standard input.
+        header: a text that imports and does nothing else.
+        when_ready: called once, with the exit code of the header's run. It must not return.
+        threads: of Lean's task manager in a child; None: as many as there are processors.
+    """
+
+    def __init__(
+        self,
+        libraries: Sequence[str],
+        arguments: Sequence[str],
+        header: bytes,
+        when_ready: Callable[[int], NoReturn],
+        *,
+        threads: int | None = None,
+    ) -> None:
+        if platform.machine() != "x86_64":
+            raise PreloadError(f"no jump is written for {platform.machine()}")
+        # libuv would keep a ring whose kernel thread acts for this process, and all children
+        # would share it.
+        os.environ["UV_USE_IO_URING"] = "0"
+        self._arguments = [b"lean", *map(os.fsencode, arguments)]
+        self._header = header
+        self._when_ready = when_ready
+        self._threads = threads or os.cpu_count() or 1
+        # Lean's interpreter looks compiled functions up among the process's global symbols.
+        for library in libraries:
+            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        self._lean = ctypes.CDLL(None)
+        if missing := [name for name in _NEEDED if not hasattr(self._lean, name)]:
+            raise PreloadError(f"this Lean has no symbol {', '.join(missing)}")
+        self._lean.lean_alloc_object.argtypes = [ctypes.c_size_t]
+        self._lean.lean_alloc_object.restype = _P
+        self._lean.l_Lean_Language_Lean_truncateToHeader.argtypes = [_P]
+        self._lean.l_Lean_Language_Lean_truncateToHeader.restype = _P
+        self._main_arguments: tuple[int, int] | None = None
+        self._snapshot = 0
+        self._is_ready = False
+
+    def run(self) -> None:
+        """Runs the header and calls ``when_ready``; never returns. PreloadError: it cannot."""
+        self._shell = _Hook(self._lean, "lean_shell_main", 2, self._on_shell_main)
+        self._process = _Hook(self._lean, "l_Lean_Language_Lean_process", 3, self._on_process)
+        self._exit = _Hook(self._lean, "lean_io_exit", 1, self._on_exit)
+        for number in (_SIGINT, _SIGXFSZ):  # as in the launcher of plain Lean
+            self._lean.signal(number, None)
+        read, write = os.pipe()
+        # The text of a header is small; what a pipe does not take at once, no header is.
+        os.set_blocking(write, False)
+        if os.write(write, self._header) != len(self._header):
+            raise PreloadError("the header is too long to be preloaded")
+        os.close(write)
+        os.dup2(read, 0)
+        os.close(read)
+        argv = (ctypes.c_char_p * (len(self._arguments) + 1))(*self._arguments, None)
+        self._lean.lean_main(len(self._arguments), argv)
+        os._exit(98)
+
+    def _on_shell_main(self, args: int, options: int) -> int:
+        self._shell.release()
+        self._main_arguments = self._kept(args), self._kept(options)
+        return self._shell.call(args, options)
+
+    def _on_process(self, setup: int, old: int, context: int) -> int:
+        self._process.release()
+        if self._is_ready:
+            return self._process.call(setup, self._some(self._snapshot), context)
+        self._snapshot = self._process.call(setup, old, context)
+        return self._kept(self._snapshot)
+
+    def _on_exit(self, code: int | None) -> int:
+        self._exit.release()
+        lean = self._lean
+        assert self._main_arguments is not None
+        self._snapshot = lean.l_Lean_Language_Lean_truncateToHeader(self._snapshot)
+        # What the snapshot holds is for good, and references to it are not counted in children:
+        # pages that are only read stay shared.
+        for each in (self._snapshot, *self._main_arguments):
+            if not each & 1:
+                lean.lean_mark_persistent(_P(each))
+        lean.lean_finalize_task_manager()  # ends and joins its threads, which a fork would lose
+        lean.fflush(None)  # or each child would print again what this run has printed
+        self._is_ready = True
+        self._when_ready((code or 0) & 0xFF)
+        os._exit(99)
+
+    def go_on(self) -> NoReturn:
+        """In a child, which has not forked others: Lean's command line once more, as the rest of
+        the process's life. It has the descriptors 0 to 2 and variables that Lean is to see."""
+        assert self._main_arguments is not None
+        self._process.hold()
+        self._lean.lean_init_task_manager_using(self._threads)
+        self._lean.lean_enable_initializer_execution()  # for another header, which it imports
+        self._lean.clearerr(_P.in_dll(self._lean, "stdin"))
+        self._shell.call(*self._main_arguments)
+        os._exit(99)
+
+    def _kept(self, value: int) -> int:
+        """Adds a reference to an object. Counts are negative for objects that threads share, and 0
+        for those that are never freed (lean.h)."""
+        if not value & 1:
+            self._lean.lean_mark_mt(_P(value))
+            count = ctypes.c_int32.from_address(value)
+            count.value -= bool(count.value)
+        return value
+
+    def _some(self, value: int) -> int:
+        """`Option.some value`: a constructor with count 1, tag 1 and one field (lean.h)."""
+        found: int = self._lean.lean_alloc_object(16)
+        ctypes.c_int32.from_address(found).value = 1
+        ctypes.c_uint16.from_address(found + 6).value = 1 << 8 | 1
+        ctypes.c_uint64.from_address(found + 8).value = value
+        return found
+
+
+class _Hook:
+    """A C function of Lean's that calls Python instead, until it is let go."""
+
+    def __init__(
+        self, lean: ctypes.CDLL, name: str, arity: int, catch: Callable[..., int | None]
+    ) -> None:
+        self._original = lean[name]
+        self._original.argtypes, self._original.restype = [_P] * arity, _P
+        address = ctypes.cast(self._original, _P).value
+        self._callback = ctypes.CFUNCTYPE(_P, *[_P] * arity)(catch)
+        target = ctypes.cast(self._callback, _P).value
+        assert address is not None
+        assert target is not None
+        self._address = address
+        self._jump = b"\x48\xb8" + target.to_bytes(8, "little") + b"\xff\xe0"  # mov rax; jmp rax
+        self._saved = ctypes.string_at(address, len(self._jump))
+        first = address & -_PAGE_BYTES
+        size = address + len(self._jump) - first
+        if lean.mprotect(_P(first), ctypes.c_size_t(size), _READ_WRITE_EXECUTE):
+            raise PreloadError("this machine does not let Lean's code be written to")
+        self.hold()
+
+    def hold(self) -> None:
+        """Calls of it go to Python from now on."""
+        ctypes.memmove(self._address, self._jump, len(self._jump))
+
+    def release(self) -> None:
+        """Calls of it go to Lean from now on."""
+        ctypes.memmove(self._address, self._saved, len(self._saved))
+
+    def call(self, *arguments: Any) -> int:
+        """What Lean makes of the arguments; it must have been released."""
+        result: int = self._original(*arguments)
+        return result

@@ -1,0 +1,73 @@
+"""Whether Lean behind a preloaded header says just what Lean says that starts anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from leanq.lean.sandbox.sandbox import Finished, Limits
+
+PROOF_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
+_THEOREM = "theorem leanqProof (p : Prop) (h : p) : p := "
+_DEEP = 20_000
+_SMALL_STACK = {"LEAN_STACK_SIZE_KB": "4096"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A text of the proof, and the environment variables that it is run with besides."""
+
+    text: str
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+# What stands behind a header: accepted, an error, a sorry, a syntax error.
+_BODIES = (
+    f"{_THEOREM}h\n",
+    f"{_THEOREM}p\n",
+    f"{_THEOREM}sorry\n",
+    "theorem leanqProof : := by (\n",
+)
+# A stack that overflows: of the usual size it would take seconds and a gigabyte.
+_OVERFLOWING = f"{_THEOREM}{'(' * _DEEP}h{')' * _DEEP}\n"
+# A text with another header, which a fork has to import anew.
+_OTHER_HEADER = f"prelude\n\n-- another header\n{_THEOREM}h\n"
+
+
+@dataclass(frozen=True, slots=True)
+class RunBytes:
+    """Everything that a run of Lean leaves behind."""
+
+    code: int | None
+    signal: int | None
+    stopped: str | None
+    stdout: bytes
+    stderr: bytes
+    compiled: bytes
+
+    @classmethod
+    def of(cls, done: Finished, compiled: Path | None) -> RunBytes:
+        """What a run has left, with its compiled file, if it has one."""
+        end = done.exit
+        data = compiled.read_bytes() if compiled and compiled.is_file() else b""
+        return cls(
+            end.code, end.signal, end.stopped, done.stdout, done.stderr, sha256(data).digest()
+        )
+
+    def difference(self, other: RunBytes) -> str:
+        """In what two runs differ; empty where they are the same, byte for byte."""
+        names = [name for name in self.__slots__ if getattr(self, name) != getattr(other, name)]
+        return ", ".join(names)
+
+
+def trials(header: str) -> list[Trial]:
+    """The texts by which a preloaded header is proved."""
+    texts = (*(header + body for body in _BODIES), _OTHER_HEADER)
+    return [*map(Trial, texts), Trial(header + _OVERFLOWING, _SMALL_STACK)]
+
+
+def compiled_by(command: Sequence[str], scratch: Path) -> Path | None:
+    """Where a command leaves its compiled result, if it leaves one."""
+    return scratch / command[command.index("-o") + 1] if "-o" in command else None

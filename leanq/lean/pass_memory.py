@@ -1,0 +1,93 @@
+"""What a self-test has shown of this machine, remembered for those that come after it.
+
+A self-test tells whether Lean's functions are the ones that leanq takes them for. That is the same
+for the same bytes of Lean's libraries, the same code of leanq's, the same Python and machine; so a
+pass is kept in the cache folder under a hash of all these. A failure never is. A process that can
+write this user's files to that folder can change the compiled Core there as well.
+
+All functions block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from leanq.lean.environment import Environment
+from leanq.lean.hashes import File, content_hashes, hash_bytes, keep, read_kept
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PASSED = b"passed"
+
+Libraries = tuple[str, tuple[File, ...]]
+"""A version of Lean, and its libraries as they were found."""
+
+_passed: set[tuple[str, Libraries, tuple[str, ...]]] = set()
+
+
+def libraries_of(environment: Environment) -> Libraries:
+    """What Lean's functions come from, as it is at this moment; not read."""
+    toolchain = environment.toolchain
+    files: list[File] = []
+    with contextlib.suppress(OSError):
+        files = [File.at(path) for path in toolchain.shared_libraries]
+    return toolchain.version, tuple(files)
+
+
+class PassMemory:
+    """Where the pass of one self-test in one environment is kept.
+
+    Args:
+        environment: whose libraries and cache folder it is.
+        test: names the self-test, and its folder in the cache.
+        libraries: as they were before the test.
+        words: what else a pass depends on.
+    """
+
+    def __init__(
+        self, environment: Environment, test: str, libraries: Libraries, *words: str
+    ) -> None:
+        self._cache, self._libraries, self._words = environment.cache / test, libraries, words
+        self._name = test, libraries, words
+        self._path: Path | None = None
+
+    def is_kept(self) -> bool:
+        """Whether just this has passed its test, in this process or in another."""
+        if self._name in _passed:
+            return True
+        try:
+            found = read_kept(self._file()) == _PASSED
+        except OSError:
+            return False
+        if found:
+            _passed.add(self._name)
+        return found
+
+    def keep(self) -> None:
+        """Notes that it has passed."""
+        _passed.add(self._name)
+        with contextlib.suppress(OSError):
+            keep(self._file(), _PASSED)
+
+    def forget(self) -> None:
+        """Notes that it has failed."""
+        _passed.discard(self._name)
+        with contextlib.suppress(OSError):
+            self._file().unlink(missing_ok=True)
+
+    def _file(self) -> Path:
+        if self._path is None:
+            version, libraries = self._libraries
+            hashes = content_hashes(libraries, self._cache.parent / "libraries.json")
+            words = [version, *(hashes[file.path] for file in libraries), sys.version, *os.uname()]
+            key = hash_bytes("\0".join([*words, *self._words, _hash_of_code()]).encode()).hex()
+            self._path = self._cache / f"{key[:32]}.passed"
+        return self._path
+
+
+def _hash_of_code() -> str:
+    """That of everything that may have a part in a self-test, this file included."""
+    files = [_PACKAGE / "errors.py", *sorted((_PACKAGE / "lean").rglob("*.py"))]
+    return hash_bytes(b"".join(hash_bytes(path.read_bytes()) for path in files)).hex()
