@@ -49,6 +49,9 @@ class EnvironmentStats:
         waited, ran, took: from submit to the last claim, from there to the end, and together.
         slots: of living workers; ``busy`` of them run something.
         workers: how many live.
+        cpu_s: CPU seconds that Lean and the judge took for results.
+        tenants_cpu_s: the same by tenant; those beyond the hundred that are counted by name are
+            together under ``""``.
         fingerprints: how many of them offer the environment with each; more than one means that
             the same request can get two answers.
     """
@@ -67,6 +70,8 @@ class EnvironmentStats:
     slots: float = 0.0
     busy: float = 0.0
     workers: float = 0.0
+    cpu_s: float = 0.0
+    tenants_cpu_s: dict[str, float] = field(default_factory=dict)
     fingerprints: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -223,8 +228,9 @@ class Total(NamedTuple):
     Attributes:
         what: ``submitted``, ``finished``, ``reason``, ``waiting``; ``waited_ms``, ``ran_ms``,
             ``took_ms`` for a sum of times, ``waited``, ``ran``, ``took`` for a bucket of their
-            histogram.
-        part: the verdict of ``finished``, the word of ``reason``, the number of a bucket.
+            histogram, ``cpu_ms`` for CPU time, and ``tenant_cpu_ms`` for a tenant's.
+        part: the verdict of ``finished``, the word of ``reason``, the number of a bucket, the
+            tenant.
     """
 
     what: str
@@ -237,6 +243,8 @@ _WHAT = {
     "f": "finished",
     "c": "reason",
     "waiting": "waiting",
+    "u": "tenant_cpu_ms",
+    "u_ms": "cpu_ms",
     **{f"{kind}_ms": f"{what}_ms" for kind, what in (("w", "waited"), ("r", "ran"), ("t", "took"))},
     "w": "waited",
     "r": "ran",
@@ -265,6 +273,10 @@ def _add_total(environments: Mapping[str, EnvironmentStats], name: str, count: i
         stats.finished[total.part] = count
     elif what == "reason":
         stats.reasons[total.part] = count
+    elif what == "cpu_ms":
+        stats.cpu_s = count / 1000
+    elif what == "tenant_cpu_ms":
+        stats.tenants_cpu_s[total.part] = count / 1000
     elif what.removesuffix("_ms") in times and what.endswith("_ms"):
         times[what.removesuffix("_ms")].sum_s = count / 1000
     elif what in times and total.part.isdecimal() and int(total.part) < len(times[what].counts):

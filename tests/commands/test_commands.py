@@ -40,6 +40,7 @@ SIMPLE = [
     "status",
     "step",
     "submit",
+    "tenant",
     "up",
     "verify",
     "worker",
