@@ -14,7 +14,7 @@ from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from leanq.errors import UsageError
 
@@ -98,6 +98,8 @@ class Settings:
     def load(cls, url: str, environ: Mapping[str, str]) -> Settings:
         """The settings for ``url``, the rest from ``LEANQ_…`` in ``environ``.
 
+        A URL with a host and without a password gets that of ``LEANQ_PASSWORD``.
+
         A variable whose name is only like one of leanq's is logged as a warning.
 
         Raises:
@@ -107,7 +109,7 @@ class Settings:
             if name.startswith("LEANQ_"):
                 _warn_of_typo(name)
         return cls(
-            url,
+            _with_password(url, environ.get("LEANQ_PASSWORD", "")),
             **{
                 declared.name: _parse(_variable(declared), environ[_variable(declared)], declared)
                 for declared in _declared()
@@ -120,6 +122,10 @@ _OTHER_VARIABLES = {
     "LEANQ_URL": (
         "the queue's Redis: `redis://`, `rediss://` or `unix://`",
         "`leanq up`'s, or an embedded server",
+    ),
+    "LEANQ_PASSWORD": (
+        "the Redis' password, written as it is, where LEANQ_URL has a host and no password",
+        "",
     ),
     "LEANQ_RQ_URL": ("the Redis of RQ, for campaigns", "LEANQ_URL"),
     "LEANQ_LEAN": ("the path of the `lean` program", "a Lake project's, PATH's, or the wheel's"),
@@ -219,6 +225,16 @@ def _is_complete(url: str) -> bool:
     if parts.scheme == "unix":
         return bool(parts.path)
     return parts.scheme in ("redis", "rediss") and bool(_HOST.match(parts.hostname or ""))
+
+
+def _with_password(url: str, password: str) -> str:
+    scheme, mark, rest = url.partition("://")
+    end = next((place for place, sign in enumerate(rest) if sign in "/?#"), len(rest))
+    login, _, hosts = rest[:end].rpartition("@")
+    has_one = ":" in login or "@" in rest[end:] or re.search(r"[?&]password=", rest[end:])
+    if not password or has_one or scheme not in ("redis", "rediss"):
+        return url
+    return f"{scheme}{mark}{login}:{quote(password, safe='')}@{hosts}{rest[end:]}"
 
 
 def without_password(url: str) -> str:
