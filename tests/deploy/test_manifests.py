@@ -100,7 +100,7 @@ def test_selectors_match(objects: tuple[Object, ...]) -> None:
         assert all(port["targetPort"] in behind.ports for port in each["spec"]["ports"])
 
 
-def test_whoever_sizes_the_workers_is_alone(objects: tuple[Object, ...]) -> None:
+def test_one_scaler_alone_sizes_the_workers(objects: tuple[Object, ...]) -> None:
     assert "replicas" not in named(objects, "Deployment", "leanq-worker")["spec"]
     scalers = [each for each in pods(objects) if each.is_ours and each.command[0] == "scale"]
     hpas, scaled = (of_kind(objects, kind) for kind in ("HorizontalPodAutoscaler", "ScaledObject"))
@@ -199,7 +199,7 @@ def test_nothing_runs_with_privileges(objects: tuple[Object, ...]) -> None:
         }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(each.spec)
         assert all(set(volume) & {"emptyDir", "secret"} for volume in each.spec["volumes"])
-        # A token for whoever has rights to use it, and for nobody else.
+        # A token for accounts with rights to use it, and for no others.
         account = each.spec.get("serviceAccountName", "default")
         assert each.spec["automountServiceAccountToken"] is (account in bound)
         assert each.spec["enableServiceLinks"] is False
@@ -348,7 +348,7 @@ def test_probes(objects: tuple[Object, ...]) -> None:
         for probe in probes.values():
             for how in ("httpGet", "tcpSocket"):
                 assert how not in probe or probe[how]["port"] in each.ports
-        # An outage of Redis must not kill anybody: only what a process knows of itself counts.
+        # An outage of Redis must not kill a pod: only what a process knows of itself counts.
         liveness = probes["livenessProbe"]
         own = liveness.get("httpGet", {}).get("path") == "/metrics" and each.name == "leanq-worker"
         assert own or "tcpSocket" in liveness
