@@ -180,7 +180,7 @@ def _api_server(folder: Path, programs: Path) -> Iterator[Api]:
     clients, peers = f"http://127.0.0.1:{etcd}", f"http://127.0.0.1:{peer}"
     commands = {
         "etcd": [
-            *("etcd", "--data-dir", place / "etcd", "--unsafe-no-fsync"),
+            *("etcd", "--data-dir", place / "etcd"),
             *("--listen-client-urls", clients, "--advertise-client-urls", clients),
             *("--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers),
             *("--initial-cluster", f"default={peers}"),
