@@ -15,10 +15,10 @@ demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 	@echo "Next: $(BIN)/leanq submit YOUR.lean, or $(BIN)/leanq up and the Python of README.md"
 
 test: $(VENV)/dev     ## the tests but the slow ones; two minutes
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" --hypothesis-profile=quick
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --hypothesis-profile=quick
 
 test-all: $(VENV)/dev ## all tests; ten minutes
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 lint: $(VENV)/dev     ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

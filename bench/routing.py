@@ -13,10 +13,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from states import source
 
 from leanq.client import AsyncLeanQClient
@@ -39,7 +39,7 @@ class _Anywhere(RequestBuilder):
     """RequestBuilder that say nothing of who is warm for them."""
 
     def _submission(self, *arguments: Any, **named: Any) -> Submission:
-        return replace(super()._submission(*arguments, **named), affinity=())
+        return structs.replace(super()._submission(*arguments, **named), affinity=())
 
 
 @contextlib.contextmanager

@@ -99,72 +99,27 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Where each name is, which is imported when it is first asked for: the command line is there at
-# once, and only a pool needs what runs Lean.
-_HOMES = {
-    "leanq.client": (
-        "AsyncLeanQClient",
-        "LeanQClient",
-        "LeanQFuture",
-    ),
-    "leanq.errors": (
-        "AuditError",
-        "ClosedError",
-        "DataError",
-        "InvalidRequestError",
-        "LeanQError",
-        "LostError",
-        "NewerMessageError",
-        "NoRewardError",
-        "NoWorkerError",
-        "QueueError",
-        "QueueFullError",
-        "RecipeError",
-        "ReplError",
-        "RequestError",
-        "SandboxError",
-        "TargetError",
-        "TooLargeError",
-        "ToolchainError",
-        "UnavailableError",
-        "UnknownEnvironmentError",
-        "UnknownStateError",
-        "UsageError",
-        "WireError",
-        "WorkerError",
-    ),
-    "leanq.local": ("Pool",),
-    "leanq.producer.request_builder": (
-        "Check",
-        "InEnvironment",
-        "SubmitOptions",
-    ),
-    "leanq.producer.route": (
-        "NoWorker",
-        "WhenFull",
-    ),
-    "leanq.producer.stream": ("Result",),
-    "leanq.queue.requests": (
-        "Failure",
-        "Message",
-        "Reason",
-        "Reply",
-        "Rule",
-        "Sorry",
-        "Theorem",
-        "Verdict",
-        "reward",
-    ),
-    "leanq.queue.settings": ("Settings",),
-}
+# Imported when one of their names is first asked for, the later ones for what the earlier have not:
+# the command line is there at once, and only a pool needs what runs Lean.
+_HOMES = (
+    "leanq.errors",
+    "leanq.queue.requests",
+    "leanq.queue.settings",
+    "leanq.client",
+    "leanq.producer.request_builder",
+    "leanq.producer.route",
+    "leanq.producer.stream",
+    "leanq.local",
+)
 
 
 def __getattr__(name: str) -> Any:
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(home), name)
-    return value
+    if name in __all__:
+        for home in map(importlib.import_module, _HOMES):
+            if name in vars(home):
+                value = globals()[name] = vars(home)[name]
+                return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

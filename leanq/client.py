@@ -34,7 +34,7 @@ from leanq.producer.route import NoWorker, Route, Timings, WhenFull
 from leanq.producer.shard_router import ShardRouter
 from leanq.producer.stream import WINDOW, End, Result, astream
 from leanq.queue.requests import Reply
-from leanq.queue.settings import Settings
+from leanq.queue.settings import Settings, without_password
 from leanq.queue.up_file import find_url
 
 __all__ = ["AsyncLeanQClient", "LeanQClient", "LeanQFuture"]
@@ -76,6 +76,10 @@ class _Client:
 
     def _made(self) -> None:
         """Called once the arguments are known to be good."""
+
+    def __repr__(self) -> str:
+        urls = ", ".join(map(without_password, (each.url for each in self.clusters)))
+        return f"<{type(self).__name__} of {urls}>"
 
     @property
     def clusters(self) -> Sequence[Settings]:

@@ -126,7 +126,11 @@ class Pool(FutureClient):
             drivers = [driver(name, path) for name, path in named.items()]
             return LocalRoute([*drivers, EchoDriver()], count)
 
+        self._shown = f"<Pool of {', '.join(named)} in {count} slots>"
         super().__init__(RequestBuilder(settings, "pool"), new_route, kind="pool")
+
+    def __repr__(self) -> str:
+        return self._shown
 
 
 class LocalRoute:

@@ -61,6 +61,12 @@ if sys.version_info < (3, 12):
     ast.parse = _parse_alone  # type: ignore[assignment]
 
 
+def pytest_collection_finish() -> None:
+    """What thousands of tests are made of stays to the end; no collection has to look at it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """LEANQ_CACHE for all tests, so that Core is compiled once and nothing of a user's is used."""

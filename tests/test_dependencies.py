@@ -25,6 +25,11 @@ PARTS = {
     "campaigns/rq_worker.py": "campaigns",
     "campaigns/report/plot.py": "campaigns",
     "fleet/scaler/kubernetes.py": "k8s",
+    "gateway/access.py": "server",
+    "gateway/app.py": "server",
+    "gateway/connections.py": "server",
+    "gateway/kimina.py": "server",
+    "gateway/server.py": "server",
 }
 # These import it only where a command needs it.
 LATE = {"commands/campaign.py": "campaigns"}
@@ -79,13 +84,15 @@ def test_every_import_is_declared_by_the_extra_that_its_part_belongs_to() -> Non
 def without_extras(program: str) -> subprocess.CompletedProcess[str]:
     """Runs a program of Python's in which nothing can be imported that only an extra brings."""
     extras = PROJECT["optional-dependencies"]
-    brought = set().union(*(names(extras[extra]) for extra in ("local", "k8s", "campaigns")))
+    brought = set().union(
+        *(names(extras[extra]) for extra in ("local", "k8s", "campaigns", "server"))
+    )
     blocked = {
         module
         for module, found in distributions().items()
         if {name.lower().replace("_", "-") for name in found} & brought
     }
-    assert {"rq", "pyarrow", "matplotlib", "lightkube", "httpx2"} <= blocked
+    assert {"rq", "pyarrow", "matplotlib", "lightkube", "httpx2", "fastapi"} <= blocked
     head = f"import sys\nsys.modules.update(dict.fromkeys({sorted(blocked)!r}))\n"
     command = (sys.executable, "-c", head + program)
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
@@ -111,6 +118,7 @@ def test_all_other_parts_are_imported_without_any_extra() -> None:
         ("campaign list --url redis://127.0.0.1:1", "campaigns"),
         ("campaign worker --url redis://127.0.0.1:1", "campaigns"),
         ("scale --url redis://127.0.0.1:1 --target k8s --deployment x", "k8s"),
+        ("serve --url redis://127.0.0.1:1", "server"),
     ],
 )
 def test_a_command_whose_extra_is_missing_names_it(command: str, extra: str) -> None:

@@ -79,6 +79,7 @@ def test_a_proof(pool: Pool) -> None:
     assert (last.verdict, last.state, last.axioms) == ("accepted", None, ())
 
 
+@pytest.mark.slow
 def test_a_state_from_elsewhere(pool: Pool, core: Environment, cache: Path) -> None:
     (sorry,) = pool.check(THEOREM).result(DEADLINE_S).sorries
     assert sorry.state

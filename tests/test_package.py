@@ -79,6 +79,7 @@ def test_the_wheel_holds_the_package_and_no_more(published: Published) -> None:
     assert published.in_wheel() == package | {f"leanq-{__version__}.dist-info/{n}" for n in info}
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_all_that_the_tests_need(published: Published) -> None:
     written = {path.name for path in ROOT.glob("*.md")}
     assert {"README.md", "CHANGELOG.md"} <= written

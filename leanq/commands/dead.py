@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
+from msgspec import structs
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings
@@ -142,7 +142,7 @@ async def _send_again(queues: Sequence[Queue], letter: DeadLetter) -> str:
     old = letter.submission
     queue = queues[shard_of(old.request_id)]
     new = retry_request_id(old.request_id)
-    submission = replace(old, request_id=new)
+    submission = structs.replace(old, request_id=new)
     (answer,) = await queue.submit(letter.client, [submission])
     if answer == UnknownEnvironment():
         raise UnknownEnvironmentError(

@@ -127,8 +127,8 @@ async def _server(url: str | None) -> list[Finding]:
         about, workers = await _ask_server(Settings.load(url, os.environ))
     except LeanQError as error:
         return [Finding("server", False, str(error))]
-    server = Finding("server", "evicts" not in about, f"{without_password(url)}, {about}")
-    return [server, *(Finding("worker", True, each) for each in workers)]
+    found = Finding("server", "evicts" not in about, f"{without_password(url)}, {about}")
+    return [found, *(Finding("worker", True, each) for each in workers)]
 
 
 async def _ask_server(settings: Settings) -> tuple[str, list[str]]:

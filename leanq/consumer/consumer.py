@@ -21,8 +21,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from leanq.consumer.claim_state import ClaimState
+from leanq.consumer.held_requests import HeldRequests
 from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, PAUSE_AFTER_FAILURE_S, SlotPool
-from leanq.consumer.slots import Slots
 from leanq.errors import UnavailableError
 from leanq.fleet.stats import environments_of
 from leanq.lean.driver import Driver
@@ -60,7 +60,7 @@ class Consumer:
 
     Attributes:
         state: whether a claim is due.
-        slots: the requests of this shard that the worker holds.
+        requests: the requests of this shard that the worker holds.
         idle_factor: how many times longer the worker's lease is while it holds nothing.
 
     Args:
@@ -89,7 +89,7 @@ class Consumer:
         self._timings = timings
         self.state = ClaimState()
         ahead_s = timings.claimed_ahead_wait_s
-        self.slots = Slots(worker, drivers, slot_pool, self._request_ended, ahead_s)
+        self.requests = HeldRequests(worker, drivers, slot_pool, self._request_ended, ahead_s)
         self.idle_factor = 1.0
         self._rng = random.Random()
         self._wake = asyncio.Event()
@@ -152,13 +152,13 @@ class Consumer:
 
     async def leave(self) -> None:
         """Stops what still runs, gives it back, and leaves the fleet."""
-        await self.slots.stop()
+        await self.requests.stop()
         try:
             async with asyncio.timeout(self._timings.leave_s):
                 await self._give_all_back()
         except (UnavailableError, TimeoutError) as error:
             # The lease lapses, and the reaper does the same.
-            held = len(self.slots.held)
+            held = len(self.requests.jobs)
             log.warning("left without giving %d requests back: %r", held, error)
 
     async def close(self) -> None:
@@ -186,7 +186,7 @@ class Consumer:
 
     async def _consume(self, listener: asyncio.Task[None]) -> None:
         pauses = self._backoff()
-        while self.slots.held or not self._slot_pool.draining:
+        while self.requests.jobs or not self._slot_pool.draining:
             await self._wait_until_due()
             if listener.done():
                 listener.result()
@@ -198,7 +198,7 @@ class Consumer:
                     self._watch_at_s = math.inf
                 self._return_waiting()
                 await self._give_back()
-                if self.slots.has_results or self._share > 0:
+                if self.requests.has_results or self._share > 0:
                     await self._exchange()
                 if time.monotonic() >= self._renew_at_s:
                     await self._renew()
@@ -215,12 +215,14 @@ class Consumer:
 
     async def _wait_until_due(self) -> None:
         """Sleeps until there is something to do."""
-        due = self.slots.has_results or self.state.in_doubt or any(self.slots.returns.values())
+        due = (
+            self.requests.has_results or self.state.in_doubt or any(self.requests.returns.values())
+        )
         if due or self._share > 0:
             # One turn of the loop, so that results of the same moment travel together.
             await asyncio.sleep(0)
             return
-        until = min(self._renew_at_s, self._watch_at_s, self.slots.patient_until_s)
+        until = min(self._renew_at_s, self._watch_at_s, self.requests.patient_until_s)
         if self._slot_pool.breaker.paused_until_s > time.monotonic():
             until = min(until, self._slot_pool.breaker.paused_until_s)
         await _wait(self._wake, until)
@@ -228,9 +230,9 @@ class Consumer:
 
     async def _exchange(self) -> None:
         """Settles what is finished and claims for the free slots, in one call."""
-        batch = self.slots.next_settlements()
+        batch = self.requests.next_settlements()
         pool = self._slot_pool
-        busy = pool.slots.taken + pool.slots.waiting + self.slots.finished_beside(batch)
+        busy = pool.slots.taken + pool.slots.waiting + self.requests.finished_beside(batch)
         want = self._share
         if want:
             self.state.claim_sent()
@@ -246,11 +248,11 @@ class Consumer:
             )
         pool.call_time.add(time.monotonic() - asked_s)
         for item, accepted in zip(batch, claimed.accepted, strict=True):
-            self.slots.forget(item.request_id)
+            self.requests.forget(item.request_id)
             if not accepted:
                 log.warning("the lease of %s was lost; its result is dropped", item.request_id)
         for job in claimed.jobs:
-            self.slots.start(job)
+            self.requests.start(job)
         if claimed.jobs:
             self._renew_at_s = min(self._renew_at_s, asked_s + self._renew_every_s)
         self._claimed.set()
@@ -266,7 +268,7 @@ class Consumer:
             )
             self._watch_at_s = time.monotonic() + claimed.again_s if claimed.again_s else math.inf
             pool.end_turn(self)
-        self.state.compared(equal=claimed.held == len(self.slots.held))
+        self.state.compared(equal=claimed.held == len(self.requests.jobs))
 
     @property
     def _renew_every_s(self) -> float:
@@ -282,12 +284,12 @@ class Consumer:
             await self.join()
         for request_id in renewed.timed_out:
             log.warning("%s exceeded its run timeout and was taken away", request_id)
-            self.slots.drop(request_id)
+            self.requests.drop(request_id)
         if renewed.lapsed:
             reaped = await reap(self._queue)
             if reaped.requeued or reaped.poisoned:
                 log.info("reaped: %d requeued, %d poisoned", reaped.requeued, reaped.poisoned)
-        if renewed.held != len(self.slots.held):
+        if renewed.held != len(self.requests.jobs):
             self.state.compared(equal=False)
         # A wake-up can be lost with its connection, and a quarantined request can have
         # ended elsewhere.
@@ -299,10 +301,10 @@ class Consumer:
         """Compares what this worker holds with its processing list, and makes them agree."""
         jobs, lost = await self._queue.reconcile(self._worker, self._held_request_ids)
         for request_id in lost:
-            self.slots.drop(request_id)
+            self.requests.drop(request_id)
         for job in jobs:
             log.info("reconciled %s: the answer to its claim was lost", job.request_id)
-            self.slots.start(job)
+            self.requests.start(job)
         self.state.reconciled()
 
     # The listener
@@ -321,7 +323,7 @@ class Consumer:
                 if isinstance(heard, Reserved):
                     await self._on_reservation()
                 elif heard:
-                    self.slots.drop(heard)
+                    self.requests.drop(heard)
                 elif heard is not None:
                     await self._on_wakeup()
             except UnavailableError:
@@ -364,38 +366,38 @@ class Consumer:
     # Giving back
 
     async def _give_all_back(self) -> None:
-        while batch := self.slots.next_settlements():
+        while batch := self.requests.next_settlements():
             await self._queue.claim(self._worker, [], 0, busy=0, token="-", settlements=batch)
             for item in batch:
-                self.slots.forget(item.request_id)
+                self.requests.forget(item.request_id)
         await self._give_back()
         # The grace may have ended before the answer to a claim came.
         jobs, _ = await self._queue.reconcile(self._worker, self._held_request_ids)
-        leases = [(job.request_id, job.token) for job in (*self.slots.held, *jobs)]
+        leases = [(job.request_id, job.token) for job in (*self.requests.jobs, *jobs)]
         given = await self._queue.release(self._worker, leases, leave=True)
         log.info("worker %s left; %d requests given back", self._worker, given)
 
     def _return_waiting(self) -> None:
         """Gives back what was claimed ahead, where it would wait too long for a slot."""
-        if time.monotonic() >= self.slots.patient_until_s:
+        if time.monotonic() >= self.requests.patient_until_s:
             # It waits behind something long, which shows in no average yet.
             self._slot_pool.run_time.add(self._timings.claimed_ahead_wait_s)
         elif not (self._slot_pool.draining or self._slot_pool.emptying):
             return
-        self.slots.return_waiting()
+        self.requests.return_waiting()
 
     async def _give_back(self) -> None:
         """Gives back what this machine failed at, or does not understand."""
-        for how, returns in self.slots.returns.items():
+        for how, returns in self.requests.returns.items():
             if batch := returns[:]:
                 await self._queue.release(self._worker, batch, how=how)
                 for request_id, _ in batch:
-                    self.slots.forget(request_id)
+                    self.requests.forget(request_id)
                 del returns[: len(batch)]
 
     @property
     def _held_request_ids(self) -> list[str]:
-        return [job.request_id for job in self.slots.held]
+        return [job.request_id for job in self.requests.jobs]
 
 
 async def _wait(event: asyncio.Event, until_s: float) -> None:

@@ -214,7 +214,9 @@ def open_environment(
         search_path = (*search_path, _core(toolchain, cache, environ))
     header = "" if _has_init(toolchain, search_path) else _CORE_HEADER
     axioms = STANDARD_AXIOMS | (CORE_AXIOMS if toolchain.source == "wheel" else frozenset())
-    memory = cache / "hashes" / f"{hash_bytes(os.fsencode(folder or toolchain.program))[:32]}.json"
+    memory = (
+        cache / "hashes" / f"{hash_bytes(os.fsencode(folder or toolchain.program)).hex()[:32]}.json"
+    )
     try:
         scan = _scan(toolchain, search_path, project)
         if folder is not None and project is None and not scan.folders[0]:
@@ -257,7 +259,7 @@ class _Scan(NamedTuple):
         return [file for folder in self.folders for file in folder]
 
     def stamp(self) -> str:
-        return hash_bytes(repr(self).encode())
+        return hash_bytes(repr(self).encode()).hex()
 
 
 def _scan(toolchain: Toolchain, search_path: Sequence[Path], project: Path | None) -> _Scan:
@@ -334,7 +336,7 @@ def _core(toolchain: Toolchain, cache: Path, environ: Mapping[str, str]) -> Path
     It appears whole, by a rename; of several processes that make it at once the first wins.
     """
     source = _CORE_SOURCE.read_bytes()
-    made = cache / "core" / f"{toolchain.commit}-{hash_bytes(source)[:16]}"
+    made = cache / "core" / f"{toolchain.commit}-{hash_bytes(source).hex()[:16]}"
     if (made / "Core.olean").is_file():
         return made
     try:

@@ -82,7 +82,7 @@ class PassMemory:
             version, libraries = self._libraries
             hashes = content_hashes(libraries, self._cache.parent / "libraries.json")
             words = [version, *(hashes[file.path] for file in libraries), sys.version, *os.uname()]
-            key = hash_bytes("\0".join([*words, *self._words, _hash_of_code()]).encode())
+            key = hash_bytes("\0".join([*words, *self._words, _hash_of_code()]).encode()).hex()
             self._path = self._cache / f"{key[:32]}.passed"
         return self._path
 
@@ -90,4 +90,4 @@ class PassMemory:
 def _hash_of_code() -> str:
     """That of everything that may have a part in a self-test, this file included."""
     files = [_PACKAGE / "errors.py", *sorted((_PACKAGE / "lean").rglob("*.py"))]
-    return hash_bytes(b"".join(hash_bytes(path.read_bytes()).encode() for path in files))
+    return hash_bytes(b"".join(hash_bytes(path.read_bytes()) for path in files)).hex()

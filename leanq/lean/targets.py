@@ -23,9 +23,10 @@ from leanq.lean.audit.olean import display, open_image, read_parts
 from leanq.lean.check import NAMED_OPTIONS, Target
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.environment import Environment, module_parts
+from leanq.lean.hashes import hash_bytes
 from leanq.lean.process import Lean, limits_of, olean
 from leanq.lean.recipes import text_hash
-from leanq.lean.snapshots.cache import Manifest, SnapshotCache, hash_bytes
+from leanq.lean.snapshots.cache import Manifest, SnapshotCache
 from leanq.lean.syntax import example_names, name_examples
 from leanq.queue.requests import Request
 

@@ -19,6 +19,7 @@ from hashlib import blake2b
 from typing import Any
 
 from cachetools import LRUCache
+from msgspec import structs
 
 from leanq.errors import (
     ClosedError,
@@ -453,7 +454,7 @@ class ClusterRouter:
                             error = fault
                         continue
                     submission = sent.prepared.submission
-                    submission = replace(
+                    submission = structs.replace(
                         submission,
                         environment=submission.environment or where.environment,
                         affinity=submission.affinity or where.warmth,

@@ -6,8 +6,9 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from leanq.errors import ClosedError, LeanQError, UnavailableError, UnknownStateError
 from leanq.lean.recipes import read_recipe
@@ -182,5 +183,7 @@ class ShardRouter:
         if error:
             waiter.ended(error)
         else:
-            found = replace(submission, environment=where.environment, affinity=where.warmth)
+            found = structs.replace(
+                submission, environment=where.environment, affinity=where.warmth
+            )
             self.shards[shard_of(submission.request_id)].send(found, waiter)

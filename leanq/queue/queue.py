@@ -22,10 +22,10 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
 import redis.asyncio as redis
+from msgspec import structs
 
 from leanq.queue.connection import RETRY_AFTER_S, Address, Link
 from leanq.queue.keys import Keys
@@ -330,7 +330,7 @@ class Queue:
             return None
         submission, client = read_record(request_id, fields[b"record"])
         # Sent again it runs for itself.
-        submission = replace(submission, digest="")
+        submission = structs.replace(submission, digest="")
         worker = _text(fields[b"w"])
         return DeadLetter(submission, client, int(fields[b"n"]), worker, float(died_ms) / 1000)
 

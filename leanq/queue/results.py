@@ -1,4 +1,7 @@
-"""What goes into the queue's transitions and what comes out of them: plain values."""
+"""What goes into the queue's transitions and what comes out of them: plain values.
+
+Of which there is one for each request, those are msgspec's, which are made in a third of the time.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from leanq.queue.metrics import BUCKETS_S
 
@@ -35,8 +39,7 @@ class Kind(NamedTuple):
     affinity: tuple[str, ...]
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Submission:
+class Submission(Struct, frozen=True):
     """One request on its way in. Times in milliseconds; ``deadline_ms`` 0 means none.
 
     While one of several with the same ``digest`` runs in their environment, the others wait for its
@@ -61,24 +64,24 @@ class Submission:
         return Kind(self.environment, self.priority, *times, self.affinity)
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class Queued:
     """The request waits in its list, or for an identical one that runs."""
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class Attached:
     """The request id was in flight already; its reply will come to this client."""
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class Full:
     """Too many requests of this tenant wait in this environment."""
 
     retry_after_s: float
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class UnknownEnvironment:
     """Workers have offered environments, and never this one."""
 
@@ -87,8 +90,7 @@ Submitted = Queued | Attached | Full | UnknownEnvironment | bytes
 """What became of a submission; bytes are the reply that is there already."""
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Job:
+class Job(Struct, frozen=True):
     """A claimed request. ``isolated``: nothing may run beside it on this worker."""
 
     request_id: str
@@ -121,8 +123,7 @@ class End(NamedTuple):
     times: tuple[Time, ...]
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Settlement:
+class Settlement(Struct, frozen=True):
     """The end of a request, as the holder of ``token`` tells it.
 
     Attributes:
@@ -174,7 +175,7 @@ def _times(waited_ms: int, ran_ms: int) -> tuple[Time, ...]:
     return tuple(Time(what, ms, bisect_left(BUCKETS_S, ms / 1000)) for what, ms in times.items())
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class Reserved:
     """Something waits for this worker alone, until its next claim and not for long."""
 
@@ -184,7 +185,7 @@ Returning = Literal["requeue", "retry", "defer"]
 counts; or to the end, where another worker finds it."""
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class Claimed:
     """What a call of :meth:`Queue.claim` brought.
 
@@ -207,7 +208,7 @@ class Claimed:
     has_affinity: bool = False
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class Renewed:
     """``lapsed``: some worker is due to be reaped. ``timed_out``: request ids taken from this one.
     ``known``: False after the server forgot this worker, which should join again. ``workers``: how
@@ -221,7 +222,7 @@ class Renewed:
     waiting: int = field(default=0, compare=False)
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class Reaped:
     """``more``: call again. ``expiry_grace_s``: no lease is judged for so long, for before no
     worker could be heard."""
@@ -232,7 +233,7 @@ class Reaped:
     expiry_grace_s: float = 0.0
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class DeadLetter:
     """A request that took down too many workers: ``worker`` was the last, ``died_s`` is when,
     in seconds since 1970 by the server's clock. ``submission`` is what would be sent again."""
@@ -311,7 +312,7 @@ def read_stats(stats: Iterable[tuple[bytes, bytes]]) -> tuple[dict[str, int], di
     return counters, tallies
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class WorkerRow:
     worker: str
     lease_s: float
@@ -319,7 +320,7 @@ class WorkerRow:
     info: bytes
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class PriorityRow:
     """What waits in an environment with one priority, of ``tenants``. ``held`` of it is of tenants
     that are held back, whose age does not count for ``oldest_s``."""
@@ -332,7 +333,7 @@ class PriorityRow:
     held: int = 0
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True, frozen=True)
 class Status:
     """One look at a shard or a whole queue: counters by name, environments by name, and what waits.
 

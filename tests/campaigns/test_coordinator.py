@@ -371,6 +371,8 @@ async def test_a_paused_or_cancelled_campaign_withdraws_and_can_be_resumed(
     campaign = stage.campaign(row(1, "accepted"), row(2, "held accepted"))
     running = asyncio.create_task(stage.run(campaign))
     await eventually(lambda: b"held accepted" in stage.judge.running)
+    # What has ended is told of, too.
+    await eventually(lambda: stage.observer.counts == {"accepted": 1})
     stage.observer.command = command
     assert await running == {"pause": "paused", "cancel": "cancelled"}[command]
     await eventually(lambda: stage.judge.stopped == [b"held accepted"])

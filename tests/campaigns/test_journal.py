@@ -141,7 +141,7 @@ class JournalMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
-@pytest.mark.parametrize("examples", [15, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_journals_keep_what_was_committed(examples: int) -> None:
     run_state_machine_as_test(
         JournalMachine, settings=profile(profile.get_profile("leanq"), max_examples=examples)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import click
 import pytest
+from msgspec import structs
 from support.fleets import counter, echo_body, look, submission, until
 from support.terminals import Terminal, ended, samples, wait_for_line
 
@@ -211,7 +212,7 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     odd = {"slots": b"x", "started": "x", "environments": [1, b"y"], "more": 2}
     await queue.register("w3", wire.pack_info(odd), {"other": wire.pack_info({"lean": b"4"})})
     batch = [submission(f"0-{n}", echo_body(b"x")) for n in range(5)]
-    await queue.submit("client", [replace(batch[0], affinity=("state",)), *batch[1:]])
+    await queue.submit("client", [structs.replace(batch[0], affinity=("state",)), *batch[1:]])
     claimed = await queue.claim("w1", ["echo"], 2, busy=0, token="n:")
     await queue.submit("client", [submission("0-withdrawn", echo_body(b"x"))])
     assert await queue.cancel(["0-withdrawn"]) == [True]
@@ -262,7 +263,9 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
 async def test_status_says_what_was_shared_and_remembered(place: Terminal, queue: Queue) -> None:
     queue.settings = replace(queue.settings, remember_s=60.0)
     await queue.register("w", wire.pack_info({}), {"echo": wire.pack_info({})}, {"echo": "print"})
-    batch = [replace(submission(f"0-{n}", echo_body(b"x")), digest="same") for n in range(6)]
+    batch = [
+        structs.replace(submission(f"0-{n}", echo_body(b"x")), digest="same") for n in range(6)
+    ]
     await queue.submit("client", batch[:4])
     (job,) = (await queue.claim("w", ["echo"], 4, busy=0, token="n:")).jobs
     done = Settlement(

@@ -78,7 +78,7 @@ def test_the_doctors_lines_fit_a_terminal(terminal: Terminal) -> None:
 def test_doctor_looks_at_the_named_server(place: Terminal, settings: Settings) -> None:
     done = place.run("doctor")
     assert done.code == 0
-    (line,) = [line for line in done.out.splitlines() if " server " in line]
+    (line,) = [line for line in done.out.splitlines() if "  server  " in line]
     assert line.startswith("ok ")
     assert "maxmemory-policy noeviction" in line
     assert settings.url not in done.out
@@ -151,7 +151,7 @@ def test_doctor_looks_at_a_repl(terminal: Terminal, core: Environment) -> None:
     done = terminal.run("doctor", "--json", "--repl", repl_command(core))
     assert (done.code, done.err) == (0, "")
     found = by_name(done.lines)
-    assert list(found)[7:] == ["repl", "repl import", "repl step", "repl pickle"]
+    assert list(found)[8:] == ["repl", "repl import", "repl step", "repl pickle"]
     assert all(finding["works"] for finding in found.values())
     assert found["repl"]["text"].startswith(f"Lean {core.toolchain.version} as the environment's")
     assert "import Core" in found["repl import"]["text"]

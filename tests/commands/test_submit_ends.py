@@ -110,7 +110,10 @@ def test_a_whole_queue_for_one_call(terminal: Terminal) -> None:
     assert not terminal.up_file.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+)
 def test_an_end_by_a_signal_leaves_nothing(terminal: Terminal, number: signal.Signals) -> None:
     process = terminal.start("submit", *samples("stack_overflow", "stack_overflow"))
     until(terminal.busy)

@@ -117,6 +117,7 @@ def test_all_looks_are_over_one_connection(place: Terminal) -> None:
         stop(process)
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_away_and_comes_back(place: Terminal) -> None:
     with own_server() as server:
         place.use(server.settings)

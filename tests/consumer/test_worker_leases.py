@@ -120,9 +120,9 @@ async def test_a_result_after_a_reap_is_fenced(
         assert reply.attempts == 2
         assert reply.worker != worker.id
         late.let_go()
-        await eventually(lambda: worker.consumers[0].slots.has_results)
+        await eventually(lambda: worker.consumers[0].requests.has_results)
         go_on()
-        await eventually(lambda: not worker.consumers[0].slots.held)
+        await eventually(lambda: not worker.consumers[0].requests.jobs)
     assert await counter(queue, "settled") == 1
 
 
@@ -181,7 +181,7 @@ async def test_a_withdrawn_request_keeps_its_slot_until_it_has_stopped(
         await eventually(lambda: driver.running == [b"slow"])
         first.cancel()
         second = asyncio.create_task(lean.echo(b"second"))
-        await eventually(lambda: not worker.consumers[0].slots.held)
+        await eventually(lambda: not worker.consumers[0].requests.jobs)
         await eventually(lambda: not worker.consumers[0].state.listening)
         assert driver.running == [b"slow"]
         driver.let_go()
@@ -200,12 +200,12 @@ async def test_a_withdrawal_amid_settling_loses_no_other_result(
         driver.gates[b"one"].set()
         await eventually(lambda: wire.waiting == ["claim"])
         one.cancel()
-        await eventually(lambda: len(worker.consumers[0].slots.held) == 1)
+        await eventually(lambda: len(worker.consumers[0].requests.jobs) == 1)
         driver.gates[b"two"].set()
-        await eventually(lambda: worker.consumers[0].slots.has_results)
+        await eventually(lambda: worker.consumers[0].requests.has_results)
         go_on()
         assert await two == b"two"
-        await eventually(lambda: not worker.consumers[0].slots.held)
+        await eventually(lambda: not worker.consumers[0].requests.jobs)
     assert await counter(queue, "verdict:cancelled") == 1
 
 

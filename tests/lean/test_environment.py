@@ -190,7 +190,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     real = hashes_module.hash_file
 
-    def spy(path: str) -> str:
+    def spy(path: str) -> bytes:
         names.append(Path(path).name)
         return real(path)
 

@@ -184,3 +184,8 @@ def test_a_future_that_was_never_sent_does_not_run() -> None:
     assert not future.running()
     assert future.cancel()
     assert not future.running()
+
+
+def test_a_client_shows_its_clusters_and_no_password() -> None:
+    lean = AsyncLeanQClient("redis://:secret@one/2*3 redis://two?password=secret")
+    assert repr(lean) == "<AsyncLeanQClient of redis://:***@one/2, redis://two?password=***>"

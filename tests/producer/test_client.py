@@ -118,10 +118,10 @@ def test_a_withdrawn_request_is_over_for_everybody(settings: Settings) -> None:
 def test_what_is_withdrawn_before_it_is_sent_never_runs(settings: Settings) -> None:
     driver = Recorder()
     with LeanQClient(settings) as lean, serving(settings, driver):
-        futures = [lean.echo(b"%d" % n) for n in range(2000)]
+        futures = [lean.echo(b"%d" % n) for n in range(600)]
         cancelled = [future for future in reversed(futures) if future.cancel()]
         assert cancelled
-        assert len(wait(futures, DEADLINE_S).done) == 2000
+        assert len(wait(futures, DEADLINE_S).done) == 600
         until(lambda: look(settings).counters["waiting:echo"] == 0)
 
 
@@ -129,8 +129,8 @@ def test_close_ends_what_is_outstanding_and_withdraws_it(settings: Settings) -> 
     driver = Recorder()
     with serving(settings, driver, slots=1):
         lean = LeanQClient(settings)
-        futures = [lean.echo(b"held %d" % n) for n in range(1500)]
-        until(lambda: look(settings).counters.get("submitted") == 1500)
+        futures = [lean.echo(b"held %d" % n) for n in range(600)]
+        until(lambda: look(settings).counters.get("submitted") == 600)
         until(lambda: driver.running == [b"held 0"])
         lean.close()
         lean.close()
@@ -138,11 +138,11 @@ def test_close_ends_what_is_outstanding_and_withdraws_it(settings: Settings) -> 
             with pytest.raises(ClosedError):
                 future.result(timeout=0)
         until(lambda: b"held 0" in driver.stopped and not driver.running)
-        assert look(settings).counters["verdict:cancelled"] == 1500
+        assert look(settings).counters["verdict:cancelled"] == 600
         with pytest.raises(ClosedError):
             lean.echo(b"too late")
     errors = {id(future.exception()) for future in futures}
-    assert len(errors) == 1500, "raising a shared error adds to one traceback without end"
+    assert len(errors) == 600, "raising a shared error adds to one traceback without end"
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from msgspec import structs
 from support.campaigns import desk_at, stop_worker
 from support.fleets import Recorder, echo_body, serving, submission, working
 from support.paths import ROOT
@@ -131,7 +132,7 @@ async def test_reservations_stay_within_the_roles(socket: Path) -> None:
         await worker.register("warm", b"", {"echo": b""})
         await worker.register("other", b"", {"echo": b""})
         first, reserved, recalled = (
-            replace(submission(f"0-{who}{number}", echo_body(b"")), affinity=("state",))
+            structs.replace(submission(f"0-{who}{number}", echo_body(b"")), affinity=("state",))
             for number in range(3)
         )
         await submitter.submit("c", [first])
@@ -176,7 +177,8 @@ async def test_identical_requests_are_shared_and_remembered(socket: Path) -> Non
     worker = Queue(replace(client.settings, url=as_role(socket, "worker").url))
     bodies = {f"0-{name}": echo_body(b"") for name in ("leader", "follower", "lost", "last")}
     batch = [
-        replace(submission(request_id, body), digest="same") for request_id, body in bodies.items()
+        structs.replace(submission(request_id, body), digest="same")
+        for request_id, body in bodies.items()
     ]
     await worker.register("w", b"", {"echo": b""}, {"echo": "print"})
     await client.submit("c", batch[:1])
@@ -190,9 +192,12 @@ async def test_identical_requests_are_shared_and_remembered(socket: Path) -> Non
     done = Settlement(job.request_id, job.token, "accepted", reply, "print")
     await worker.claim("w", ["echo"], 1, busy=0, token="m:", settlements=[done])
     assert await client.lookup("c", ["0-follower"]) == [reply]
-    assert await client.submit("c", [replace(batch[0], request_id="0-later")]) == [reply]
+    assert await client.submit("c", [structs.replace(batch[0], request_id="0-later")]) == [reply]
     # The last follower of what was withdrawn.
-    others = [replace(item, request_id=f"{item.request_id}2", digest="other") for item in batch[:2]]
+    others = [
+        structs.replace(item, request_id=f"{item.request_id}2", digest="other")
+        for item in batch[:2]
+    ]
     await client.submit("c", others[:1])
     assert (await worker.claim("w", ["echo"], 1, busy=0, token="o:")).jobs
     await client.submit("c", others[1:])
@@ -216,7 +221,7 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
     assert await operator.dead_request_ids(10) == ["0-killer"]
     letter = await operator.dead_letter("0-killer")
     assert letter
-    retried = replace(letter.submission, request_id="0-killer.r1")
+    retried = structs.replace(letter.submission, request_id="0-killer.r1")
     await operator.submit("c", [retried])
     assert await operator.drop_dead("0-killer")
     assert await client.cancel(["0-killer.r1"]) == [True]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.shards import LEASE_MS, Shard, open_shard, settlement
 
 from leanq.fleet.stats import environments_of
@@ -99,7 +100,7 @@ async def test_settle_counts_once_and_answers_again_with_success(shard: Shard) -
     assert await shard.settle(job, job) == (True, True)
     again = Settlement("r", job.token, "rejected", pack_reply(job.token, Reply("rejected")))
     assert (await shard.claim(want=0, settle=[again])).accepted == (True,)
-    assert await shard.settle(replace(job, token="forged")) == (False,)
+    assert await shard.settle(structs.replace(job, token="forged")) == (False,)
     assert await shard.end("r") == ("accepted", 1, 0)
     found = shard.dump()
     assert len(found.inbox["c"]) == 1
@@ -161,7 +162,7 @@ async def test_lost_answer_is_made_up_for_by_reconcile(shard: Shard) -> None:
     jobs = (await shard.claim()).jobs
     shard.advance(2000)
     reconciled, lost = await shard.queue.reconcile("w", ["q", "gone"])
-    assert reconciled == (replace(jobs[0], queued_s=2.0),)
+    assert reconciled == (structs.replace(jobs[0], queued_s=2.0),)
     assert lost == ["gone"]
 
 

@@ -12,6 +12,7 @@ from itertools import islice, pairwise
 from urllib.parse import urlsplit
 
 import pytest
+from msgspec import structs
 from redis.client import Monitor
 from support.shards import LEASE_MS, Shard, open_shard, settlement
 from support.waiting import eventually
@@ -210,7 +211,7 @@ async def live_a_full_life(shard: Shard) -> None:
     await queue.cancel(["withdrawn"])
     await shard.submit("remembered", environment="b", digest="told")
     told = settlement(await shard.job(environments=["b"]))
-    await shard.claim(want=0, settle=[replace(told, fingerprint="print")])
+    await shard.claim(want=0, settle=[structs.replace(told, fingerprint="print")])
     await shard.submit("leader", "follower", environment="b", digest="twice")
     await shard.claim(environments=["b"])
     await shard.quarantined("quarantined", environment="b")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from support.shards import Shard, settlement
 
 from leanq.queue.queue import Queue
@@ -20,7 +21,7 @@ def remembering(shard: Shard) -> Shard:
 async def tell(shard: Shard, request_id: str, fingerprint: str, **fields: str) -> bytes:
     """Runs a request; the reply."""
     await shard.submit(request_id, **fields)
-    done = replace(settlement(await shard.job()), fingerprint=fingerprint)
+    done = structs.replace(settlement(await shard.job()), fingerprint=fingerprint)
     await shard.claim(want=0, settle=[done])
     return done.reply
 
@@ -70,7 +71,7 @@ async def test_an_environments_old_verdicts_count_again_when_it_is_as_it_was(
         await shard.queue.register("w", b"", {"a": b""}, {"a": fingerprint})
         answers += await shard.submit(f"r{number}", digest="same")
         for job in (await shard.claim()).jobs:
-            done = replace(settlement(job), fingerprint=fingerprint)
+            done = structs.replace(settlement(job), fingerprint=fingerprint)
             await shard.claim(want=0, settle=[done])
     assert [isinstance(answer, bytes) for answer in answers] == [False, False, True]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
 from support.shards import LEASE_MS, Shard, open_shard, settlement
 
 from leanq.queue.requests import Reply
@@ -61,7 +62,7 @@ async def test_one_runs_and_its_reply_is_everybodys(shard: Shard) -> None:
     }
     # An answer lost on the wire is asked for again.
     assert await shard.settle(job) == (True,)
-    assert await shard.settle(replace(job, token="forged")) == (False,)
+    assert await shard.settle(structs.replace(job, token="forged")) == (False,)
 
 
 @pytest.mark.parametrize("want", [1, 10])
@@ -149,7 +150,7 @@ async def test_a_thousand_follow_and_the_next_leads_anew(shard: Shard) -> None:
 async def test_copies_of_a_large_reply_end_somewhere(shard: Shard) -> None:
     job = await lead(shard, *(f"f{number:02}" for number in range(40)))
     reply = pack_reply(job.token, Reply("accepted", payload=bytes(1 << 20)))
-    await shard.claim(want=0, settle=[replace(settlement(job), reply=reply)])
+    await shard.claim(want=0, settle=[structs.replace(settlement(job), reply=reply)])
     assert len(shard.dump().reply) == 16
     # The others run, and no attempt counts.
     again = await shard.job()

@@ -10,6 +10,7 @@ import redis
 from hypothesis import settings as profile
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
+from msgspec import structs
 from support.queue_machine import (
     LEASE_MS,
     MAX_ATTEMPTS,
@@ -44,7 +45,7 @@ class WarmMachine(QueueMachine):
     def submit_pinned(
         self, client: str, batch: list[tuple[Submission, list[str]]], again: list[int]
     ) -> None:
-        items = [replace(item, affinity=tuple(names)) for item, names in batch]
+        items = [structs.replace(item, affinity=tuple(names)) for item, names in batch]
         self.submit(client, items, again)
 
     @rule(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from support.shards import Shard, settlement
 
 from leanq.queue.requests import Reply
@@ -151,7 +152,9 @@ async def test_a_remembered_verdict_comes_before_any_reservation(shard: Shard) -
     await shard.submit("first", **TWIN)
     job = await shard.job("w")
     told = Reply("accepted", fingerprint="print")
-    done = replace(settlement(job, warm=True), fingerprint="print", reply=pack_reply("", told))
+    done = structs.replace(
+        settlement(job, warm=True), fingerprint="print", reply=pack_reply("", told)
+    )
     await shard.claim("w", 2, settle=[done])
     assert shard.dump().hashes["available"] == {"w": "2"}
     assert await shard.submit("again", **TWIN) == [done.reply]

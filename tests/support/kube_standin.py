@@ -54,7 +54,7 @@ class KubeStandin:
         self._server = ThreadingHTTPServer(("localhost", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://localhost:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._version = 0
         self._lock = threading.Lock()
 

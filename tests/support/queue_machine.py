@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from msgspec import structs
 
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
@@ -121,7 +122,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(client=clients, batch=st.lists(submissions, min_size=4, max_size=12), again=some)
     def submit(self, client: str, batch: list[Submission], again: list[int]) -> None:
-        batch = [replace(item, request_id=f"r{next(self.calls)}") for item in batch]
+        batch = [structs.replace(item, request_id=f"r{next(self.calls)}") for item in batch]
         batch += pick(self.sent, again)
         self.sent += batch
         expected = [self.model.submit(client, item) for item in batch]

@@ -7,12 +7,13 @@ import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
 import pytest
 import redis
+from msgspec import structs
 
 import leanq.queue.queue
 from leanq.queue.queue import Queue
@@ -272,7 +273,7 @@ def _texts(value: dict[bytes, bytes]) -> dict[str, str]:
 def submission(request_id: str, **fields: Any) -> Submission:
     """A request for environment ``a`` that may run for a minute, but for ``fields``."""
     usual = Submission(request_id, "a", "t", 1, deadline_ms=0, longest_run_ms=60_000, body=b"body")
-    return replace(usual, **fields)
+    return structs.replace(usual, **fields)
 
 
 def settlement(

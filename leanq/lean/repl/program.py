@@ -12,7 +12,7 @@ from pathlib import Path
 
 from leanq.errors import ToolchainError, UsageError
 from leanq.lean.environment import Environment
-from leanq.lean.snapshots.cache import hash_file
+from leanq.lean.hashes import hash_file
 
 _LAKE_ENV = ["lake", "env"]
 _EXAMPLE = "such as --repl 'lake env ../repl/.lake/build/bin/repl'"

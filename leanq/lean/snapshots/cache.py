@@ -23,23 +23,22 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
+from leanq.lean.hashes import DIGEST_BYTES, hash_bytes, hash_file
+
 MOST_RAW_BYTES = 4 << 30
 """The largest snapshot, uncompressed."""
 
 _VERSION = 1
-_DIGEST_BYTES = 32
 _SNAPSHOT, _MANIFEST = "snapshot", "manifest"
 
 
@@ -88,8 +87,8 @@ class Manifest:
     @classmethod
     def unpack(cls, data: bytes) -> Manifest:
         """Raises ValueError where it is damaged, or of another version."""
-        content = data[_DIGEST_BYTES:]
-        if hash_bytes(content) != data[:_DIGEST_BYTES]:
+        content = data[DIGEST_BYTES:]
+        if hash_bytes(content) != data[:DIGEST_BYTES]:
             raise ValueError("a damaged manifest")
         try:
             found = msgpack.unpackb(content, strict_map_key=False)
@@ -255,22 +254,6 @@ class SnapshotCache:
             yield
         except OSError:
             self.note_trouble()
-
-
-def hash_bytes(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=_DIGEST_BYTES).digest()
-
-
-def hash_file(path: Path) -> bytes:
-    """The BLAKE2b-256 hash of a file; 150 MB take 0.2 s."""
-    with path.open("rb") as file:
-        return hash_of(file)
-
-
-def hash_of(file: BufferedReader) -> bytes:
-    """The BLAKE2b-256 hash of an open file, from where it stands to its end."""
-    new = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    return hashlib.file_digest(file, lambda: new).digest()
 
 
 def _remove_if_left(folder: Path) -> None:

@@ -27,7 +27,8 @@ from typing import Any
 import zstandard
 
 from leanq.errors import QueueError
-from leanq.lean.snapshots.cache import MOST_RAW_BYTES, Manifest, SnapshotCache, hash_file, hash_of
+from leanq.lean.hashes import hash_file, hash_rest
+from leanq.lean.snapshots.cache import MOST_RAW_BYTES, Manifest, SnapshotCache
 from leanq.lean.snapshots.cost_model import Costs
 from leanq.states import CHUNK_BYTES, Packed, States
 
@@ -231,7 +232,7 @@ class Snapshots:
         if len(text) > _MOST_DEPS_BYTES:
             raise ValueError("a list of files beyond all measure")
         deps = portable_deps(json.loads(text), self._roots)
-        return Manifest(size, hash_of(source), deps)
+        return Manifest(size, hash_rest(source), deps)
 
     def _put(self, key: str, file: Path, source: BufferedReader, manifest: Manifest) -> None:
         with self._cache.bringing(manifest.size_bytes) as place:

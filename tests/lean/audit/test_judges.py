@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from support.images import Image as Writer
 from support.images import Lean
 from support.trees import PRELUDE, TREES
@@ -39,7 +40,10 @@ def honest(lean: Lean) -> bytes:
     return lean.compile(HONEST).read_bytes()
 
 
-@pytest.fixture
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def judges(core: Environment) -> AsyncIterator[Judges]:
     made = Judges(core, slots=1)
     yield made

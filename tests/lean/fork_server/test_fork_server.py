@@ -15,6 +15,7 @@ from support.paths import ROOT, SAMPLES
 from support.sites import Site
 from support.waiting import eventually
 
+from leanq.lean import pass_memory
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.proof import RunBytes, compiled_by
 from leanq.lean.fork_server.server import ForkRules, ForkServer, forkable_header, memory_of
@@ -147,8 +148,9 @@ async def test_a_zygote_that_died_costs_no_text(core: Environment) -> None:
 
 
 async def test_a_proof_is_remembered_and_what_is_not_proved_waits_for_it(
-    core: Environment, tmp_path: Path
+    core: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pass_memory, "_passed", set())
     environment = replace(core, cache=tmp_path)
     seldom = replace(RULES, prove_after=1000)
     text = "prelude\n"
@@ -162,6 +164,7 @@ async def test_a_proof_is_remembered_and_what_is_not_proved_waits_for_it(
     async with opened(environment, forked=True) as lean:
         await forked_once(lean, text)
     assert len(list(tmp_path.rglob("*.passed"))) == 1
+    monkeypatch.setattr(pass_memory, "_passed", set())  # as in another process
     async with opened(environment, forked=True, rules=seldom) as lean:
         await forked_once(lean, text)
     # Behind another header nothing is known.
@@ -169,7 +172,8 @@ async def test_a_proof_is_remembered_and_what_is_not_proved_waits_for_it(
         for _ in range(3):
             async with lean.slot() as slot:
                 await lean.run(slot, HEADER + PROOF, LIMITS)
-        assert not lean.forks or not lean.forks.pids()
+        assert lean.forks is not None
+        assert not lean.forks.pids()
 
 
 def talkative(site: Site) -> Environment:

@@ -72,6 +72,7 @@ async def test_a_header_that_failed_is_never_kept(site: Site) -> None:
     assert await verdict(driver, f"import Missing\n{GOOD}") == "rejected"
 
 
+@pytest.mark.slow
 async def test_many_headers_at_a_time(site: Site) -> None:
     driver = await site.standin(slots=2)
     codes = [f"import L{n % 5}\ndefine a{n}\n{BAD if n % 2 else GOOD}" for n in range(30)]

@@ -83,6 +83,7 @@ async def test_mischief_changes_no_verdict(site: Site, what: str) -> None:
             assert await verdict(driver, other) == same
 
 
+@pytest.mark.slow
 async def test_a_process_that_splits_all_it_writes(site: Site) -> None:
     driver = await site.standin("--split", "--noise", "0.5")
     for _ in range(10):
@@ -147,6 +148,7 @@ async def test_a_dead_supervisor_costs_one_request(site: Site) -> None:
     assert await verdict(driver, BAD) == "rejected"
 
 
+@pytest.mark.slow
 async def test_a_cancellation_costs_no_process(site: Site) -> None:
     """What has ended is put away, even where the request that finds it is cancelled."""
     driver = await site.standin(slots=3)

@@ -146,7 +146,16 @@ async def test_a_tactic_with_a_hole_of_its_own(site: Site) -> None:
     assert (await step(driver, reply.state, "split 2")).goals == ("⊢ goal 0.0", "⊢ goal 0.1")
 
 
-@pytest.mark.parametrize("what", ["crash", "cut", "exit", "fake", "die-after", "noise", "slow=5"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("crash", "fake"),
+        *(
+            pytest.param(what, marks=pytest.mark.slow)
+            for what in ("cut", "exit", "die-after", "noise", "slow=5")
+        ),
+    ],
+)
 async def test_mischief_changes_no_step(site: Site, what: str) -> None:
     driver = await site.standin()
     state = await opened(driver)
@@ -284,6 +293,7 @@ async def test_a_damaged_pickle_costs_time_alone(site: Site, pickling: dict[str,
     assert pickling["cache"].tally.damaged == 1
 
 
+@pytest.mark.slow
 async def test_a_pickle_that_kills_its_reader_is_dropped(
     site: Site, pickling: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

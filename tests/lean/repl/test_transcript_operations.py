@@ -59,6 +59,8 @@ def read_table() -> dict[str, list[Check | Step]]:
 
 
 TABLE = read_table()
+# Between them messages, holes, and steps of every verdict.
+QUICK = {"app_type_mismatch2", "line_breaks", "pickle_open_scoped", "proof_branching", "trace_simp"}
 LEANS = Reply(error="Lean's")
 
 
@@ -71,7 +73,9 @@ class Trials:
 
 
 @pytest.mark.skipif(not TRANSCRIPTS.exists(), reason=f"there are no transcripts in {TRANSCRIPTS}")
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in TABLE]
+)
 @pytest.mark.parametrize(
     "trust", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "trusting"]
 )

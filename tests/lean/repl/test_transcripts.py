@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from support.paths import TRANSCRIPTS
 from support.sandboxes import GENEROUS, PYTHON
 from support.sites import STANDIN
@@ -56,9 +57,9 @@ def answers(name: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
-    """One that can read the transcripts and the stand-in."""
+    """One for all, that can read the transcripts and the stand-in."""
     made = await Sandbox.open(
         readable=[*PYTHON, STANDIN.parent, *([TRANSCRIPTS] if TRANSCRIPTS.exists() else [])]
     )
@@ -66,6 +67,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
     await made.close()
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", recorded())
 async def test_the_driver_reproduces_it(sandbox: Sandbox, name: str) -> None:
     argv = [sys.executable, "-S", str(STANDIN), "--split", "--replay", str(TRANSCRIPTS / name)]

@@ -22,7 +22,7 @@ from support.sandboxes import (
 )
 from support.waiting import eventually
 
-from leanq.lean.sandbox.sandbox import Sandbox
+from leanq.lean.sandbox.sandbox import Sandbox, probe
 
 
 @pytest.fixture(params=MODES)
@@ -188,3 +188,9 @@ async def test_two_sandboxes() -> None:
             await sleeper
     finally:
         await asyncio.gather(one.close(), two.close())
+
+
+def test_probe() -> None:
+    kinds = probe()
+    assert all(isinstance(kind, str) for kind in kinds)
+    assert ("pid-ns" in kinds) <= ("mount-ns" in kinds)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from support.sandboxes import (
     DAEMON,
     GENEROUS,
@@ -22,11 +23,14 @@ from support.sandboxes import (
 )
 
 from leanq.errors import SandboxError
-from leanq.lean.sandbox.sandbox import Exit, Limits, Sandbox, probe
+from leanq.lean.sandbox.sandbox import Exit, Limits, Sandbox
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.fixture(params=MODES)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=MODES)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    """One for all tests of the module, since each run in it begins clean."""
     async with opened(request.param) as sandbox:
         yield sandbox
 
@@ -316,9 +320,3 @@ async def test_opening_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="hide"):
         await Sandbox.open(hidden=[tmp_path.parent], scratch_root=tmp_path)
     assert os.listdir(tmp_path) == []
-
-
-def test_probe() -> None:
-    kinds = probe()
-    assert all(isinstance(kind, str) for kind in kinds)
-    assert ("pid-ns" in kinds) <= ("mount-ns" in kinds)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from support.fleets import until
 from support.sandboxes import (
     GENEROUS,
@@ -39,8 +40,12 @@ NAMED = """
 """
 
 
-@pytest.fixture(params=MODES)
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=MODES)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    """One for all tests of the module, since each run in it begins clean."""
     async with opened(request.param) as sandbox:
         yield sandbox
 
@@ -90,7 +95,7 @@ async def test_it_serves_one_run(sandbox: Sandbox) -> None:
 
 async def test_it_may_be_asked_before_it_has_started(sandbox: Sandbox) -> None:
     spares = Spares(sandbox, NAMED)
-    for _ in range(5):
+    for _ in range(3):
         sandbox.clear()
         spares.prepare()
         name, _, read = (await spares.run(b"x" * MB)).stdout.decode().partition(" ")
@@ -98,6 +103,7 @@ async def test_it_may_be_asked_before_it_has_started(sandbox: Sandbox) -> None:
         assert os.listdir(sandbox.left) == [name]
 
 
+@pytest.mark.slow
 async def test_another_program_ends_it(sandbox: Sandbox) -> None:
     spares = Spares(sandbox, NAMED)
     spares.prepare()
@@ -216,11 +222,13 @@ async def test_it_is_not_looked_at(sandbox: Sandbox) -> None:
         await eventually(in_poll_for_ever)
 
 
-async def test_it_ends_with_its_sandbox(sandbox: Sandbox) -> None:
-    spares = Spares(sandbox, NAMED)
-    spares.prepare()
-    await spares.name()
-    await sandbox.close()
-    assert marked(spares.marker) == []
-    with pytest.raises(SandboxError):
+@pytest.mark.parametrize("mode", MODES)
+async def test_it_ends_with_its_sandbox(mode: str) -> None:
+    async with opened(mode) as sandbox:
+        spares = Spares(sandbox, NAMED)
         spares.prepare()
+        await spares.name()
+        await sandbox.close()
+        assert marked(spares.marker) == []
+        with pytest.raises(SandboxError):
+            spares.prepare()

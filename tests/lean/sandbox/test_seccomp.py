@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import pytest_asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import bpf
@@ -137,13 +138,18 @@ def test_the_profile_of_containers_is_that_of_the_policy() -> None:
     assert not allowed & {"bpf", "ptrace", "keyctl", "perf_event_open", "init_module", "kexec_load"}
 
 
-@pytest.fixture(params=MODES)
+shares_it = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=MODES)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    """One for all tests of the module, since each run in it begins clean."""
     async with opened(request.param) as sandbox:
         needs(sandbox, "seccomp")
         yield sandbox
 
 
+@shares_it
 async def test_refused_calls_are_refused_in_a_sandbox(sandbox: Sandbox) -> None:
     calls = numbers("x86_64") if Path("/lib64/ld-linux-x86-64.so.2").exists() else {}
     if not calls:
@@ -161,6 +167,7 @@ async def test_refused_calls_are_refused_in_a_sandbox(sandbox: Sandbox) -> None:
     assert await output(sandbox, code, *map(str, wanted)) == ""
 
 
+@shares_it
 @pytest.mark.parametrize(
     ("attempt", "error"),
     [
@@ -188,6 +195,7 @@ async def test_conditions_hold_in_a_sandbox(sandbox: Sandbox, attempt: str, erro
     assert await output(sandbox, code) == f"-1 {error}"
 
 
+@shares_it
 @pytest.mark.parametrize("number", [0x40000000 | 39, "int80"])
 async def test_calls_of_other_kinds_end_the_process(sandbox: Sandbox, number: int | str) -> None:
     if not Path("/lib64/ld-linux-x86-64.so.2").exists():

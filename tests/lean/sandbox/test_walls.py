@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from support.sandboxes import GENEROUS, MB, MODES, PYTHON, needs, opened, output, python, run
 
 from leanq.errors import SandboxError
@@ -28,8 +29,12 @@ CALL = """
 """
 
 
-@pytest.fixture(params=MODES)
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=MODES)
 async def sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
+    """One for all tests of the module, since each run in it begins clean."""
     async with opened(request.param) as sandbox:
         yield sandbox
 

@@ -41,7 +41,7 @@ class _Held:
     finished: bool = False
 
 
-class Slots:
+class HeldRequests:
     """The requests of one shard; runs each in a task of its own, as soon as a slot is free.
 
     Attributes:
@@ -79,7 +79,7 @@ class Slots:
         self._running: dict[_Held, asyncio.Task[None]] = {}
 
     @property
-    def held(self) -> list[Job]:
+    def jobs(self) -> list[Job]:
         """Every request whose lease is this worker's, finished or not."""
         return [held.job for held in self._held.values()]
 

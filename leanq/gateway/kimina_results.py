@@ -1,0 +1,127 @@
+"""What a reply becomes for clients of Kimina Lean Server; docs/http.md has the same as a table.
+
+Such a client reads three things: ``error``, the severities of messages, and whether there are
+sorries. So whatever is not ``accepted`` shows in one of them, also where Lean itself has printed
+nothing of the kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from leanq.errors import LeanQError
+from leanq.queue.requests import LEAN_NO, LEAN_VERDICTS, Message, Reply, Sorry, Verdict
+
+# By these words in an error a client knows a timeout; nothing else may have them.
+TIMED_OUT = "timed out"
+
+_SEVERITIES = {"information": "info"}
+_ENDED: Mapping[Verdict | None, str] = {
+    "cancelled": "the request was withdrawn",
+    "expired": "the request was not begun by its deadline",
+    "poisoned": "the request took down too many workers",
+}
+
+
+def result_of(end: Reply | LeanQError, timeout_s: int, *, debug: bool = False) -> dict[str, Any]:
+    """``response`` or ``error`` of one text, ``time`` in seconds, and what leanq has to add.
+
+    Args:
+        timeout_s: the budget that the caller gave.
+        debug: whether the caller wants diagnostics, which timeouts have always.
+    """
+    if isinstance(end, LeanQError):
+        return {"time": 0.0, "error": _without_timeout(str(end))}
+    result: dict[str, Any] = {"time": round(end.wall_s, 4)}
+    if end.verdict in LEAN_VERDICTS:
+        result["response"] = _response(end)
+    else:
+        result["error"] = _error(end, timeout_s)
+    if debug or end.verdict == "timeout":
+        result["diagnostics"] = {"repl_uuid": end.worker}
+    result["leanq"] = {
+        "request_id": end.request_id,
+        "verdict": end.verdict,
+        "reason": end.reason,
+        "axioms": None if end.axioms is None else list(end.axioms),
+        "theorems": [{"name": t.name, "statement": t.statement} for t in end.theorems],
+        "states": [sorry.state for sorry in end.sorries],
+        "attempts": end.attempts,
+        "queued_s": round(end.queued_s, 4),
+        "cpu_s": round(end.cpu_s, 4),
+    }
+    return result
+
+
+def _response(reply: Reply) -> dict[str, Any]:
+    """A REPL's answer that says what the verdict says."""
+    messages = [_message(message) for message in reply.messages]
+    sorries = [_sorry(number, sorry) for number, sorry in enumerate(reply.sorries)]
+    if reply.verdict == "incomplete" and not sorries:
+        sorries = [_sorry(0, _somewhere(reply))]
+    elif reply.verdict in LEAN_NO - {"incomplete"} and not _has_error(messages):
+        text = f"leanq: {reply.verdict} ({reply.reason}): {_said(reply)}"
+        messages.append(_message(Message("error", 1, 0, text)))
+    response: dict[str, Any] = {"env": 0}
+    if messages:
+        response["messages"] = messages
+    if sorries:
+        response["sorries"] = sorries
+    return response
+
+
+def _error(reply: Reply, timeout_s: int) -> str:
+    said = _said(reply)
+    if reply.verdict == "timeout":
+        return f"Lean REPL command {TIMED_OUT} in {timeout_s:.1f} seconds: {said}"
+    return _without_timeout(f"leanq: {reply.verdict} ({reply.reason}): {said}")
+
+
+def _said(reply: Reply) -> str:
+    """What leanq has said last of a reply."""
+    ours = (m.text.removeprefix("leanq: ") for m in reversed(reply.messages) if _is_ours(m))
+    return next(ours, _ENDED.get(reply.verdict, "there is no further message"))
+
+
+def _is_ours(message: Message) -> bool:
+    return message.text.startswith("leanq: ")
+
+
+def _has_error(messages: list[dict[str, Any]]) -> bool:
+    return any(message["severity"] == "error" for message in messages)
+
+
+def _somewhere(reply: Reply) -> Sorry:
+    """A sorry that leanq cannot place: where Lean has warned of it, or at the text's beginning."""
+    warnings = (m for m in reply.messages if m.severity == "warning" and not _is_ours(m))
+    at = next(warnings, Message("warning", 1, 0, ""))
+    return Sorry(at.line, at.column, end_line=at.end_line, end_column=at.end_column)
+
+
+def _message(message: Message) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "severity": _SEVERITIES.get(message.severity, message.severity),
+        "pos": {"line": message.line, "column": message.column},
+    }
+    if end := _end(message):
+        made["endPos"] = end
+    return {**made, "data": message.text}
+
+
+def _sorry(number: int, sorry: Sorry) -> dict[str, Any]:
+    pos = {"line": sorry.line, "column": sorry.column}
+    # The client cannot read one without an end or a goal.
+    end = _end(sorry) or pos
+    return {"pos": pos, "endPos": end, "goal": sorry.goal or "", "proofState": number}
+
+
+def _end(of: Message | Sorry) -> dict[str, int] | None:
+    if of.end_line is None or of.end_column is None:
+        return None
+    return {"line": of.end_line, "column": of.end_column}
+
+
+def _without_timeout(text: str) -> str:
+    # A candidate's last words may stand in it.
+    return text.replace(TIMED_OUT, "timed-out")

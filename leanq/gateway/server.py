@@ -1,0 +1,83 @@
+"""The gateway on a port, until it is told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from leanq.errors import UsageError
+
+_BACKLOG = 2048
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves signals to the command."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0 takes any that is free.
+
+    Raises:
+        UsageError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        made = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}, port {port}: {error.strerror or error}; name another "
+            "address with --host, or another port with --port"
+        ) from None
+    made.setblocking(False)
+    return made
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches ``host``, which is an address or ``localhost``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class GatewayServer:
+    """The application on a socket.
+
+    Args:
+        grace_s: how long what is under way may go on once it is told to stop.
+    """
+
+    def __init__(self, app: FastAPI, listener: socket.socket, *, grace_s: float) -> None:
+        self._listener = listener
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            log_level="warning",
+            # No header decides who calls.
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, round(grace_s)),
+        )
+        self._server = _Server(config)
+
+    async def run(self) -> None:
+        """Serves until it is told to stop, and what is under way has ended."""
+        await self._server.serve(sockets=[self._listener])
+
+    def stop(self) -> None:
+        """Takes no more connections. The second call waits for nothing."""
+        self._server.force_exit = self._server.should_exit
+        self._server.should_exit = True

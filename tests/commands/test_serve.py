@@ -1,0 +1,70 @@
+"""``leanq serve`` as a process."""
+
+from __future__ import annotations
+
+import re
+import signal
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+from support.fleets import look, until
+from support.gateways import key_file
+from support.kimina_reading import reading
+from support.terminals import Terminal, ended, wait_for_line
+
+from leanq.queue.settings import Settings
+
+LONG = "theorem t (p : Prop) (h : p) : p := h\n" + "".join(
+    f"theorem t{number} : 1 = 1 := rfl\n" for number in range(1000)
+)
+
+
+def serve(client: Terminal, *options: str) -> str:
+    """Starts a gateway on a free port; where it is."""
+    process = client.start("serve", "--port", "0", *options)
+    found = re.search(r"http://\S+", wait_for_line(process.stderr, "the gateway is at"))
+    assert found
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--host", "0.0.0.0"), "without keys the gateway listens on loopback alone"),
+        (("--hostname", "a*"), "is not a name, *.NAME or *"),
+        (("--keys", "nowhere.toml"), "cannot read the keys in nowhere.toml"),
+        (("--host", "203.0.113.1", "--keys", "keys.toml"), "cannot listen on 203.0.113.1"),
+    ],
+)
+@pytest.mark.slow
+def test_wrong_usage_is_one_line_and_code_2(
+    client: Terminal, options: tuple[str, ...], text: str
+) -> None:
+    client.file("keys.toml", key_file(client.folder, {"secret": "s"}).read_text())
+    done = client.run("serve", "--port", "0", *options)
+    assert (done.code, done.err.count("\n")) == (2, 1), done.err
+    assert text in done.err
+
+
+@pytest.mark.slow
+def test_a_gateway_without_a_queue_says_so(terminal: Terminal) -> None:
+    done = terminal.run("serve", "--port", "0", "--url", "redis://127.0.0.1:1")
+    assert (done.code, done.err.count("\n")) == (3, 1), done.err
+
+
+@pytest.mark.slow
+def test_it_serves_and_ends_in_order_once_what_is_under_way_has_ended(
+    client: Terminal, fleet: Settings
+) -> None:
+    url = serve(client)
+    body = {"snippets": [{"id": "a", "code": LONG}], "timeout": 60}
+    process = client.processes[-1]
+    with httpx2.Client(base_url=url, timeout=100) as http, ThreadPoolExecutor() as threads:
+        assert http.get("/health").json() == {"status": "ok"}
+        asked = threads.submit(http.post, "/api/check", json=body)
+        until(lambda: any(row.held for row in look(fleet).workers))
+        process.send_signal(signal.SIGTERM)
+        answer = asked.result(timeout=100)
+    assert reading(answer.json()["results"][0]) == "valid"
+    assert ended(process).code == 0
