@@ -42,26 +42,23 @@ _MEMORY_BYTES = 2 << 30
 _MODIFIER = "private|protected|public|noncomputable|unsafe|partial|nonrec|local|scoped"
 _COMMAND = re.compile(
     f"{_MODIFIER}|theorem|lemma|example|def|abbrev|instance|structure|inductive|class|opaque|axiom|"
-    "mutual|section|namespace|open|variable|universe|set_option|attribute|@"
+    "mutual|section|namespace|open|variable|universe|set_option|attribute|@|/--"
 )
 # What stands before a command and belongs to it.
-_BEFORE_COMMAND = re.compile(rf"{_MODIFIER}|in|\]")
-_DOC_COMMENT = re.compile(r"/--")
+_BEFORE_COMMAND = re.compile(rf"{_MODIFIER}|in|\]|/--")
 
 
 def prefix_end(code: str, offset: int) -> int:
     """Where the command begins that holds this offset, as far as can be told without Lean; 0: it
     cannot. A command is one that begins a line."""
-    found = before_end = 0
-    before = ""
+    found, before = 0, ""
     for token in tokens(code):
         if token.start > offset:
             break
         begins_line = token.start == 0 or code[token.start - 1] == "\n"
         if begins_line and _COMMAND.fullmatch(token.text) and not _BEFORE_COMMAND.fullmatch(before):
-            comment = _DOC_COMMENT.search(code, before_end, token.start)
-            found = comment.start() if comment else token.start
-        before, before_end = token.text, token.end
+            found = token.start
+        before = token.text
     return found
 
 
@@ -247,6 +244,11 @@ class StandingPrefixes:
         if found.making is None and len(found.processes) < self._slots:
             making = self._make(name, found, source[:end], code, done, limits)
             found.making = asyncio.create_task(making)
+
+    async def settled(self) -> None:
+        """Waits until none is being made."""
+        making = [found.making for found in self._prefixes.values() if found.making]
+        await asyncio.gather(*making, return_exceptions=True)
 
     async def close(self) -> None:
         """Ends all of them."""
