@@ -1,6 +1,7 @@
-"""Snapshots of what texts begin with, so that Lean need not elaborate it again.
+"""What Lean has made of what texts begin with, so that it need not elaborate that again: processes
+that stand behind a prefix (:mod:`leanq.lean.fork_server.standing`), and snapshots.
 
-There are two kinds, named by the hash of their text: of an import header, which serves every text
+There are two kinds of snapshots, named by the hash of their text: of an import header, which serves every text
 that begins with it, and of a whole source, which serves every trial in one of its holes, since Lean
 takes up its work where two texts begin to differ. The former is made by imports alone and may serve
 anything. The latter was made by a candidate's code, so what rests on it decides nothing but where a

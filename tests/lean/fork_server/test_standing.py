@@ -203,6 +203,7 @@ async def said(standing: StandingPrefix, script: str, limits: Limits = LIMITS) -
 
 HOSTILE = {
     "memory of the process": "open(f'/proc/{os.getppid()}/mem', 'r+b')",
+    "memory of the process, to read": "open(f'/proc/{os.getppid()}/mem', 'rb')",
     "its descriptors": "open(f'/proc/{os.getppid()}/fd/100')",
     "its environment": "open(f'/proc/{os.getppid()}/environ').read()",
     "a file of the prefix": "os.write(5, b'x')",
