@@ -1,5 +1,5 @@
-# The image of workers, exporter and scaler. deploy/README.md goes through it step by step and says
-# what each should print; it has not been built where it was written.
+# The image of workers, exporter and scaler, for linux/amd64. deploy/README.md goes through it step by
+# step and says what each should print. `make image-test` builds it, with stand-ins for what it fetches.
 #
 #   docker build -t leanq:0.1.0 .
 #   docker build -t leanq-mathlib:0.1.0 \
@@ -74,7 +74,7 @@ FROM python:3.12.11-slim-bookworm AS leanq
 WORKDIR /src/leanq
 COPY pyproject.toml README.md LICENSE ./
 COPY leanq ./leanq
-RUN python -m venv /opt/leanq && /opt/leanq/bin/pip install --no-cache-dir '.[k8s,campaigns]'
+RUN python -m venv /opt/leanq && /opt/leanq/bin/pip install --no-cache-dir '.[k8s,campaigns,blobs]'
 
 # 6. What runs.
 FROM python:3.12.11-slim-bookworm
@@ -83,6 +83,8 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends tini \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin leanq \
+ # No program here is to raise its caller's rights.
+ && find / -xdev -type f -perm /6000 -exec chmod a-s {} + \
  # A volume that is mounted here takes over the owner.
  && install -d -o leanq -g leanq /var/cache/leanq
 COPY --from=toolchain /opt/lean /opt/lean

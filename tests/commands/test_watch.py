@@ -67,6 +67,8 @@ def test_each_look_is_an_object(place: Terminal, settings: Settings) -> None:
             "oldest_s": 0,
             "submitted_per_s": None,
             "finished_per_s": None,
+            "cpu_s": 0.0,
+            "tenants_cpu_s": {},
             "running": 0,
             "slots_busy": 0,
             "slots_idle": 2,

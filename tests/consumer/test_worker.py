@@ -20,6 +20,7 @@ from support.fleets import (
     submission,
     working,
 )
+from support.servers import Server
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
@@ -293,3 +294,37 @@ async def test_a_worker_stopped_before_it_ran_leaves_at_once(
     await worker.run()
     assert worker.joined.is_set()
     assert not (await queue.status()).workers
+
+
+# A server that is not there
+
+
+async def test_a_worker_waits_for_its_server_and_is_not_ready_until_then(
+    one: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    one.stop()
+    worker = Worker(one.settings, [Recorder()], slots=1)
+    running = asyncio.create_task(worker.run())
+    try:
+        await eventually(lambda: "not ready: no answer from" in caplog.text)
+        assert not worker.joined.is_set()
+        assert not running.done()
+        one.start()
+        await asyncio.wait_for(worker.joined.wait(), 30)
+        async with AsyncLeanQClient(one.settings) as lean:
+            assert await lean.echo(b"here") == b"here"
+    finally:
+        worker.stop(0.0)
+        await asyncio.wait_for(running, 30)
+
+
+async def test_a_worker_that_waits_for_its_server_can_be_stopped(
+    one: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    one.stop()
+    worker = Worker(one.settings, [Recorder()], slots=1)
+    running = asyncio.create_task(worker.run())
+    await eventually(lambda: "not ready" in caplog.text)
+    worker.stop()
+    await asyncio.wait_for(running, 5)
+    assert not worker.joined.is_set()

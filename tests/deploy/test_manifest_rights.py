@@ -111,6 +111,15 @@ def test_ways_out(objects: tuple[Object, ...]) -> None:
         assert _ways_out(objects, each) == ways
 
 
+def test_the_way_to_the_api_server_stays_on_private_networks(objects: tuple[Object, ...]) -> None:
+    for each in of_kind(objects, "NetworkPolicy"):
+        if each["metadata"]["name"] == "scaler-to-api-server":
+            (rule,) = each["spec"]["egress"]
+            assert rule["to"]
+            for peer in rule["to"]:
+                assert ipaddress.ip_network(peer["ipBlock"]["cidr"]).is_private
+
+
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_the_way_to_redis(name: str) -> None:
     objects = overlay(name)

@@ -32,7 +32,10 @@ from support.manifests import (
 
 from leanq import __version__
 
-VERSION = "1.32"
+# The oldest that docs/operations.md promises, and that of the pods' user namespaces.
+VERSIONS = ("1.27", "1.33")
+CLUSTER_WIDE = {"Namespace", "PriorityClass"}
+ARCH = "kubernetes.io/arch"
 CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
 # What the operator provides, as docs/operations.md says.
 PROVIDED = {("Secret", "leanq-redis"): {"worker-url", "scaler-url", "ca.pem"}}
@@ -54,17 +57,24 @@ def test_the_overlays_are_these() -> None:
 
 
 @pytest.mark.slow
-def test_schemas(objects: tuple[Object, ...]) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_schemas(objects: tuple[Object, ...], version: str) -> None:
     for each in objects:
         if each["kind"] not in CUSTOM:
-            kubernetes_validate.validate(dict(each), VERSION, strict=True)
+            kubernetes_validate.validate(dict(each), version, strict=True)
+
+
+def test_the_oldest_versions_are_named() -> None:
+    said = (ROOT / "docs" / "operations.md").read_text()
+    assert f"Kubernetes {VERSIONS[0]} or newer" in said
+    assert "KEDA 2." in said
 
 
 def test_each_object_is_there_once_and_in_the_namespace(objects: tuple[Object, ...]) -> None:
     names = Counter((each["kind"], each["metadata"]["name"]) for each in objects)
     assert not [name for name, count in names.items() if count > 1]
     for each in objects:
-        assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == "leanq"
+        assert each["kind"] in CLUSTER_WIDE or each["metadata"]["namespace"] == "leanq"
     (namespace,) = of_kind(objects, "Namespace")
     labels = namespace["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
@@ -97,6 +107,11 @@ def test_whoever_sizes_the_workers_is_alone(objects: tuple[Object, ...]) -> None
     for scaler in scalers:
         options = scaler.command[1]
         assert options["--deployment"] == "leanq-worker"
+        # Neither more nor less, or requests wait for workers that nobody orders.
+        worker = pod(objects, "leanq-worker")
+        assert scaler.environments == worker.environments
+        # Until a worker is there to say so.
+        assert options["--slots"] == worker.command[1]["--slots"]
         assert int(options["--min-workers"]) <= int(options["--max-workers"])
         hpa = [each["metadata"]["name"] for each in hpas]
         assert [options[word] for word in ("--hpa",) if word in options] == hpa
@@ -127,6 +142,8 @@ def test_every_reference_leads_somewhere(objects: tuple[Object, ...]) -> None:
                 # Never the whole Secret: its URLs would be files.
                 assert {item["key"] for item in secret["items"]} <= known - {"worker-url"}
         assert each.spec.get("serviceAccountName", "default") in {*accounts, "default"}
+        if name := each.spec.get("priorityClassName"):
+            assert named(objects, "PriorityClass", name)
     said = (ROOT / "docs" / "operations.md").read_text()
     for (_, name), keys_ in PROVIDED.items():
         assert all(f"`{word}`" in said for word in (name, *keys_))
@@ -150,6 +167,18 @@ def test_images_are_pinned_and_of_this_version(objects: tuple[Object, ...]) -> N
         if each.is_ours:
             assert each.container["image"].endswith(f":{__version__}")
         assert each.container.get("imagePullPolicy", "IfNotPresent") != "Always"
+
+
+def test_our_pods_are_where_the_image_runs_and_workers_go_first(
+    objects: tuple[Object, ...],
+) -> None:
+    values = {each["metadata"]["name"]: each["value"] for each in of_kind(objects, "PriorityClass")}
+    for each in pods(objects):
+        if each.is_ours:
+            assert each.spec["nodeSelector"][ARCH] == "amd64"
+            value = values[each.spec["priorityClassName"]]
+            # The cluster's autoscaler adds no machine for what is below -10.
+            assert -10 < value < 0 if each.name == "leanq-worker" else value > 0
 
 
 def test_nothing_runs_with_privileges(objects: tuple[Object, ...]) -> None:
@@ -203,7 +232,7 @@ def test_the_component_of_walls_has_all_that_they_need(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_schemas_of_what_runs_on_nodes() -> None:
     for each in render("nodes"):
-        kubernetes_validate.validate(dict(each), VERSION, strict=True)
+        kubernetes_validate.validate(dict(each), VERSIONS[-1], strict=True)
 
 
 def test_workers_without_the_component_do_not_ask_for_walls(objects: tuple[Object, ...]) -> None:
@@ -291,7 +320,7 @@ def test_graces(objects: tuple[Object, ...]) -> None:
 def test_workers_alone_are_on_spot_machines(name: str) -> None:
     for each in pods(overlay(name)):
         if each.name == "leanq-worker":
-            assert each.spec["nodeSelector"] == {SPOT: "true"}
+            assert each.spec["nodeSelector"] == {ARCH: "amd64", SPOT: "true"}
             (toleration,) = each.spec["tolerations"]
             assert toleration == {
                 "key": SPOT,

@@ -73,6 +73,14 @@ def test_shards_add_up_and_a_rolled_back_counter_takes_nothing() -> None:
     assert (period.submitted, period.waiting, period.workers) == (3, 3, 4)
 
 
+def test_cpu_time_by_tenant() -> None:
+    before = {"minute": 60, "u_ms:a": 1000, "u:a:x": 1000, "u:b:x": 0}
+    after = {"minute": 61, "u_ms:a": 4000, "u:a:x": 3500, "u:a:": 500, "u_ms:b": 700, "u:b:x": 700}
+    (period,) = periods([[before, after]], 600)
+    assert period.cpu_s == pytest.approx(3.7)
+    assert period.tenants_cpu_s == pytest.approx({"x": 3.2, "": 0.5})
+
+
 def test_no_notes() -> None:
     assert periods([[], [note(5)], [{}]], 3600) == []
     assert read_minute(b"nonsense") == read_minute(b"\x92\x01\x02") == {}

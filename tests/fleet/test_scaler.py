@@ -19,7 +19,7 @@ from support.waiting import eventually
 
 from leanq.client import LeanQClient
 from leanq.fleet.scaler.targets import LocalTarget, Ordered
-from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats
+from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats, unsized
 from leanq.queue.queue import Queue
 from leanq.queue.results import Status
 from leanq.queue.settings import Settings
@@ -207,3 +207,59 @@ def test_no_cluster_and_options_that_make_no_sense(terminal: Terminal, settings:
     assert (done.code, "expected 0 ≤ min_workers" in done.err) == (2, True)
     done = terminal.run("scale", "--target", "local", "--worker", "'x")
     assert (done.code, "cannot be read" in done.err) == (2, True)
+
+
+# Environments that are in no scaler's hands
+
+
+async def test_requests_that_no_scaler_sizes_are_warned_of(
+    settings: Settings, queue: Queue, lean: LeanQClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(settings, environment="default")
+    await loop.tick()
+    future = lean.echo(b"waits", delay_s=1)
+    await eventually(lambda: lean_knows(settings, 1))
+    await loop.tick()
+    await loop.tick()
+    warned = [each for each in caplog.messages if "no scaler sizes" in each]
+    assert warned == [
+        "1 request waits in echo, which no scaler sizes (this one: default) and no worker offers: "
+        "name it with --env, or start workers for it"
+    ]
+    assert ("leanq_scaler_unsized_requests", ("echo",), 1) in list(loop.scaler.samples())
+    assert unsized(await fleet_stats(settings), []) == {"echo": 1}
+    # What another scaler sizes is in good hands.
+    other = Loop(settings)
+    await other.tick()
+    assert unsized(await fleet_stats(settings), []) == {}
+    await loop.tick()
+    assert not [
+        each for each in loop.scaler.samples() if each[0] == "leanq_scaler_unsized_requests"
+    ]
+    future.cancel()
+    await eventually(lambda: lean_knows(settings, 0))
+    await queue.claim("sweeper", ["echo"], 1, busy=0, token="t" * 12 + ":")
+    await queue.release("sweeper", [], leave=True)
+
+
+@pytest.mark.slow
+async def test_status_names_what_no_scaler_sizes(
+    terminal: Terminal, settings: Settings, queue: Queue, lean: LeanQClient
+) -> None:
+    terminal.use(settings)
+    future = lean.echo(b"waits", delay_s=1)
+    await eventually(lambda: lean_knows(settings, 1))
+    assert "unserved    1 request of echo, which no living worker offers" in (
+        terminal.run("status").out
+    )
+    await Loop(settings, environment="default").tick()
+    said = terminal.run("status").out
+    assert "unsized     1 request of echo, which no scaler sizes" in said
+    await Loop(settings).tick()
+    said = terminal.run("status").out
+    assert "unsized" not in said
+    assert "unserved" not in said
+    future.cancel()
+    await eventually(lambda: lean_knows(settings, 0))
+    await queue.claim("sweeper", ["echo"], 1, busy=0, token="t" * 12 + ":")
+    await queue.release("sweeper", [], leave=True)

@@ -236,6 +236,8 @@ async def live_a_full_life(shard: Shard) -> None:
     await queue.publish_decisions({"a": b"{}"})
     await shard.submit("first", "later")
     await queue.cancel(["later"])
+    await queue.set_weight("t", 2.0)
+    await shard.claim(want=1)
     await shard.submit("parked", tenant="held")
     await queue.set_paused("tenant", "held", paused=True)
 
