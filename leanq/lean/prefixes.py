@@ -1,11 +1,11 @@
 """What Lean has made of what texts begin with, so that it need not elaborate that again: processes
 that stand behind a prefix (:mod:`leanq.lean.fork_server.standing`), and snapshots.
 
-There are two kinds of snapshots, named by the hash of their text: of an import header, which serves every text
-that begins with it, and of a whole source, which serves every trial in one of its holes, since Lean
-takes up its work where two texts begin to differ. The former is made by imports alone and may serve
-anything. The latter was made by a candidate's code, so what rests on it decides nothing but where a
-search goes on: whatever closes a proof is compiled without it.
+There are two kinds of snapshots, named by the hash of their text: of an import header, which serves
+every text that begins with it, and of a whole source, which serves every trial in one of its holes,
+since Lean takes up its work where two texts begin to differ. The former is made by imports alone
+and may serve anything. The latter was made by a candidate's code, so what rests on it decides
+nothing but where a search goes on: whatever closes a proof is compiled without it.
 
 Snapshots are made beside the requests, when the costs say so. No request waits for one, and none
 fails by one: what cannot be loaded is dropped, and Lean runs without.
