@@ -309,7 +309,7 @@ async def test_many_workers_bring_the_same_snapshot(store: Store, small: Setting
         kept = await asyncio.gather(*(each.keep_snapshot("k", data) for each, data in pairs))
     assert any(kept)
     assert await store.states.find_snapshot("k") in sent
-    # Nobody has left anything behind that no account knows.
+    # Nothing was left behind that no account knows.
     assert len(store.keys("chunk")) == 2
 
 

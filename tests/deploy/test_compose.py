@@ -89,7 +89,7 @@ def test_services_are_hardened_and_bounded(service: dict[str, Any]) -> None:
     assert tmpfs_bytes(service) < memory_bytes(limits["memory"])
     assert service["healthcheck"]["test"]
     check_pinned(service["image"])
-    # Nobody else on the network of the host.
+    # No other process on the network of the host.
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
     for volume in service.get("volumes", ()):
         source, *rest = volume.split(":")
@@ -114,7 +114,7 @@ def test_workers_can_be_many() -> None:
         assert "container_name" not in each
     worker = SERVICES["worker"]
     assert not {"ports", "hostname"} & set(worker)
-    # Whoever looks for them by name finds all of them.
+    # A look-up by name finds all of them.
     jobs = read("deploy/observability/prometheus.yml")["scrape_configs"]
     (found,) = (config for job in jobs for config in job.get("dns_sd_configs", ()))
     assert found["names"] == ["worker"]

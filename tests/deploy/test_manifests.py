@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import click
 import kubernetes_validate
 import pytest
 from support.manifests import (
@@ -31,6 +32,7 @@ from support.manifests import (
 )
 
 from leanq import __version__
+from leanq.cli import cli
 
 # The oldest that docs/operations.md promises, and that of the pods' user namespaces.
 VERSIONS = ("1.27", "1.33")
@@ -98,7 +100,7 @@ def test_selectors_match(objects: tuple[Object, ...]) -> None:
         assert all(port["targetPort"] in behind.ports for port in each["spec"]["ports"])
 
 
-def test_whoever_sizes_the_workers_is_alone(objects: tuple[Object, ...]) -> None:
+def test_one_scaler_alone_sizes_the_workers(objects: tuple[Object, ...]) -> None:
     assert "replicas" not in named(objects, "Deployment", "leanq-worker")["spec"]
     scalers = [each for each in pods(objects) if each.is_ours and each.command[0] == "scale"]
     hpas, scaled = (of_kind(objects, kind) for kind in ("HorizontalPodAutoscaler", "ScaledObject"))
@@ -197,7 +199,7 @@ def test_nothing_runs_with_privileges(objects: tuple[Object, ...]) -> None:
         }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(each.spec)
         assert all(set(volume) & {"emptyDir", "secret"} for volume in each.spec["volumes"])
-        # A token for whoever has rights to use it, and for nobody else.
+        # A token for accounts with rights to use it, and for no others.
         account = each.spec.get("serviceAccountName", "default")
         assert each.spec["automountServiceAccountToken"] is (account in bound)
         assert each.spec["enableServiceLinks"] is False
@@ -205,15 +207,80 @@ def test_nothing_runs_with_privileges(objects: tuple[Object, ...]) -> None:
         assert each["automountServiceAccountToken"] is False
 
 
-def test_the_component_of_walls_has_all_that_they_need(tmp_path: Path) -> None:
+def _with_component(folder: Path, name: str) -> tuple[Object, ...]:
+    """gke-spot with a component, as an operator's own overlay has it."""
     # kubectl takes paths relative to a kustomization, even to one outside of the repository.
     base, component = (
-        os.path.relpath(ROOT / "k8s" / name, tmp_path.resolve())
-        for name in ("overlays/gke-spot", "components/walls")
+        os.path.relpath(ROOT / "k8s" / each, folder.resolve())
+        for each in ("overlays/gke-spot", f"components/{name}")
     )
     text = f"resources: [{base}]\ncomponents: [{component}]\n"
-    (tmp_path / "kustomization.yaml").write_text(text)
-    worker = pod(render(str(tmp_path)), "leanq-worker")
+    (folder / "kustomization.yaml").write_text(text)
+    return render(str(folder))
+
+
+COMPONENTS = sorted(path.name for path in (ROOT / "k8s" / "components").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_schemas_of_components(tmp_path: Path, name: str) -> None:
+    for each in _with_component(tmp_path, name):
+        if each["kind"] not in CUSTOM:
+            kubernetes_validate.validate(dict(each), VERSIONS[-1], strict=True)
+
+
+def test_spot_machines_are_preferred_where_there_is_a_fallback(tmp_path: Path) -> None:
+    worker = pod(_with_component(tmp_path, "spot-fallback"), "leanq-worker")
+    assert worker.spec["nodeSelector"] == {ARCH: "amd64"}
+    affinity = worker.spec["affinity"]["nodeAffinity"]
+    assert set(affinity) == {"preferredDuringSchedulingIgnoredDuringExecution"}
+    (wanted,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    (expression,) = wanted["preference"]["matchExpressions"]
+    assert expression == {"key": SPOT, "operator": "In", "values": ["true"]}
+    # Without it they could not go there.
+    assert worker.spec["tolerations"][0]["key"] == SPOT
+
+
+def test_workers_with_the_repl_have_its_program_and_its_memory(tmp_path: Path) -> None:
+    worker = pod(_with_component(tmp_path, "repl"), "leanq-worker")
+    _, options = worker.command
+    assert options["--driver"] == "repl"
+    assert (
+        f"COPY --from=repl /opt/repl {Path(options['--repl']).parent}"
+        in (ROOT / "Dockerfile").read_text()
+    )
+    env = {item["name"]: item.get("value", "") for item in worker.container["env"]}
+    slots = int(options["--slots"])
+    needed = slots * (int(env["LEANQ_REPL_MEMORY_MB"]) << 20) + (1 << 30)
+    assert needed <= quantity(worker.container["resources"]["limits"]["memory"])
+    assert set(env) <= settings() | {"LEANQ_URL"}
+
+
+def test_campaign_workers_have_what_the_page_says(tmp_path: Path) -> None:
+    worker = pod(_with_component(tmp_path, "campaigns"), "leanq-campaigns")
+    assert worker.container["args"] == ["campaign", "worker", "--json"]
+    campaign = cli.get_command(click.Context(cli), "campaign")
+    assert isinstance(campaign, click.Group)
+    found = campaign.get_command(click.Context(campaign), "worker")
+    assert found
+    known = {word for param in found.params for word in param.opts}
+    assert "--json" in known
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (url,) = (item["valueFrom"]["secretKeyRef"] for item in worker.container["env"])
+    (claim,) = (
+        v["persistentVolumeClaim"]
+        for v in worker.spec["volumes"]
+        if len(v) > 1 and "persistentVolumeClaim" in v
+    )
+    for word in (url["key"], claim["claimName"], "/campaigns"):
+        assert f"`{word}`" in page
+    # It is one of those that the policies let out to Redis.
+    assert worker.is_ours
+
+
+def test_the_component_of_walls_has_all_that_they_need(tmp_path: Path) -> None:
+    worker = pod(_with_component(tmp_path, "walls"), "leanq-worker")
     assert "--require-walls" in worker.container["args"]
     assert worker.spec["hostUsers"] is False
     context = worker.container["securityContext"]
@@ -281,7 +348,7 @@ def test_probes(objects: tuple[Object, ...]) -> None:
         for probe in probes.values():
             for how in ("httpGet", "tcpSocket"):
                 assert how not in probe or probe[how]["port"] in each.ports
-        # An outage of Redis must not kill anybody: only what a process knows of itself counts.
+        # An outage of Redis must not kill a pod: only what a process knows of itself counts.
         liveness = probes["livenessProbe"]
         own = liveness.get("httpGet", {}).get("path") == "/metrics" and each.name == "leanq-worker"
         assert own or "tcpSocket" in liveness

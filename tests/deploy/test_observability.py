@@ -315,7 +315,7 @@ def test_time_to_clear(tmp_path: Path) -> None:
         # Nothing waits: at work, and at rest.
         (_fleet(0, 10, 300, 300, 600), labels, [0]),
         (_fleet(0, 10, 0, 0, 0), labels, [0]),
-        # Nothing ended in a quarter of an hour: nobody can tell.
+        # Nothing ended in a quarter of an hour: there is no share to tell.
         (_fleet(300, 10, 0, 0, 0), labels, []),
     ]
     _evaluate(tmp_path, query, cases)

@@ -63,6 +63,7 @@ class Engine:
         source: what names an image that is there, for ``--build-context``.
         environ: variables of all of them.
         health: whether the engine looks after health checks by itself.
+        walls: what its own profile leaves to candidates, at least.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Engine:
     compose: tuple[str, ...]
     source: str
     health: bool
+    walls: frozenset[str]
     environ: Mapping[str, str] = field(repr=False)
 
     def do(self, *args: str | Path, timeout_s: float = 120.0, **how: object) -> str:
@@ -253,6 +255,7 @@ tmp_dir = "{place}/tmp"
         (str(compose),),
         "container-image://",
         False,
+        frozenset({"user-ns", "mount-ns", "net-ns", "ipc-ns", "landlock", "seccomp"}),
         environ,
     )
     try:
@@ -297,6 +300,7 @@ def docker(folder: Path) -> Iterator[Engine]:
             ("docker", "compose"),
             "docker-image://",
             True,
+            frozenset({"landlock", "seccomp"}),
             environ,
         )
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -20,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 _INSIDE, _WITHIN = "ENGINES_FOLDER", "ENGINES_WITHIN_S"
+# Courses that overlap would take one another's bridges for their own.
+_LOCK = "/tmp/leanq-engines.lock"
 _CGROUPS = Path("/sys/fs/cgroup")
 _FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 _NO_RULES = """*filter
@@ -118,6 +121,12 @@ def in_namespaces(module: str, course: Callable[[Path], None]) -> int:
         print(f"SKIPPED: {why}", flush=True)
         return 0
     with contextlib.ExitStack() as at_end:
+        lock = at_end.enter_context(Path(_LOCK).open("w"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("SKIPPED: another course is under way on this machine", flush=True)
+            return 0
         if options.folder:
             folder = options.folder.resolve()
             folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from leanq.queue.queue import Queue
 from leanq.queue.results import Status
 from leanq.queue.settings import Settings
 
-NOBODY = FleetStats(0.0, Status({}, {}, (), (), {}, 0), {})
+NO_WORKERS = FleetStats(0.0, Status({}, {}, (), (), {}, 0), {})
 
 
 # The loop
@@ -121,10 +121,10 @@ async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None
     environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
     before = set(children(os.getpid()))
     target = LocalTarget("--driver echo --slots 1", environ)
-    assert await target.look("echo", NOBODY) == Ordered(0)
-    await target.order("echo", 2, NOBODY)
+    assert await target.look("echo", NO_WORKERS) == Ordered(0)
+    await target.order("echo", 2, NO_WORKERS)
     try:
-        ordered = await target.look("echo", NOBODY)
+        ordered = await target.look("echo", NO_WORKERS)
         assert (ordered.order, len(ordered.starting_s)) == (2, 2)
         await eventually(lambda: workers_are(settings, 2))
         ordered = await target.look("echo", await fleet_stats(settings))
@@ -144,7 +144,7 @@ async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None
 async def test_the_idle_one_goes(settings: Settings, queue: Queue, lean: LeanQClient) -> None:
     environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
     target = LocalTarget("--driver echo --slots 1", environ)
-    await target.order("echo", 2, NOBODY)
+    await target.order("echo", 2, NO_WORKERS)
     try:
         await eventually(lambda: workers_are(settings, 2))
         future = lean.echo(b"long", delay_s=60)
@@ -187,7 +187,7 @@ def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Setti
     assert scaler.stdout is not None
     for line in scaler.stdout:
         targets.append(json.loads(line)["target"])
-        # Nothing waits, so it goes down to nobody again.
+        # Nothing waits, so it goes down to no worker again.
         if max(targets) > 0 and targets[-1] == 0:
             break
     until(lambda: terminal.run("status", "--json").lines[0]["scaler"]["echo"]["target"] == 0)
