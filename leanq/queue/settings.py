@@ -109,6 +109,7 @@ _OTHER_VARIABLES = {
         "the queue's Redis: `redis://`, `rediss://` or `unix://`",
         "`leanq up`'s, or an embedded server",
     ),
+    "LEANQ_KEY": ("the key for a gateway, where LEANQ_URL is `https://HOST`", ""),
     "LEANQ_RQ_URL": ("the Redis of RQ, for campaigns", "LEANQ_URL"),
     "LEANQ_LEAN": ("the path of the `lean` program", "a Lake project's, PATH's, or the wheel's"),
     "LEANQ_CACHE": ("the folder for snapshots and compiled files", "the user's cache folder"),
