@@ -42,9 +42,9 @@ from leanq.queue.queue import backoff_s
 from leanq.queue.requests import Failure, Message, Reply, Request, Sorry, Theorem
 from leanq.queue.wire import unpack_request
 
-# Lines of one batch, and batches at a time. Others gather meanwhile.
+# Lines of one batch, and batches at a time, each of which lasts as long as its slowest request.
 _BATCH = 500
-_BATCHES = 32
+_BATCHES = 128
 _CONNECTIONS = 256
 # A gateway lets hear of itself more often, or the connection is broken.
 _SILENCE_S = 60.0
@@ -192,20 +192,22 @@ class GatewayRoute:
         while True:
             await self._work.wait()
             await self._room.acquire()
-            batch = [self._outbox.popleft() for _ in range(min(_BATCH, len(self._outbox)))]
+            gathered = [self._outbox.popleft() for _ in range(min(_BATCH, len(self._outbox)))]
+            # Some may be withdrawn by now.
+            batch = [sent for sent in gathered if self._outstanding.get(sent.name) is sent]
             if not self._outbox:
                 self._work.clear()
-            self._spawn(self._batch(batch))
+            begun = asyncio.Event()
+            self._spawn(self._batch(batch, begun))
+            # Others gather meanwhile, or each would be a batch of its own.
+            await begun.wait()
 
-    async def _batch(self, batch: list[_Sent]) -> None:
+    async def _batch(self, batch: list[_Sent], begun: asyncio.Event) -> None:
         try:
             give_up_s = time.monotonic() + self._unavailable_timeout_s
             for pause_s in backoff_s(self._rng):
-                batch = [sent for sent in batch if self._outstanding.get(sent.name) is sent]
-                if not batch:
-                    return
                 try:
-                    async for _ in self._results(batch):
+                    async for _ in self._results(batch, begun):
                         give_up_s = time.monotonic() + self._unavailable_timeout_s
                 except (httpx2.TransportError, UnavailableError) as error:
                     if time.monotonic() > give_up_s:
@@ -214,17 +216,23 @@ class GatewayRoute:
                 except LeanQError as error:
                     self._end_each(batch, partial(type(error), str(error)))
                     return
+                batch = [sent for sent in batch if self._outstanding.get(sent.name) is sent]
+                if not batch:
+                    return
+                begun.set()
                 await asyncio.sleep(pause_s)
         finally:
+            begun.set()
             self._room.release()
 
-    async def _results(self, batch: list[_Sent]) -> AsyncIterator[None]:
+    async def _results(self, batch: list[_Sent], begun: asyncio.Event) -> AsyncIterator[None]:
         """Sends the requests, and ends each with its result; yields after each."""
         lines = "".join(f"{json.dumps(_line(sent))}\n" for sent in batch)
         headers = {"Content-Type": "application/x-ndjson", "Accept": "text/event-stream"}
         async with self._http.stream("POST", "/v1/batch", content=lines, headers=headers) as answer:
             if not answer.is_success:
                 raise error_of(json.loads(await answer.aread()))
+            begun.set()
             for sent in batch:
                 sent.waiter.acknowledged()
             async for line in answer.aiter_lines():
@@ -232,6 +240,9 @@ class GatewayRoute:
                 if not line.startswith('data: {"index"'):
                     continue
                 found = json.loads(line.removeprefix("data: "))
+                if found["index"] is None:
+                    # The gateway ends; what is left is sent again.
+                    return
                 sent = batch[found["index"]]
                 if result := found.get("result"):
                     self._end(sent, reply_of(result))

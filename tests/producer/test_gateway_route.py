@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -79,16 +80,16 @@ async def test_futures_of_threads_are_withdrawn_like_all_others(
 
 
 async def test_a_gateway_that_ends_costs_no_request(settings: Settings, scripted: Scripted) -> None:
-    async with new_gateway(settings, grace_s=0.1) as first:
-        port = int(first.url.rpartition(":")[2])
-        lean = AsyncLeanQClient(first.url)
-        await lean.__aenter__()
-        asked = asyncio.create_task(lean.check("-- held"))
-        await eventually(lambda: len(scripted.running) == 1)
-    async with lean, new_gateway(settings, port=port):
-        scripted.gate.set()
-        assert (await asked).verdict == "accepted"
-        assert len(scripted.seen) == 1
+    async with contextlib.AsyncExitStack() as stack:
+        async with new_gateway(settings, grace_s=0.1) as first:
+            lean = await stack.enter_async_context(AsyncLeanQClient(first.url))
+            asked = asyncio.create_task(lean.check("-- held"))
+            await eventually(lambda: len(scripted.running) == 1)
+        assert not asked.done()
+        async with new_gateway(settings, port=int(first.url.rpartition(":")[2])):
+            scripted.gate.set()
+            assert (await asked).verdict == "accepted"
+    assert len(scripted.seen) == 1
 
 
 async def test_a_key_is_needed_and_urls_that_would_show_it_are_refused(
