@@ -205,7 +205,7 @@ class GatewayRoute:
     async def _batch(self, batch: list[_Sent], begun: asyncio.Event) -> None:
         try:
             give_up_s = time.monotonic() + self._unavailable_timeout_s
-            for pause_s in backoff_s(self._rng):
+            for pause_s in backoff_s(self._rng) if batch else ():
                 try:
                     async for _ in self._results(batch, begun):
                         give_up_s = time.monotonic() + self._unavailable_timeout_s
