@@ -77,6 +77,6 @@ def test_commands_of_operations_take_a_gateway_for_a_queue(client: Terminal) -> 
     assert done.code == 1
     assert {line["verdict"] for line in done.lines} == {"accepted", "incomplete"}
     [state] = [sorry["state"] for line in done.lines for sorry in line["sorries"]][:1]
-    assert client.run("state", "export", "--url", url, state, "-o", "kept").code == 0
+    assert client.run("state", "export", "--url", url, state, "--output", "kept").code == 0
     looked = client.run("status", "--url", url)
     assert (looked.code, "not a Redis URL" in looked.err) == (2, True)
