@@ -37,7 +37,7 @@ PARTS = {
     "gateway/v1_models.py": "server",
 }
 # These import it only where a command needs it.
-LATE = {"commands/campaign.py": "campaigns"}
+LATE = {"commands/campaign.py": "campaigns", "lean/snapshots/blobs.py": "blobs"}
 
 
 @functools.cache

@@ -29,6 +29,7 @@ from leanq.fleet.stats import (
     environments_of,
     fleet_stats_of,
     info_of,
+    unsized,
 )
 from leanq.queue.queue import every_shard
 from leanq.queue.results import Status, merged
@@ -151,6 +152,7 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
         "reasons": _beginning(counters, "reason:"),
         "weights": dict(status.weights),
         "scaler": {name: asdict(made) for name, made in decisions_of(status).items()},
+        **_in_no_hands(seen),
         "workers": [
             {
                 "worker": row.worker,
@@ -194,6 +196,16 @@ def _environments(seen: FleetStats, rates: _Rates | None) -> dict[str, dict[str,
             "fingerprints": dict(stats.fingerprints),
         }
     return found
+
+
+def _in_no_hands(seen: FleetStats) -> dict[str, dict[str, int]]:
+    """Requests that wait in environments that no scaler sizes, where there are scalers, and in
+    those of the rest that no living worker offers."""
+    found = {name: count for name, count in unsized(seen, ()).items() if count}
+    if decisions_of(seen.status):
+        return {"unsized": found, "unserved": {}}
+    served = {name for name, stats in seen.environments.items() if stats.workers}
+    return {"unsized": {}, "unserved": {n: found[n] for n in found if n not in served}}
 
 
 def _beginning(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
@@ -280,6 +292,13 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
             f"scaler      {name}: {made['target']} workers wanted, {made['order']} before "
             f"({made['reason']}, {age} ago, {made['who']}): {made['text']}"
         )
+    for title, text in (
+        ("unsized", "which no scaler sizes"),
+        ("unserved", "which no living worker offers"),
+    ):
+        if found := record[title]:
+            count = plural(sum(found.values()), "request")
+            yield f"{title:11} {count} of {', '.join(sorted(found))}, {text}"
 
 
 def _cpu_lines(record: dict[str, Any]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -73,6 +73,11 @@ class EnvironmentStats:
     cpu_s: float = 0.0
     tenants_cpu_s: dict[str, float] = field(default_factory=dict)
     fingerprints: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def due(self) -> int:
+        """How many requests wait for a worker: those that are held back do not."""
+        return self.waiting - self.held + self.quarantined
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,17 @@ def decisions_of(status: Status) -> dict[str, DecisionRecord]:
             if decision.at > time.time() - TOLD_S:
                 told[name] = decision
     return told
+
+
+def unsized(seen: FleetStats, sized: Collection[str]) -> dict[str, int]:
+    """How many requests wait in each environment that is in nobody's hands: that is not in
+    ``sized``, nor in a decision that another scaler has told the queue."""
+    told = decisions_of(seen.status)
+    return {
+        name: stats.due
+        for name, stats in seen.environments.items()
+        if name not in sized and name not in told
+    }
 
 
 async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:

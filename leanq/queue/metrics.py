@@ -93,6 +93,11 @@ SCALER = (
     _gauge("leanq_scaler_input", "What the decision was made from.", "environment", "input"),
     _gauge("leanq_scaler_term", "The terms of the decision.", "environment", "term"),
     _gauge("leanq_scaler_target_workers", "Workers wanted.", "environment"),
+    _gauge(
+        "leanq_scaler_unsized_requests",
+        "Requests that wait in an environment that no scaler sizes.",
+        "environment",
+    ),
     _counter("leanq_scaler_decisions_total", "Decisions by reason.", "environment", "reason"),
     _counter("leanq_scaler_errors_total", "Calls to the target that failed.", "environment"),
 )

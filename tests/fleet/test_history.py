@@ -1,4 +1,4 @@
-"""History by the minute: noted by whoever comes, kept for a day, and outliving the workers."""
+"""History by the minute: kept for a day, and outliving the workers that note it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_minute_is_noted_once_and_a_day_is_kept(shard: Shard) -> None:
     shard.advance(MINUTE_MS)
     await shard.queue.renew("w")
     assert shard.server.zcard(key) == 1500
-    # What somebody else has put there is passed over.
+    # What another program has put there is passed over.
     assert all("minute" in note for note in await shard.queue.minutes(first))
 
 
@@ -48,7 +48,7 @@ def test_differences_count_for_the_period_of_the_first() -> None:
     notes = [
         note(100, s__a=10, f__a__accepted=4, r_ms__a=1000, waiting__a=6, workers=2),
         note(101, s__a=15, f__a__accepted=9, r_ms__a=6000, waiting__a=1, workers=3),
-        # Nobody was there for a while.
+        # No worker was there for a while.
         note(130, s__a=15, f__a__accepted=10, f__a__rejected=2, r_ms__a=7000, w_ms__a=500),
         note(131, s__a=16, s__b=3),
     ]

@@ -1,4 +1,4 @@
-"""Metrics: named well, counted rightly, and shown to whoever scrapes."""
+"""Metrics: named well, counted rightly, and shown to every scraper."""
 
 from __future__ import annotations
 

@@ -323,7 +323,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(anyone_busy)
     @rule()
     def reap_all(self) -> None:
-        """Nobody gives a sign of life until all leases have lapsed and been reaped."""
+        """No heartbeat is sent until all leases have lapsed and been reaped."""
         self.advance(LEASE_MS)
         self.reap()
         self.advance(LEASE_MS // 2)
@@ -369,7 +369,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.server.delete(*self.server.keys(f"{self.tag}:*"))
 
     def drain(self) -> None:
-        """From any state, whoever is left brings every request to its end."""
+        """From any state, the workers that are left bring every request to its end."""
         for kind, name in sorted(self.model.paused):
             assert self.call(self.queue.set_paused(kind, name, paused=False))
             self.model.pause(kind, name, False)

@@ -273,7 +273,7 @@ class Model:
         return self.now >= self.expiry_grace
 
     def reap(self) -> Counter[str] | None:
-        """What became of the requests of whoever is overdue the longest, by name."""
+        """What became of the requests of the worker that is overdue the longest, by name."""
         if not self.judges():
             return None
         worker = min((end, worker) for worker, end in self.leases.items())[1]

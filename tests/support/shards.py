@@ -344,7 +344,7 @@ class Shard:
         self, worker: str, *affinity: str, available: int = 1, environment: str = "a"
     ) -> None:
         """Makes the worker warm, and leaves it idle with so many slots."""
-        # Behind another, so that it is reserved to nobody who is warm already.
+        # Behind another, so that it is reserved to no worker that is warm already.
         request_ids = [f"{name} {worker}" for name in ("first", *affinity)]
         await self.submit(request_ids[0], environment=environment)
         for request_id, name in zip(request_ids[1:], affinity, strict=True):
@@ -372,7 +372,7 @@ class Shard:
         return reply.verdict, reply.attempts, reply.queued_s
 
     async def lapse(self) -> None:
-        """Lets all leases lapse while somebody looks all the time."""
+        """Lets all leases lapse while a worker looks all the time."""
         for _ in range(3):
             self.advance(int(self.queue.settings.lease_s * 500))
             await self.queue.renew("watcher")
