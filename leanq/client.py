@@ -89,8 +89,8 @@ class _Client:
         """Called once the arguments are known to be good."""
 
     def __repr__(self) -> str:
-        urls = ", ".join(map(without_password, (each.url for each in self.clusters)))
-        return f"<{type(self).__name__} of {urls}>"
+        urls = [self._gateway.url] if self._gateway else [each.url for each in self.clusters]
+        return f"<{type(self).__name__} of {', '.join(map(without_password, urls))}>"
 
     @property
     def clusters(self) -> Sequence[Settings]:
