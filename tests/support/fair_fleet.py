@@ -7,7 +7,8 @@ import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from leanq.queue.results import Job
 from support.shards import Shard, settlement
