@@ -146,6 +146,18 @@ class Zygote:
 
     async def fork(self, channel: socket.socket) -> Supervisor:
         """A supervisor whose programs begin behind the header, for :meth:`Sandbox.open`."""
+        asked = asyncio.create_task(self._fork(channel))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            # An answer that is not waited for would be taken for that to the next question.
+            with contextlib.suppress(SandboxError):
+                supervisor = await asked
+                supervisor.kill()
+                await supervisor.end()
+            raise
+
+    async def _fork(self, channel: socket.socket) -> Supervisor:
         async with self._one_at_a_time:
             try:
                 socket.send_fds(self._channel, [b'{"fork": true}'], [channel.fileno()])

@@ -146,10 +146,12 @@ class Sandbox:
                 "namespaces": namespaces,
             }
             channel, supervisor = await _started(hello, start or _supervise)
-        except (OSError, SandboxError) as error:
+        except BaseException as error:
             for folder in folders:
                 folder.rmdir()
-            raise SandboxError(f"no scratch folder or no supervisor: {error}") from error
+            if isinstance(error, OSError | SandboxError):
+                raise SandboxError(f"no scratch folder or no supervisor: {error}") from error
+            raise
         sandbox = cls(folders[0], folders[1] if inbox_root else None, channel, supervisor)
         try:
             async with asyncio.timeout(_SUPERVISOR_TIMEOUT_S):
