@@ -395,8 +395,9 @@ class ForkServer:
                 if not (different := seen.difference(plain)):
                     return
                 again = await self._outcome(sandbox, key, Trial(code), limits)
-                # A text that asks for the time or the weather says something else each time.
-                if not plain.difference(again):
+                # A text that asks for the time or the weather says something else each time. And
+                # what the import takes is within the limits of a Lean that starts anew alone.
+                if not plain.difference(again) and plain.stopped is None:
                     await asyncio.to_thread(memory_of(self._environment, *key).forget)
                     self._give_up(_says_otherwise(key, different))
         except (SandboxError, OSError) as error:
