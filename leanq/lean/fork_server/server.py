@@ -296,15 +296,22 @@ class ForkServer:
         found.idle.append(sandbox)
         self.prepare(key, sandbox)
 
-    async def preload(self, header: str, command: Sequence[str]) -> None:
-        """Preloads a header for Lean with these arguments, and proves it, whatever is remembered.
+    async def preload(self, header: str, command: Sequence[str], *, anew: bool = False) -> None:
+        """Preloads a header for Lean with these arguments; ``anew``: and proves it, whatever is
+        remembered.
 
         Raises:
             SandboxError: that is not possible here.
         """
         key = (header, tuple(command))
         found = self._preloaded[key] = _Preloaded()
-        await self._preload(key, found, None)
+        memory = memory_of(self._environment, *key)
+        remembered = not anew and await asyncio.to_thread(memory.is_kept)
+        try:
+            await self._preload(key, found, memory if remembered else None)
+        except BaseException:
+            self._preloaded.pop(key, None)
+            raise
 
     def is_due(self) -> bool:
         """Whether the next text is one of those that are run both ways."""
@@ -483,7 +490,7 @@ async def fault_of_forks(environment: Environment, header: str) -> str:
     forks = ForkServer(environment, ForkRules())
     command = [*environment.toolchain.command, "-o", "Proof.olean", "--json", "--stdin"]
     try:
-        await forks.preload(header, command)
+        await forks.preload(header, command, anew=True)
     except (SandboxError, OSError) as error:
         return str(error)
     else:
