@@ -1,5 +1,5 @@
-# The image of workers, exporter and scaler. deploy/README.md goes through it step by step and says
-# what each should print; it has not been built where it was written.
+# The image of workers, exporter and scaler, for linux/amd64. deploy/README.md goes through it step by
+# step and says what each should print. `make image-test` builds it, with stand-ins for what it fetches.
 #
 #   docker build -t leanq:0.1.0 .
 #   docker build -t leanq-mathlib:0.1.0 \
@@ -46,20 +46,12 @@ RUN lake build repl && install -D .lake/build/bin/repl /opt/repl/repl
 FROM lean AS project
 ARG PROJECT_GIT=""
 ARG PROJECT_REV=""
+ARG PROJECT_CACHE=""
+ARG PROJECT_MODULES=""
 WORKDIR /src/project
+COPY deploy/lake-project /usr/local/bin/
 RUN mkdir /srv/lean \
- && if [ -n "${PROJECT_GIT}" ]; then \
-      git init -q . && git fetch -q --depth 1 "${PROJECT_GIT}" "${PROJECT_REV}" \
-   && git checkout -q FETCH_HEAD && git rev-parse HEAD \
-      # Mathlib's cache of compiled modules; a project without it is compiled.
-   && { lake exe cache get || echo "no cache to get: everything is compiled"; } \
-   && lake build \
-   && for built in .lake/packages/*/.lake/build/lib/lean .lake/build/lib/lean; do \
-        if [ -d "$built" ]; then cp -R "$built/." /srv/lean/; fi; \
-      done \
-   && find /srv/lean -type f ! -name '*.olean' ! -name '*.olean.private' \
-        ! -name '*.olean.server' ! -name '*.ir' -delete; \
-    fi
+ && if [ -n "${PROJECT_GIT}" ]; then lake-project "${PROJECT_GIT}" "${PROJECT_REV}" /srv/lean; fi
 
 # 4. The toolchain without its compiler of C, linker, headers and static libraries: nothing at run
 # time needs them, and candidates shall not have them.
@@ -74,7 +66,7 @@ FROM python:3.12.11-slim-bookworm AS leanq
 WORKDIR /src/leanq
 COPY pyproject.toml README.md LICENSE ./
 COPY leanq ./leanq
-RUN python -m venv /opt/leanq && /opt/leanq/bin/pip install --no-cache-dir '.[k8s,campaigns]'
+RUN python -m venv /opt/leanq && /opt/leanq/bin/pip install --no-cache-dir '.[k8s,campaigns,blobs]'
 
 # 6. What runs.
 FROM python:3.12.11-slim-bookworm
@@ -83,12 +75,16 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends tini \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin leanq \
+ # No program here is to raise its caller's rights.
+ && find / -xdev -type f -perm /6000 -exec chmod a-s {} + \
  # A volume that is mounted here takes over the owner.
  && install -d -o leanq -g leanq /var/cache/leanq
 COPY --from=toolchain /opt/lean /opt/lean
 COPY --from=repl /opt/repl /opt/repl
 COPY --from=project /srv/lean /srv/lean
 COPY --from=leanq /opt/leanq /opt/leanq
+# Or each new pod would read all modules before it serves; from their last place, where times are as noted.
+RUN /opt/leanq/bin/python -m leanq.lean.baked_hashes /srv/lean
 ENV PATH=/opt/leanq/bin:/opt/lean/bin:$PATH \
     LEANQ_LEAN=/opt/lean/bin/lean \
     LEANQ_CACHE=/var/cache/leanq \

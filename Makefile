@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-walls soak-campaign soak-judge soak-fork sim sim-quick dist clean help
+.PHONY: demo test test-all image-test docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-walls soak-campaign soak-judge soak-fork sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -17,8 +17,9 @@ demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 test: $(VENV)/dev     ## the tests but the slow ones; two minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --hypothesis-profile=quick
 
-test-all: $(VENV)/dev ## all tests; ten minutes
+test-all: $(VENV)/dev ## all tests, then those of the lean driver in forks; a quarter of an hour
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal --forks tests/lean/test_*.py tests/lean/steps
 
 lint: $(VENV)/dev     ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -53,6 +54,9 @@ bench-states: $(VENV)/dev   ## steps with snapshots and without, and routed to a
 
 bench-scale: $(VENV)/dev    ## growth, memory, idle fleets and scale on paper; five minutes at most
 	$(BIN)/python bench/scale.py
+
+image-test: $(VENV)/dev ## the image and compose.yaml on podman and Docker, as root on Debian; ten minutes
+	PYTHONPATH=.:tests $(BIN)/python -m engines.image $(IMAGE_TEST_OPTIONS)
 
 soak: $(VENV)/dev     ## ten minutes of kills, cuts, restarts and failovers, and what was lost
 	PYTHONPATH=.:tests $(BIN)/python -m soak.soak

@@ -30,7 +30,7 @@ from leanq.errors import LeanQError
 _MODULES = {"resume": "pause"}
 _COMMANDS = (
     *("campaign", "dead", "doctor", "metrics", "pause", "reap", "resume", "scale", "state"),
-    *("serve", "status", "step", "submit", "up", "verify", "worker"),
+    *("serve", "status", "step", "submit", "tenant", "up", "verify", "worker"),
 )
 
 

@@ -1,7 +1,8 @@
 """The worker: a fleet's unit. It has slots, drivers, and a consumer for each shard of the queue.
 
-Its life: open the drivers, join the fleet, work, drain, leave. The program that runs it turns
-SIGTERM into :meth:`Worker.stop`.
+Its life: open the drivers, join the fleet, work, drain, leave. A server that cannot be reached is
+waited for, at the start as later, since servers and workers may start together. The program that
+runs a worker turns SIGTERM into :meth:`Worker.stop`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from leanq.consumer.consumer import Consumer, Timings
 from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import ToolchainError, UnavailableError, WorkerError
 from leanq.lean.driver import Driver
+from leanq.lean.snapshots.blobs import open_blobs
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 from leanq.queue.shape import announce_shape
@@ -29,6 +31,8 @@ log = logging.getLogger("leanq.worker")
 
 # Of the grace, what is kept for giving work back.
 _RELEASE_S = 1.5
+# Between two attempts to join a fleet whose server is not there: doubled each time, up to the most.
+_REJOIN_LEAST_S, _REJOIN_MOST_S = 0.5, 15.0
 # How often Lean is tried on a machine where it has ceased to work, before its worker ends.
 _TRIALS = 4
 
@@ -53,7 +57,6 @@ class Worker:
 
     Raises (from :meth:`run`):
         UsageError: living workers serve the queue with another number of shards, or lease.
-        UnavailableError: the server cannot be reached at the start.
         WorkerError: a driver cannot serve here, at the start, or several times in a row. Where
             Lean ceases to work, the worker claims nothing while it tries Lean after growing
             pauses, and ends after some thirty seconds.
@@ -92,13 +95,14 @@ class Worker:
             Consumer(self.id, queue, self.drivers, self.slot_pool, info, timings)
             for queue in queues
         ]
-        self._states = RedisStates(queues)
+        self._states = RedisStates(queues, open_blobs(settings))
         self._collect_every_s = settings.lease_s
         # When to give up what still runs, and the timeout that does so.
         self._stop_at_s: float | None = None
         self._limit: asyncio.Timeout | None = None
         self._pause_s = timings.pause_after_failure_s
         self._quarantined = asyncio.Event()
+        self._stopped = asyncio.Event()
 
     @property
     def slots(self) -> int:
@@ -123,8 +127,8 @@ class Worker:
             for driver in self.drivers.values():
                 at_end.push_async_callback(driver.close)
                 await driver.open(self._states)
-            await announce_shape(self._queue)
-            await asyncio.gather(*(consumer.join() for consumer in self.consumers))
+            if not await self._join():
+                return
             at_end.push_async_callback(self._leave)
             self.joined.set()
             names = ", ".join(self.drivers)
@@ -141,6 +145,25 @@ class Worker:
         if self.slot_pool.breaker.fault:
             raise self.slot_pool.breaker.fault
 
+    async def _join(self) -> bool:
+        """Enters the fleet once its server can be reached; False where it was stopped first."""
+        pause_s = _REJOIN_LEAST_S
+        while True:
+            try:
+                await announce_shape(self._queue)
+                await asyncio.gather(*(consumer.join() for consumer in self.consumers))
+            except UnavailableError as error:
+                wait_s = pause_s * random.uniform(0.5, 1.0)
+                pause_s = min(2 * pause_s, _REJOIN_MOST_S)
+                log.warning("not ready: %s; trying again in %.1f s", error, wait_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._stopped.wait()
+                if self._stopped.is_set():
+                    return False
+            else:
+                return True
+
     def stop(self, grace_s: float | None = None) -> None:
         """Drains: claims nothing more, lets requests finish within the grace (seconds), and
         gives back the rest. A second call may shorten the grace."""
@@ -151,6 +174,7 @@ class Worker:
             if self._limit:
                 self._limit.reschedule(stop_at_s)
         self.slot_pool.draining = True
+        self._stopped.set()
         self._wake_consumers()
 
     async def _consume(self) -> None:

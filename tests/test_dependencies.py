@@ -27,12 +27,17 @@ PARTS = {
     "fleet/scaler/kubernetes.py": "k8s",
     "gateway/access.py": "server",
     "gateway/app.py": "server",
+    "gateway/batches.py": "server",
     "gateway/connections.py": "server",
     "gateway/kimina.py": "server",
+    "gateway/operations.py": "server",
+    "gateway/problems.py": "server",
     "gateway/server.py": "server",
+    "gateway/v1.py": "server",
+    "gateway/v1_models.py": "server",
 }
 # These import it only where a command needs it.
-LATE = {"commands/campaign.py": "campaigns"}
+LATE = {"commands/campaign.py": "campaigns", "lean/snapshots/blobs.py": "blobs"}
 
 
 @functools.cache

@@ -255,7 +255,9 @@ async def test_who_lost_its_place_makes_nothing_visible(store: Store) -> None:
     room = {"key": "k", "bytes": 100, "budget": 1 << 20, "max_snapshots": 10}
 
     async def make_room(chunk: str) -> Any:
-        return await queue.run("snapshot_room", **room, coming_ms=600_000, chunks=[chunk])
+        return await queue.run(
+            "snapshot_room", **room, coming_ms=600_000, away=False, chunks=[chunk]
+        )
 
     async def keep(chunk: str) -> Any:
         return await queue.run("snapshot_keep", key="k", manifest=b"m", ttl_ms=1000, chunks=[chunk])
@@ -307,7 +309,7 @@ async def test_many_workers_bring_the_same_snapshot(store: Store, small: Setting
         kept = await asyncio.gather(*(each.keep_snapshot("k", data) for each, data in pairs))
     assert any(kept)
     assert await store.states.find_snapshot("k") in sent
-    # Nobody has left anything behind that no account knows.
+    # Nothing was left behind that no account knows.
     assert len(store.keys("chunk")) == 2
 
 

@@ -179,7 +179,7 @@ class Machine(RuleBasedStateMachine):
         return key in self.manifests and set(self.rows[key].packed.chunks) <= self.chunks
 
     def gone(self) -> list[str]:
-        """What the server has evicted, and nobody may be bringing."""
+        """What the server has evicted, and no client may be bringing."""
         late = self.store.now_ms - COMING_MS
         return [k for k, row in self.rows.items() if k not in self.manifests and row.used <= late]
 

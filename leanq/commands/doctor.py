@@ -14,13 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from leanq import __version__
 from leanq.commands import options
 from leanq.commands.worker import environments, named_environments
-from leanq.errors import LeanQError, ReplError
+from leanq.errors import LeanQError, ReplError, UnavailableError
 from leanq.fleet.stats import degraded_of, info_of
 from leanq.lean.audit.judges import Judges
 from leanq.lean.environment import Environment, open_environment
@@ -135,9 +136,10 @@ async def _ask_server(settings: Settings) -> tuple[str, list[str]]:
     """What there is to say of a server, and of workers that are slower than they should be."""
     queue = Queue(settings)
     try:
-        info = await queue.ping()
+        info = await _info(queue)
         await check_shape(queue)
-        workers = (await queue.status()).workers
+        may_look = "maxmemory_policy" in info
+        workers = (await queue.status()).workers if may_look else ()
     finally:
         await queue.close()
     slow = [
@@ -146,11 +148,34 @@ async def _ask_server(settings: Settings) -> tuple[str, list[str]]:
         for name, why in degraded_of(info_of(row.info)).items()
     ]
     version = info.get("valkey_version") or info.get("redis_version", "?")
-    policy = str(info.get("maxmemory_policy", "?"))
+    if not may_look:
+        text = "this user may not ask for its eviction policy and its workers, an observer may"
+        return f"version {version}; {text}", []
+    policy = str(info["maxmemory_policy"])
     text = f"version {version}, maxmemory-policy {policy}"
     if policy.startswith("allkeys"):
         text += " evicts requests in flight: set noeviction, or a volatile policy"
     return text, slow
+
+
+async def _info(queue: Queue) -> Mapping[str, Any]:
+    """What the server says of itself: little to the user of a client or a worker."""
+    try:
+        return await queue.ping()
+    except UnavailableError as refused:
+        try:
+            hello = await queue.call(_hello)
+        except UnavailableError:
+            raise refused from None
+    return {"redis_version": hello.get(b"version", b"?").decode()}
+
+
+async def _hello(client: Any) -> dict[bytes, Any]:
+    """What each user may ask."""
+    answer = await client.execute_command("HELLO")
+    if isinstance(answer, dict):
+        return answer
+    return dict(zip(answer[::2], answer[1::2], strict=True))
 
 
 async def _sandbox() -> Finding:

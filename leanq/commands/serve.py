@@ -9,11 +9,11 @@ from pathlib import Path
 
 import click
 
-from leanq.client import AsyncLeanQClient
 from leanq.commands import options
 from leanq.commands.common import queue_url
 from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
+from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import KeyFile
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 from leanq.queue.settings import check_name
@@ -78,7 +78,7 @@ def serve(
     env: str,
     grace_s: float,
 ) -> None:
-    """Serve HTTP to clients of Kimina Lean Server, until SIGTERM.
+    """Serve HTTP until SIGTERM: leanq's own interface, and that of Kimina Lean Server.
 
     With --json it logs JSON lines.
     """
@@ -100,7 +100,7 @@ def serve(
     log_to_stderr(as_json)
 
     async def run() -> None:
-        async with AsyncLeanQClient(queue_url(url)) as lean:
+        async with GatewayClient(queue_url(url), when_full="raise") as lean:
             with server.listen(host, port) as listener:
                 app = make_app(lean, access, [host, *hostnames])
                 gateway = server.GatewayServer(app, listener, grace_s=grace_s)

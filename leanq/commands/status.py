@@ -29,6 +29,7 @@ from leanq.fleet.stats import (
     environments_of,
     fleet_stats_of,
     info_of,
+    unsized,
 )
 from leanq.queue.queue import every_shard
 from leanq.queue.results import Status, merged
@@ -40,6 +41,7 @@ _EVERY_S = 1.0
 _LOOKS = 11
 # Of the workers in plain output of --watch, which no screen bounds.
 _MOST_WORKERS = 10
+_MOST_TENANTS = 5
 _SHOWN_OF_WORKERS: Mapping[str, type] = {
     "slots": int,
     "started": float,
@@ -95,17 +97,26 @@ def _since(settings: Settings, as_json: bool, since_s: float) -> None:
         return
     rows = []
     verdicts: Counter[str] = Counter()
+    tenants: Counter[str] = Counter()
     for period in periods:
         verdicts.update(period.finished)
         ended = sum(period.finished.values())
         start = time.strftime("%m-%d %H:%M", time.localtime(period.start_s))
         means = (duration(total / max(1, ended)) for total in (period.waited_s, period.ran_s))
+        tenants.update(period.tenants_cpu_s)
         counts = (f"{n:,}" for n in (period.submitted, ended, period.finished.get("accepted", 0)))
         most = (f"{n:,}" for n in (period.waiting, period.workers))
-        rows.append((start, *counts, *means, *most))
-    titles = ("FROM", "SUBMITTED", "FINISHED", "ACCEPTED", "WAIT", "RUN", "WAITING", "WORKERS")
+        rows.append((start, *counts, *means, duration(period.cpu_s), *most))
+    titles = (
+        *("FROM", "SUBMITTED", "FINISHED", "ACCEPTED", "WAIT", "RUN", "CPU", "QUEUED"),
+        "WORKERS",
+    )
     click.echo("\n".join(columns(titles, rows)))
-    click.echo("WAIT and RUN are means; WAITING and WORKERS the most at one time.")
+    click.echo("WAIT and RUN are means, CPU is all; QUEUED and WORKERS the most at one time.")
+    if tenants:
+        used = tenants.most_common(_MOST_TENANTS)
+        text = ", ".join(f"{tenant or 'others'} {duration(used_s)}" for tenant, used_s in used)
+        click.echo(f"CPU time by tenant, the most first: {text}.")
     click.echo(f"Finished in all: {counted(verdicts)}." if verdicts else "Nothing has finished.")
 
 
@@ -139,7 +150,9 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
         "prefixes": _beginning(counters, "way:"),
         "verdicts": _beginning(counters, "verdict:"),
         "reasons": _beginning(counters, "reason:"),
+        "weights": dict(status.weights),
         "scaler": {name: asdict(made) for name, made in decisions_of(status).items()},
+        **_in_no_hands(seen),
         "workers": [
             {
                 "worker": row.worker,
@@ -172,6 +185,10 @@ def _environments(seen: FleetStats, rates: _Rates | None) -> dict[str, dict[str,
             "oldest_s": round(stats.oldest_s, 1),
             "submitted_per_s": came,
             "finished_per_s": ended,
+            "cpu_s": round(stats.cpu_s, 1),
+            "tenants_cpu_s": {
+                tenant: round(used_s, 1) for tenant, used_s in stats.tenants_cpu_s.items()
+            },
             "running": stats.running,
             "slots_busy": stats.busy,
             "slots_idle": stats.slots - stats.busy,
@@ -179,6 +196,16 @@ def _environments(seen: FleetStats, rates: _Rates | None) -> dict[str, dict[str,
             "fingerprints": dict(stats.fingerprints),
         }
     return found
+
+
+def _in_no_hands(seen: FleetStats) -> dict[str, dict[str, int]]:
+    """Requests that wait in environments that no scaler sizes, where there are scalers, and in
+    those of the rest that no living worker offers."""
+    found = {name: count for name, count in unsized(seen, ()).items() if count}
+    if decisions_of(seen.status):
+        return {"unsized": found, "unserved": {}}
+    served = {name for name, stats in seen.environments.items() if stats.workers}
+    return {"unsized": {}, "unserved": {n: found[n] for n in found if n not in served}}
 
 
 def _beginning(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
@@ -217,6 +244,7 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
     yield f"finished    {finished:,}{f': {verdicts}' if verdicts else ''}"
     if record["reasons"]:
         yield f"reasons     {counted(record['reasons'])}"
+    yield from _cpu_lines(record)
     for name, since_s in sorted(record["paused"].items()):
         what, option = ("environment", "env") if name.startswith("e:") else ("tenant", "tenant")
         age = duration(time.time() - since_s)
@@ -264,6 +292,27 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
             f"scaler      {name}: {made['target']} workers wanted, {made['order']} before "
             f"({made['reason']}, {age} ago, {made['who']}): {made['text']}"
         )
+    for title, text in (
+        ("unsized", "which no scaler sizes"),
+        ("unserved", "which no living worker offers"),
+    ):
+        if found := record[title]:
+            count = plural(sum(found.values()), "request")
+            yield f"{title:11} {count} of {', '.join(sorted(found))}, {text}"
+
+
+def _cpu_lines(record: dict[str, Any]) -> Iterator[str]:
+    """What CPU time was used for, the most of it first."""
+    for name, each in record["environments"].items():
+        used = sorted(each["tenants_cpu_s"].items(), key=lambda item: (-item[1], item[0]))
+        if used:
+            tenants = [f"{tenant or 'others'} {duration(used_s)}" for tenant, used_s in used]
+            more = f" and {len(used) - _MOST_TENANTS} more" if len(used) > _MOST_TENANTS else ""
+            text = ", ".join(tenants[:_MOST_TENANTS])
+            yield f"CPU time    {name}: {duration(each['cpu_s'])}, by tenant {text}{more}"
+    if record["weights"]:
+        weights = ", ".join(f"{name} {w:g}" for name, w in sorted(record["weights"].items()))
+        yield f"weights     of CPU time: {weights}; other tenants 1"
 
 
 # How Lean came by the context of a goal: the part of its text that comes before it.

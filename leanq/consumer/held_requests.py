@@ -259,4 +259,5 @@ class HeldRequests:
             way,
             times,
             reply.reason or "",
+            round(reply.cpu_s * 1000),
         )

@@ -32,6 +32,8 @@ class Period:
 
     Attributes:
         waited_s, ran_s: of all requests that ended by their worker's word, together.
+        cpu_s, tenants_cpu_s: CPU seconds of results, in all and by tenant (``""``: those that are
+            not counted by name).
         waiting, workers: the most that a note saw.
     """
 
@@ -43,6 +45,8 @@ class Period:
     ran_s: float = 0.0
     waiting: int = 0
     workers: int = 0
+    cpu_s: float = 0.0
+    tenants_cpu_s: dict[str, float] = field(default_factory=dict)
 
 
 async def history(settings: Settings, since_s: float) -> list[Period]:
@@ -105,3 +109,8 @@ def _add(period: Period, before: Mapping[str, int], after: Mapping[str, int]) ->
             period.waited_s += new / 1000
         elif what == "ran_ms":
             period.ran_s += new / 1000
+        elif what == "cpu_ms":
+            period.cpu_s += new / 1000
+        elif read and what == "tenant_cpu_ms" and new:
+            used_s = period.tenants_cpu_s.get(read.part, 0.0) + new / 1000
+            period.tenants_cpu_s[read.part] = used_s

@@ -53,12 +53,17 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
         for reason, count in environment.reasons.items():
             yield "leanq_requests_reason_total", (name, reason), count
         yield "leanq_slot_busy_seconds_total", (name,), environment.ran.sum_s
+        yield "leanq_cpu_seconds_total", (name,), environment.cpu_s
+        for tenant, used_s in environment.tenants_cpu_s.items():
+            yield "leanq_tenant_cpu_seconds_total", (name, tenant), used_s
         yield "leanq_request_wait_seconds", (name,), environment.waited
         yield "leanq_request_run_seconds", (name,), environment.ran
         yield "leanq_request_total_seconds", (name,), environment.took
     alive = sum(row.lease_s > 0 for row in seen.status.workers)
     yield "leanq_workers", ("alive",), alive
     yield "leanq_workers", ("lapsed",), len(seen.status.workers) - alive
+    for tenant, weight in seen.status.weights.items():
+        yield "leanq_tenant_weight", (tenant,), weight
     yield "leanq_dead_letters", (), seen.status.dead
     for name, counter in (
         ("leanq_requests_reaped_total", "reaped"),

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -49,6 +49,9 @@ class EnvironmentStats:
         waited, ran, took: from submit to the last claim, from there to the end, and together.
         slots: of living workers; ``busy`` of them run something.
         workers: how many live.
+        cpu_s: CPU seconds that Lean and the judge took for results.
+        tenants_cpu_s: the same by tenant; those beyond the hundred that are counted by name are
+            together under ``""``.
         fingerprints: how many of them offer the environment with each; more than one means that
             the same request can get two answers.
     """
@@ -67,7 +70,14 @@ class EnvironmentStats:
     slots: float = 0.0
     busy: float = 0.0
     workers: float = 0.0
+    cpu_s: float = 0.0
+    tenants_cpu_s: dict[str, float] = field(default_factory=dict)
     fingerprints: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def due(self) -> int:
+        """How many requests wait for a worker: those that are held back do not."""
+        return self.waiting - self.held + self.quarantined
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +177,17 @@ def decisions_of(status: Status) -> dict[str, DecisionRecord]:
     return told
 
 
+def unsized(seen: FleetStats, sized: Collection[str]) -> dict[str, int]:
+    """How many requests wait in each environment that is in nobody's hands: that is not in
+    ``sized``, nor in a decision that another scaler has told the queue."""
+    told = decisions_of(seen.status)
+    return {
+        name: stats.due
+        for name, stats in seen.environments.items()
+        if name not in sized and name not in told
+    }
+
+
 async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
     # One that fails at once leaves none behind that would hold up the next look.
     answers = await asyncio.gather(*calls, return_exceptions=True)
@@ -207,8 +228,9 @@ class Total(NamedTuple):
     Attributes:
         what: ``submitted``, ``finished``, ``reason``, ``waiting``; ``waited_ms``, ``ran_ms``,
             ``took_ms`` for a sum of times, ``waited``, ``ran``, ``took`` for a bucket of their
-            histogram.
-        part: the verdict of ``finished``, the word of ``reason``, the number of a bucket.
+            histogram, ``cpu_ms`` for CPU time, and ``tenant_cpu_ms`` for a tenant's.
+        part: the verdict of ``finished``, the word of ``reason``, the number of a bucket, the
+            tenant.
     """
 
     what: str
@@ -221,6 +243,8 @@ _WHAT = {
     "f": "finished",
     "c": "reason",
     "waiting": "waiting",
+    "u": "tenant_cpu_ms",
+    "u_ms": "cpu_ms",
     **{f"{kind}_ms": f"{what}_ms" for kind, what in (("w", "waited"), ("r", "ran"), ("t", "took"))},
     "w": "waited",
     "r": "ran",
@@ -249,6 +273,10 @@ def _add_total(environments: Mapping[str, EnvironmentStats], name: str, count: i
         stats.finished[total.part] = count
     elif what == "reason":
         stats.reasons[total.part] = count
+    elif what == "cpu_ms":
+        stats.cpu_s = count / 1000
+    elif what == "tenant_cpu_ms":
+        stats.tenants_cpu_s[total.part] = count / 1000
     elif what.removesuffix("_ms") in times and what.endswith("_ms"):
         times[what.removesuffix("_ms")].sum_s = count / 1000
     elif what in times and total.part.isdecimal() and int(total.part) < len(times[what].counts):

@@ -3,10 +3,17 @@
 One process is a client of the queue, and serves any number of its own::
 
     keys.py             who may call: the file of keys
-    access.py           the key of one HTTP request, and where browsers are refused
+    access.py           the key of one HTTP request, its limits, and where browsers are refused
+    client.py           requests that bear their tenant, and may be fetched later
     connections.py      work that ends when its HTTP client goes away, or the gateway ends
     kimina.py           the interface of Kimina Lean Server, both generations
     kimina_results.py   what a reply becomes in that interface
+    v1.py               leanq's own interface
+    v1_models.py        its bodies and results
+    operations.py       its bodies as requests to the queue
+    batches.py          many of them over one connection, as a stream
+    problems.py         its errors
+    status.py           what a key may know of the fleet
     app.py              all of it as one ASGI application
-    server.py           that application on a port, until SIGTERM
+    server.py           that application on a port, until it is told to end
 """

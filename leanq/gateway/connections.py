@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 
 _T = TypeVar("_T")
 
@@ -16,24 +16,29 @@ class ClientGoneError(Exception):
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """What ``work`` returns, which is cancelled once the client has gone.
+    """What ``work`` returns, which is cancelled once the client has gone, or the gateway ends.
 
     Call it when the request's body has been read.
 
     Raises:
         ClientGoneError: the client has gone.
+        HTTPException: 503, the gateway ends.
     """
+    ending: asyncio.Event = request.app.state.ending
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_until_gone(request))
+    gone, over = asyncio.ensure_future(_until_gone(request)), asyncio.ensure_future(ending.wait())
+    tasks = (working, gone, over)
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        if gone.done():
             raise ClientGoneError
-        return working.result()
+        raise HTTPException(503, "the gateway ends; send it again", {"Retry-After": "1"})
     finally:
-        for task in (working, watching):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(working, watching, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _until_gone(request: Request) -> None:

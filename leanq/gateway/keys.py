@@ -2,11 +2,17 @@
 
 It is TOML, and has the keys' hashes alone::
 
+    secret = "5b1f…"                  # by which states are bound to their tenants
+
     [[key]]
     name = "trainer"                  # for logs
     sha256 = "9f86d081884c7d65…"      # of the key
     tenant = "alice"
     environments = ["mathlib"]        # the first is the default; all unless given
+    rights = ["submit", "status"]     # both unless given
+    outstanding = 10000               # requests at a time
+    rate_per_s = 100                  # requests; as many as come unless given
+    body_mb = 64                      # of one HTTP request
 
 Keys are drawn at random, so that a plain hash is as good as a slow one.
 """
@@ -18,15 +24,23 @@ import hmac
 import logging
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 import msgspec
+from msgspec import Meta
 
 from leanq.errors import UsageError
 from leanq.queue.settings import check_name
 
 log = logging.getLogger("leanq.gateway")
+
+Right = Literal["submit", "status"]
+
+MAX_BODY_MB = 64
+"""The largest body of an HTTP request whose parts are not streamed, in MiB: several of the largest
+requests that a queue takes."""
 
 _LOOK_EVERY_S = 1.0
 
@@ -39,12 +53,20 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         sha256: the key's SHA-256, 64 hexadecimal digits.
         tenant: on whose behalf its requests are.
         environments: those that it may use, the default first; empty for all.
+        rights: what it may do: submit requests, see the fleet's status.
+        outstanding: the most requests of its tenant that one gateway may wait for.
+        rate_per_s: requests a second; None for any number.
+        body_mb: the largest body of an HTTP request, in MiB.
     """
 
     name: str
     sha256: str
     tenant: str
     environments: tuple[str, ...] = ()
+    rights: tuple[Right, ...] = get_args(Right)
+    outstanding: Annotated[int, Meta(ge=1)] = 10_000
+    rate_per_s: Annotated[float, Meta(gt=0)] | None = None
+    body_mb: Annotated[int, Meta(ge=1, le=MAX_BODY_MB)] = MAX_BODY_MB
 
     def __post_init__(self) -> None:
         if len(self.sha256) != 64 or set(self.sha256) - set("0123456789abcdef"):
@@ -57,31 +79,39 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             check_name("environment", environment)
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a file of keys holds.
+
+    Attributes:
+        secret: by which states are bound to their tenants; the same for all gateways.
+        key: the keys.
+    """
+
+    secret: Annotated[str, Meta(min_length=32)]
     key: tuple[Key, ...]
 
 
-def read_keys(path: Path) -> tuple[Key, ...]:
+def read_keys(path: Path) -> Keys:
     """The keys in a file.
 
     Raises:
         UsageError: it cannot be read, is not what the module's docstring shows, or has no key.
     """
     try:
-        keys = msgspec.convert(tomllib.loads(path.read_text()), _File).key
+        found = msgspec.convert(tomllib.loads(path.read_text()), Keys)
     except OSError as error:
         raise UsageError(f"cannot read the keys in {path}: {error.strerror}") from None
     except (ValueError, UsageError) as error:
         raise UsageError(f"the keys in {path}: {error}") from None
     for what, values in (
-        ("name", [key.name for key in keys]),
-        ("sha256", [key.sha256 for key in keys]),
+        ("name", [key.name for key in found.key]),
+        ("sha256", [key.sha256 for key in found.key]),
     ):
         if len(set(values)) < len(values):
             raise UsageError(f"the keys in {path}: two have the same {what}")
-    if not keys:
+    if not found.key:
         raise UsageError(f"the keys in {path}: there are none; write a [[key]] with its sha256")
-    return keys
+    return found
 
 
 class KeyFile:
@@ -99,14 +129,19 @@ class KeyFile:
         # Before the file is read, or a change between the two would never be seen.
         self._version = self._look()
         self._looked_at_s = clock()
-        self._keys: Sequence[Key] = read_keys(path)
+        self._keys = read_keys(path)
+
+    @property
+    def secret(self) -> bytes:
+        """By which states are bound to their tenants."""
+        return self._keys.secret.encode()
 
     def find(self, secret: str) -> Key | None:
         """The key that ``secret`` is. How long it takes does not tell how near it came."""
         self._notice_changes()
         digest = hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
         found = None
-        for key in self._keys:
+        for key in self._keys.key:
             if hmac.compare_digest(key.sha256, digest):
                 found = key
         return found
@@ -125,7 +160,7 @@ class KeyFile:
         except UsageError as error:
             log.warning("%s; the keys before this change stay", error)
         else:
-            log.info("%d keys read from %s", len(self._keys), self._path)
+            log.info("%d keys read from %s", len(self._keys.key), self._path)
 
     def _look(self) -> tuple[int, int, int]:
         try:

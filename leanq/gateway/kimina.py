@@ -15,9 +15,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from pydantic import AfterValidator, BaseModel, Field
 
-from leanq.client import AsyncLeanQClient
 from leanq.errors import InvalidRequestError, LeanQError
-from leanq.gateway.access import Access, Caller
+from leanq.gateway.access import Access, Submitter
+from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import while_connected
 from leanq.gateway.kimina_results import result_of
 from leanq.lean.syntax import split_header
@@ -124,7 +124,7 @@ class VerifyRequest(BaseModel):
 
 @router.post("/api/check/", include_in_schema=False)
 @router.post("/api/check", summary="Check texts, as clients of 2.x ask for it")
-async def check(body: CheckRequest, request: Request, key: Caller) -> Response:
+async def check(body: CheckRequest, request: Request, key: Submitter) -> Response:
     """A result for each snippet, in their order, as soon as all have ended."""
     codes = [snippet.code for snippet in body.snippets]
     ends = await _ends(request, key, codes, body.timeout, body.environment, body.infotree)
@@ -137,7 +137,7 @@ async def check(body: CheckRequest, request: Request, key: Caller) -> Response:
 
 @router.post("/one_pass_verify_batch", include_in_schema=False)
 @router.post("/verify", summary="Check texts, as clients of 1.x ask for it")
-async def verify(body: VerifyRequest, request: Request, key: Caller) -> Response:
+async def verify(body: VerifyRequest, request: Request, key: Submitter) -> Response:
     """A result for each code, in their order, as soon as all have ended."""
     codes = [code.code if code.proof is None else code.proof for code in body.codes]
     ends = await _ends(request, key, codes, body.timeout, body.environment, body.infotree_type)
@@ -166,7 +166,7 @@ async def health() -> dict[str, str]:
 
 async def _ends(
     request: Request,
-    key: Caller,
+    key: Submitter,
     codes: Sequence[str | None],
     timeout_s: int,
     environment: str | None,
@@ -174,8 +174,9 @@ async def _ends(
 ) -> list[Reply | LeanQError]:
     """How each text has ended; all of them are withdrawn where the client goes away."""
     access: Access = request.app.state.access
-    lean: AsyncLeanQClient = request.app.state.lean
+    lean: GatewayClient = request.app.state.lean
     env = access.environment(key, environment)
+    access.admit(key, len(codes), lean.outstanding(key.tenant))
     if infotree is not None:
         return [InvalidRequestError(_NO_INFOTREE) for _ in codes]
 
@@ -184,9 +185,11 @@ async def _ends(
             return InvalidRequestError("leanq: there is no text: give a proof, or code")
         options = Check(env=env, tenant=key.tenant, timeout_s=_budget_s(code, timeout_s))
         try:
-            return await lean.check(_not_empty(code), **options)
+            prepared = lean.builder.check(_not_empty(code), options)
+            reply = await lean.patient_reply(key.tenant, prepared)
         except LeanQError as error:
             return error
+        return access.sealed(key, reply)
 
     async def all_ends() -> list[Reply | LeanQError]:
         return await asyncio.gather(*map(end, codes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import socket
@@ -13,6 +14,8 @@ from fastapi import FastAPI
 from leanq.errors import UsageError
 
 _BACKLOG = 2048
+# For answers to those whose requests are given up.
+_LAST_WORDS_S = 2.0
 
 
 class _Server(uvicorn.Server):
@@ -59,7 +62,9 @@ class GatewayServer:
     """
 
     def __init__(self, app: FastAPI, listener: socket.socket, *, grace_s: float) -> None:
+        self._app = app
         self._listener = listener
+        self._grace_s = grace_s
         config = uvicorn.Config(
             app,
             lifespan="off",
@@ -69,7 +74,7 @@ class GatewayServer:
             # No header decides who calls.
             proxy_headers=False,
             server_header=False,
-            timeout_graceful_shutdown=max(1, round(grace_s)),
+            timeout_graceful_shutdown=max(1, round(grace_s + _LAST_WORDS_S)),
         )
         self._server = _Server(config)
 
@@ -78,6 +83,8 @@ class GatewayServer:
         await self._server.serve(sockets=[self._listener])
 
     def stop(self) -> None:
-        """Takes no more connections. The second call waits for nothing."""
+        """Takes no more connections, and ends what is under way once the grace is over. The second
+        call waits for nothing."""
+        asyncio.get_running_loop().call_later(self._grace_s, self._app.state.ending.set)
         self._server.force_exit = self._server.should_exit
         self._server.should_exit = True

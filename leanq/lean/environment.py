@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leanq.errors import ToolchainError
+from leanq.lean.baked_hashes import baked
 from leanq.lean.hashes import File, content_hashes, hash_bytes
 from leanq.lean.syntax import Header, split_header
 from leanq.lean.toolchain import (
@@ -224,7 +225,7 @@ def open_environment(
                 f"environment {name}: {folder} holds neither a lakefile nor compiled modules"
                 " (.olean); name a Lake project or the folder that its modules are compiled to"
             )
-        hashes = content_hashes(scan.files(), memory)
+        hashes = content_hashes(scan.files(), memory, _brought(search_path, scan))
     except OSError as error:
         raise ToolchainError(
             f"environment {name}: cannot read {error.filename} ({error.strerror});"
@@ -264,10 +265,7 @@ class _Scan(NamedTuple):
 
 def _scan(toolchain: Toolchain, search_path: Sequence[Path], project: Path | None) -> _Scan:
     # A library that is not compiled yet is an empty folder of the search path, like for Lean.
-    folders = [
-        sorted(_walk(str(folder), "", _MODULE_PARTS, lambda _: True)) if folder.is_dir() else []
-        for folder in search_path
-    ]
+    folders = [compiled_modules(folder) if folder.is_dir() else [] for folder in search_path]
     if project is not None:
         # The packages of a project are known by its manifest and by their compiled modules.
         own = _walk(
@@ -278,6 +276,20 @@ def _scan(toolchain: Toolchain, search_path: Sequence[Path], project: Path | Non
         )
         folders.append(sorted(own))
     return _Scan(File.at(toolchain.program), folders)
+
+
+def compiled_modules(folder: Path) -> list[File]:
+    """The files of compiled modules below a folder; raises OSError."""
+    return sorted(_walk(str(folder), "", _MODULE_PARTS, lambda _: True))
+
+
+def _brought(search_path: Sequence[Path], scan: _Scan) -> Mapping[File, str]:
+    """The hashes that folders of the search path bring with them."""
+    found: dict[File, str] = {}
+    for folder, files in zip(search_path, scan.folders, strict=False):
+        if files:
+            found |= baked(folder, files)
+    return found
 
 
 def _walk(

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 # A file that was changed this recently may change again within the same tick of its clock.
@@ -68,20 +69,23 @@ def hash_rest(file: BufferedReader) -> bytes:
     return hashlib.file_digest(file, lambda: new).digest()
 
 
-def content_hashes(files: Sequence[File], memory: Path) -> dict[str, str]:
+def content_hashes(
+    files: Sequence[File], memory: Path, brought: Mapping[File, str] = MappingProxyType({})
+) -> dict[str, str]:
     """The hash of each path's content in hexadecimal digits: remembered, or computed on all CPUs
     and then remembered.
 
     Args:
         files: whose contents are hashed.
         memory: the file in which the hashes are remembered.
+        brought: hashes that are known from elsewhere.
 
     Raises:
         OSError: a file cannot be read.
     """
     settled_ns = time.time_ns() - _SETTLED_NS
     known = _recall(memory)
-    hashes = {file.path: known[file] for file in files if file in known}
+    hashes = {file.path: digest for file in files if (digest := known.get(file, brought.get(file)))}
     unknown = [file.path for file in files if file.path not in hashes]
     if unknown:
         with ThreadPoolExecutor(os.cpu_count()) as pool:

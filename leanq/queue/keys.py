@@ -13,6 +13,8 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:ring:ENV:PRIORITY`` | list | tenants whose wait list is not empty | the same | when empty |
 | ``:parked:ENV:PRIORITY`` | set | such tenants that are held back | submit, pause | resume |
 | ``:paused`` | hash | ``e:ENV`` or ``t:TENANT`` held back → since when, ms | pause | resume |
+| ``:weights`` | hash | tenant → its weight | the operator | the operator |
+| ``:shares:ENV:PRIORITY`` | hash | tenant → virtual time, mean | claim, release | time-to-live |
 | ``:quarantined:ENV`` | list | ids that wait for an isolated attempt | requeue | when empty |
 | ``:withdrawn`` | hash | ``wait:…``, ``quarantined:…`` → entries not waiting | cancel | at 0 |
 | ``:processing:WORKER`` | sorted set | what it holds: id → run timeout, ms | claim | when empty |
@@ -114,6 +116,10 @@ class Keys:
     @property
     def minutes(self) -> str:
         return f"{self.tag}:minutes"
+
+    @property
+    def weights(self) -> str:
+        return f"{self.tag}:weights"
 
     @property
     def scaler(self) -> str:

@@ -2,8 +2,9 @@
 
 Fleet-wide truth is kept in Redis and shown by one exporter (``leanq metrics``, or ``leanq scale``,
 which decides by it); what only a process knows is shown by each worker (``--metrics-port``). No
-label's values grow with requests, tenants or pods: ``environment`` is one of those that workers
-offer, all others are sets that stand in the code.
+label's values grow with requests or pods: ``environment`` is one of those that workers offer,
+``tenant`` one of a hundred that used CPU time in the last day or so, and all others are sets that
+stand in the code.
 """
 
 from __future__ import annotations
@@ -61,6 +62,14 @@ FLEET = (
     _counter("leanq_requests_finished_total", "Requests with a result.", "environment", "verdict"),
     _counter("leanq_requests_reason_total", "Results by their reason.", "environment", "reason"),
     _counter("leanq_slot_busy_seconds_total", "Time that slots have run requests.", "environment"),
+    _counter("leanq_cpu_seconds_total", "CPU time that results took.", "environment"),
+    _counter(
+        "leanq_tenant_cpu_seconds_total",
+        "CPU time that results took, by tenant; without a name: of those that are not named.",
+        "environment",
+        "tenant",
+    ),
+    _gauge("leanq_tenant_weight", "Shares of CPU time that operators gave to tenants.", "tenant"),
     _histogram("leanq_request_wait_seconds", "From submit to the last claim.", "environment"),
     _histogram("leanq_request_run_seconds", "From the last claim to the end.", "environment"),
     _histogram("leanq_request_total_seconds", "From submit to the end.", "environment"),
@@ -84,6 +93,11 @@ SCALER = (
     _gauge("leanq_scaler_input", "What the decision was made from.", "environment", "input"),
     _gauge("leanq_scaler_term", "The terms of the decision.", "environment", "term"),
     _gauge("leanq_scaler_target_workers", "Workers wanted.", "environment"),
+    _gauge(
+        "leanq_scaler_unsized_requests",
+        "Requests that wait in an environment that no scaler sizes.",
+        "environment",
+    ),
     _counter("leanq_scaler_decisions_total", "Decisions by reason.", "environment", "reason"),
     _counter("leanq_scaler_errors_total", "Calls to the target that failed.", "environment"),
 )

@@ -134,7 +134,13 @@ class Queue:
         """
         ends: dict[End, int] = {}
         rows = [
-            (item.request_id, item.token, item.reply, ends.setdefault(item.end, len(ends) + 1))
+            (
+                item.request_id,
+                item.token,
+                item.reply,
+                ends.setdefault(item.end, len(ends) + 1),
+                item.cpu_ms,
+            )
             for item in settlements
         ]
         answer = await self.run(
@@ -282,6 +288,15 @@ class Queue:
         """Pauses or resumes an environment or a tenant; whether that changed anything."""
         return bool(await self.run("pause", kind=kind[0], name=name, set=paused))
 
+    async def set_weight(self, tenant: str, weight: float | None) -> None:
+        """Gives a tenant a weight, or takes it away (None). While any tenant has one, tenants share
+        CPU time by weight; those without one weigh 1."""
+        key = self.keys.weights
+        if weight is None:
+            await self._commands.call(lambda c: c.hdel(key, tenant))
+        else:
+            await self._commands.call(lambda c: c.hset(key, tenant, f"{weight:.12g}"))
+
     async def status(self) -> Status:
         """The shard's status. Of an environment's tenants the first 1,000 are counted."""
         answer = await self.run("status")
@@ -302,6 +317,7 @@ class Queue:
             tallies=tallies,
             paused={_text(k): int(v) / 1000 for k, v in _pairs(answer["paused"])},
             decisions={_text(k): v for k, v in _pairs(answer["decisions"])},
+            weights={_text(k): float(v) for k, v in _pairs(answer["weights"])},
         )
 
     async def publish_decisions(self, decisions: Mapping[str, bytes]) -> None:

@@ -24,7 +24,7 @@ _RECORD = struct.Struct(">BBBddd")
 _IN_FLIGHT = b"\x01"
 _minutes = msgspec.msgpack.Decoder(tuple[int, dict[str, int]])
 # Counters of environments, and of snapshots.
-_TALLY = re.compile(r"[scfwrt]:|[wrt]_ms:|snapshot|minute$")
+_TALLY = re.compile(r"[scfwrtu]:|[wrtu]_ms:|snapshot|minute$")
 # What is counted by environment, and also of all environments together.
 _SUMMED = {"f:": "verdict", "c:": "reason"}
 
@@ -134,6 +134,7 @@ class Settlement(Struct, frozen=True):
         warm: its worker would be fast now at others with the same first affinity.
         way: what is to be counted of how Lean came by its prefix.
         times: how long it waited and ran, see :func:`times_of`.
+        cpu_ms: the CPU time that Lean and the judge took for it.
     """
 
     request_id: str
@@ -145,6 +146,7 @@ class Settlement(Struct, frozen=True):
     way: str = ""
     times: tuple[Time, ...] = ()
     reason: str = ""
+    cpu_ms: int = 0
 
     @property
     def end(self) -> End:
@@ -340,10 +342,11 @@ class Status:
     ``tallies`` are counters of environments: ``s:ENVIRONMENT`` requests taken in,
     ``f:ENVIRONMENT:VERDICT`` ended, ``c:ENVIRONMENT:REASON`` why, and of the times that they waited
     (w), ran (r) and took in all (t) ``w_ms:ENVIRONMENT`` the sum and ``w:ENVIRONMENT:N`` how many
-    fell into the N-th bucket of :data:`leanq.queue.metrics.BUCKETS_S`. Beside these
+    fell into the N-th bucket of :data:`leanq.queue.metrics.BUCKETS_S`; ``u_ms:ENVIRONMENT`` is the
+    CPU time that was used, and ``u:ENVIRONMENT:TENANT`` (ms) by tenant. Beside these
     ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: environments (``e:ENVIRONMENT``) and
     tenants (``t:TENANT``) that are held back, and since when, in seconds since 1970. ``decisions``:
-    the scaler's last decision on each environment, as JSON.
+    the scaler's last decision on each environment, as JSON. ``weights``: those of tenants.
     """
 
     counters: Mapping[str, int]
@@ -355,6 +358,7 @@ class Status:
     tallies: Mapping[str, int] = field(default_factory=dict)
     paused: Mapping[str, float] = field(default_factory=dict)
     decisions: Mapping[str, bytes] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 def merged(shards: Sequence[Status]) -> Status:
@@ -364,6 +368,7 @@ def merged(shards: Sequence[Status]) -> Status:
     environments: dict[str, bytes] = {}
     paused: dict[str, float] = {}
     decisions: dict[str, bytes] = {}
+    weights: dict[str, float] = {}
     workers: dict[str, WorkerRow] = {}
     priorities: dict[tuple[str, int], PriorityRow] = {}
     for shard in shards:
@@ -373,6 +378,7 @@ def merged(shards: Sequence[Status]) -> Status:
         environments |= shard.environments
         paused |= shard.paused
         decisions |= shard.decisions
+        weights |= shard.weights
         for row in shard.workers:
             known = workers.get(row.worker, replace(row, held=0))
             lease_s, held = min(row.lease_s, known.lease_s), row.held + known.held
@@ -389,4 +395,14 @@ def merged(shards: Sequence[Status]) -> Status:
             )
     dead = sum(shard.dead for shard in shards)
     rows = tuple(workers.values()), tuple(priorities.values())
-    return Status(counters, environments, *rows, quarantined, dead, tallies, paused, decisions)
+    return Status(
+        counters,
+        environments,
+        *rows,
+        quarantined,
+        dead,
+        tallies,
+        paused,
+        decisions,
+        weights,
+    )

@@ -121,7 +121,7 @@ SCRIPTS: Mapping[str, Script] = {
     "claim": Script(
         "worker lease_ms:int reply_ttl_ms token want:int busy:int max_attempts:int remember_ms:int"
         " ends:packed",
-        {"settlements": "request_id token reply how:int", "environments": ""},
+        {"settlements": "request_id token reply how:int cpu_ms:int", "environments": ""},
         "accepted jobs held must_empty again_ms now_ms has_affinity",
     ),
     "reconcile": Script("worker max_attempts:int", {"request_ids": ""}, "jobs lost now_ms"),
@@ -144,15 +144,17 @@ SCRIPTS: Mapping[str, Script] = {
     "notify_worker": Script("worker"),
     "pause": Script("kind name set:flag"),
     "status": Script(
-        answer="stats environments workers priorities quarantined dead paused decisions"
+        answer="stats environments workers priorities quarantined dead paused decisions weights"
     ),
     "state_keep": Script(rows={"records": "bucket field record"}),
     "state_recall": Script("id shards:int max_records:int"),
     "state_collect": Script("unused_hours:int buckets:int max_records", answer="removed ended"),
     "snapshot_find": Script("key ttl_ms"),
     "snapshot_keep": Script("key manifest ttl_ms", {"chunks": ""}),
+    "snapshot_cold": Script("bytes:int budget:int"),
+    "snapshot_move": Script("key", {"chunks": ""}),
     "snapshot_room": Script(
-        "key bytes:int budget:int max_snapshots:int coming_ms:int", {"chunks": ""}
+        "key bytes:int budget:int max_snapshots:int coming_ms:int away:flag", {"chunks": ""}
     ),
 }
 """The scripts by name; their first lines in ``lua/`` say what each does."""

@@ -14,7 +14,7 @@ from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache, lru_cache
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from leanq.errors import UsageError
 
@@ -27,6 +27,7 @@ _MOST = 1_000_000_000
 _LIKE = 0.65
 _WEIGHTED = re.compile(r"(?s)(.*?)(?:\*(\d+(?:\.\d+)?))?")
 _HOST = re.compile(r"[^\s*]+\Z")
+_BLOBS = re.compile(r"(?:s3|gs)://[a-z0-9][a-z0-9._-]{1,253}(?:/[\w./-]*)?\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z")
 
 
@@ -59,6 +60,13 @@ class Settings:
     snapshot_mb: int = _setting(
         1024, "memory in Redis for snapshots of states, all shards together, in MiB", least=0
     )
+    blobs: str = _setting(
+        "",
+        "object store for large and cold snapshots: `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`",
+    )
+    blob_mb: int = _setting(
+        16, "packed size in MiB from which a snapshot goes to LEANQ_BLOBS at once", least=0
+    )
     cache_mb: int = _setting(4096, "disk for snapshots on each worker's machine, in MiB", least=0)
     compare_every: int = _setting(
         500,
@@ -74,6 +82,10 @@ class Settings:
     def __post_init__(self) -> None:
         check_url(self.url)
         check_name("LEANQ_PREFIX", self.prefix)
+        if self.blobs and not _BLOBS.match(self.blobs):
+            raise UsageError(
+                f"LEANQ_BLOBS must be s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, got {self.blobs!r}"
+            )
         for declared in _declared():
             value = getattr(self, declared.name)
             least, most = declared.metadata["least"], declared.metadata["most"]
@@ -86,6 +98,8 @@ class Settings:
     def load(cls, url: str, environ: Mapping[str, str]) -> Settings:
         """The settings for ``url``, the rest from ``LEANQ_…`` in ``environ``.
 
+        A URL with a host and without a password gets that of ``LEANQ_PASSWORD``.
+
         A variable whose name is only like one of leanq's is logged as a warning.
 
         Raises:
@@ -95,7 +109,7 @@ class Settings:
             if name.startswith("LEANQ_"):
                 _warn_of_typo(name)
         return cls(
-            url,
+            _with_password(url, environ.get("LEANQ_PASSWORD", "")),
             **{
                 declared.name: _parse(_variable(declared), environ[_variable(declared)], declared)
                 for declared in _declared()
@@ -108,6 +122,10 @@ _OTHER_VARIABLES = {
     "LEANQ_URL": (
         "the queue's Redis: `redis://`, `rediss://` or `unix://`",
         "`leanq up`'s, or an embedded server",
+    ),
+    "LEANQ_PASSWORD": (
+        "the Redis' password, written as it is, where LEANQ_URL has a host and no password",
+        "",
     ),
     "LEANQ_RQ_URL": ("the Redis of RQ, for campaigns", "LEANQ_URL"),
     "LEANQ_LEAN": ("the path of the `lean` program", "a Lake project's, PATH's, or the wheel's"),
@@ -207,6 +225,16 @@ def _is_complete(url: str) -> bool:
     if parts.scheme == "unix":
         return bool(parts.path)
     return parts.scheme in ("redis", "rediss") and bool(_HOST.match(parts.hostname or ""))
+
+
+def _with_password(url: str, password: str) -> str:
+    scheme, mark, rest = url.partition("://")
+    end = next((place for place, sign in enumerate(rest) if sign in "/?#"), len(rest))
+    login, _, hosts = rest[:end].rpartition("@")
+    has_one = ":" in login or "@" in rest[end:] or re.search(r"[?&]password=", rest[end:])
+    if not password or has_one or scheme not in ("redis", "rediss"):
+        return url
+    return f"{scheme}{mark}{login}:{quote(password, safe='')}@{hosts}{rest[end:]}"
 
 
 def without_password(url: str) -> str:

@@ -58,9 +58,9 @@ def test_campaigns_that_cannot_run_fail_once(desk: Desk, settings: Settings) -> 
 @pytest.mark.slow
 def test_errors_say_what_to_do(desk: Desk) -> None:
     id_ = desk.send("a", options=("--in", "1h"))
-    unknown = "no campaign 'nobody'; 'leanq campaign list' shows all"
+    unknown = "no campaign 'unknown'; 'leanq campaign list' shows all"
     for command in ("show", "pause", "resume", "cancel", "retry"):
-        done = desk.terminal.run("campaign", command, "nobody")
+        done = desk.terminal.run("campaign", command, "unknown")
         assert (done.code, done.out, done.err) == (2, "", f"leanq: {unknown}\n")
     for command in ("resume", "retry"):
         done = desk.terminal.run("campaign", command, id_)
@@ -72,7 +72,7 @@ def test_errors_say_what_to_do(desk: Desk) -> None:
         assert done.code == 2
         assert done.err.startswith(f"leanq: the campaign {id_} is cancelled; expected ")
     send = ("campaign", "submit", "data.jsonl", "--out", "out.jsonl")
-    done = desk.terminal.run(*send, "--after", "nobody")
+    done = desk.terminal.run(*send, "--after", "unknown")
     assert (done.code, done.err.splitlines()[-1]) == (2, f"leanq: {unknown}")
     done = desk.terminal.run(*send, "--after", id_, "--in", "1h")
     assert done.code == 2

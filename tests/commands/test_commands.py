@@ -14,6 +14,7 @@ import click
 import pytest
 from msgspec import structs
 from support.fleets import counter, echo_body, look, submission, until
+from support.metrics import port_in, scrape
 from support.terminals import Terminal, ended, samples, wait_for_line
 
 from leanq import __version__
@@ -39,6 +40,7 @@ SIMPLE = [
     "status",
     "step",
     "submit",
+    "tenant",
     "up",
     "verify",
     "worker",
@@ -166,12 +168,26 @@ def test_a_command_without_a_queue_says_how_to_name_one(terminal: Terminal, comm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["status", "reap", "worker"])
+@pytest.mark.parametrize("command", ["status", "reap"])
 def test_a_command_without_its_server_says_so(terminal: Terminal, command: str) -> None:
     done = terminal.run(command, "--url", "redis://:secret@127.0.0.1:1", "--json")
     assert (done.code, done.out) == (3, "")
     assert len(done.err.splitlines()) == 1
     assert "127.0.0.1:1" in done.err
+    assert "secret" not in done.err
+
+
+@pytest.mark.slow
+def test_a_worker_without_its_server_waits_until_it_is_told_to_end(terminal: Terminal) -> None:
+    url = "redis://:secret@127.0.0.1:1"
+    worker = terminal.start("worker", "--url", url, "--driver", "echo", "--metrics-port", "0")
+    port = port_in(wait_for_line(worker.stderr, "metrics of this worker on port"))
+    line = wait_for_line(worker.stderr, "not ready: no answer from redis://:***@127.0.0.1:1")
+    assert "trying again in" in line
+    assert scrape(port, "/healthz")[0] == 503
+    worker.send_signal(signal.SIGTERM)
+    done = ended(worker)
+    assert done.code == 0
     assert "secret" not in done.err
 
 

@@ -116,7 +116,7 @@ def test_doctor_warns_of_a_server_that_evicts_requests(terminal: Terminal) -> No
 
 
 @pytest.mark.slow
-def test_doctor_names_a_reader_that_left_nobody(terminal: Terminal) -> None:
+def test_a_reader_that_leaves_ends_doctor(terminal: Terminal) -> None:
     process = terminal.start("doctor", stdout=subprocess.PIPE)
     assert process.stdout
     process.stdout.close()

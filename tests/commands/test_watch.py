@@ -67,6 +67,8 @@ def test_each_look_is_an_object(place: Terminal, settings: Settings) -> None:
             "oldest_s": 0,
             "submitted_per_s": None,
             "finished_per_s": None,
+            "cpu_s": 0.0,
+            "tenants_cpu_s": {},
             "running": 0,
             "slots_busy": 0,
             "slots_idle": 2,
@@ -90,7 +92,7 @@ def test_each_look_is_an_object(place: Terminal, settings: Settings) -> None:
 
 
 def test_plain_looks_are_blocks_of_lines(place: Terminal, settings: Settings) -> None:
-    # Even where whoever runs it forces colours.
+    # Even where the user forces colours.
     environ = {"FORCE_COLOR": "1", "TERM": "xterm"}
     with serving(settings, slots=2):
         process = place.start("status", "--watch", environ=environ)

@@ -1,4 +1,4 @@
-"""Short requests are claimed ahead of free slots, and nobody waits for a slot while others idle."""
+"""Short requests are claimed ahead of free slots, and none waits while other workers idle."""
 
 from __future__ import annotations
 

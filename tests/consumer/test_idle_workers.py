@@ -57,7 +57,7 @@ async def test_idle_workers_of_a_large_fleet_renew_seldom(settings: Settings) ->
     await queue.close()
 
 
-async def test_what_nobody_heard_of_is_found_at_the_next_renewal(
+async def test_what_no_worker_heard_of_is_found_at_the_next_renewal(
     settings: Settings,
 ) -> None:
     class Unheard(Wire):

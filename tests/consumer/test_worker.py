@@ -20,6 +20,7 @@ from support.fleets import (
     submission,
     working,
 )
+from support.servers import Server
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
@@ -66,7 +67,7 @@ async def test_thousands_of_slots_are_filled(settings: Settings, queue: Queue) -
     driver = Recorder()
     batch = [submission(f"0-{n}", echo_body(b"held %d" % n)) for n in range(4096)]
     for start in range(0, len(batch), 1000):
-        await queue.submit("nobody", batch[start : start + 1000])
+        await queue.submit("client", batch[start : start + 1000])
     async with working(settings, driver, slots=4096):
         await eventually(lambda: len(driver.running) == 4096)
         driver.let_go()
@@ -101,7 +102,7 @@ async def test_a_worker_serves_several_environments(
 
 async def test_a_quarantined_runs_alone(settings: Settings, queue: Queue, silent: Settings) -> None:
     driver = Recorder()
-    await queue.submit("nobody", [submission("0-quarantined", echo_body(b"held quarantined"))])
+    await queue.submit("client", [submission("0-quarantined", echo_body(b"held quarantined"))])
     for _ in range(2):
         (job,) = (await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())).jobs
         await queue.release("dead", [(job.request_id, job.token)], how="retry", leave=True)
@@ -110,7 +111,7 @@ async def test_a_quarantined_runs_alone(settings: Settings, queue: Queue, silent
         # Its other slots must not even listen for work.
         await eventually(lambda: not worker.consumers[0].state.listening)
         others = [submission(f"0-{n}", echo_body(b"other")) for n in range(3)]
-        assert await queue.submit("nobody", others) == 3 * [Queued()]
+        assert await queue.submit("client", others) == 3 * [Queued()]
         await eventually(counts(queue, "waiting:echo", 3))
         assert driver.running == [b"held quarantined"]
         driver.let_go()
@@ -244,7 +245,7 @@ async def test_a_driver_that_answers_nonsense_is_a_bug_too(
 async def test_bytes_that_are_no_request_end_with_an_error(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient, body: bytes
 ) -> None:
-    await queue.submit("somebody", [submission("0-bad", body)])
+    await queue.submit("client", [submission("0-bad", body)])
     async with working(settings):
         with pytest.raises(RequestError, match="cannot be read"):
             await lean.attach("0-bad")
@@ -255,7 +256,7 @@ async def test_bytes_that_are_no_request_end_with_an_error(
 async def test_what_a_newer_release_asks_is_left_to_newer_workers(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient, body: bytes
 ) -> None:
-    await queue.submit("somebody", [submission("0-newer", body)])
+    await queue.submit("client", [submission("0-newer", body)])
     async with working(settings):
         await eventually(counts(queue, "released", 1))
         assert await lean.echo(b"next") == b"next"
@@ -293,3 +294,37 @@ async def test_a_worker_stopped_before_it_ran_leaves_at_once(
     await worker.run()
     assert worker.joined.is_set()
     assert not (await queue.status()).workers
+
+
+# A server that is not there
+
+
+async def test_a_worker_waits_for_its_server_and_is_not_ready_until_then(
+    one: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    one.stop()
+    worker = Worker(one.settings, [Recorder()], slots=1)
+    running = asyncio.create_task(worker.run())
+    try:
+        await eventually(lambda: "not ready: no answer from" in caplog.text)
+        assert not worker.joined.is_set()
+        assert not running.done()
+        one.start()
+        await asyncio.wait_for(worker.joined.wait(), 30)
+        async with AsyncLeanQClient(one.settings) as lean:
+            assert await lean.echo(b"here") == b"here"
+    finally:
+        worker.stop(0.0)
+        await asyncio.wait_for(running, 30)
+
+
+async def test_a_worker_that_waits_for_its_server_can_be_stopped(
+    one: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    one.stop()
+    worker = Worker(one.settings, [Recorder()], slots=1)
+    running = asyncio.create_task(worker.run())
+    await eventually(lambda: "not ready" in caplog.text)
+    worker.stop()
+    await asyncio.wait_for(running, 5)
+    assert not worker.joined.is_set()

@@ -157,10 +157,10 @@ async def test_a_request_that_overruns_is_taken_away(settings: Settings, queue: 
     driver = Recorder()
     async with working(short, driver, slots=1):
         body = echo_body(b"held")
-        await queue.submit("nobody", [submission("0-stuck", body, longest_run_ms=50)])
+        await queue.submit("client", [submission("0-stuck", body, longest_run_ms=50)])
         await eventually(lambda: driver.stopped == [b"held"])
         await eventually(counts(queue, "verdict:poisoned", 1))
-        await queue.submit("nobody", [submission("0-next", echo_body(b"next"))])
+        await queue.submit("client", [submission("0-next", echo_body(b"next"))])
         await eventually(counts(queue, "settled", 1))
 
 

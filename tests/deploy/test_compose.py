@@ -41,6 +41,10 @@ def filled(text: str) -> str:
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
+def cpus(text: str) -> float:
+    return float(filled(text))
+
+
 def memory_bytes(text: str) -> int:
     """As compose counts: a thousand is 1024."""
     return int(text[:-1]) << {"m": 20, "g": 30}[text[-1]]
@@ -77,13 +81,15 @@ def test_services_are_hardened_and_bounded(service: dict[str, Any]) -> None:
     assert not runs_candidates or "--require-walls" in service["command"]
     assert not {"privileged", "cap_add", "devices", "pid", "ipc", "network_mode"} & set(service)
     limits = service["deploy"]["resources"]["limits"]
-    assert float(limits["cpus"]) > 0
+    assert cpus(limits["cpus"]) > 0
+    # Docker refuses more than there are.
+    assert cpus(limits["cpus"]) <= 2
     assert limits["pids"] > 0
     # A tmpfs counts as memory.
     assert tmpfs_bytes(service) < memory_bytes(limits["memory"])
     assert service["healthcheck"]["test"]
     check_pinned(service["image"])
-    # Nobody else on the network of the host.
+    # No other process on the network of the host.
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
     for volume in service.get("volumes", ()):
         source, *rest = volume.split(":")
@@ -108,7 +114,7 @@ def test_workers_can_be_many() -> None:
         assert "container_name" not in each
     worker = SERVICES["worker"]
     assert not {"ports", "hostname"} & set(worker)
-    # Whoever looks for them by name finds all of them.
+    # A look-up by name finds all of them.
     jobs = read("deploy/observability/prometheus.yml")["scrape_configs"]
     (found,) = (config for job in jobs for config in job.get("dns_sd_configs", ()))
     assert found["names"] == ["worker"]
@@ -154,10 +160,11 @@ def test_a_worker_has_time_and_room() -> None:
     stop_s = float(worker["stop_grace_period"].removesuffix("s"))
     assert float(options["--grace"]) + RELEASE_S <= stop_s
     limits = worker["deploy"]["resources"]["limits"]
-    slots = int(options["--slots"])
+    # Whatever the operator says, as many slots as CPUs.
+    assert options["--slots"] == limits["cpus"]
+    slots = int(cpus(options["--slots"]))
     needed = slots * request_bytes() + tmpfs_bytes(worker) + (1 << 30)
     assert needed <= memory_bytes(limits["memory"])
-    assert slots <= float(limits["cpus"])
 
 
 def test_no_secret_is_kept_here() -> None:
@@ -256,6 +263,8 @@ def test_the_last_stage_has_nothing_to_build_with_and_no_root() -> None:
     assert instructions[-1].startswith("CMD [")
     installed = re.findall(r"apt-get install [^&]*", " ".join(instructions))
     assert installed == ["apt-get install -y --no-install-recommends tini "]
+    # Files that would raise their caller's rights, of the base as well.
+    assert any("-perm /6000 -exec chmod a-s" in line for line in instructions)
     (user,) = (line.split()[1] for line in instructions if line.startswith("USER "))
     assert user == "10001:10001"
     after = instructions[instructions.index(f"USER {user}") :]

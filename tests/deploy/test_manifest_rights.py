@@ -80,7 +80,7 @@ def test_all_is_denied_but_what_follows(objects: tuple[Object, ...]) -> None:
     for each in of_kind(objects, "NetworkPolicy"):
         spec = each["spec"]
         behind = [other for other in pods(objects) if other.matches(spec["podSelector"])]
-        assert behind, f"{each['metadata']['name']} is about nobody"
+        assert behind, f"{each['metadata']['name']} selects no pod"
         for rule in (*spec.get("egress", ()), *spec.get("ingress", ())):
             assert rule["ports"], "any port"
             for peer in rule.get("to", ()):
@@ -103,12 +103,21 @@ def _ways_out(objects: tuple[Object, ...], who: Pod) -> set[str]:
 def test_ways_out(objects: tuple[Object, ...]) -> None:
     policies = {each["metadata"]["name"] for each in of_kind(objects, "NetworkPolicy")}
     # The base does not know where Redis is.
-    everybody = {"leanq-to-redis", "dns"} & policies
+    of_all = {"leanq-to-redis", "dns"} & policies
     for each in pods(objects):
-        ways = everybody if each.is_ours else {"dns"}
+        ways = of_all if each.is_ours else {"dns"}
         if each.is_ours and each.command[0] == "scale":
             ways = ways | {"scaler-to-api-server"}
         assert _ways_out(objects, each) == ways
+
+
+def test_the_way_to_the_api_server_stays_on_private_networks(objects: tuple[Object, ...]) -> None:
+    for each in of_kind(objects, "NetworkPolicy"):
+        if each["metadata"]["name"] == "scaler-to-api-server":
+            (rule,) = each["spec"]["egress"]
+            assert rule["to"]
+            for peer in rule["to"]:
+                assert ipaddress.ip_network(peer["ipBlock"]["cidr"]).is_private
 
 
 @pytest.mark.parametrize("name", OVERLAYS)

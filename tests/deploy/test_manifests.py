@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import click
 import kubernetes_validate
 import pytest
 from support.manifests import (
@@ -31,8 +32,12 @@ from support.manifests import (
 )
 
 from leanq import __version__
+from leanq.cli import cli
 
-VERSION = "1.32"
+# The oldest that docs/operations.md promises, and that of the pods' user namespaces.
+VERSIONS = ("1.27", "1.33")
+CLUSTER_WIDE = {"Namespace", "PriorityClass"}
+ARCH = "kubernetes.io/arch"
 CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
 # What the operator provides, as docs/operations.md says.
 PROVIDED = {("Secret", "leanq-redis"): {"worker-url", "scaler-url", "ca.pem"}}
@@ -54,17 +59,24 @@ def test_the_overlays_are_these() -> None:
 
 
 @pytest.mark.slow
-def test_schemas(objects: tuple[Object, ...]) -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_schemas(objects: tuple[Object, ...], version: str) -> None:
     for each in objects:
         if each["kind"] not in CUSTOM:
-            kubernetes_validate.validate(dict(each), VERSION, strict=True)
+            kubernetes_validate.validate(dict(each), version, strict=True)
+
+
+def test_the_oldest_versions_are_named() -> None:
+    said = (ROOT / "docs" / "operations.md").read_text()
+    assert f"Kubernetes {VERSIONS[0]} or newer" in said
+    assert "KEDA 2." in said
 
 
 def test_each_object_is_there_once_and_in_the_namespace(objects: tuple[Object, ...]) -> None:
     names = Counter((each["kind"], each["metadata"]["name"]) for each in objects)
     assert not [name for name, count in names.items() if count > 1]
     for each in objects:
-        assert each["kind"] == "Namespace" or each["metadata"]["namespace"] == "leanq"
+        assert each["kind"] in CLUSTER_WIDE or each["metadata"]["namespace"] == "leanq"
     (namespace,) = of_kind(objects, "Namespace")
     labels = namespace["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
@@ -88,7 +100,7 @@ def test_selectors_match(objects: tuple[Object, ...]) -> None:
         assert all(port["targetPort"] in behind.ports for port in each["spec"]["ports"])
 
 
-def test_whoever_sizes_the_workers_is_alone(objects: tuple[Object, ...]) -> None:
+def test_one_scaler_alone_sizes_the_workers(objects: tuple[Object, ...]) -> None:
     assert "replicas" not in named(objects, "Deployment", "leanq-worker")["spec"]
     scalers = [each for each in pods(objects) if each.is_ours and each.command[0] == "scale"]
     hpas, scaled = (of_kind(objects, kind) for kind in ("HorizontalPodAutoscaler", "ScaledObject"))
@@ -97,6 +109,11 @@ def test_whoever_sizes_the_workers_is_alone(objects: tuple[Object, ...]) -> None
     for scaler in scalers:
         options = scaler.command[1]
         assert options["--deployment"] == "leanq-worker"
+        # Neither more nor less, or requests wait for workers that nobody orders.
+        worker = pod(objects, "leanq-worker")
+        assert scaler.environments == worker.environments
+        # Until a worker is there to say so.
+        assert options["--slots"] == worker.command[1]["--slots"]
         assert int(options["--min-workers"]) <= int(options["--max-workers"])
         hpa = [each["metadata"]["name"] for each in hpas]
         assert [options[word] for word in ("--hpa",) if word in options] == hpa
@@ -127,6 +144,8 @@ def test_every_reference_leads_somewhere(objects: tuple[Object, ...]) -> None:
                 # Never the whole Secret: its URLs would be files.
                 assert {item["key"] for item in secret["items"]} <= known - {"worker-url"}
         assert each.spec.get("serviceAccountName", "default") in {*accounts, "default"}
+        if name := each.spec.get("priorityClassName"):
+            assert named(objects, "PriorityClass", name)
     said = (ROOT / "docs" / "operations.md").read_text()
     for (_, name), keys_ in PROVIDED.items():
         assert all(f"`{word}`" in said for word in (name, *keys_))
@@ -152,6 +171,18 @@ def test_images_are_pinned_and_of_this_version(objects: tuple[Object, ...]) -> N
         assert each.container.get("imagePullPolicy", "IfNotPresent") != "Always"
 
 
+def test_our_pods_are_where_the_image_runs_and_workers_go_first(
+    objects: tuple[Object, ...],
+) -> None:
+    values = {each["metadata"]["name"]: each["value"] for each in of_kind(objects, "PriorityClass")}
+    for each in pods(objects):
+        if each.is_ours:
+            assert each.spec["nodeSelector"][ARCH] == "amd64"
+            value = values[each.spec["priorityClassName"]]
+            # The cluster's autoscaler adds no machine for what is below -10.
+            assert -10 < value < 0 if each.name == "leanq-worker" else value > 0
+
+
 def test_nothing_runs_with_privileges(objects: tuple[Object, ...]) -> None:
     bound = {
         subject["name"] for each in of_kind(objects, "RoleBinding") for subject in each["subjects"]
@@ -168,7 +199,7 @@ def test_nothing_runs_with_privileges(objects: tuple[Object, ...]) -> None:
         }
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(each.spec)
         assert all(set(volume) & {"emptyDir", "secret"} for volume in each.spec["volumes"])
-        # A token for whoever has rights to use it, and for nobody else.
+        # A token for accounts with rights to use it, and for no others.
         account = each.spec.get("serviceAccountName", "default")
         assert each.spec["automountServiceAccountToken"] is (account in bound)
         assert each.spec["enableServiceLinks"] is False
@@ -176,15 +207,80 @@ def test_nothing_runs_with_privileges(objects: tuple[Object, ...]) -> None:
         assert each["automountServiceAccountToken"] is False
 
 
-def test_the_component_of_walls_has_all_that_they_need(tmp_path: Path) -> None:
+def _with_component(folder: Path, name: str) -> tuple[Object, ...]:
+    """gke-spot with a component, as an operator's own overlay has it."""
     # kubectl takes paths relative to a kustomization, even to one outside of the repository.
     base, component = (
-        os.path.relpath(ROOT / "k8s" / name, tmp_path.resolve())
-        for name in ("overlays/gke-spot", "components/walls")
+        os.path.relpath(ROOT / "k8s" / each, folder.resolve())
+        for each in ("overlays/gke-spot", f"components/{name}")
     )
     text = f"resources: [{base}]\ncomponents: [{component}]\n"
-    (tmp_path / "kustomization.yaml").write_text(text)
-    worker = pod(render(str(tmp_path)), "leanq-worker")
+    (folder / "kustomization.yaml").write_text(text)
+    return render(str(folder))
+
+
+COMPONENTS = sorted(path.name for path in (ROOT / "k8s" / "components").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPONENTS)
+def test_schemas_of_components(tmp_path: Path, name: str) -> None:
+    for each in _with_component(tmp_path, name):
+        if each["kind"] not in CUSTOM:
+            kubernetes_validate.validate(dict(each), VERSIONS[-1], strict=True)
+
+
+def test_spot_machines_are_preferred_where_there_is_a_fallback(tmp_path: Path) -> None:
+    worker = pod(_with_component(tmp_path, "spot-fallback"), "leanq-worker")
+    assert worker.spec["nodeSelector"] == {ARCH: "amd64"}
+    affinity = worker.spec["affinity"]["nodeAffinity"]
+    assert set(affinity) == {"preferredDuringSchedulingIgnoredDuringExecution"}
+    (wanted,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
+    (expression,) = wanted["preference"]["matchExpressions"]
+    assert expression == {"key": SPOT, "operator": "In", "values": ["true"]}
+    # Without it they could not go there.
+    assert worker.spec["tolerations"][0]["key"] == SPOT
+
+
+def test_workers_with_the_repl_have_its_program_and_its_memory(tmp_path: Path) -> None:
+    worker = pod(_with_component(tmp_path, "repl"), "leanq-worker")
+    _, options = worker.command
+    assert options["--driver"] == "repl"
+    assert (
+        f"COPY --from=repl /opt/repl {Path(options['--repl']).parent}"
+        in (ROOT / "Dockerfile").read_text()
+    )
+    env = {item["name"]: item.get("value", "") for item in worker.container["env"]}
+    slots = int(options["--slots"])
+    needed = slots * (int(env["LEANQ_REPL_MEMORY_MB"]) << 20) + (1 << 30)
+    assert needed <= quantity(worker.container["resources"]["limits"]["memory"])
+    assert set(env) <= settings() | {"LEANQ_URL"}
+
+
+def test_campaign_workers_have_what_the_page_says(tmp_path: Path) -> None:
+    worker = pod(_with_component(tmp_path, "campaigns"), "leanq-campaigns")
+    assert worker.container["args"] == ["campaign", "worker", "--json"]
+    campaign = cli.get_command(click.Context(cli), "campaign")
+    assert isinstance(campaign, click.Group)
+    found = campaign.get_command(click.Context(campaign), "worker")
+    assert found
+    known = {word for param in found.params for word in param.opts}
+    assert "--json" in known
+    page = (ROOT / "docs" / "operations.md").read_text()
+    (url,) = (item["valueFrom"]["secretKeyRef"] for item in worker.container["env"])
+    (claim,) = (
+        v["persistentVolumeClaim"]
+        for v in worker.spec["volumes"]
+        if len(v) > 1 and "persistentVolumeClaim" in v
+    )
+    for word in (url["key"], claim["claimName"], "/campaigns"):
+        assert f"`{word}`" in page
+    # It is one of those that the policies let out to Redis.
+    assert worker.is_ours
+
+
+def test_the_component_of_walls_has_all_that_they_need(tmp_path: Path) -> None:
+    worker = pod(_with_component(tmp_path, "walls"), "leanq-worker")
     assert "--require-walls" in worker.container["args"]
     assert worker.spec["hostUsers"] is False
     context = worker.container["securityContext"]
@@ -203,7 +299,7 @@ def test_the_component_of_walls_has_all_that_they_need(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_schemas_of_what_runs_on_nodes() -> None:
     for each in render("nodes"):
-        kubernetes_validate.validate(dict(each), VERSION, strict=True)
+        kubernetes_validate.validate(dict(each), VERSIONS[-1], strict=True)
 
 
 def test_workers_without_the_component_do_not_ask_for_walls(objects: tuple[Object, ...]) -> None:
@@ -252,7 +348,7 @@ def test_probes(objects: tuple[Object, ...]) -> None:
         for probe in probes.values():
             for how in ("httpGet", "tcpSocket"):
                 assert how not in probe or probe[how]["port"] in each.ports
-        # An outage of Redis must not kill anybody: only what a process knows of itself counts.
+        # An outage of Redis must not kill a pod: only what a process knows of itself counts.
         liveness = probes["livenessProbe"]
         own = liveness.get("httpGet", {}).get("path") == "/metrics" and each.name == "leanq-worker"
         assert own or "tcpSocket" in liveness
@@ -291,7 +387,7 @@ def test_graces(objects: tuple[Object, ...]) -> None:
 def test_workers_alone_are_on_spot_machines(name: str) -> None:
     for each in pods(overlay(name)):
         if each.name == "leanq-worker":
-            assert each.spec["nodeSelector"] == {SPOT: "true"}
+            assert each.spec["nodeSelector"] == {ARCH: "amd64", SPOT: "true"}
             (toleration,) = each.spec["tolerations"]
             assert toleration == {
                 "key": SPOT,

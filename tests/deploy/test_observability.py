@@ -268,6 +268,7 @@ def test_grafana_is_told_where_all_is() -> None:
 def _fleet(waiting: int, slots: int, submitted: int, ended: int, busy_s: int) -> list[Any]:
     """Series of a minute's steps: what waits, busy slots, and what was added in each minute."""
     series = {
+        "leanq_up": "1x60",
         'leanq_requests{environment="m",state="waiting"}': f"{waiting}x60",
         'leanq_slots{environment="m",state="busy"}': f"{slots}x60",
         'leanq_requests_submitted_total{environment="m"}': f"0+{submitted}x60",
@@ -314,7 +315,7 @@ def test_time_to_clear(tmp_path: Path) -> None:
         # Nothing waits: at work, and at rest.
         (_fleet(0, 10, 300, 300, 600), labels, [0]),
         (_fleet(0, 10, 0, 0, 0), labels, [0]),
-        # Nothing ended in a quarter of an hour: nobody can tell.
+        # Nothing ended in a quarter of an hour: there is no share to tell.
         (_fleet(300, 10, 0, 0, 0), labels, []),
     ]
     _evaluate(tmp_path, query, cases)
@@ -330,5 +331,9 @@ def test_what_keda_is_told(tmp_path: Path) -> None:
         # An empty fleet takes a request for a second's work.
         (_fleet(1200, 0, 0, 0, 0), "{}", [2]),
         (_fleet(0, 0, 0, 0, 0), "{}", [0]),
+        # A queue that was never used; an exporter without Redis, and none.
+        ([{"series": "leanq_up", "values": "1x60"}], "{}", [0]),
+        ([{"series": "leanq_up", "values": "0x60"}], "{}", []),
+        ([], "{}", []),
     ]
     _evaluate(tmp_path, query, cases)

@@ -1,4 +1,4 @@
-"""History by the minute: noted by whoever comes, kept for a day, and outliving the workers."""
+"""History by the minute: kept for a day, and outliving the workers that note it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_minute_is_noted_once_and_a_day_is_kept(shard: Shard) -> None:
     shard.advance(MINUTE_MS)
     await shard.queue.renew("w")
     assert shard.server.zcard(key) == 1500
-    # What somebody else has put there is passed over.
+    # What another program has put there is passed over.
     assert all("minute" in note for note in await shard.queue.minutes(first))
 
 
@@ -48,7 +48,7 @@ def test_differences_count_for_the_period_of_the_first() -> None:
     notes = [
         note(100, s__a=10, f__a__accepted=4, r_ms__a=1000, waiting__a=6, workers=2),
         note(101, s__a=15, f__a__accepted=9, r_ms__a=6000, waiting__a=1, workers=3),
-        # Nobody was there for a while.
+        # No worker was there for a while.
         note(130, s__a=15, f__a__accepted=10, f__a__rejected=2, r_ms__a=7000, w_ms__a=500),
         note(131, s__a=16, s__b=3),
     ]
@@ -71,6 +71,14 @@ def test_shards_add_up_and_a_rolled_back_counter_takes_nothing() -> None:
     two = [note(60, s__a=7, workers=3, waiting__a=1), note(61, s__a=6)]
     (period,) = periods([one, two], 600)
     assert (period.submitted, period.waiting, period.workers) == (3, 3, 4)
+
+
+def test_cpu_time_by_tenant() -> None:
+    before = {"minute": 60, "u_ms:a": 1000, "u:a:x": 1000, "u:b:x": 0}
+    after = {"minute": 61, "u_ms:a": 4000, "u:a:x": 3500, "u:a:": 500, "u_ms:b": 700, "u:b:x": 700}
+    (period,) = periods([[before, after]], 600)
+    assert period.cpu_s == pytest.approx(3.7)
+    assert period.tenants_cpu_s == pytest.approx({"x": 3.2, "": 0.5})
 
 
 def test_no_notes() -> None:

@@ -57,7 +57,7 @@ def test_what_is_no_trace(settings: Settings, trace: str) -> None:
         lean.check("x", traceparent=trace)
 
 
-def test_whoever_asks_the_same_shares_a_run_wherever_it_is_traced_to(settings: Settings) -> None:
+def test_the_same_request_shares_a_run_wherever_it_is_traced_to(settings: Settings) -> None:
     calls = RequestBuilder(settings, "me")
     traced, plain = calls.check("x", {"traceparent": TRACE}), calls.check("x", {})
     assert traced.submission.digest == plain.submission.digest != ""

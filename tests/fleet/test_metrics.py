@@ -1,4 +1,4 @@
-"""Metrics: named well, counted rightly, and shown to whoever scrapes."""
+"""Metrics: named well, counted rightly, and shown to every scraper."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ METRICS = (*FLEET, *SCALER, *WORKER)
 
 class _Refuses(EchoDriver):
     async def run(self, request: Request) -> Reply:
-        return Reply("incomplete", reason="sorry")
+        return Reply("incomplete", reason="sorry", cpu_s=1.5)
 
 
 # Names
@@ -51,7 +51,7 @@ def test_names_follow_the_conventions() -> None:
         assert metric.kind != "histogram" or metric.name.endswith("_seconds")
         assert metric.text.endswith(".")
         assert set(metric.labels) <= {
-            *("environment", "state", "verdict", "input", "term"),
+            *("environment", "tenant", "state", "verdict", "input", "term"),
             *("reason", "program", "event", "kind"),
         }
 
@@ -115,6 +115,24 @@ async def test_a_workers_results_are_counted_by_reason(
     assert environments_of(await queue.status())["echo"].reasons == {"sorry": 1}
 
 
+async def test_cpu_time_is_counted_by_environment_and_tenant(
+    settings: Settings, queue: Queue
+) -> None:
+    await queue.set_weight("b", 2.5)
+    async with running(Worker(settings, [_Refuses()], slots=1)):
+        for tenant, count in (("a", 1), ("b", 2)):
+            async with AsyncLeanQClient(settings, tenant=tenant) as lean:
+                for number in range(count):
+                    await lean.check(f"theorem t{number}{tenant} : False := sorry", env="echo")
+        await eventually(counts(queue, "reason:sorry", 3))
+        found = list(fleet_samples(await fleet_stats(settings)))
+    await queue.set_weight("b", None)
+    assert ("leanq_cpu_seconds_total", ("echo",), 4.5) in found
+    assert ("leanq_tenant_cpu_seconds_total", ("echo", "a"), 1.5) in found
+    assert ("leanq_tenant_cpu_seconds_total", ("echo", "b"), 3.0) in found
+    assert ("leanq_tenant_weight", ("b",), 2.5) in found
+
+
 async def test_other_ends_are_counted_as_well(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
@@ -140,7 +158,10 @@ async def test_all_samples_are_of_known_metrics(settings: Settings, queue: Queue
     for name, labels, value in found:
         assert len(labels) == len(known[name].labels)
         assert isinstance(value, Times) == (known[name].kind == "histogram")
-    unlabelled = {"leanq_requests_finished_total", "leanq_requests_reason_total"}
+    unlabelled = {
+        *("leanq_requests_finished_total", "leanq_requests_reason_total"),
+        *("leanq_tenant_cpu_seconds_total", "leanq_tenant_weight"),
+    }
     assert {name for name, _, _ in found} == set(known) - unlabelled
 
 

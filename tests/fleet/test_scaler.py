@@ -19,12 +19,12 @@ from support.waiting import eventually
 
 from leanq.client import LeanQClient
 from leanq.fleet.scaler.targets import LocalTarget, Ordered
-from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats
+from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats, unsized
 from leanq.queue.queue import Queue
 from leanq.queue.results import Status
 from leanq.queue.settings import Settings
 
-NOBODY = FleetStats(0.0, Status({}, {}, (), (), {}, 0), {})
+NO_WORKERS = FleetStats(0.0, Status({}, {}, (), (), {}, 0), {})
 
 
 # The loop
@@ -121,10 +121,10 @@ async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None
     environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
     before = set(children(os.getpid()))
     target = LocalTarget("--driver echo --slots 1", environ)
-    assert await target.look("echo", NOBODY) == Ordered(0)
-    await target.order("echo", 2, NOBODY)
+    assert await target.look("echo", NO_WORKERS) == Ordered(0)
+    await target.order("echo", 2, NO_WORKERS)
     try:
-        ordered = await target.look("echo", NOBODY)
+        ordered = await target.look("echo", NO_WORKERS)
         assert (ordered.order, len(ordered.starting_s)) == (2, 2)
         await eventually(lambda: workers_are(settings, 2))
         ordered = await target.look("echo", await fleet_stats(settings))
@@ -144,7 +144,7 @@ async def test_workers_on_this_machine(settings: Settings, queue: Queue) -> None
 async def test_the_idle_one_goes(settings: Settings, queue: Queue, lean: LeanQClient) -> None:
     environ = {**os.environ, "LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
     target = LocalTarget("--driver echo --slots 1", environ)
-    await target.order("echo", 2, NOBODY)
+    await target.order("echo", 2, NO_WORKERS)
     try:
         await eventually(lambda: workers_are(settings, 2))
         future = lean.echo(b"long", delay_s=60)
@@ -187,7 +187,7 @@ def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Setti
     assert scaler.stdout is not None
     for line in scaler.stdout:
         targets.append(json.loads(line)["target"])
-        # Nothing waits, so it goes down to nobody again.
+        # Nothing waits, so it goes down to no worker again.
         if max(targets) > 0 and targets[-1] == 0:
             break
     until(lambda: terminal.run("status", "--json").lines[0]["scaler"]["echo"]["target"] == 0)
@@ -207,3 +207,59 @@ def test_no_cluster_and_options_that_make_no_sense(terminal: Terminal, settings:
     assert (done.code, "expected 0 ≤ min_workers" in done.err) == (2, True)
     done = terminal.run("scale", "--target", "local", "--worker", "'x")
     assert (done.code, "cannot be read" in done.err) == (2, True)
+
+
+# Environments that are in no scaler's hands
+
+
+async def test_requests_that_no_scaler_sizes_are_warned_of(
+    settings: Settings, queue: Queue, lean: LeanQClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(settings, environment="default")
+    await loop.tick()
+    future = lean.echo(b"waits", delay_s=1)
+    await eventually(lambda: lean_knows(settings, 1))
+    await loop.tick()
+    await loop.tick()
+    warned = [each for each in caplog.messages if "no scaler sizes" in each]
+    assert warned == [
+        "1 request waits in echo, which no scaler sizes (this one: default) and no worker offers: "
+        "name it with --env, or start workers for it"
+    ]
+    assert ("leanq_scaler_unsized_requests", ("echo",), 1) in list(loop.scaler.samples())
+    assert unsized(await fleet_stats(settings), []) == {"echo": 1}
+    # What another scaler sizes is in good hands.
+    other = Loop(settings)
+    await other.tick()
+    assert unsized(await fleet_stats(settings), []) == {}
+    await loop.tick()
+    assert not [
+        each for each in loop.scaler.samples() if each[0] == "leanq_scaler_unsized_requests"
+    ]
+    future.cancel()
+    await eventually(lambda: lean_knows(settings, 0))
+    await queue.claim("sweeper", ["echo"], 1, busy=0, token="t" * 12 + ":")
+    await queue.release("sweeper", [], leave=True)
+
+
+@pytest.mark.slow
+async def test_status_names_what_no_scaler_sizes(
+    terminal: Terminal, settings: Settings, queue: Queue, lean: LeanQClient
+) -> None:
+    terminal.use(settings)
+    future = lean.echo(b"waits", delay_s=1)
+    await eventually(lambda: lean_knows(settings, 1))
+    assert "unserved    1 request of echo, which no living worker offers" in (
+        terminal.run("status").out
+    )
+    await Loop(settings, environment="default").tick()
+    said = terminal.run("status").out
+    assert "unsized     1 request of echo, which no scaler sizes" in said
+    await Loop(settings).tick()
+    said = terminal.run("status").out
+    assert "unsized" not in said
+    assert "unserved" not in said
+    future.cancel()
+    await eventually(lambda: lean_knows(settings, 0))
+    await queue.claim("sweeper", ["echo"], 1, busy=0, token="t" * 12 + ":")
+    await queue.release("sweeper", [], leave=True)

@@ -20,7 +20,7 @@ from leanq.fleet.stats import FleetStats
 from leanq.queue import wire
 from leanq.queue.results import Status, WorkerRow
 
-NOBODY = FleetStats(0.0, Status({}, {}, (), (), {}, 0), {})
+NO_WORKERS = FleetStats(0.0, Status({}, {}, (), (), {}, 0), {})
 COST = "controller.kubernetes.io/pod-deletion-cost"
 # What the scaler's Role allows; k8s/base has the same.
 ALLOWED = {
@@ -98,19 +98,19 @@ async def test_pods_that_start_and_have_started(
     pod(cluster, "old", 900, 60)
     pod(cluster, "young", 30, None)
     cluster.put("pods", "other", metadata={"creationTimestamp": stamp(datetime.now(UTC))})
-    first = await kube.look("default", NOBODY)
+    first = await kube.look("default", NO_WORKERS)
     assert (first.order, first.started_s) == (3, ())
     assert first.starting_s == pytest.approx((30,), abs=3)
     pod(cluster, "young", 90, 80)
-    second = await kube.look("default", NOBODY)
+    second = await kube.look("default", NO_WORKERS)
     assert (second.starting_s, second.started_s) == ((), (80.0,))
-    assert (await kube.look("default", NOBODY)).started_s == ()
+    assert (await kube.look("default", NO_WORKERS)).started_s == ()
 
 
 async def test_an_order_is_a_patch_of_the_scale(
     cluster: KubeStandin, kube: KubernetesTarget
 ) -> None:
-    await kube.order("default", 7, NOBODY)
+    await kube.order("default", 7, NO_WORKERS)
     assert cluster.objects["deployments", "leanq-worker"]["spec"] == {"replicas": 7}
     assert cluster.calls == [("patch", "deployments/scale", "leanq-worker")]
 
@@ -184,7 +184,7 @@ async def test_a_marked_one_that_is_busy_again_loses_its_mark(
     fleet(cluster, 3)
     await shrunk(kube, 2, seen(p0=0, p1=1, p2=1))
     assert marked(cluster) == {"p0"}
-    # It has not gone: somebody has made the Deployment larger again.
+    # It has not gone: another client has made the Deployment larger again.
     cluster.objects["deployments", "leanq-worker"]["spec"] = {"replicas": 3}
     await shrunk(kube, 2, seen(15, p0=1, p1=1, p2=0))
     assert marked(cluster) == {"p2"}
@@ -214,7 +214,7 @@ async def test_marks_that_fail_stop_nothing(
     del cluster.refuse["patch", "pods"]
     await kube.look("default", look)
     del cluster.objects["pods", "p0"]
-    # The stand-in deletes nobody, so of four pods two are thought to go.
+    # The stand-in deletes no pod, so of four pods two are thought to go.
     await kube.order("default", 0, look)
     assert marked(cluster) == {"p1"}
     assert cluster.objects["deployments", "leanq-worker"]["spec"] == {"replicas": 0}
@@ -230,7 +230,7 @@ async def test_only_the_deployments_own_pods_are_marked(
     odd = WorkerRow("odd", 10.0, 0, wire.pack_info({"host": ["p0"]}))
     rows = (odd, WorkerRow("odder", 10.0, 0, b"nonsense"), *look.status.workers)
     await shrunk(kube, 1, FleetStats(0.0, Status({}, {}, rows, (), {}, 0), {}))
-    # Nobody is idle, so the one goes that holds least.
+    # No worker is idle, so the one goes that holds least.
     assert len(marked(cluster) & {"p0", "p1"}) == len(marked(cluster)) == 1
 
 
@@ -259,7 +259,7 @@ async def test_a_deployment_for_each_environment_and_an_autoscaler(cluster: Kube
     cluster.put("horizontalpodautoscalers", "leanq-big", spec=least)
     target = new_target(cluster, "one", deployment="leanq-{env}", hpa="leanq-{env}")
     for wanted in (5, 0):
-        await target.order("big", wanted, NOBODY)
+        await target.order("big", wanted, NO_WORKERS)
         spec = cluster.objects["horizontalpodautoscalers", "leanq-big"]["spec"]
         assert spec == least | {"minReplicas": max(1, wanted)}
     await target.close()
@@ -279,7 +279,7 @@ async def test_of_two_scalers_one_leads(cluster: KubeStandin, kube: KubernetesTa
     await other.close()
 
 
-async def test_whoever_writes_second_does_not_lead(
+async def test_the_scaler_that_writes_second_does_not_lead(
     cluster: KubeStandin, kube: KubernetesTarget
 ) -> None:
     other = new_target(cluster, "two")
@@ -303,8 +303,8 @@ async def test_a_refusal_is_the_targets_trouble(
     cluster.refuse[verb, kind] = code
     call = {
         "leases": kube.leads,
-        "deployments/scale": partial(kube.look, "default", NOBODY),
-        "patch": partial(kube.order, "default", 1, NOBODY),
+        "deployments/scale": partial(kube.look, "default", NO_WORKERS),
+        "patch": partial(kube.order, "default", 1, NO_WORKERS),
     }
     with pytest.raises(TargetError, match="not allowed here"):
         await call[verb if verb == "patch" else kind]()
@@ -315,5 +315,5 @@ async def test_a_cluster_that_is_gone_is_the_targets_trouble() -> None:
         pass
     target = new_target(gone, "one")
     with pytest.raises(TargetError, match="no answer"):
-        await target.look("default", NOBODY)
+        await target.look("default", NO_WORKERS)
     await target.close()

@@ -51,7 +51,7 @@ def test_a_file_that_is_none_of_keys_is_refused_with_the_reason(
     text: str, why: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "keys.toml"
-    path.write_text(text)
+    path.write_text(f'secret = "{"5" * 32}"\n{text}')
     with pytest.raises(UsageError, match=why) as caught:
         read_keys(path)
     assert str(path) in str(caught.value)

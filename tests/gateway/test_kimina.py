@@ -16,10 +16,10 @@ from support.gateways import Gateway, Scripted, key_file, new_gateway
 from support.kimina_reading import reading
 from support.waiting import eventually
 
-from leanq.client import AsyncLeanQClient
 from leanq.gateway.access import Access
-from leanq.gateway.app import MAX_BODY_BYTES, make_app
-from leanq.gateway.keys import KeyFile
+from leanq.gateway.app import make_app
+from leanq.gateway.client import GatewayClient
+from leanq.gateway.keys import MAX_BODY_MB, KeyFile
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
@@ -44,7 +44,7 @@ async def gateway(settings: Settings, scripted: Scripted) -> AsyncIterator[Gatew
 @pytest.fixture
 async def alone() -> AsyncIterator[httpx2.AsyncClient]:
     """A client of a gateway that has no queue."""
-    lean = AsyncLeanQClient("redis://127.0.0.1:1")
+    lean = GatewayClient("redis://127.0.0.1:1")
     app = make_app(lean, Access(None, "default"), ("named", "*.inner"))
     transport = httpx2.ASGITransport(app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
@@ -151,7 +151,7 @@ async def test_bytes_that_are_no_request_are_refused(alone: httpx2.AsyncClient) 
     for body in (b"", b"{", b"[" * 100_000, b'"\xff"', b"1e999", b'{"snippets":' + b"9" * 5000):
         answer = await alone.post("/api/check", content=body, headers=JSON)
         assert answer.status_code in (400, 422), (body[:20], answer.status_code)
-    too_many = {**JSON, "Content-Length": str(MAX_BODY_BYTES + 1)}
+    too_many = {**JSON, "Content-Length": str((MAX_BODY_MB << 20) + 1)}
     assert (await alone.post("/api/check", headers=too_many)).status_code == 413
 
 

@@ -91,7 +91,7 @@ def test_replies_come_in_any_order(settings: Settings) -> None:
         assert slow.result(DEADLINE_S) == b"held"
 
 
-def test_a_withdrawn_request_is_over_for_everybody(settings: Settings) -> None:
+def test_a_withdrawn_request_is_over_for_client_and_worker(settings: Settings) -> None:
     driver = Recorder()
     with LeanQClient(settings) as lean:
         queued = lean.echo(b"queued")
@@ -156,21 +156,21 @@ def test_close_can_leave_requests_to_be_attached_to(settings: Settings) -> None:
         replies = other.attach(future.request_id for future in futures)
         wait(replies, DEADLINE_S)
         assert [reply.result(0).payload for reply in replies] == [b"%d" % n for n in range(2500)]
-        # The reply of one that has ended is there for whoever asks next.
+        # The reply of one that has ended is there for the client that asks next.
         assert other.attach([futures[7].request_id])[0].result(DEADLINE_S).payload == b"7"
 
 
 def test_a_client_can_close_the_moment_it_attached(settings: Settings) -> None:
     for _ in range(20):
         with LeanQClient(settings) as lean:
-            (future,) = lean.attach(["0-nobody-knows-it"])
+            (future,) = lean.attach(["0-unknown"])
         assert isinstance(future.exception(timeout=0), ClosedError | LostError)
 
 
 def test_attaching_to_an_unknown_request_says_so(settings: Settings) -> None:
     with LeanQClient(settings) as lean:
-        (future,) = lean.attach(["0-nobody-knows-it"])
-        with pytest.raises(LostError, match="0-nobody-knows-it"):
+        (future,) = lean.attach(["0-unknown"])
+        with pytest.raises(LostError, match="0-unknown"):
             future.result(DEADLINE_S)
         for request_id in ("", "x", "0-", "0-" + 65 * "x", "1-elsewhere", "0-\ud800", "0-a\nb"):
             with pytest.raises(UsageError):
@@ -398,7 +398,7 @@ IMPORTS_NOTHING_LATER = """
 imported = set(sys.modules)
 lean.echo(bytes(100_000)).result(20)
 lean.echo(b"", delay_s=3600).cancel()
-assert lean.attach(["0-nobody-knows-it"])[0].exception(20)
+assert lean.attach(["0-unknown"])[0].exception(20)
 lean.close()
 assert set(sys.modules) == imported, set(sys.modules) - imported
 print("done")
@@ -408,7 +408,7 @@ lean.echo(b"parent").result(20)
 lean.echo(b"", delay_s=3600)
 print("done")
 """
-# An import in the client's thread, amid which somebody forks, would break the child.
+# An import in the client's thread, amid which another thread forks, would break the child.
 SCRIPTS = {"forks": FORKS, "imports nothing later": IMPORTS_NOTHING_LATER, "forgets": FORGETS}
 
 

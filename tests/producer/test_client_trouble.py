@@ -106,7 +106,7 @@ def test_a_worker_outlives_the_server_as_well(own: Server) -> None:
         until(lambda: len(driver.running) == 2)
         own.stop()
         own.start()
-        # What it held belongs to nobody any more: it stops, and takes it up again when told to.
+        # What it held belongs to no worker any more: it stops, and takes it up again when told to.
         until(lambda: len(driver.stopped) == 2)
         driver.let_go()
         assert results(futures) == [b"held %d" % n for n in range(10)]
@@ -170,7 +170,7 @@ def test_patience_ends_and_the_client_goes_on(own: Server) -> None:
             assert lean.echo(b"again").result(DEADLINE_S) == b"again"
 
 
-def test_an_outage_that_nobody_waits_in_uses_up_no_patience(
+def test_an_outage_in_which_no_request_waits_uses_up_no_patience(
     own: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LeanQClient(own.settings) as lean:
@@ -291,7 +291,7 @@ def test_a_bug_ends_all_futures_rather_than_hang(
         assert other.attach([first.request_id])[0].result(DEADLINE_S).payload == b""
 
 
-def test_a_silent_server_keeps_nobody_from_closing(
+def test_a_silent_server_keeps_no_client_from_closing(
     own: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hurry(monkeypatch, close_s=0.1)

@@ -227,7 +227,7 @@ async def test_an_echo_is_run_each_time(settings: Settings) -> None:
         await asyncio.gather(*tasks)
 
 
-async def test_an_error_is_everybodys_and_is_not_remembered(
+async def test_an_error_is_for_all_that_joined_and_is_not_remembered(
     settings: Settings, queue: Queue
 ) -> None:
     settings = replace(settings, remember_s=60.0)

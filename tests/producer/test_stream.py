@@ -177,7 +177,7 @@ async def test_what_finished_early_waits_and_nothing_more_is_read(
 
 
 @pytest.mark.slow
-async def test_what_was_given_out_is_kept_by_nobody(stream: Stream, checker: Checker) -> None:
+async def test_what_was_given_out_is_kept_nowhere(stream: Stream, checker: Checker) -> None:
     class Code(str):
         """A string that can be watched."""
 
@@ -321,7 +321,7 @@ async def test_results_come_while_the_source_waits(amap: Stream, checker: Checke
     async def codes() -> AsyncIterator[str]:
         for code in ("first", "", "last"):
             yield code
-            # Whoever is to ask for more has seen what became of this.
+            # The loop that asks for more has seen what became of this.
             await came.wait()
             came.clear()
 

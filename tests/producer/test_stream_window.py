@@ -72,7 +72,7 @@ def test_a_slow_source_holds_back_little_and_the_fleet_keeps_its_work() -> None:
     assert [future.cancelled() for future in answers.futures] == [False] * 10 + [True] * 5
 
 
-def test_a_fault_that_is_nobodys_error_is_raised() -> None:
+def test_a_fault_that_is_no_codes_error_is_raised() -> None:
     answers = Answers()
 
     def codes() -> Iterator[str]:

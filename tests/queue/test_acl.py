@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -317,3 +318,16 @@ def test_and_nothing_else(socket: Path, role: str, words: str) -> None:
         body = "return redis.call(unpack(ARGV))"
         with pytest.raises(redis.exceptions.ResponseError, match=r"(?i)permission|not allowed"):
             connection.eval(body, 1, "{leanq:0}", *words.split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["client", "worker", "observer"])
+def test_the_doctor_finds_the_server_as_each_role(
+    socket: Path, terminal: Terminal, role: str
+) -> None:
+    url = as_role(socket, role).url
+    done = terminal.run("doctor", "--json", "--url", url)
+    (found,) = (line for line in done.lines if line["what"] == "server")
+    assert found["works"], found
+    assert re.search(r"version \d+\.\d+\.\d+", found["text"])
+    assert ("may not ask" in found["text"]) == (role != "observer")

@@ -30,7 +30,7 @@ async def test_a_paused_environment_starts_nothing(shard: Shard) -> None:
     assert set(status.paused) == {"e:a"}
     environment = environments_of(status)["a"]
     assert (environment.waiting, environment.held) == (2, 2)
-    # Nobody is to be woken for the age of what is held back.
+    # No worker is to be woken for the age of what is held back.
     shard.advance(7_200_000)
     status = await shard.queue.status()
     assert max(row.oldest_s for row in status.priorities) > 7000
@@ -43,7 +43,7 @@ async def test_a_paused_environment_starts_nothing(shard: Shard) -> None:
     await shard.settle(*jobs)
 
 
-async def test_nobody_is_woken_for_what_is_held_back(shard: Shard) -> None:
+async def test_no_worker_is_woken_for_what_is_held_back(shard: Shard) -> None:
     await shard.queue.set_paused("environment", "a", paused=True)
     await shard.submit("0-1", environment="a")
     assert shard.wakeup("a") == 0
@@ -90,7 +90,7 @@ async def test_a_paused_tenant_keeps_its_line_and_gets_its_turn_back(shard: Shar
     await shard.settle(*jobs)
 
 
-async def test_what_is_held_back_is_reserved_to_nobody(shard: Shard) -> None:
+async def test_what_is_held_back_is_reserved_to_no_worker(shard: Shard) -> None:
     await shard.warm("w", "x", available=2)
     await shard.queue.set_paused("tenant", "t", paused=True)
     await shard.submit("0-1", affinity=("x",), tenant="t")

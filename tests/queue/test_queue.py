@@ -276,7 +276,7 @@ async def test_sign_of_life_keeps_the_work(shard: Shard) -> None:
         assert (await shard.queue.renew("other")).lapsed is lapsed
 
 
-async def test_after_a_silence_of_all_everybody_can_be_heard_before_leases_are_judged(
+async def test_after_a_silence_of_all_each_worker_can_be_heard_before_leases_are_judged(
     shard: Shard,
 ) -> None:
     for worker in ("w1", "w2", "dead"):
@@ -311,7 +311,7 @@ async def test_timed_out_is_taken_away_by_renew(shard: Shard) -> None:
     assert (job.request_id, job.attempts) == ("r", 2)
 
 
-async def test_reaper_is_not_stopped_by_a_request_that_somebody_deleted(shard: Shard) -> None:
+async def test_reaper_is_not_stopped_by_a_request_that_was_deleted(shard: Shard) -> None:
     await shard.submit("r", "q")
     await shard.claim()
     shard.server.delete(f"{shard.tag}:req:r")
@@ -415,7 +415,9 @@ async def test_hold_lasts_as_long_as_its_worker_asks(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
-async def test_nobody_empties_itself_for_a_quarantined_that_ended(shard: Shard, end: str) -> None:
+async def test_no_worker_empties_itself_for_a_quarantined_that_ended(
+    shard: Shard, end: str
+) -> None:
     await shard.quarantined("r", deadline_ms=1000)
     await shard.submit("q")
     if end == "cancelled":

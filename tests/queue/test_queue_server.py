@@ -55,7 +55,7 @@ async def test_wakeup_holds_as_many_tokens_as_are_needed_but_few(shard: Shard) -
     assert shard.wakeup() == 16
 
 
-async def test_whoever_leaves_work_behind_wakes_the_next(shard: Shard) -> None:
+async def test_a_worker_that_leaves_requests_waiting_wakes_the_next(shard: Shard) -> None:
     await shard.submit("r1", "r2", "r3")
     shard.server.delete(shard.queue.keys.wakeup("a"))
     await shard.claim(want=2)
@@ -127,7 +127,7 @@ async def test_inbox_can_be_read_again_until_it_is_read_on(shard: Shard) -> None
     assert [request_id for request_id, _ in shard.dump().inbox["c"]] == ["r3"]
     assert await queue.read_inbox("c", end, 1) == (end, [])
     assert shard.dump().inbox == {"c": []}
-    # The replies themselves stay for whoever comes later.
+    # The replies themselves stay for clients that come later.
     assert None not in await queue.replies(["r1", "r2", "r3"])
 
 
@@ -236,6 +236,8 @@ async def live_a_full_life(shard: Shard) -> None:
     await queue.publish_decisions({"a": b"{}"})
     await shard.submit("first", "later")
     await queue.cancel(["later"])
+    await queue.set_weight("t", 2.0)
+    await shard.claim(want=1)
     await shard.submit("parked", tenant="held")
     await queue.set_paused("tenant", "held", paused=True)
 

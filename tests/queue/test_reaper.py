@@ -60,7 +60,7 @@ async def test_where_nothing_is_overdue_nothing_is_reaped(queue: Queue) -> None:
     await queue.release("alive", [], leave=True)
 
 
-async def test_whoever_is_left_alone_reaps_after_the_expiry_grace(queue: Queue) -> None:
+async def test_a_worker_that_is_left_alone_reaps_after_the_expiry_grace(queue: Queue) -> None:
     """Only the reaper is heard, so its own waiting must not begin another grace period."""
     brief = Queue(short_lease(queue.settings))
     assert await reap(brief) == NOTHING
@@ -127,7 +127,7 @@ async def test_reapers_do_each_other_no_harm(queue: Queue, settings: Settings) -
         await eventually(counts(queue, "waiting:echo", 0))
 
 
-async def test_a_worker_reaps_when_somebody_is_overdue(
+async def test_a_worker_reaps_when_another_is_overdue(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
     (request_id,) = await submit(queue, 1)

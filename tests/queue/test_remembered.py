@@ -1,4 +1,4 @@
-"""Verdicts that are remembered, where somebody asks for it."""
+"""Verdicts that are remembered, where the settings ask for it."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ async def test_an_environments_old_verdicts_count_again_when_it_is_as_it_was(
     assert [isinstance(answer, bytes) for answer in answers] == [False, False, True]
 
 
-@pytest.mark.parametrize("why", ["nobody asked", "no verdict of Lean's", "no digest"])
+@pytest.mark.parametrize("why", ["not asked for", "no verdict of Lean's", "no digest"])
 async def test_what_is_not_remembered(shard: Shard, why: str) -> None:
     remembering = Queue(replace(shard.settings, remember_s=60.0))
-    if why != "nobody asked":
+    if why != "not asked for":
         shard.queue.settings = remembering.settings
     await shard.queue.register("w", b"", {"a": b""}, {"a": "print"})
     fingerprint = "" if why == "no verdict of Lean's" else "print"

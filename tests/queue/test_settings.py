@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from support.paths import ROOT
@@ -14,6 +15,7 @@ from leanq.queue.settings import (
     check_name,
     check_url,
     each_cluster,
+    each_host,
     markdown_table,
     variables,
     without_password,
@@ -174,7 +176,8 @@ def test_each_setting_has_a_variable_that_sets_it() -> None:
     default = Settings("redis://host")
     for item in fields(Settings)[1:]:
         value = getattr(default, item.name)
-        other = "other" if isinstance(value, str) else value + 1
+        text = "s3://other" if item.name == "blobs" else "other"
+        other = text if isinstance(value, str) else value + 1
         environ = {f"LEANQ_{item.name.upper()}": str(other)}
         assert Settings.load("redis://host", environ) == replace(default, **{item.name: other})
 
@@ -228,3 +231,44 @@ def test_no_word_about_the_right_variables_or_those_of_a_kubernetes_service(
     environ |= {f"LEANQ_{name}": "x" for name in (*links, "URL", "RQ_URL", "LEAN", "PASSWORD")}
     Settings.load("redis://host", {**environ, "SHARDS": "x"})
     assert not caplog.records
+
+
+# The password
+
+
+SIGNS = "a/b#c%d?e@f:g&h=i j"
+
+
+@pytest.mark.parametrize(
+    ("url", "user"),
+    [
+        ("redis://host", ""),
+        ("redis://host:6379/2?protocol=3", ""),
+        ("rediss://one:1,two:2", ""),
+        ("redis://leanq-worker@host", "leanq-worker"),
+    ],
+)
+def test_a_url_without_a_password_gets_that_of_the_environment(url: str, user: str) -> None:
+    settings = Settings.load(url, {"LEANQ_PASSWORD": SIGNS})
+    for each in each_host(settings.url):
+        parts = urlsplit(each)
+        assert (parts.username, unquote(parts.password or "")) == (user, SIGNS)
+    assert SIGNS not in without_password(settings.url)
+    assert urlsplit(settings.url).query == urlsplit(url).query
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:own@host",
+        "redis://user:own@host",
+        "redis://host?password=own",
+        "unix:///tmp/server.sock",
+    ],
+)
+def test_a_url_with_a_password_and_a_socket_keep_what_they_have(url: str) -> None:
+    assert Settings.load(url, {"LEANQ_PASSWORD": SIGNS}).url == url
+
+
+def test_an_empty_password_is_none() -> None:
+    assert Settings.load("redis://host", {"LEANQ_PASSWORD": ""}).url == "redis://host"

@@ -37,10 +37,10 @@ async def runs(shard: Shard, want: int = 10) -> list[str]:
 # One runs
 
 
-async def test_one_runs_and_its_reply_is_everybodys(shard: Shard) -> None:
+async def test_one_runs_and_its_reply_is_for_all(shard: Shard) -> None:
     job = await lead(shard, "f1", "f2", client="d")
     assert await runs(shard) == []
-    # Nobody is woken for who attaches.
+    # No worker is woken for one that attaches.
     assert shard.wakeup() == 1
     assert await shard.queue.lookup("d", ["f1", "f2"]) == [True, True]
     assert await shard.submit("f2", client="e", digest="same") == [Attached()]
@@ -114,7 +114,7 @@ async def test_attaching_costs_a_tenant_no_more_than_being_passed_over(shard: Sh
         await shard.submit(f"{digest}lead", digest=f"{digest}same", tenant="z")
         await shard.claim(want=1)
         twins = [f"{digest}s1", f"{digest}s2", f"{digest}u1"]
-        # Nobody is there to attach to as they are submitted.
+        # There is none to attach to as they are submitted.
         leader = shard.server.hget(f"{shard.tag}:runs", f"a:{digest}same")
         shard.server.hdel(f"{shard.tag}:runs", f"a:{digest}same")
         await shard.submit(*twins[:2], tenant="s", digest=f"{digest}same")
@@ -141,7 +141,7 @@ async def test_a_thousand_follow_and_the_next_leads_anew(shard: Shard) -> None:
     found = shard.dump()
     found.check()
     assert (len(found.reply), found.joined) == (1001, {"next": ["last"]})
-    # Whoever came first does not take the lead away from who has it now.
+    # The one that came first does not take the lead from the one that has it now.
     assert found.run == {"a:same": "next"}
     await shard.settle(second)
     assert not shard.dump().req
@@ -197,7 +197,7 @@ async def test_a_withdrawn_leader_runs_on_for_its_joined_requests(shard: Shard) 
     assert await shard.queue.cancel(["leader", "leader"]) == [True, False]
     assert await verdicts(shard, "leader") == ["cancelled"]
     assert not shard.dump().lists["stop"]
-    # It is over for whoever asks, and runs for whoever comes.
+    # It is over for those that ask, and runs for those that come.
     (data,) = await shard.queue.replies(["leader"])
     assert await shard.queue.lookup("c", ["leader"]) == [data]
     assert await shard.submit("leader", digest="same") == [data]
@@ -375,7 +375,7 @@ async def test_one_call_sends_back_many_joined_requests_of_few(shard: Shard, how
 
 
 @pytest.mark.parametrize("lost", ["the leader", "that it is leased", "who follows it"])
-async def test_nobody_waits_for_a_run_that_is_none(shard: Shard, lost: str) -> None:
+async def test_no_request_waits_for_a_run_that_is_none(shard: Shard, lost: str) -> None:
     job = await lead(shard, "f")
     match lost:
         case "the leader":

@@ -25,7 +25,7 @@ async def test_an_idle_warm_worker_is_reserved_what_it_is_warm_for(shard: Shard)
     found = shard.dump()
     assert found.lists["reservation"] == {"w": ["r1", "r2"]}
     assert found.lists["wait"] == {"a:1:t": ["r3"]}
-    # One word to it is enough, and one token for whoever takes the third.
+    # One word to it is enough, and one token for the worker that takes the third.
     assert await shard.queue.wait_wakeup("w", [], 1.0) == Reserved()
     assert await shard.queue.wait_wakeup("w", [], 0.05) is None
     assert shard.wakeup() == 1
@@ -51,8 +51,8 @@ async def test_the_strongest_affinity_and_the_last_to_settle_come_first(shard: S
     for expected in ("new", "old", "header2", "header"):
         await shard.submit(expected, affinity=STATE)
         assert shard.dump().lists["reservation"][expected] == [expected]
-    await shard.submit("nobody", affinity=STATE)
-    assert shard.dump().lists["wait"] == {"a:1:t": ["nobody"]}
+    await shard.submit("late", affinity=STATE)
+    assert shard.dump().lists["wait"] == {"a:1:t": ["late"]}
     for worker in ("header", "old", "new", "header2"):
         assert request_ids(await shard.claim(worker, 1)) == [worker]
 
@@ -74,7 +74,7 @@ async def test_no_reservation_without_a_warm_and_idle_worker(shard: Shard, why: 
     found = shard.dump()
     assert not found.lists["reservation"]
     assert "to" not in found.req["r"]
-    # Anybody may take it, at once.
+    # Any worker may take it, at once.
     assert sum(len(wakeup) for wakeup in found.lists["wakeup"].values()) > 0
     assert request_ids(await shard.claim("other", environments=["a", "b"])) == ["r"]
 
@@ -135,7 +135,7 @@ async def test_a_reservation_that_is_not_kept_is_stolen(shard: Shard) -> None:
     await shard.warm("w", "state", available=2)
     await shard.queue.register("watchdog", b"", {"a": b""})
     await shard.submit("r1", "r2", affinity=("state",))
-    # For the watchdog alone, since neither of the two is for anybody else.
+    # For the watchdog alone, since neither of the two is for any other.
     assert shard.wakeup() == 1
     shard.server.delete(shard.queue.keys.wakeup("a"))
     claimed = await shard.claim("watchdog", 1)
@@ -157,7 +157,7 @@ async def test_a_reservation_that_is_not_kept_is_stolen(shard: Shard) -> None:
     assert shard.dump().lists["reservation"] == {"w": ["r4"]}
 
 
-async def test_a_late_worker_still_takes_what_nobody_stole(shard: Shard) -> None:
+async def test_a_late_worker_still_takes_what_was_not_reassigned(shard: Shard) -> None:
     await shard.warm("w", "state")
     await shard.submit("r", affinity=("state",))
     shard.advance(5000)
@@ -198,7 +198,7 @@ async def test_a_watchdog_stays_while_there_are_reservations_and_no_longer(shard
     assert shard.wakeup() == 1
 
 
-async def test_nobody_watches_over_reservations_to_himself(shard: Shard) -> None:
+async def test_no_worker_watches_over_its_own_reservations(shard: Shard) -> None:
     await shard.warm("w", "state", available=1)
     await shard.warm("v", "another", available=1)
     await shard.submit("r1", affinity=("another",))
@@ -206,7 +206,7 @@ async def test_nobody_watches_over_reservations_to_himself(shard: Shard) -> None
     shard.server.delete(shard.queue.keys.wakeup("a"))
     await shard.submit("r2", affinity=("state",))
     assert shard.wakeup() == 1
-    # Whoever takes a reservation of his own leaves the watch to others.
+    # A worker that takes its own reservation leaves the watch to others.
     assert (await shard.claim("w", 2)).again_s == 0
     assert (await shard.claim("third", 1)).again_s == 0.1
 
@@ -231,7 +231,7 @@ async def test_a_note_ends_with_the_first_reservation(shard: Shard) -> None:
     assert request_ids(await shard.claim("other", 1)) == ["r"]
 
 
-async def test_reservations_alone_make_nobody_ring_on(shard: Shard) -> None:
+async def test_reservations_alone_wake_no_worker(shard: Shard) -> None:
     await shard.warm("w", "state")
     await shard.submit("r", affinity=("state",))
     assert (await shard.claim("watchdog", 1)).again_s == 0.1
@@ -273,9 +273,7 @@ async def test_a_reserved_request_expires(shard: Shard) -> None:
 
 
 @pytest.mark.parametrize("how", ["leaves", "is reaped"])
-async def test_reservations_to_a_worker_that_is_gone_are_for_anybody(
-    shard: Shard, how: str
-) -> None:
+async def test_reservations_to_a_worker_that_is_gone_are_for_any(shard: Shard, how: str) -> None:
     await shard.warm("w", "state", available=2)
     await shard.submit("r", "q", affinity=("state",))
     if how == "leaves":
@@ -290,7 +288,7 @@ async def test_reservations_to_a_worker_that_is_gone_are_for_anybody(
     assert request_ids(await shard.claim("other")) == ["r", "q"]
 
 
-async def test_a_request_that_comes_back_is_reserved_to_nobody(shard: Shard) -> None:
+async def test_a_request_that_comes_back_is_reserved_to_no_worker(shard: Shard) -> None:
     await shard.warm("w", "state")
     await shard.submit("r", affinity=("state",))
     (job,) = (await shard.claim("w", 2)).jobs
@@ -344,7 +342,7 @@ async def test_nothing_is_passed_over_for_long(shard: Shard) -> None:
     await shard.submit("cold", *(f"w{number}" for number in range(8)), affinity=("other",))
     for number in range(3):
         await shard.submit(f"warm{number}", affinity=("state",))
-    # Its long wait alone is no reason, or in a long line nobody would ever be preferred.
+    # Its long wait alone is no reason, or in a long line no worker would ever be preferred.
     shard.advance(60_000)
     assert request_ids(await shard.claim("w", 1)) == ["warm0"]
     shard.advance(1999)

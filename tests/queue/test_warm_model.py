@@ -38,7 +38,7 @@ batches = st.lists(st.tuples(submissions, affinities), min_size=1, max_size=6)
 class WarmMachine(QueueMachine):
     model: WarmModel
     model_type = WarmModel
-    # What is held back is reserved to nobody: see test_pause.
+    # What is held back is reserved to no worker: see test_pause.
     hold_back = None  # type: ignore[assignment]
 
     @rule(client=clients, batch=batches, again=some)

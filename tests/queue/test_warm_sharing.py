@@ -166,7 +166,7 @@ async def test_a_remembered_verdict_comes_before_any_reservation(shard: Shard) -
     assert shard.dump().lists["reservation"] == {"w": ["other"]}
 
 
-async def test_among_what_waits_who_attaches_takes_nobodys_place(shard: Shard) -> None:
+async def test_among_what_waits_who_attaches_takes_no_place(shard: Shard) -> None:
     await shard.warm("w", "state", available=0)
     await shard.submit("cold1", "cold2")
     await shard.submit("t1", "t2", "t3", **TWIN)

@@ -183,7 +183,7 @@ class Storm:
             self._wrecks.look()
 
     def calm_down(self) -> None:
-        """Everybody finishes, and leaves in order."""
+        """All workers finish, and leave in order."""
         faults = self.outcome.faults
         if any(codes := self.scene.clients.stop()):
             faults.append(f"clients ended with {codes}")

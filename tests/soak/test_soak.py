@@ -54,12 +54,12 @@ def test_a_request_that_ended_once_is_no_fault() -> None:
         asked(),
         asked()[:1],
         (*asked(), ended(error="RequestError", answer="")),
-        # The server had it, so somebody has to collect it.
+        # The server had it, so a client has to collect it.
         (*asked(), KILLED),
         (*asked(), KILLED, ended("b", "LostError", "")),
         # It was asked by two, of whom one lives.
         (*asked()[:1], *asked("b")[:1], KILLED),
-        # Only a reply that nobody was told.
+        # Only a reply that no client was told.
         (*asked(), seen("keys")),
         # A failover that came later took nothing back.
         (*asked(), KILLED, ("storm", "forgot", 1.5)),
@@ -140,7 +140,7 @@ def test_a_failover_explains_a_repetition() -> None:
 
 
 @pytest.mark.parametrize("event", [seen(), ended(), seen("keys", verdict="poisoned", answer="")])
-def test_what_nobody_asked_for_is_unexpected(event: tuple[object, ...]) -> None:
+def test_what_no_client_asked_for_is_unexpected(event: tuple[object, ...]) -> None:
     assert told(event).faults == {"unexpected": ["0-x"]}
 
 

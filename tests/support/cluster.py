@@ -97,7 +97,7 @@ class Cluster:
         for first, last, (_, port, *_), *_ in ranges:
             if first <= slot <= last:
                 return next(node for node in self.nodes if node.port == port)
-        raise AssertionError(f"nobody has slot {slot}")
+        raise AssertionError(f"no node has slot {slot}")
 
     @property
     def alive(self) -> Node:

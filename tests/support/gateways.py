@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 import httpx2
 
-from leanq.client import AsyncLeanQClient
 from leanq.gateway.access import Access
 from leanq.gateway.app import make_app
+from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import KeyFile
 from leanq.gateway.server import GatewayServer, listen
 from leanq.lean.echo import EchoDriver
@@ -99,7 +99,7 @@ class Gateway:
 
     url: str
     http: httpx2.AsyncClient
-    lean: AsyncLeanQClient
+    lean: GatewayClient
     server: GatewayServer
 
     async def check(self, *codes: str, **fields: Any) -> list[dict[str, Any]]:
@@ -119,12 +119,13 @@ async def new_gateway(
     keys: KeyFile | None = None,
     environment: str = "default",
     hostnames: tuple[str, ...] = (),
+    grace_s: float = 5.0,
 ) -> AsyncIterator[Gateway]:
     """A gateway in this event loop, in front of the queue of ``settings``."""
-    async with AsyncLeanQClient(settings, no_worker="wait") as lean:
+    async with GatewayClient(settings, no_worker="wait", when_full="raise") as lean:
         with listen("127.0.0.1", 0) as listener:
             app = make_app(lean, Access(keys, environment), hostnames)
-            server = GatewayServer(app, listener, grace_s=5)
+            server = GatewayServer(app, listener, grace_s=grace_s)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             serving = asyncio.create_task(server.run())
             try:
@@ -139,7 +140,7 @@ async def new_gateway(
 def key_file(folder: Path, *keys: dict[str, Any]) -> Path:
     """A file of keys, each given by its ``secret`` and further fields."""
     path = folder / "keys.toml"
-    path.write_text("".join(map(_entry, keys)))
+    path.write_text(f'secret = "{"5" * 32}"\n\n' + "".join(map(_entry, keys)))
     return path
 
 

@@ -212,7 +212,7 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def open_ends(path: Path) -> list[str]:
-    """The request ids that were attempted and whose ends nobody has seen."""
+    """The request ids that were attempted and whose ends no client has seen."""
     request_ids: dict[str, None] = {}
     for kind, _, _, *rest in read(path):
         if kind == "attempt":
@@ -247,7 +247,7 @@ class Findings:
     """What became of the requests of a run; the lists hold request ids.
 
     Attributes:
-        ended: with the right answer, in a future that somebody held.
+        ended: with the right answer, in a future that a client held.
         undecided: the server never said that it had it, and its client was killed.
         orphaned: a failover forgot it, and its client was killed before it noticed.
         again: answered a second time, the same, since a failover forgot the first.
@@ -256,7 +256,7 @@ class Findings:
         forgotten: the server had it and did not know it later; its client may have mended that.
         conflicting: two replies that differ in what they say.
         duplicated: two replies that say the same, without a failover that explains it.
-        unexpected: an answer to what nobody asked, or a wrong one.
+        unexpected: an answer to what no client asked, or a wrong one.
         gone: ended, and its reply could not be looked up afterwards.
         errors: ends with an error, and ``troubles``, calls that failed in between, by class.
     """

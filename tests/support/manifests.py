@@ -16,6 +16,8 @@ import yaml
 
 from leanq.cli import cli
 from leanq.commands.submit import submit
+from leanq.lean.echo import EchoDriver
+from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 from leanq.queue.settings import variables
 from support.paths import ROOT
 
@@ -25,6 +27,7 @@ EVERYTHING = [*(f"overlays/{name}" for name in OVERLAYS), "base"]
 
 Object = Mapping[str, Any]
 
+ECHO_ENVIRONMENT = EchoDriver().environment
 _FLAGS = {"--json", "--require-walls", "--trust-steps"}
 _SUFFIXES = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9}
 
@@ -80,6 +83,14 @@ class Pod:
     @property
     def command(self) -> tuple[str, dict[str, str]]:
         return parse(self.container["args"])
+
+    @property
+    def environments(self) -> list[str]:
+        """Those that a worker offers, or a scaler sizes."""
+        values = [arg.removeprefix("--env=") for arg in self.container["args"] if "--env" in arg]
+        if self.command[1].get("--driver") == "echo":
+            return [ECHO_ENVIRONMENT]
+        return [value.partition("=")[0] for value in values] or [DEFAULT_ENVIRONMENT]
 
     def matches(self, selector: Mapping[str, Any]) -> bool:
         """As Kubernetes matches; an empty selector matches all."""

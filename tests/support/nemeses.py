@@ -157,7 +157,7 @@ def cut(scene: Scene) -> None:
 
 
 def freeze(scene: Scene) -> None:
-    """The server answers nobody for longer than a lease."""
+    """The server answers no process for longer than a lease."""
     scene.pair.primary.send(signal.SIGSTOP)
     try:
         time.sleep(1.5 * scene.fleet.settings.lease_s)

@@ -102,6 +102,17 @@ def compare(found: Dump, model: Model) -> None:
     assert reasons == {k[7:]: n for k, n in stats.items() if k.startswith("reason:")}
     tallies = {k: int(n) for k, n in found.hashes.get("tally", {}).items()}
     assert sum(n for k, n in tallies.items() if k.startswith("s:")) == stats["submitted"]
+    used = {tuple(k[2:].split(":")): int(n) for k, n in tallies.items() if k.startswith("u:")}
+    assert used == {place: n for place, n in model.cpu_ms.items() if n}
+    assert {k: float(v) for k, v in found.hashes.get("weights", {}).items()} == model.weights
+    accounts = {
+        f"{environment}:{priority}": {
+            tenant: (account.time, account.mean) for tenant, account in shares.accounts.items()
+        }
+        for (environment, priority), shares in model.shares.items()
+        if shares.accounts
+    }
+    assert {ring: each for ring, each in found.shares.items() if each} == accounts
     saved = (model.coalesced, len(model.remembered))
     assert (stats["coalesced"], stats["remembered"]) == saved
 

@@ -157,14 +157,21 @@ class QueueMachine(RuleBasedStateMachine):
         # The same token may come again, and then with other words.
         reply = Reply("accepted", cpu_s=call)
         warm = call % 4 > 0
+        cpu_ms = [call * 37 % 5000 * (n % 3) for n in range(len(leases))]
         done = [
-            Settlement(request_id, token, "accepted", pack_reply(token, reply), print_, warm)
-            for request_id, token in leases
+            Settlement(
+                *lease, "accepted", pack_reply(lease[1], reply), print_, warm, cpu_ms=used_ms
+            )
+            for lease, used_ms in zip(leases, cpu_ms, strict=True)
         ]
-        accepted = tuple(self.model.settle(worker, *lease, print_, warm) for lease in leases)
+        accepted = tuple(
+            self.model.settle(worker, *lease, print_, warm, used_ms)
+            for lease, used_ms in zip(leases, cpu_ms, strict=True)
+        )
         busy = len(self.model.work[worker])
         stale = self.fairness.stale_lists()
         request_ids, alone, hold = self.model.claim(worker, environments, want, busy)
+        self.model.call_over()
         token = f"{call}:"
         got = self.call(
             self.queue.claim(worker, environments, want, busy=busy, token=token, settlements=done)
@@ -187,7 +194,9 @@ class QueueMachine(RuleBasedStateMachine):
         if want and not hold:
             # A worker on hold keeps the token that it took; a renewal makes up for that.
             self.woken -= set(environments)
-        if not alone:
+        if self.model.weights:
+            self.fairness.leads.clear()
+        elif not alone:
             self.fairness.check(
                 [request_id for request_id in request_ids if request_id not in self.model.redeemed],
                 stale,
@@ -228,6 +237,7 @@ class QueueMachine(RuleBasedStateMachine):
         worker = self.workers[number]
         leases = pick(self.leases[worker], which)
         given = sum(self.model.release(worker, *lease, how) for lease in reversed(leases))
+        self.model.call_over()
         if leave:
             self.model.leave(worker)
         work = self.queue.release(worker, leases, how=how, leave=leave)
@@ -262,6 +272,13 @@ class QueueMachine(RuleBasedStateMachine):
         name = (ENVIRONMENTS if kind == "environment" else TENANTS)[number]
         changed = self.call(self.queue.set_paused(kind, name, paused=hold))
         assert changed == self.model.pause(kind, name, hold)
+
+    @rule(tenant=st.sampled_from(TENANTS), weight=st.sampled_from((None, None, 0.3, 1.0, 4.0)))
+    def weigh(self, tenant: str, weight: float | None) -> None:
+        self.call(self.queue.set_weight(tenant, weight))
+        self.model.weights.pop(tenant, None)
+        if weight is not None:
+            self.model.weights[tenant] = weight
 
     @precondition(anyone_late)
     @rule()
@@ -306,7 +323,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(anyone_busy)
     @rule()
     def reap_all(self) -> None:
-        """Nobody gives a sign of life until all leases have lapsed and been reaped."""
+        """No heartbeat is sent until all leases have lapsed and been reaped."""
         self.advance(LEASE_MS)
         self.reap()
         self.advance(LEASE_MS // 2)
@@ -352,7 +369,7 @@ class QueueMachine(RuleBasedStateMachine):
             self.server.delete(*self.server.keys(f"{self.tag}:*"))
 
     def drain(self) -> None:
-        """From any state, whoever is left brings every request to its end."""
+        """From any state, the workers that are left bring every request to its end."""
         for kind, name in sorted(self.model.paused):
             assert self.call(self.queue.set_paused(kind, name, paused=False))
             self.model.pause(kind, name, False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from leanq.queue.results import Returning, Submission
@@ -29,10 +29,30 @@ class Flying:
     worker: str = ""
     run: str = ""
     solo: bool = False
+    charge: float | None = None
 
     @property
     def status(self) -> str:
         return "joined" if self.run else "queued" if self.token is None else "leased"
+
+
+@dataclass
+class Account:
+    """A tenant's share of a ring: virtual time, and the mean CPU time of its requests, in ms."""
+
+    time: float
+    mean: float | None = None
+
+
+@dataclass
+class Shares:
+    """A ring's virtual time and its tenants' accounts. A call changes copies of these (``open``),
+    and keeps those that it ``charged``."""
+
+    time: float = 0.0
+    accounts: dict[str, Account] = field(default_factory=dict)
+    open: dict[str, Account] = field(default_factory=dict)
+    charged: set[str] = field(default_factory=set)
 
 
 class Model:
@@ -71,6 +91,10 @@ class Model:
         # and tenant.
         self.withdrawn: set[tuple[str, int | None, str]] = set()
         self.redeemed: set[str] = set()
+        self.weights: dict[str, float] = {}
+        self.shares: defaultdict[tuple[str, int], Shares] = defaultdict(Shares)
+        # CPU time (ms) by environment and tenant.
+        self.cpu_ms: Counter[tuple[str, str]] = Counter()
 
     def register(self, worker: str, environments: Iterable[str], fingerprint: str) -> None:
         self.leases[worker] = self.now + self.lease_ms
@@ -108,11 +132,13 @@ class Model:
         """The batch is over."""
 
     def settle(
-        self, worker: str, request_id: str, token: str, fingerprint: str, warm: bool
+        self, worker: str, request_id: str, token: str, fingerprint: str, warm: bool, cpu_ms: int
     ) -> bool:
         item = self.flying.get(request_id)
         if not item or item.token != token:
             return self.winners.get(request_id) == token
+        self.cpu_ms[item.sub.environment, item.sub.tenant] += cpu_ms
+        self._correct(item, cpu_ms)
         joined = self._disband(request_id)
         if item.sub.digest and fingerprint:
             self.memory[fingerprint, item.sub.digest] = token
@@ -161,6 +187,8 @@ class Model:
     def release(self, worker: str, request_id: str, token: str, how: Returning) -> bool:
         held = request_id in self.flying and self.flying[request_id].token == token
         if held:
+            if how != "retry":
+                self._correct(self.flying[request_id], None)
             self._requeue(request_id, how == "retry", how == "defer")
         return held
 
@@ -245,7 +273,7 @@ class Model:
         return self.now >= self.expiry_grace
 
     def reap(self) -> Counter[str] | None:
-        """What became of the requests of whoever is overdue the longest, by name."""
+        """What became of the requests of the worker that is overdue the longest, by name."""
         if not self.judges():
             return None
         worker = min((end, worker) for worker, end in self.leases.items())[1]
@@ -325,15 +353,18 @@ class Model:
         return request_ids
 
     def _draw(self, worker: str, environment: str, priority: int, want: int) -> list[str]:
-        """Tenants give in turn, and several each where they are few."""
+        """Tenants give in turn, and several each where they are few; or by their weights."""
         ring = self.rings[environment, priority]
         request_ids: list[str] = []
         while ring and len(request_ids) < want:
-            tenants = list(ring)[: want - len(request_ids)]
-            each = (want - len(request_ids)) // len(tenants)
-            for tenant in tenants:
+            asked = want - len(request_ids)
+            tenants = list(ring)[: 200 if self.weights else asked]
+            counts = [asked // len(tenants)] * len(tenants)
+            if self.weights:
+                counts = self._plan((environment, priority), tenants, asked)
+            for tenant, count in zip(tenants, counts, strict=True):
                 line = ring.pop(tenant)
-                request_ids += self._serve(worker, environment, line, each)
+                request_ids += self._serve(worker, environment, line, count)
                 if line:
                     ring[tenant] = line
         return request_ids
@@ -352,7 +383,61 @@ class Model:
         item.token, item.solo = "", solo and bool(item.sub.digest)
         if item.sub.digest:
             self.runs[item.sub.environment, item.sub.digest] = request_id
+        self._charge(item)
         return True
+
+    def call_over(self) -> None:
+        """What a call charged is kept."""
+        for shares in self.shares.values():
+            for tenant in shares.charged:
+                shares.accounts[tenant] = shares.open[tenant]
+            shares.open.clear()
+            shares.charged.clear()
+
+    def _account(self, place: tuple[str, int], tenant: str) -> Account:
+        shares = self.shares[place]
+        if tenant not in shares.open:
+            account = replace(shares.accounts.get(tenant, Account(shares.time)))
+            behind = 4 * (account.mean or 0) / self.weights.get(tenant, 1)
+            account.time = max(account.time, shares.time - behind)
+            shares.open[tenant] = account
+        return shares.open[tenant]
+
+    def _plan(self, place: tuple[str, int], tenants: Sequence[str], n: int) -> list[int]:
+        """Each request goes to the tenant whose virtual time is least by then."""
+        shares = self.shares[place]
+        accounts = [self._account(place, tenant) for tenant in tenants]
+        times, counts = [account.time for account in accounts], [0] * len(tenants)
+        for _ in range(n):
+            may = [i for i, account in enumerate(accounts) if account.mean or not counts[i]]
+            if may:
+                chosen = min(may, key=lambda i: times[i])
+                shares.time = max(shares.time, times[chosen])
+                counts[chosen] += 1
+                mean = accounts[chosen].mean or 0
+                times[chosen] += mean / self.weights.get(tenants[chosen], 1)
+        return counts
+
+    def _charge(self, item: Flying) -> None:
+        if not self.weights:
+            return
+        place, tenant = (item.sub.environment, item.sub.priority), item.sub.tenant
+        account = self._account(place, tenant)
+        item.charge = account.mean or item.sub.longest_run_ms
+        account.time += item.charge / self.weights.get(tenant, 1)
+        self.shares[place].charged.add(tenant)
+
+    def _correct(self, item: Flying, cpu_ms: int | None) -> None:
+        if not self.weights or item.charge is None:
+            return
+        place, tenant = (item.sub.environment, item.sub.priority), item.sub.tenant
+        account = self._account(place, tenant)
+        took = 0 if cpu_ms is None else max(cpu_ms, 1)
+        account.time += (took - item.charge) / self.weights.get(tenant, 1)
+        if cpu_ms is not None:
+            mean = account.mean
+            account.mean = took if mean is None else mean + (took - mean) / 8
+        self.shares[place].charged.add(tenant)
 
     def _first_quarantined(self, environment: str) -> str | None:
         quarantined = self.quarantined[environment]
@@ -410,7 +495,7 @@ class Model:
         if item.attempts >= self.max_attempts:
             self._end(request_id, "poisoned")
             return "poisoned"
-        item.token, item.run, item.solo = None, "", False
+        item.token, item.run, item.solo, item.charge = None, "", False, None
         if 0 < item.attempts == self.max_attempts - 1:
             quarantined = self.quarantined[item.sub.environment]
             quarantined.insert(len(quarantined) if defer else 0, request_id)

@@ -38,11 +38,11 @@ class RecordingTarget:
 class Loop:
     """A scaler whose time is set by the test."""
 
-    def __init__(self, settings: Settings, **how: Any) -> None:
+    def __init__(self, settings: Settings, environment: str = "echo", **how: Any) -> None:
         self.now = 1000.0
         self.target = RecordingTarget()
         self.told: list[tuple[Decision, Stats]] = []
-        sizes = {"echo": ScaleSettings(**how)}
+        sizes = {environment: ScaleSettings(**how)}
 
         def tell(_name: str, decision: Decision, stats: Stats) -> None:
             self.told.append((decision, stats))

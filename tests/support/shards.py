@@ -80,6 +80,7 @@ class Dump:
     watchdog: str | None = None
     affine: set[str] = field(default_factory=set)
     isolated: set[str] = field(default_factory=set)
+    shares: dict[str, dict[str, tuple[float, float | None]]] = field(default_factory=dict)
 
     def check(self, remembered: Collection[str] = ()) -> None:
         """What holds between any two calls, whatever they were, until replies are collected.
@@ -153,7 +154,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
     pipe = server.pipeline(transaction=False)
     for name in names:
         match name[len(tag) + 1 :].partition(":")[0]:
-            case "deadreq" | "phase" | "runs" | "stats" | "paused":
+            case "deadreq" | "phase" | "runs" | "stats" | "paused" | "weights" | "shares":
                 pipe.hgetall(name)
             case "info" | "environments" | "fingerprints" | "withdrawn" | "available":
                 pipe.hgetall(name)
@@ -185,8 +186,12 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.hashes["tally"] = {name: str(n) for name, n in tallies.items()}
                 flags = (name for name in _texts(value) if name.startswith("affinity:"))
                 found.affine = {name.removeprefix("affinity:") for name in flags}
-            case "paused" | "info" | "environments" | "fingerprints" | "withdrawn" | "available":
+            case "info" | "environments" | "fingerprints" | "withdrawn" | "available":
                 found.hashes[kind] = _texts(value)
+            case "paused" | "weights":
+                found.hashes[kind] = _texts(value)
+            case "shares":
+                found.shares[rest] = {t: _account(text) for t, text in _texts(value).items()}
             case "parked":
                 found.parked[rest] = {tenant.decode() for tenant in value}
             case "wait" | "ring" | "quarantined" | "reservation" | "wakeup" | "stop":
@@ -248,7 +253,7 @@ def _put(fields: dict[str, str], place: str) -> None:
     kind, texts = place[0], place[1:].split("\0")
     match kind:
         case "l":
-            token, worker, client, environment, solo, digest, _, _ = texts
+            token, worker, client, environment, solo, digest, *_ = texts
             assert client == fields["c"]
             fields |= {"st": "leased", "tok": token, "w": worker, "l": environment}
             fields |= {"d": digest} if digest else {}
@@ -263,6 +268,11 @@ def _put(fields: dict[str, str], place: str) -> None:
             fields["by"] = texts[0]
     if kind in "lj" and "n" in fields:
         fields["n"] = str(int(fields["n"]) + 1)
+
+
+def _account(text: str) -> tuple[float, float | None]:
+    time, mean = text.split()
+    return float(time), None if mean == "-" else float(mean)
 
 
 def _texts(value: dict[bytes, bytes]) -> dict[str, str]:
@@ -334,7 +344,7 @@ class Shard:
         self, worker: str, *affinity: str, available: int = 1, environment: str = "a"
     ) -> None:
         """Makes the worker warm, and leaves it idle with so many slots."""
-        # Behind another, so that it is reserved to nobody who is warm already.
+        # Behind another, so that it is reserved to no worker that is warm already.
         request_ids = [f"{name} {worker}" for name in ("first", *affinity)]
         await self.submit(request_ids[0], environment=environment)
         for request_id, name in zip(request_ids[1:], affinity, strict=True):
@@ -362,7 +372,7 @@ class Shard:
         return reply.verdict, reply.attempts, reply.queued_s
 
     async def lapse(self) -> None:
-        """Lets all leases lapse while somebody looks all the time."""
+        """Lets all leases lapse while a worker looks all the time."""
         for _ in range(3):
             self.advance(int(self.queue.settings.lease_s * 500))
             await self.queue.renew("watcher")

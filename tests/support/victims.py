@@ -194,7 +194,7 @@ class Pair:
 
 
 class Fleet:
-    """Workers as processes, as many as were hired. Whoever draws one takes care of it."""
+    """Workers as processes, as many as were hired. The nemesis that draws one takes care of it."""
 
     def __init__(self, settings: Settings, folder: Path, group: int, slots: int) -> None:
         self.settings, self._slots = settings, slots

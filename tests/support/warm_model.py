@@ -69,7 +69,7 @@ class WarmModel(Model):
         return self.watchdog
 
     def settle(
-        self, worker: str, request_id: str, token: str, fingerprint: str, warm: bool
+        self, worker: str, request_id: str, token: str, fingerprint: str, warm: bool, cpu_ms: int
     ) -> bool:
         item = self.flying.get(request_id)
         if item and item.token == token and warm:
@@ -78,7 +78,7 @@ class WarmModel(Model):
                 seen[worker] = self.now
                 if len(seen) > MOST_WARM:
                     del seen[min(seen, key=lambda worker: (seen[worker], worker))]
-        return super().settle(worker, request_id, token, fingerprint, warm)
+        return super().settle(worker, request_id, token, fingerprint, warm, cpu_ms)
 
     def claim(
         self, worker: str, environments: Sequence[str], want: int, busy: int

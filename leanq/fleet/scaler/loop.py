@@ -18,7 +18,7 @@ import msgspec
 from leanq.errors import QueueError, TargetError, UnavailableError
 from leanq.fleet.prometheus import Sample, fleet_samples
 from leanq.fleet.scaler.targets import Ordered, Target, idle_workers
-from leanq.fleet.stats import DecisionRecord, EnvironmentStats, FleetStats, fleet_stats_of
+from leanq.fleet.stats import DecisionRecord, EnvironmentStats, FleetStats, fleet_stats_of, unsized
 from leanq.queue.queue import Queue, every_shard
 from leanq.queue.settings import Settings
 from leanq.scale import Decision, Memory, ScaleSettings, Stats, decide
@@ -70,6 +70,7 @@ class Scaler:
         self._seen: FleetStats | None = None
         self._seen_at_s = 0.0
         self._leads = False
+        self._unsized: dict[str, int] = {}
 
     async def run(self) -> None:
         """Decides until cancelled."""
@@ -99,6 +100,7 @@ class Scaler:
             self._leads = False
         if self._seen is None:
             return
+        self._warn_of_unsized(self._seen)
         told: dict[str, DecisionRecord] = {}
         for name, environment in self._environments.items():
             try:
@@ -114,6 +116,21 @@ class Scaler:
                 await queues[0].publish_decisions(data)
             except QueueError as error:
                 log.warning("the decision is not shown to others: %s", error)
+
+    def _warn_of_unsized(self, seen: FleetStats) -> None:
+        """Says so when requests begin to wait in an environment that no scaler sizes."""
+        before, self._unsized = self._unsized, unsized(seen, self._environments)
+        for name, count in self._unsized.items():
+            if count and not before.get(name):
+                served = bool(seen.environments[name].workers)
+                log.warning(
+                    "%s in %s, which no scaler sizes (this one: %s)%s: name it with --env, or "
+                    "start workers for it",
+                    "1 request waits" if count == 1 else f"{count} requests wait",
+                    name,
+                    ", ".join(self._environments),
+                    "" if served else " and no worker offers",
+                )
 
     async def _decide(
         self, name: str, environment: _Environment, seen: FleetStats, now: float
@@ -138,6 +155,8 @@ class Scaler:
         if self._seen:
             yield from (s for s in fleet_samples(self._seen) if s[0] != "leanq_up")
         yield "leanq_scaler_leader", (), int(self._leads)
+        for name, count in self._unsized.items():
+            yield "leanq_scaler_unsized_requests", (name,), count
         for name, environment in self._environments.items():
             yield "leanq_scaler_errors_total", (name,), environment.errors
             for reason, count in environment.reasons.items():
@@ -159,7 +178,7 @@ def _stats(name: str, seen: FleetStats, ordered: Ordered, now: float) -> Stats:
     return Stats(
         time_s=now,
         # Paused requests need no worker.
-        queued=environment.waiting - environment.held + environment.quarantined,
+        queued=environment.due,
         leased=round(environment.running),
         oldest_s=environment.oldest_s,
         submitted=environment.submitted,

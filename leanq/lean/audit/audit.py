@@ -59,7 +59,7 @@ async def audit(
 ) -> Findings:
     """Finds the axioms behind every constant of a file.
 
-    ``allowed`` are the names that the client allows, whoever declares them; those of
+    ``allowed`` are the names that the client allows, whichever text declares them; those of
     ``environment_allowed`` are allowed where they come from imports. Both as `display` writes
     them.
 

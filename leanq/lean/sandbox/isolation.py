@@ -28,7 +28,7 @@ _NAMESPACES = {
 }
 # <sys/mount.h>
 _RDONLY, _NOSUID, _NODEV, _NOEXEC = 1, 2, 4, 8
-_REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
+_REMOUNT, _BIND, _MOVE, _RECURSIVE, _PRIVATE = 0x20, 0x1000, 0x2000, 0x4000, 0x40000
 _UMOUNT_DETACH = 2
 _SYS_MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE = 442, -100, 0x8000
 # <asm/unistd.h>; the other calls have one number everywhere.
@@ -136,6 +136,18 @@ def mount_proc(target: str = "/proc", *, minimal: bool = False) -> None:
         except OSError:
             flags |= _RDONLY  # a kernel before 5.8
     _mount("proc", target, "proc", flags)
+
+
+def keep_own_proc(spare: str) -> None:
+    """Leave of /proc this process alone, where another /proc cannot be mounted: the loader finds
+    libraries beside a program by /proc/self/exe, as Lean finds its own. ``spare`` is any folder."""
+    pid = str(os.getpid())
+    _mount(f"/proc/{pid}", spare, "", _BIND)
+    mount_memory("/proc", mode="755", size_bytes=1 << 16)
+    os.mkdir(f"/proc/{pid}")
+    os.symlink(pid, "/proc/self")
+    _mount(spare, f"/proc/{pid}", "", _MOVE)
+    freeze("/proc")
 
 
 def bind(source: str, target: str) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from leanq.lean.sandbox import isolation
+from leanq.lean.sandbox.cgroup import Cgroup
 from leanq.lean.sandbox.scratch import Scratch
 from leanq.lean.sandbox.usage import UsageSampler, descendants, own_memory_bytes
 from leanq.lean.sandbox.walls import Walls
@@ -68,6 +69,7 @@ class Monitor:
         channel: socket.socket,
         walls: Walls,
         scratch: Scratch,
+        group: Cgroup,
         nice: int,
         go_on: Callable[[], NoReturn] | None = None,
     ) -> None:
@@ -79,6 +81,7 @@ class Monitor:
         self._shared_bytes = own_memory_bytes() if go_on else 0
         self._walls = walls
         self._scratch = scratch
+        self._group = group
         self._nice = nice
         self._statuses: dict[int, int] = {}
         self._pid = os.getpid()
@@ -123,6 +126,7 @@ class Monitor:
         elif "renew" in order and self._program:
             self._usage.sample()
             held_bytes = self._usage.memory_bytes
+            self._group.renew()
             cpu_s = self._renew(order["renew"], held_bytes=held_bytes)
             tell(self._channel, {"renewed": {"cpu_s": cpu_s, "memory_bytes": held_bytes}})
         elif "stop" in order and self._program:
@@ -135,6 +139,7 @@ class Monitor:
         try:
             # One that waits for its input could write before its limits have come.
             self._scratch.open(limits["scratch_bytes"] if limits else math.inf)
+            self._group.begin()
             self._program, self._report = self._fork(order, fds)
         except (OSError, ValueError) as error:
             end_all(self._statuses)
@@ -164,6 +169,7 @@ class Monitor:
         self._memory_bytes: int = held_bytes + limits["memory_bytes"]
         self._look_s: float = limits["look_s"]
         self._scratch_bytes: float = limits["scratch_bytes"]
+        self._group.limit(limits["memory_bytes"], self._scratch_bytes)
         self._over = False
         self._look_at = self._started + self._pause_s()
 
@@ -195,7 +201,7 @@ class Monitor:
             return
         _reap(self._statuses)
         self._usage.sample()
-        over = self._usage.memory_bytes > self._memory_bytes
+        over = self._usage.memory_bytes > self._memory_bytes or self._group.is_over()
         if self._usage.cpu_s > self._cpu_end_s:
             self._finish("cpu")
         elif over and self._over:
@@ -228,6 +234,8 @@ class Monitor:
         self._usage.conclude()
         if stopped is None and self._limited and self._usage.cpu_s > self._cpu_end_s:
             stopped = "cpu"  # or it would depend on when the last sample was taken
+        if stopped is None and self._limited and self._group.has_killed():
+            stopped = "memory"
         written_bytes = self._disk_bytes() if self._limited else 0.0
         if stopped is None and self._limited and written_bytes > self._scratch_bytes:
             stopped = "scratch"
@@ -242,7 +250,9 @@ class Monitor:
             "stopped": stopped,
             "cpu_s": self._usage.cpu_s,
             "wall_s": time.monotonic() - self._started,
-            "peak_bytes": max(self._usage.peak_bytes - self._shared_bytes, 0),
+            "peak_bytes": max(
+                self._usage.peak_bytes - self._shared_bytes, self._group.peak_bytes, 0
+            ),
             "scratch_bytes": int(min(written_bytes, 1 << 62)),
         }
         tell(self._channel, {"exit": report, "limited": self._limited}, self._scratch.fds)
@@ -296,6 +306,7 @@ class Monitor:
                 os.nice(self._nice)
             if order["limits"]:
                 _limit_cpu(0, order["limits"]["cpu_s"])
+            self._group.enter()
             if self._walls.own_pids:
                 self._walls.enter()
                 os.chdir(order["cwd"])

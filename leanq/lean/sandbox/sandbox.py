@@ -18,6 +18,7 @@ by SIGKILL too. How the program is isolated depends on the machine, see
   scratch folder, and cannot look into other processes. From 6 on it cannot signal them either.
 - ``seccomp``: of system calls, it makes only those of ``deploy/seccomp/policy.py``: no sockets, no
   shared memory, no memory that no process shows, nothing done to other processes.
+- ``cgroup``: the kernel counts its memory as well; see :mod:`leanq.lean.sandbox.cgroup`.
 
 It never has privileges or capabilities, and its environment and descriptors are the given ones.
 """
@@ -39,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from leanq.errors import SandboxError
+from leanq.lean.sandbox import cgroup
 from leanq.lean.sandbox.monitor import MESSAGE_BYTES
 from leanq.lean.sandbox.process import Exit, Finished, Limits, Process, Usage
 from leanq.lean.sandbox.scratch import empty
@@ -83,7 +85,12 @@ class Sandbox:
     """False once the supervisor has died or the sandbox was closed: open another."""
 
     def __init__(
-        self, scratch: Path, inbox: Path | None, channel: socket.socket, supervisor: Supervisor
+        self,
+        scratch: Path,
+        inbox: Path | None,
+        channel: socket.socket,
+        supervisor: Supervisor,
+        group: Path | None,
     ) -> None:
         """Use :meth:`open`."""
         self.scratch = scratch
@@ -98,6 +105,7 @@ class Sandbox:
         self._process: Process | None = None
         self._prepared: _Program | None = None
         self._supervisor = supervisor
+        self._group = group
         self._channel = channel
         self._channel.setblocking(False)
         self._loop.add_reader(self._channel, self._listen)
@@ -134,9 +142,11 @@ class Sandbox:
             if not path.exists():
                 raise SandboxError(f"{path} does not exist, and programs need it")
         folders: list[Path] = []
+        group = None
         try:
             places = [root, *([inbox_root] if inbox_root else [])]
             folders.extend(Path(tempfile.mkdtemp(prefix="leanq-", dir=place)) for place in places)
+            group = cgroup.make()
             hello = {
                 "folders": [str(folder) for folder in folders],
                 "readable": [str(path.resolve()) for path in (*readable, *folders[1:])],
@@ -144,15 +154,17 @@ class Sandbox:
                 "hidden": [str(path) for each in hidden for path in (each, each.resolve())],
                 "nice": nice,
                 "namespaces": namespaces,
+                "cgroup": group and str(group),
             }
             channel, supervisor = await _started(hello, start or _supervise)
         except BaseException as error:
             for folder in folders:
                 folder.rmdir()
+            cgroup.remove(group)
             if isinstance(error, OSError | SandboxError):
                 raise SandboxError(f"no scratch folder or no supervisor: {error}") from error
             raise
-        sandbox = cls(folders[0], folders[1] if inbox_root else None, channel, supervisor)
+        sandbox = cls(folders[0], folders[1] if inbox_root else None, channel, supervisor, group)
         try:
             async with asyncio.timeout(_SUPERVISOR_TIMEOUT_S):
                 sandbox.isolation, sandbox.scratch = await sandbox._greeting
@@ -233,6 +245,7 @@ class Sandbox:
         try:
             await self._supervisor.end()
         finally:
+            cgroup.remove(self._group)
             for folder in self._folders:
                 if folder.exists():  # the supervisor was killed before it could
                     empty(str(folder))

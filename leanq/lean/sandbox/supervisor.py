@@ -20,7 +20,8 @@ Without Landlock's signal scope (ABI 6), such a program can also kill its superv
 ``leanq.lean.sandbox.sandbox`` starts this file with an isolated Python, without the rest of the
 package, and documents what is measured. Messages are JSON, one per packet::
 
-    worker → inner   {"folders", "readable", "hidden", "nice", "namespaces"}   once
+    worker → inner   {"folders", "readable", "hidden", "nice", "namespaces",
+                      "cgroup"}   once
                      {"start": {"argv", "env", "cwd", "limits", "report"}}
                          with the program's standard input, output and error as descriptors
                      {"limit": limits}, {"renew": limits}, {"stop": reason}
@@ -48,6 +49,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from leanq.lean.sandbox import isolation
+from leanq.lean.sandbox.cgroup import Cgroup
 from leanq.lean.sandbox.monitor import IGNORED, MESSAGE_BYTES, Monitor, end_all, tell
 from leanq.lean.sandbox.scratch import Scratch, empty
 from leanq.lean.sandbox.walls import Walls
@@ -85,6 +87,8 @@ def keep_programs(
     """
     base = hello["folders"][0]
     scratch = _SCRATCH if "mount" in namespaces else base
+    # Which is out of sight behind the walls.
+    group = Cgroup(hello["cgroup"])
     if "user" in namespaces:
         isolation.forbid_user_namespaces()
     try:
@@ -109,9 +113,10 @@ def keep_programs(
     # What was made until here is for good: the forks of this process are many, and short.
     gc.freeze()
     gc.disable()
-    tell(channel, {"isolation": walls.report, "scratch": scratch})
+    kinds = [*walls.report, *(["cgroup"] if hello["cgroup"] else [])]
+    tell(channel, {"isolation": kinds, "scratch": scratch})
     holds = Scratch(scratch, in_memory="mount" in namespaces)
-    Monitor(channel, walls, holds, hello["nice"], go_on).serve(fatal)
+    Monitor(channel, walls, holds, group, hello["nice"], go_on).serve(fatal)
     return 0
 
 
@@ -164,6 +169,9 @@ def main(inner: Inner = keep_programs) -> None:
         if os.waitstatus_to_exitcode(status) != REFUSED:
             break
     end_all({})
+    if group := hello.get("cgroup"):
+        with contextlib.suppress(OSError):
+            os.rmdir(group)
     for folder in hello["folders"]:
         with contextlib.suppress(OSError):  # the worker removes it too
             empty(folder)

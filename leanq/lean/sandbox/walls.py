@@ -45,6 +45,7 @@ class Walls:
 
         OSError: the machine does not allow one of these.
         """
+        self._scratch = scratch
         self._filter = isolation.seccomp_filter()
         self.filtered = bool(self._filter)
         self.own_pids = "pid" in namespaces
@@ -99,7 +100,7 @@ class Walls:
         if self.own_pids:
             isolation.mount_proc(minimal=True)
         elif self.own_root:
-            isolation.cover("/proc")
+            isolation.keep_own_proc(self._scratch)
         isolation.renounce_privileges()
         if self._ruleset is not None:
             isolation.landlock_restrict(self._ruleset)

@@ -1,5 +1,5 @@
 #!lua flags=allow-oom
--- parts: clock bulk wait_list wakeup publish counters settle isolated reservations fair_queue lease recall waiting
+-- parts: clock bulk wait_list wakeup publish counters settle isolated reservations fair_queue lease recall waiting shares
 -- claim: settles what a worker has finished, and leases it up to `want` requests of `environments`, in
 -- one call; either part may be empty. A settlement is accepted only with the current token, or again
 -- with the token that already won. `token` is that of all leases given out here. `busy`: requests in
@@ -13,7 +13,8 @@ local accepted = settle.all()
 
 -- The environments that are not held back, and what :stats says of each.
 local open = environments
-if #environments > 0 and redis.call('EXISTS', tag .. ':paused') == 1 then
+if #environments > 0 and redis.call('EXISTS', tag .. ':paused', tag .. ':weights') > 0 then
+  lease.shares = settle.shares or open_shares()
   open = {}
   for _, environment in ipairs(environments) do
     if not wait_list.is_paused('e', environment) then open[#open + 1] = environment end
@@ -61,6 +62,8 @@ if has_affinity then
   if asks then again_ms = reservations.watch(reserved) end
 end
 lease.write()
+local shares = lease.shares or settle.shares
+if shares then shares.write() end
 
 if #lease.jobs > 0 or waiting.popped >= waiting.MAX_POPPED or must_empty == 1 then
   -- A worker that leaves requests waiting wakes one more worker.

@@ -1,19 +1,24 @@
 #!lua flags=allow-oom
--- parts: phase publish counters requeue forget_worker
+-- parts: phase publish counters requeue forget_worker shares
 -- release: gives unfinished work back to the front. how: requeue, retry (the attempt counts) or defer (to
 -- the end of its waiting list). `leave`: the worker leaves the fleet.
 -- Returns how many were given back; a token that is no longer current changes nothing.
-local given = 0
+local given, shares = 0, nil
 -- From the last to the first, so that the front of the list keeps their order.
 for i = #leases, 1, -1 do
   local request_id = leases[i].request_id
   local lease = phase.read_lease(redis.call('HGET', tag .. ':phase', request_id))
   if lease and lease.token == leases[i].token then
     redis.call('ZREM', tag .. ':processing:' .. worker, request_id)
+    if lease.charge ~= '' and how ~= 'retry' then
+      shares = shares or open_shares()
+      if shares then shares.correct(lease) end
+    end
     requeue.run(request_id, how)
     given = given + 1
   end
 end
+if shares then shares.write() end
 counters.add('released', given)
 publish.all()
 counters.write()

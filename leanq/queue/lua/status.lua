@@ -5,7 +5,7 @@
 -- says of itself; priorities: rows of environment, priority, tenants, waiting (of the first 1,000
 -- tenants), age of the oldest (ms), how many of these an operator holds back; quarantined: rows of
 -- environment and count; dead; paused: what is held back since when (ms); decisions: the scaler's, by
--- environment.
+-- environment; weights: those of tenants.
 local workers, priorities, quarantined = {}, {}, {}
 local leases = redis.call('ZRANGE', tag .. ':workers', 0, -1, 'WITHSCORES')
 for i = 1, #leases, 2 do
@@ -62,4 +62,4 @@ end
 return answer({stats = stats, environments = redis.call('HGETALL', tag .. ':environments'),
   workers = workers, priorities = priorities, quarantined = quarantined,
   dead = redis.call('ZCARD', tag .. ':dead'), paused = redis.call('HGETALL', tag .. ':paused'),
-  decisions = redis.call('HGETALL', tag .. ':scaler')})
+  decisions = redis.call('HGETALL', tag .. ':scaler'), weights = redis.call('HGETALL', tag .. ':weights')})

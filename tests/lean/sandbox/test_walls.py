@@ -123,7 +123,7 @@ async def test_a_root_of_its_own_holds_what_is_needed_and_nothing_else(sandbox: 
     found = set((await output(sandbox, code)).split())
     etc = {"passwd", "group", "nsswitch.conf", "localtime", "ld.so.cache", "alternatives"}
     assert {each for each in found if not each.isdigit()} <= {*etc, "self", "thread-self"}
-    # The program and what holds it; nobody else is there.
+    # The program and what holds it; no other process is there.
     assert {each for each in found if each.isdigit()} == {"1", "2"}
 
 

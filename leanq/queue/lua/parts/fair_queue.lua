@@ -2,11 +2,11 @@
 -- The order of claims: tenants in round-robin within a priority, priorities without starvation.
 local fair_queue = {}
 
--- Takes up to `each` requests out of every list; how many that brought.
-function fair_queue.pop(names, each)
+-- Takes up to so many requests out of each list; how many that brought.
+function fair_queue.pop(names, counts)
   local from, request_ids, got = {}, {}, 0
-  for _, name in ipairs(names) do
-    local ids = redis.call('LPOP', tag .. ':' .. name, each) or {}
+  for i, name in ipairs(names) do
+    local ids = counts[i] > 0 and redis.call('LPOP', tag .. ':' .. name, counts[i]) or {}
     for _, request_id in ipairs(ids) do
       from[#from + 1], request_ids[#request_ids + 1] = name, request_id
     end
@@ -19,29 +19,32 @@ function fair_queue.pop(names, each)
   return got
 end
 
--- Up to n requests of one priority; tenants give in turn, and several each where they are few.
+-- Up to n requests of one priority; tenants give in turn, and several each where they are few. Where
+-- tenants have weights, they give by these, the first 200 of the ring among themselves.
 function fair_queue.draw(environment, priority, n, has_affinity)
   local ring_name, got = environment .. ':' .. priority, 0
   local ring = tag .. ':ring:' .. ring_name
   while got < n and waiting.popped < waiting.MAX_POPPED do
     local asked, names, keys, keep = n - got, {}, {}, {}
-    local tenants = redis.call('LPOP', ring, asked)
+    local looked = lease.shares and 200 or asked
+    local tenants = redis.call('LPOP', ring, looked)
     if not tenants then break end
+    local counts = lease.shares and lease.shares.plan(ring_name, tenants, asked) or {}
     local each = math.floor(asked / #tenants)
     for i, tenant in ipairs(tenants) do
-      names[i] = 'wait:' .. ring_name .. ':' .. tenant
+      names[i], counts[i] = 'wait:' .. ring_name .. ':' .. tenant, counts[i] or each
       keys[i] = tag .. ':' .. names[i]
     end
     if has_affinity then
-      for _, name in ipairs(names) do got = got + affinity.claim(name, each) end
+      for i, name in ipairs(names) do got = got + affinity.claim(name, counts[i]) end
     else
-      got = got + fair_queue.pop(names, each)
+      got = got + fair_queue.pop(names, counts)
     end
     for i, is_filled in ipairs(bulk.filled(keys)) do
       if is_filled then keep[#keep + 1] = tenants[i] end
     end
     if #keep > 0 then redis.call('RPUSH', ring, unpack(keep))
-    elseif #tenants < asked then break end
+    elseif #tenants < looked then break end
   end
   return got
 end

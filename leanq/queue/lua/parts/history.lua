@@ -1,4 +1,20 @@
--- parts: clock
+-- parts: clock bulk
+-- The counters of tenants that used no CPU time for a day make room for others.
+local function forget_tenants(minute, totals)
+  local newer = redis.call('ZCOUNT', tag .. ':minutes', '(' .. minute - 1440, '+inf')
+  local text = redis.call('ZREVRANGE', tag .. ':minutes', newer, newer)[1]
+  local read, note = pcall(cmsgpack.unpack, text)
+  -- Any process may have written what stands there.
+  local before = read and type(note) == 'table' and note[2]
+  if type(before) ~= 'table' then return end
+  local idle = {}
+  for name, total in pairs(totals) do
+    if string.match(name, '^u:[^:]*:.') and before[name] == total then idle[#idle + 1] = name end
+  end
+  bulk.call('HDEL', tag .. ':stats', idle)
+  redis.call('HINCRBY', tag .. ':stats', 'tenants', -#idle)
+end
+
 -- Once a minute, the call that comes first notes the totals so far, so that history outlives the fleet.
 -- What waits and who works is as of that moment; the histograms are left out.
 local function note_minute()
@@ -8,10 +24,11 @@ local function note_minute()
   local totals, all = {}, redis.call('HGETALL', tag .. ':stats')
   for i = 1, #all, 2 do
     local name = all[i]
-    if string.match(name, '^[sf]:') or string.match(name, '^%a_ms:') or string.match(name, '^waiting:') then
+    if string.match(name, '^[sfu]:') or string.match(name, '^%a_ms:') or string.match(name, '^waiting:') then
       totals[name] = tonumber(all[i + 1])
     end
   end
+  forget_tenants(minute, totals)
   totals.workers = redis.call('ZCARD', tag .. ':workers')
   redis.call('ZADD', tag .. ':minutes', minute, cmsgpack.pack({minute, totals}))
   -- A day of history, and an hour more.

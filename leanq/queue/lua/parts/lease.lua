@@ -1,8 +1,9 @@
--- parts: clock bulk phase counters single_flight waiting warmth
+-- parts: clock bulk phase counters single_flight waiting warmth shares
 -- arguments: worker token
 -- The leases that a claim gives out, written together at its end. `jobs`: per request its id, which
--- attempt this is, 1 where it is isolated, its environment, when it was submitted (ms), its body.
-local lease = {jobs = {}, phases = {}, timeouts = {}, runs = {}, texts = {}, taken_in = {}}
+-- attempt this is, 1 where it is isolated, its environment, when it was submitted (ms), its body. `shares`:
+-- where tenants have weights.
+local lease = {shares = nil, jobs = {}, phases = {}, timeouts = {}, runs = {}, texts = {}, taken_in = {}}
 
 -- Whether a request that waits needs no run of its own, since an identical one runs.
 function lease.joins(r, isolated)
@@ -17,15 +18,18 @@ end
 
 -- Most requests of one call have the same lease but for their digests.
 function lease.text(r, isolated)
+  local charge = lease.shares and lease.shares.charge(r) or ''
   if r.digest ~= '' then
     local alone = isolated and '1' or ''
-    return phase.leased(token, worker, r.client, r.environment, alone, r.digest, r.affinity)
+    return phase.leased(
+      token, worker, r.client, r.environment, alone, r.digest, r.affinity, r.tenant, charge)
   end
   local known = lease.texts[r.client]
   if not known then known = {}; lease.texts[r.client] = known end
-  local key = r.environment .. ':' .. r.affinity
+  local key = r.environment .. ':' .. r.affinity .. ':' .. r.tenant .. ':' .. charge
   if not known[key] then
-    known[key] = phase.leased(token, worker, r.client, r.environment, '', '', r.affinity)
+    known[key] =
+      phase.leased(token, worker, r.client, r.environment, '', '', r.affinity, r.tenant, charge)
   end
   return known[key]
 end

@@ -1,9 +1,10 @@
--- parts: clock bulk phase publish counters record single_flight deadline requeue warmth
+-- parts: clock bulk phase publish counters record single_flight deadline requeue warmth shares
 -- arguments: worker settlements ends remember_ms
 -- Settles what a worker has finished. `ends` says what settlements have in common: outcome, reason (may be
 -- ''), whether the worker is warm now, the way in which Lean came by its prefix, fingerprint, and times,
--- each being its letter (w waited, r ran, t both), ms, and the number of its histogram's bucket.
-local settle = {}
+-- each being its letter (w waited, r ran, t both), ms, and the number of its histogram's bucket. `cpu_ms`
+-- is each settlement's own. `shares`: see shares.lua; opened for the first lease that was charged.
+local settle = {shares = nil}
 
 -- Whether a result counted before: its token is in the head of the reply.
 function settle.has_counted(request_id, token)
@@ -67,6 +68,17 @@ function settle.count(how)
   end
 end
 
+-- Counts the CPU time (ms) of a result for its environment and its tenant.
+function settle.account(lease, cpu_ms)
+  if cpu_ms > 0 then
+    counters.add('u_ms:' .. lease.environment, cpu_ms)
+    counters.add('u:' .. lease.environment .. ':' .. lease.tenant, cpu_ms)
+  end
+  if lease.charge == '' then return end
+  if settle.shares == nil then settle.shares = open_shares() or false end
+  if settle.shares then settle.shares.correct(lease, cpu_ms) end
+end
+
 -- Settles all results; per result 1, or 0 where its token was not current.
 function settle.all()
   if #settlements == 0 then return {} end
@@ -85,6 +97,7 @@ function settle.all()
       local sums = how.sums[lease.environment]
       if not sums then sums = {settled = 0, ended = 0}; how.sums[lease.environment] = sums end
       sums.settled = sums.settled + 1
+      settle.account(lease, item.cpu_ms)
       if how.warm and lease.affinity ~= '' then warmth.note(lease.environment, lease.affinity) end
       -- A run without a client was withdrawn before, by its own.
       if lease.client ~= '' then

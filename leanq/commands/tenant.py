@@ -1,0 +1,90 @@
+"""``leanq tenant``: how much CPU time tenants used, and what share of it each is to have."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+
+import click
+
+from leanq.commands import options
+from leanq.commands.common import queue_settings
+from leanq.commands.tables import columns, duration, printable
+from leanq.errors import UsageError
+from leanq.fleet.stats import environments_of
+from leanq.queue.queue import every_shard, look
+from leanq.queue.results import Status
+from leanq.queue.settings import Settings, check_name
+
+_LEAST, _MOST = 0.01, 1000.0
+
+
+@click.group()
+def tenant() -> None:
+    """Show tenants' CPU time, and give tenants shares of it."""
+
+
+@tenant.command()
+@click.argument("name")
+@click.argument("weight", type=click.FloatRange(_LEAST, _MOST), required=False)
+@click.option("--remove", is_flag=True, help="Take the weight away.")
+@options.queue
+def weight(url: str | None, as_json: bool, name: str, weight: float | None, remove: bool) -> None:
+    """Give the tenant NAME the share WEIGHT of CPU time.
+
+    While any tenant has a weight, tenants of one environment and priority get CPU time by their
+    weights, whatever their requests take; those without one weigh 1. Without weights, tenants take
+    turns, request by request.
+    """
+    if (weight is None) != remove:
+        raise UsageError("give either a WEIGHT between 0.01 and 1000, or --remove")
+    settings = queue_settings(url)
+    asyncio.run(_set_weight(settings, check_name("tenant", name), weight))
+    if as_json:
+        click.echo(json.dumps({"tenant": name, "weight": weight}))
+    elif weight is None:
+        click.echo(f"tenant {name} has no weight of its own")
+    else:
+        click.echo(f"tenant {name} weighs {weight:g} from its next request on")
+
+
+@tenant.command("list")
+@options.queue
+def list_(url: str | None, as_json: bool) -> None:
+    """Show the tenants that have a weight or used CPU time, the greatest users first."""
+    status = asyncio.run(look(queue_settings(url)))
+    used_s = _used_s(status)
+    names = sorted({*used_s, *status.weights}, key=lambda name: (-used_s[name], name))
+    if as_json:
+        for name in names:
+            record = {"tenant": name, "cpu_s": used_s[name], "weight": status.weights.get(name)}
+            click.echo(json.dumps(record))
+        return
+    if not names:
+        click.echo("no tenant has a weight or used CPU time")
+        return
+    total_s = used_s.total() or 1.0
+    rows = [
+        (
+            printable(name or "others"),
+            duration(used_s[name]),
+            f"{100 * used_s[name] / total_s:.1f} %",
+            f"{status.weights[name]:g}" if name in status.weights else "–",
+        )
+        for name in names
+    ]
+    click.echo("\n".join(columns(("TENANT", "CPU", "OF ALL", "WEIGHT"), rows)))
+
+
+def _used_s(status: Status) -> Counter[str]:
+    used: Counter[str] = Counter()
+    for environment in environments_of(status).values():
+        used.update(environment.tenants_cpu_s)
+    return used
+
+
+async def _set_weight(settings: Settings, name: str, weight: float | None) -> None:
+    async with every_shard(settings) as queues:
+        for queue in queues:
+            await queue.set_weight(name, weight)

@@ -1,0 +1,244 @@
+"""leanq's own interface, ``/v1``: the five operations, requests that are fetched later, status.
+
+A request that brings no name of its own lives as long as its connection: it is withdrawn where the
+client goes away. One with a name, and one that is not waited for, runs on and can be fetched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any, cast
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+
+from leanq import __version__
+from leanq.errors import LeanQError
+from leanq.gateway import v1_models as models
+from leanq.gateway.access import Access, Submitter, Watcher
+from leanq.gateway.batches import BatchResponse
+from leanq.gateway.client import GatewayClient, Pending
+from leanq.gateway.connections import while_connected
+from leanq.gateway.keys import Key
+from leanq.gateway.operations import options_in, prepared_of
+from leanq.gateway.problems import response_of
+from leanq.gateway.status import Looks, environments_for
+from leanq.queue.requests import Reply
+
+BATCH_PATH = "/v1/batch"
+_MAX_WAIT_S = 3600
+
+Wait = Annotated[
+    float | None,
+    Query(
+        ge=0,
+        le=_MAX_WAIT_S,
+        description="Seconds to wait for the end; a request that has not ended by then is answered "
+        "with 202, runs on, and can be fetched. Unless given, the end is waited for.",
+    ),
+]
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "default": {"description": "a problem", "content": {"application/problem+json": {}}}
+}
+_ENDS: dict[int | str, dict[str, Any]] = {
+    200: {"model": models.Result},
+    202: {"model": models.Pending, "description": "it has not ended yet"},
+    **_PROBLEMS,
+}
+
+router = APIRouter()
+
+
+def make_v1(lean: GatewayClient, access: Access, ending: asyncio.Event) -> FastAPI:
+    """The interface as an application, to be mounted at ``/v1``."""
+    app = FastAPI(
+        title="leanq",
+        version=__version__,
+        summary="Lean 4 at the scale of reinforcement learning",
+        openapi_url="/openapi.json",
+        # Their pages would load programs from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.lean = lean
+    app.state.access = access
+    app.state.ending = ending
+    app.state.looks = Looks(lean.clusters)
+    for kind in (LeanQError, RequestValidationError, StarletteHTTPException):
+        app.add_exception_handler(kind, _problem)
+    app.include_router(router)
+    return app
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    return response_of(error)
+
+
+@router.post("/check", responses=_ENDS, summary="Lean's verdict on a text")
+async def check(
+    body: models.Check, request: Request, key: Submitter, wait: Wait = None
+) -> Response:
+    """Its messages and theorems, and for each `sorry` a goal with a state."""
+    return await _submitted(body, request, key, wait)
+
+
+@router.post("/verify", responses=_ENDS, summary="Whether a candidate proves a target")
+async def verify(
+    body: models.Verify, request: Request, key: Submitter, wait: Wait = None
+) -> Response:
+    """`failed` says which theorem failed by which rule."""
+    return await _submitted(body, request, key, wait)
+
+
+@router.post("/step", responses=_ENDS, summary="A tactic, tried on a state")
+async def step(body: models.Step, request: Request, key: Submitter, wait: Wait = None) -> Response:
+    """The next state with its goals; `accepted` where nothing is left to prove."""
+    return await _submitted(body, request, key, wait)
+
+
+@router.get("/requests/{request_id}", responses=_ENDS, summary="What became of a request")
+async def fetch(request_id: str, request: Request, key: Submitter, wait: Wait = 0.0) -> Response:
+    """Replies are kept for `LEANQ_REPLY_TTL_S`, and any gateway of the queue knows them. Without
+    `wait` the answer is what holds at this moment."""
+    lean = _lean(request)
+    if wait:
+        return await _answer(request, key, lean.find(key.tenant, request_id), wait)
+    reply = await lean.peek(key.tenant, request_id)
+    return _pending(request_id) if reply is None else _result(request, key, reply, request_id)
+
+
+@router.delete("/requests/{request_id}", responses=_ENDS, summary="Withdraw a request")
+async def withdraw(request_id: str, request: Request, key: Submitter) -> Response:
+    """Its end: `cancelled`, or what was faster."""
+    lean = _lean(request)
+    pending = lean.find(key.tenant, request_id)
+    reply = await while_connected(request, lean.withdraw(pending))
+    return _result(request, key, reply, request_id)
+
+
+@router.get(
+    "/states/{state}/export",
+    responses={200: {"content": {"application/octet-stream": {}}}, **_PROBLEMS},
+    response_class=Response,
+    summary="Bytes that mean the same state anywhere with the same environment",
+)
+async def export(
+    state: str, request: Request, key: Submitter, environment: str | None = None
+) -> Response:
+    """They can be imported by other tenants, and at other queues."""
+    lean, access = _lean(request), _access(request)
+    access.admit(key, 1, lean.outstanding(key.tenant))
+    prepared = lean.builder.export(access.state(key, state), options_in(key, access, environment))
+    reply = await while_connected(request, lean.patient_reply(key.tenant, prepared))
+    return Response(prepared.read(reply), media_type="application/octet-stream")
+
+
+@router.post(
+    "/states",
+    responses={200: {"model": models.Imported}, **_PROBLEMS},
+    openapi_extra={
+        "requestBody": {
+            "content": {"application/octet-stream": {"schema": {"type": "string"}}},
+            "required": True,
+        }
+    },
+    summary="A state from bytes that were exported",
+)
+async def import_(request: Request, key: Submitter, environment: str | None = None) -> Response:
+    """The state is known afterwards."""
+    lean, access = _lean(request), _access(request)
+    access.admit(key, 1, lean.outstanding(key.tenant))
+    exported = await request.body()
+    prepared = lean.builder.import_(exported, options_in(key, access, environment))
+    reply = await while_connected(request, lean.patient_reply(key.tenant, prepared))
+    prepared.read(reply)
+    return _json({"state": access.sealed(key, reply).state})
+
+
+@router.post(
+    "/batch",
+    openapi_extra={
+        "requestBody": {
+            "description": "One request a line: `op`, the fields of that operation, and `id`",
+            "content": {"application/x-ndjson": {"schema": {"type": "string"}}},
+            "required": True,
+        }
+    },
+    responses={
+        200: {"content": {"application/x-ndjson": {}, "text/event-stream": {}}},
+        **_PROBLEMS,
+    },
+    response_class=Response,
+    summary="Any number of requests, with results as they end",
+)
+async def batch(request: Request, key: Submitter) -> Response:
+    """Lines of JSON, or server-sent events where `Accept` asks for them: each has the `index` of
+    its request, its `id`, and a `result` or a `problem`. Requests are read while results are sent,
+    and are withdrawn where the client goes away."""
+    events = "text/event-stream" in request.headers.get("accept", "")
+    return BatchResponse(_lean(request), _access(request), key, events=events)
+
+
+@router.get("/status", responses={200: {"model": models.Status}, **_PROBLEMS})
+async def status(request: Request, key: Watcher) -> Response:
+    """The environments that the key may use, as they are at this moment."""
+    looks: Looks = request.app.state.looks
+    return _json(
+        {
+            "environments": environments_for(key, await looks.look()),
+            "tenant": key.tenant,
+            "outstanding": _lean(request).outstanding(key.tenant),
+        }
+    )
+
+
+async def _submitted(body: models.Body, request: Request, key: Key, wait: float | None) -> Response:
+    lean, access = _lean(request), _access(request)
+    prepared = prepared_of(body, key, access, lean.builder)
+    access.admit(key, 1, lean.outstanding(key.tenant))
+    pending = lean.submit(key.tenant, prepared, body.request_id)
+    return await _answer(request, key, pending, wait, withdraw=body.request_id is None)
+
+
+async def _answer(
+    request: Request, key: Key, pending: Pending, wait: float | None, *, withdraw: bool = False
+) -> Response:
+    """The end of a request, or that there is none after ``wait`` seconds."""
+    lean, name = _lean(request), pending.name.name
+    if wait is None:
+        reply = await while_connected(request, lean.reply(pending, withdraw=withdraw))
+    else:
+        await while_connected(request, _known(pending, wait))
+        if not pending.end.done():
+            return _pending(name)
+        reply = pending.end.result()
+    return _result(request, key, reply, name)
+
+
+def _pending(name: str) -> Response:
+    headers = {"Location": f"/v1/requests/{name}", "Retry-After": "1"}
+    return _json({"request_id": name, "status": "pending"}, status_code=202, headers=headers)
+
+
+def _result(request: Request, key: Key, reply: Reply, name: str) -> Response:
+    return _json(models.result_of(_access(request).sealed(key, reply), name))
+
+
+async def _known(pending: Pending, wait: float) -> None:
+    """Until the queue has the request, and then for its end for up to ``wait`` seconds."""
+    await pending.known.wait()
+    await asyncio.wait({pending.end}, timeout=wait)
+
+
+def _lean(request: Request) -> GatewayClient:
+    return cast("GatewayClient", request.app.state.lean)
+
+
+def _access(request: Request) -> Access:
+    return cast("Access", request.app.state.access)
+
+
+def _json(content: dict[str, Any], **how: Any) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json", **how)

@@ -1,0 +1,198 @@
+"""What leanq's own interface takes and gives, for pydantic and for its description."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec.structs import asdict
+from pydantic import BaseModel, ConfigDict, Field
+
+from leanq.queue.requests import Reason, Reply, Verdict, check_reply_to_json
+
+THEOREM = "theorem t (p : Prop) (h : p) : p := "
+
+
+def _example(**fields: Any) -> ConfigDict:
+    return ConfigDict(extra="forbid", json_schema_extra={"examples": [fields]})
+
+
+class Options(BaseModel):
+    """How a request is queued and carried out; each may be left out."""
+
+    environment: Annotated[
+        str | None, Field(description="by name; the first that the key allows unless given")
+    ] = None
+    timeout_s: Annotated[float, Field(description="budget of CPU time")] = 60.0
+    memory_mb: Annotated[int, Field(description="budget of resident memory, in MiB")] = 4096
+    scratch_mb: Annotated[int, Field(description="budget of scratch disk, in MiB")] = 256
+    allow_axioms: Annotated[
+        list[str], Field(description="axioms allowed beside the environment's own")
+    ] = []
+    audit: Annotated[bool, Field(description="whether what Lean accepts is judged")] = True
+    trust_programs: Annotated[
+        bool, Field(description="whether the caller vouches for a text that runs programs")
+    ] = False
+    priority: Annotated[int, Field(description="0 (most urgent) to 2")] = 1
+    deadline_s: Annotated[
+        float | None, Field(description="seconds in the queue until it expires")
+    ] = None
+    request_id: Annotated[
+        str | None,
+        Field(
+            description="a name of the caller's: the same again gives the same reply. A request "
+            "with a name is not withdrawn where the connection closes"
+        ),
+    ] = None
+    traceparent: Annotated[str | None, Field(description="W3C's trace context")] = None
+
+
+class Check(Options):
+    """Lean's verdict on a text."""
+
+    code: Annotated[str, Field(description="Lean source, its header included")]
+    model_config = _example(code=f"{THEOREM}h", timeout_s=20)
+
+
+class Verify(Options):
+    """Whether a candidate proves a target."""
+
+    code: Annotated[str, Field(description="the candidate: Lean source, its header included")]
+    target: Annotated[str | None, Field(description="Lean source whose proofs are sorry")] = None
+    theorems: Annotated[
+        list[str], Field(description="instead of a target, names in the environment")
+    ] = []
+    holes: Annotated[
+        list[str], Field(description="names in the target whose values the candidate may choose")
+    ] = []
+    model_config = _example(target=f"{THEOREM}sorry", code=f"{THEOREM}h")
+
+
+class Step(Options):
+    """A tactic, tried on a state."""
+
+    state: Annotated[str, Field(description="from the `sorries` of a check, or from a step")]
+    tactic: Annotated[str, Field(description="as it would stand behind `by`")]
+    model_config = _example(state="0" * 64, tactic="exact h")
+
+
+class _Item(BaseModel):
+    id: Annotated[str | int | None, Field(description="what the result is to be known by")] = None
+
+
+class CheckItem(_Item, Check):
+    op: Literal["check"]
+
+
+class VerifyItem(_Item, Verify):
+    op: Literal["verify"]
+
+
+class StepItem(_Item, Step):
+    op: Literal["step"]
+
+
+Body = Check | Verify | Step
+Item = Annotated[CheckItem | VerifyItem | StepItem, Field(discriminator="op")]
+"""One line of a batch."""
+
+
+class Message(BaseModel):
+    severity: Literal["information", "warning", "error"]
+    line: Annotated[int, Field(description="from 1")]
+    column: Annotated[int, Field(description="from 0, in code points")]
+    text: str
+    end_line: int | None
+    end_column: int | None
+
+
+class Sorry(BaseModel):
+    line: int
+    column: int
+    goal: str | None
+    state: str | None
+    end_line: int | None
+    end_column: int | None
+
+
+class Theorem(BaseModel):
+    name: str
+    statement: str
+
+
+class Failure(BaseModel):
+    name: str
+    rule: str
+    text: str
+
+
+class Result(BaseModel):
+    """How a request ended."""
+
+    request_id: str
+    verdict: Verdict
+    reason: Reason | None
+    messages: list[Message]
+    sorries: list[Sorry]
+    theorems: list[Theorem]
+    axioms: list[str] | None
+    failed: Annotated[list[Failure], Field(description="of a verification")]
+    state: Annotated[str | None, Field(description="of a step: the next state")]
+    goals: Annotated[list[str], Field(description="of a step: those of the next state")]
+    attempts: int
+    worker: str
+    queued_s: float
+    cpu_s: float
+    wall_s: float
+
+
+class Pending(BaseModel):
+    """A request that has not ended."""
+
+    request_id: str
+    status: Literal["pending"] = "pending"
+
+
+class Imported(BaseModel):
+    """A state that is known now."""
+
+    state: str
+
+
+class EnvironmentStatus(BaseModel):
+    """One environment, at this moment."""
+
+    name: str
+    lean: Annotated[str | None, Field(description="the version of Lean")]
+    fingerprint: str | None
+    waiting: int
+    running: int
+    workers: int
+    slots: int
+
+
+class Status(BaseModel):
+    """What a key may know of the fleet."""
+
+    environments: list[EnvironmentStatus]
+    tenant: str
+    outstanding: Annotated[int, Field(description="the tenant's requests at this gateway")]
+
+
+class Problem(BaseModel):
+    """Why there is no result (RFC 9457)."""
+
+    type: Annotated[str, Field(description="urn:leanq: and the kind, or about:blank")]
+    title: str
+    status: int
+    detail: str
+
+
+def result_of(reply: Reply, request_id: str) -> dict[str, Any]:
+    """A reply as a :class:`Result`, in values that JSON has."""
+    return {
+        **check_reply_to_json(reply),
+        "request_id": request_id,
+        "failed": [asdict(failure) for failure in reply.failed],
+        "state": reply.state,
+        "goals": list(reply.goals),
+    }

@@ -1,0 +1,91 @@
+"""Content hashes that an image brings beside its compiled modules.
+
+A new pod has an empty cache folder, and Mathlib is gigabytes. So whoever builds the image has them
+hashed once, ``python -m leanq.lean.baked_hashes FOLDER``, and each worker believes that list
+
+- if it is the superuser's or this user's own, and no other user can write to it or to the folder;
+- file by file, where size and time (to the second, as layers of images keep it) are as noted;
+- not at all if one of a few modules, drawn anew at each start, has another content.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from leanq.lean.hashes import File, hash_file, keep, read_kept
+
+log = logging.getLogger("leanq.lean")
+
+NAME = ".leanq-hashes"
+_CHECKED = 32
+_NS = 1_000_000_000
+
+
+def bake(folder: Path, files: Sequence[File]) -> None:
+    """Hashes these files of the folder, and notes that there; raises OSError."""
+    rows = [(f.name, f.size, f.mtime_ns // _NS, hash_file(f.path).hex()) for f in files]
+    keep(folder / NAME, json.dumps(rows, separators=(",", ":")).encode())
+    if read_kept(folder / NAME) is None:
+        raise PermissionError(f"cannot write {folder / NAME}")
+
+
+def baked(folder: Path, files: Sequence[File]) -> Mapping[File, str]:
+    """The hashes that the folder brings, of those of its files that are as they were noted.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    text = read_kept(folder / NAME)
+    if text is None or not _is_ours(folder):
+        return {}
+    try:
+        noted = {(name, size, at_s): digest for name, size, at_s, digest in json.loads(text)}
+    except (ValueError, TypeError):
+        return {}
+    found = {
+        file: noted[place]
+        for file in files
+        if (place := (file.name, file.size, file.mtime_ns // _NS)) in noted
+    }
+    for file in random.sample(list(found), min(_CHECKED, len(found))):
+        if hash_file(file.path).hex() != found[file]:
+            log.warning(
+                "%s is not as %s says; all modules are read. Make the list anew where the image "
+                "is built: python -m leanq.lean.baked_hashes %s",
+                file.path,
+                folder / NAME,
+                folder,
+            )
+            return {}
+    return found
+
+
+def _is_ours(folder: Path) -> bool:
+    status = os.stat(folder)
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def main() -> None:
+    """``python -m leanq.lean.baked_hashes FOLDER``: hashes the compiled modules in FOLDER."""
+    from leanq.lean.environment import compiled_modules
+
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit("usage: python -m leanq.lean.baked_hashes FOLDER, that of compiled modules")
+    folder = Path(sys.argv[1])
+    files = compiled_modules(folder)
+    try:
+        bake(folder, files)
+    except OSError as error:
+        sys.exit(f"leanq: {error}")
+    print(f"{len(files)} modules of {folder} are hashed")
+
+
+if __name__ == "__main__":
+    main()

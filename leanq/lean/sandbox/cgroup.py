@@ -1,0 +1,182 @@
+"""A cgroup for the programs of each sandbox, where one (of version 2) is delegated to the worker.
+
+There the kernel itself counts what a program holds, that too which no process maps, and ends a
+program that grows beyond its limit between two samples. Either is the verdict ``memory``, as where
+there is none: what :mod:`leanq.lean.sandbox.usage` counts is counted here as well, and the cgroup
+can only find more. Below the worker's own cgroup stand::
+
+    leanq-worker/     the worker: a cgroup that shares out memory has no processes itself
+    leanq-TOKEN/      what one sandbox runs
+
+A cgroup is taken for delegated where it is another user's than root's and this one's, where systemd
+has marked it (``Delegate=yes``), or where it is a container's own and can be written to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import secrets
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_OF_WORKERS = "leanq-worker"
+_MARKS = ("user.delegate", "trusted.delegate")
+# Of memory.stat: what a sample of processes counts, and buffers of sockets, which it cannot see.
+_COUNTED = ("anon", "pagetables", "sock")
+# Above a program's limits: what the kernel holds for it, and mapped files that are in use.
+_SPARE_BYTES = 64 << 20
+
+
+@functools.cache
+def delegated(root: Path = _ROOT, proc: Path = Path("/proc/self")) -> Path | None:
+    """The cgroup below which this process may make others that share out memory, if there is one.
+
+    The first call moves the processes of its own cgroup one level down.
+    """
+    try:
+        controllers = (root / "cgroup.controllers").read_text().split()
+        [path] = [
+            line[3:] for line in (proc / "cgroup").read_text().splitlines() if line[:3] == "0::"
+        ]
+        own = root / path.lstrip("/")
+        own = own.parent if own.name == _OF_WORKERS else own
+        if "memory" not in controllers or not _is_ours(own, root):
+            return None
+        _share_out(own)
+    except (OSError, ValueError):
+        return None
+    return own
+
+
+def _is_ours(own: Path, root: Path) -> bool:
+    if not os.access(own / "cgroup.procs", os.W_OK):
+        return False
+    # The root of all cgroups has no limit.
+    is_containers = own == root and (own / "memory.max").exists()
+    owner = own.stat().st_uid
+    return is_containers or (owner == os.geteuid() != 0) or any(_has(own, mark) for mark in _MARKS)
+
+
+def _has(folder: Path, mark: str) -> bool:
+    with contextlib.suppress(OSError):
+        return os.getxattr(folder, mark) == b"1"
+    return False
+
+
+def _share_out(own: Path) -> None:
+    """Has the cgroups below ``own`` count memory; OSError: it cannot be had."""
+    workers = own / _OF_WORKERS
+    workers.mkdir(exist_ok=True)
+    for pid in (own / "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            (workers / "cgroup.procs").write_text(pid)
+    (own / "cgroup.subtree_control").write_text("+memory")
+
+
+def make() -> Path | None:
+    """A cgroup for a new sandbox; None where none can be had."""
+    above = delegated()
+    if above is None:
+        return None
+    made = above / f"leanq-{secrets.token_hex(8)}"
+    try:
+        made.mkdir()
+        # Half a program has no verdict.
+        (made / "memory.oom.group").write_text("1")
+    except OSError:
+        remove(made)
+        return None
+    return made
+
+
+def remove(made: Path | None) -> None:
+    """Removes what :func:`make` has made, once no process is in it."""
+    with contextlib.suppress(OSError):
+        if made is not None:
+            made.rmdir()
+
+
+class Cgroup:
+    """The cgroup of a sandbox's programs, for its supervisor; without a folder there is none, and
+    nothing is counted or limited.
+
+    Attributes:
+        peak_bytes: the most that the program of this time was seen to hold.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        """OSError: the folder cannot be opened, which is then needed no more: it may be out of
+        sight later."""
+        self.peak_bytes = 0
+        self._folder: int | None = None
+        self._base_bytes = 0
+        self._most_bytes = math.inf
+        self._kills = 0
+        if folder is not None:
+            self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def begin(self) -> None:
+        """Another program is about to be started."""
+        self.peak_bytes = self._base_bytes = 0
+        self._most_bytes = math.inf
+        self._kills = self._number("memory.events", "oom_kill")
+        self._write("memory.max", "max")
+
+    def enter(self) -> None:
+        """Takes this process, and what it will start, into the cgroup."""
+        self._write("cgroup.procs", "0")
+
+    def renew(self) -> None:
+        """What is held by now is no part of the limits to come."""
+        self._base_bytes = self.held_bytes()
+
+    def limit(self, memory_bytes: int, scratch_bytes: float) -> None:
+        """Sets the limits. Files of a scratch folder in memory count for the kernel's, which is the
+        last resort, and not for the program's."""
+        self._most_bytes = self._base_bytes + memory_bytes
+        most_bytes = self._most_bytes + scratch_bytes + _SPARE_BYTES
+        self._write("memory.max", "max" if math.isinf(most_bytes) else str(int(most_bytes)))
+
+    def held_bytes(self) -> int:
+        """What is held, as the kernel counts it."""
+        counts = self._read("memory.stat").split()
+        stat = dict(zip(counts[::2], counts[1::2], strict=False))
+        swapped = self._read("memory.swap.current").strip()
+        held_bytes = sum(int(stat.get(name, 0)) for name in _COUNTED) + int(swapped or 0)
+        self.peak_bytes = max(self.peak_bytes, held_bytes)
+        return held_bytes
+
+    def is_over(self) -> bool:
+        """Whether more is held than may be."""
+        return self.held_bytes() > self._most_bytes
+
+    def has_killed(self) -> bool:
+        """Whether the kernel has ended the program, for it grew beyond its limit."""
+        killed = self._number("memory.events", "oom_kill") > self._kills
+        if killed and math.isfinite(self._most_bytes):
+            self.peak_bytes = max(self.peak_bytes, int(self._most_bytes))
+        return killed
+
+    def _number(self, name: str, what: str) -> int:
+        words = self._read(name).split()
+        return int(dict(zip(words[::2], words[1::2], strict=False)).get(what, 0))
+
+    def _read(self, name: str) -> str:
+        if self._folder is None:
+            return ""
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder)
+        except FileNotFoundError:  # such as that of swap, where there is none
+            return ""
+        with open(fd) as file:
+            return file.read()
+
+    def _write(self, name: str, text: str) -> None:
+        if self._folder is None:
+            return
+        fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, dir_fd=self._folder)
+        with open(fd, "w") as file:
+            file.write(text)

@@ -1,0 +1,60 @@
+"""The rules of who may do what, and how often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fastapi import HTTPException
+from support.gateways import STATE, key_file
+
+from leanq.errors import UnknownStateError
+from leanq.gateway.access import Access
+from leanq.gateway.keys import KeyFile
+from leanq.queue.requests import Reply
+
+
+def test_a_rate_is_kept_and_a_large_batch_is_waited_for_afterwards(tmp_path: Path) -> None:
+    now_s = 0.0
+    keys = KeyFile(key_file(tmp_path, {"secret": "s", "rate_per_s": 10}))
+    access = Access(keys, "default", clock=lambda: now_s)
+    key = access.key_of("s")
+
+    def wait_s(count: int) -> int:
+        try:
+            access.admit(key, count, 0)
+        except HTTPException as error:
+            return int((error.headers or {})["Retry-After"])
+        return 0
+
+    assert [wait_s(1) for _ in range(10)] == [0] * 10
+    assert wait_s(1) == 1
+    now_s = 0.1
+    assert wait_s(1) == 0
+    assert wait_s(1) == 1
+    now_s = 10.0
+    assert wait_s(50) == 0
+    assert wait_s(1) == 4
+    now_s = 14.1
+    assert wait_s(1) == 0
+
+
+def test_states_are_sealed_by_tenant_and_by_the_files_secret(tmp_path: Path) -> None:
+    path = key_file(
+        tmp_path,
+        {"secret": "a1", "tenant": "alice"},
+        {"secret": "a2", "tenant": "alice"},
+        {"secret": "b", "tenant": "bob"},
+    )
+    access = Access(KeyFile(path), "default")
+    first, second, other = (access.key_of(secret) for secret in ("a1", "a2", "b"))
+    sealed = access.sealed(first, Reply("incomplete", state=STATE)).state
+    assert sealed
+    assert access.state(second, sealed) == STATE
+    with pytest.raises(UnknownStateError):
+        access.state(other, sealed)
+    path.write_text(path.read_text().replace("5" * 32, "6" * 32))
+    with pytest.raises(UnknownStateError):
+        Access(KeyFile(path), "default").state(first, sealed)
+    alone = Access(None, "default")
+    assert alone.state(alone.key_of(None), STATE) == STATE
