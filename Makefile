@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all image-test docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-walls soak-campaign soak-judge soak-fork sim sim-quick dist clean help
+.PHONY: demo test test-all image-test k8s-test docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-walls soak-campaign soak-judge soak-fork sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -57,6 +57,9 @@ bench-scale: $(VENV)/dev    ## growth, memory, idle fleets and scale on paper; f
 
 image-test: $(VENV)/dev ## the image and compose.yaml on podman and Docker, as root on Debian; ten minutes
 	PYTHONPATH=.:tests $(BIN)/python -m engines.image $(IMAGE_TEST_OPTIONS)
+
+k8s-test: $(VENV)/dev   ## the overlays on a real API server, built in a quarter of an hour, or on KUBECONFIG's
+	PYTHONPATH=.:tests $(BIN)/python -m engines.cluster $(K8S_TEST_OPTIONS)
 
 soak: $(VENV)/dev     ## ten minutes of kills, cuts, restarts and failovers, and what was lost
 	PYTHONPATH=.:tests $(BIN)/python -m soak.soak

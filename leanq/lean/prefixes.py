@@ -1,10 +1,11 @@
-"""Snapshots of what texts begin with, so that Lean need not elaborate it again.
+"""What Lean has made of what texts begin with, so that it need not elaborate that again: processes
+that stand behind a prefix (:mod:`leanq.lean.fork_server.standing`), and snapshots.
 
-There are two kinds, named by the hash of their text: of an import header, which serves every text
-that begins with it, and of a whole source, which serves every trial in one of its holes, since Lean
-takes up its work where two texts begin to differ. The former is made by imports alone and may serve
-anything. The latter was made by a candidate's code, so what rests on it decides nothing but where a
-search goes on: whatever closes a proof is compiled without it.
+There are two kinds of snapshots, named by the hash of their text: of an import header, which serves
+every text that begins with it, and of a whole source, which serves every trial in one of its holes,
+since Lean takes up its work where two texts begin to differ. The former is made by imports alone
+and may serve anything. The latter was made by a candidate's code, so what rests on it decides
+nothing but where a search goes on: whatever closes a proof is compiled without it.
 
 Snapshots are made beside the requests, when the costs say so. No request waits for one, and none
 fails by one: what cannot be loaded is dropped, and Lean runs without.
@@ -23,7 +24,8 @@ from cachetools import LRUCache
 from msgspec import structs
 
 from leanq.errors import LeanQError
-from leanq.lean.process import Lean, Run, Slot, limits_of
+from leanq.lean.fork_server.standing import StandingPrefixes
+from leanq.lean.process import Lean, Run, Slot, limits_of, read_run
 from leanq.lean.recipes import snapshot_key, text_hash
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.snapshots.cache import Tally
@@ -42,6 +44,8 @@ _SAVE_CPU_FACTOR, _SAVE_EXTRA_S = 20.0, 120.0
 
 # A snapshot that Lean cannot load, and a candidate that kills it, look alike.
 _DOUBTFUL = ("crashed", "memory")
+# An error a hole: the first hundred must not hide the others.
+_OPTIONS = ("-Dweak.maxErrors=1000000",)
 _HEADERS_REMEMBERED = 256
 _IMPORTS_SEEN = 3
 
@@ -70,6 +74,9 @@ class Prefixes:
         self.saving: asyncio.Task[None] | None = None
         self._imports: LRUCache[str, _Imports] = LRUCache(_HEADERS_REMEMBERED)
         self.counts: Counter[Way] = Counter()
+        self._standing = None
+        if lean.forks is not None:
+            self._standing = StandingPrefixes(lean.environment, lean.forks, slots=lean.slots)
 
     @property
     def tally(self) -> Tally:
@@ -77,7 +84,13 @@ class Prefixes:
         return self.snapshots.tally if self.snapshots else Tally()
 
     def holds(self, key: str) -> bool:
-        """Whether this machine has the snapshot on its disk."""
+        """Whether a process stands behind a prefix of this text, or this machine has its snapshot
+        on its disk."""
+        if self._standing is not None and self._standing.holds(key):
+            return True
+        return self._on_disk(key)
+
+    def _on_disk(self, key: str) -> bool:
         return self.snapshots is not None and self.snapshots.holds(key)
 
     async def with_header(
@@ -118,7 +131,9 @@ class Prefixes:
             compile_: whether to compile the code, if it has to be elaborated from the start.
         """
         key = self._key(source)
-        warm, damaged = self.holds(key), self._damaged(states)
+        if run := await self._continued(key, source, code, request):
+            return self._counted(run, "warm")
+        warm, damaged = self._on_disk(key), self._damaged(states)
         snapshot = await self._load(key, states)
         if snapshot:
             run = await self._run(slot, code, request, snapshot, False)
@@ -127,11 +142,35 @@ class Prefixes:
                 return self._counted(run, "warm" if warm else "cold")
         run = await self._replay(slot, code, request, states, compile_)
         self._costs.replayed(key, run.done.exit.cpu_s)
+        self._expect(key, source, code, request, run)
         self._consider(key, source, run.done.exit.cpu_s, states, header=False)
         if snapshot and run.outcome.verdict not in _DOUBTFUL:
             await self._drop(key, states)
         failed = snapshot is not None or self._damaged(states) > damaged
         return self._counted(run, "failed" if failed else "replayed")
+
+    async def _continued(self, key: str, source: str, code: str, request: Request) -> Run | None:
+        """A run behind the prefix of the source, where a process stands there."""
+        if self._standing is None:
+            return None
+        limits = limits_of(request)
+        done = await self._standing.run(key, source, code, limits)
+        if done is None:
+            return None
+        run = await read_run(done, limits, compiled=True)
+        if run.outcome.verdict in _DOUBTFUL:
+            return None
+        self._costs.continued()
+        return run
+
+    def _expect(self, key: str, source: str, code: str, request: Request, run: Run) -> None:
+        """Puts a process behind the prefix of what was run, where that is worth it."""
+        cpu_s = run.done.exit.cpu_s
+        if self._standing is None or run.done.exit.stopped or run.outcome.verdict in _DOUBTFUL:
+            return
+        if self._costs.worth_standing(key, cpu_s):
+            command, limits = self._lean.command(_OPTIONS), limits_of(request)
+            self._standing.expect(key, source, code, command, run.done, limits)
 
     async def _replay(
         self, slot: Slot, code: str, request: Request, states: States, compile_: bool
@@ -192,7 +231,9 @@ class Prefixes:
             log.error("a snapshot was not made", exc_info=fault)
 
     async def close(self) -> None:
-        """Gives up what is being made."""
+        """Gives up what is being made, and ends what stands."""
+        if self._standing is not None:
+            await self._standing.close()
         if self.saving:
             self.saving.cancel()
             await asyncio.gather(self.saving, return_exceptions=True)
@@ -209,8 +250,7 @@ class Prefixes:
             slot,
             code,
             limits_of(request),
-            # An error a hole: the first hundred must not hide the others.
-            options=("-Dweak.maxErrors=1000000",),
+            options=_OPTIONS,
             load=load,
             compile_=compile_,
         )

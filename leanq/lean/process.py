@@ -118,7 +118,7 @@ class Lean:
     ) -> None:
         self.environment = environment
         self.forks = forks
-        self._slots = slots
+        self.slots = slots
         self._hidden = tuple(hidden)
         self._nice = nice
         self._inbox_root = inbox_root
@@ -133,7 +133,7 @@ class Lean:
 
     async def open(self) -> None:
         """Raises WorkerError where Lean cannot run in a sandbox."""
-        opened = await asyncio.gather(*(self._new_sandbox() for _ in range(self._slots)))
+        opened = await asyncio.gather(*(self._new_sandbox() for _ in range(self.slots)))
         self.idle.extend(opened)
         if missing := missing_walls(opened[0].isolation):
             log.warning("the sandbox lacks %s: %s", ", ".join(missing), advice(missing))
@@ -230,11 +230,7 @@ class Lean:
             done = await self._forked(slot, code, limits, args)
         if done is None:
             done = await self._started(slot, code, limits, args, load)
-        if len(done.stdout) < _PRINTED_AT_ONCE_BYTES:
-            printed = Printed(done.stdout)
-        else:
-            printed = await asyncio.to_thread(Printed, done.stdout)
-        return Run(done, limits, printed, not compile_ or olean(slot).is_file())
+        return await read_run(done, limits, compiled=not compile_ or olean(slot).is_file())
 
     async def _started(
         self,
@@ -252,7 +248,7 @@ class Lean:
             with contextlib.suppress(OSError):
                 exposed = await asyncio.to_thread(load.expose, sandbox.inbox, _SNAPSHOT)
                 args = [*args, f"--incr-load={exposed}"]
-        command = self._arguments(args)
+        command = self.command(args)
         if sandbox in self._unused:
             self._unused.remove(sandbox)
             self._expected[sandbox] = command
@@ -264,7 +260,7 @@ class Lean:
         """A run behind the text's header; None: it is not preloaded, or a thread is missing."""
         if self.forks is None:
             return None
-        command = self._arguments(args)
+        command = self.command(args)
         key = self.forks.key(code, command)
         if key is None:
             return None
@@ -297,13 +293,13 @@ class Lean:
         """
         async with self.slot() as slot:
             sandbox = await self._plain(slot)
-            done = await self._lean(sandbox, self._arguments(), _ASK_LIMITS, source)
+            done = await self._lean(sandbox, self.command(), _ASK_LIMITS, source)
         if done.exit.code not in (0, 1):
             await self.prove()
             raise SandboxError(f"Lean could not be asked for axioms: {done.exit}")
         return done.stdout.decode(errors="replace")
 
-    def _arguments(self, args: Sequence[str] = ()) -> list[str]:
+    def command(self, args: Sequence[str] = ()) -> list[str]:
         """The command that reads a text from standard input."""
         environment = self.environment
         return [*environment.toolchain.command, *environment.options, *args, "--json", "--stdin"]
@@ -334,7 +330,7 @@ class Lean:
 
     def _prepare(self, sandbox: Sandbox) -> None:
         """Start the Lean that is likely to be wanted next."""
-        command = self._expected.get(sandbox) or self._arguments(_COMPILE)
+        command = self._expected.get(sandbox) or self.command(_COMPILE)
         # Where that fails, the next request starts Lean itself and gets the error.
         with contextlib.suppress(SandboxError):
             env = self.environment.sandbox_env(sandbox.scratch)
@@ -379,6 +375,13 @@ class Lean:
             "libraries and the system's folders there. Repair or reinstall it, name the program "
             "itself with --lean or LEANQ_LEAN and not a wrapper, and look with: leanq doctor"
         )
+
+
+async def read_run(done: Finished, limits: Limits, *, compiled: bool) -> Run:
+    """The run that came to this end."""
+    if len(done.stdout) < _PRINTED_AT_ONCE_BYTES:
+        return Run(done, limits, Printed(done.stdout), compiled)
+    return Run(done, limits, await asyncio.to_thread(Printed, done.stdout), compiled)
 
 
 def olean(slot: Slot) -> Path:

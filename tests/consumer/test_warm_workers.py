@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import random
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 
 import pytest
+import redis
 from msgspec import structs
 from support.fleets import (
     Recorder,
@@ -21,10 +22,13 @@ from support.fleets import (
     worker_processes,
     working,
 )
+from support.shards import set_clock, with_test_clock
 from support.waiting import eventually
 
+import leanq.queue.queue
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import Timings
+from leanq.queue.keys import Keys
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import Settlement
@@ -54,6 +58,17 @@ class Warming(Recorder):
 def silent(settings: Settings) -> Settings:
     """Settings by which workers are woken by the queue's word and by nothing else."""
     return replace(settings, lease_s=1e6)
+
+
+@pytest.fixture
+def still(silent: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
+    """The same where the server's time stands still, so that no reservation expires."""
+    monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
+    tag = Keys(silent.prefix, 0, 1).tag
+    with redis.Redis.from_url(silent.url) as server:
+        set_clock(server, tag, 1_000_000)
+        yield silent
+        server.delete(*(f"{tag}:{name}" for name in ("clock", "watchdog", "watchdog_ends")))
 
 
 @contextlib.asynccontextmanager
@@ -88,9 +103,9 @@ async def dead_but_warm(queue: Queue, *affinity: str, available: int = 1) -> Non
 
 
 async def test_what_is_pinned_goes_where_it_is_warm(
-    silent: Settings, queue: Queue, lean: AsyncLeanQClient
+    still: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
-    async with several(silent, 4):
+    async with several(still, 4):
         homes = {}
         for state in ("s0", "s1", "s2"):
             homes[state] = (await pinned(lean, b"first", state)).worker
@@ -103,9 +118,9 @@ async def test_what_is_pinned_goes_where_it_is_warm(
 
 
 async def test_a_warm_worker_that_is_busy_delays_nothing(
-    silent: Settings, queue: Queue, lean: AsyncLeanQClient
+    still: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
-    async with several(silent, 2) as workers:
+    async with several(still, 2) as workers:
         home = (await pinned(lean, b"first", "state")).worker
         held = asyncio.create_task(pinned(lean, b"held", "state"))
         (busy,) = (worker for worker in workers if worker.id == home)

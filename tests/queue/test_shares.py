@@ -8,6 +8,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from msgspec import structs
 from support.fair_fleet import FairFleet
 from support.shards import Shard, settlement
 
@@ -159,8 +160,7 @@ async def test_a_result_that_is_settled_twice_or_fenced_is_counted_once(shard: S
     done = _used(settlement(job), 100)
     for _ in range(2):
         assert (await shard.claim(want=0, settle=[done])).accepted == (True,)
-    late = _used(settlement(job), 100)
-    late.token = "another"
+    late = structs.replace(done, token="another")
     assert (await shard.claim(want=0, settle=[late])).accepted == (False,)
     assert (await shard.queue.status()).tallies["u:a:t"] == 100
 
@@ -184,5 +184,4 @@ async def test_any_tenants_have_their_parts(shard: Shard, seed: int) -> None:
 
 
 def _used(done: Settlement, cpu_ms: int) -> Settlement:
-    done.cpu_ms = cpu_ms
-    return done
+    return structs.replace(done, cpu_ms=cpu_ms)

@@ -1,4 +1,5 @@
-"""Drivers that make a snapshot of everything, whatever it costs; run as a program, a worker."""
+"""Drivers that make a snapshot of everything, or put a process behind every prefix, whatever that
+costs; run as a program, a worker that makes snapshots."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from leanq.lean.environment import Environment, open_environment
+from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.lean.snapshots.cost_model import Costs
@@ -24,6 +26,11 @@ class Eager(Costs):
         return True
 
 
+class EagerToStand(Costs):
+    def worth_standing(self, key: str, replay_s: float) -> bool:
+        return True
+
+
 def eager_driver(folder: Path, open_other: Callable[[], Environment] | None = None) -> LeanDriver:
     """A driver on a machine whose files are all in ``folder``, of Core unless another is given."""
     return LeanDriver(
@@ -31,7 +38,14 @@ def eager_driver(folder: Path, open_other: Callable[[], Environment] | None = No
         slots=1,
         cache=SnapshotCache(folder / "snapshots", 1 << 30),
         costs=Eager(),
+        forks=None,
     )
+
+
+def standing_driver(environment: Environment) -> LeanDriver:
+    """A driver that has no snapshots."""
+    rules = ForkRules(preload_after=1, prove_after=1, compare_every=0)
+    return LeanDriver(lambda: environment, slots=1, costs=EagerToStand(), forks=rules)
 
 
 async def main() -> None:

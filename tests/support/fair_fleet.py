@@ -7,7 +7,8 @@ import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec import structs
 
 from leanq.queue.results import Job
 from support.shards import Shard, settlement
@@ -60,7 +61,7 @@ class FairFleet:
 
     async def _claim(self, done: Job | None = None, cost_s: float = 0.0) -> None:
         await self._fill()
-        settle = [replace(settlement(done), cpu_ms=round(cost_s * 1000))] if done else []
+        settle = [structs.replace(settlement(done), cpu_ms=round(cost_s * 1000))] if done else []
         claimed = await self._shard.claim("w", self._free, settle=settle)
         assert all(claimed.accepted)
         for job in claimed.jobs:

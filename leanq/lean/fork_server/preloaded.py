@@ -8,11 +8,17 @@ own code. The one difference to plain `lean` is that `Lean.Language.Lean.process
 snapshot of the first run as its ``old?``, as the language server does after an edit: a header that
 is unchanged is taken over, and everything else is done as ever.
 
-Three functions are caught by a jump that is written over their first bytes, and let go again:
+A child can itself stop in the same way, behind a whole prefix of texts to come
+(:meth:`Preloaded.stop_behind`). Its own children then elaborate nothing but the rest of theirs:
+the first command that Lean would parse behind the header is parsed behind the prefix instead, in
+the state in which the prefix has left Lean.
+
+Functions are caught by a jump that is written over their first bytes, and let go again:
 
 - ``lean_shell_main(args, options)``: Lean.Shell.shellMain.
 - ``l_Lean_Language_Lean_process(setup, old?, context)``: gives an `InitialSnapshot`.
 - ``lean_io_exit(code)``: IO.Process.exit, by which a run of the command line ends.
+- ``…process_parseCmd(old?, parserState, cmdState, …)``: for prefixes alone, as it is private.
 
 Symbols are looked up in everything that is loaded, since official toolchains split Lean into
 several libraries. x86-64 alone: elsewhere :class:`PreloadError` is raised.
@@ -44,6 +50,18 @@ _NEEDED = (
     "lean_finalize_task_manager",
     "lean_enable_initializer_execution",
 )
+_PARSE = "l___private_Lean_Language_Lean_0__Lean_Language_Lean_process_parseCmd"
+# As many as it may have: what a caller does not pass is handed on and not looked at.
+_PARSE_ARITY = 10
+# What is left unresolved behind a text keeps the task manager from ending: `lean --incr-save` does
+# the same before it saves.
+_RESOLVE = "l___private_Lean_Elab_Frontend_0__Lean_Elab_resolveCancelTokensForSave"
+_TREE, _TREE_OF = (
+    "l_Lean_Language_toSnapshotTree___redArg",
+    "l_Lean_Language_Lean_instToSnapshotTreeHeaderParsedSnapshot",
+)
+_FINAL_STATE = "l_Lean_Language_Lean_waitForFinalCmdState_x3f"
+_NEEDED_FOR_PREFIXES = (_PARSE, _RESOLVE, _TREE, _TREE_OF, _FINAL_STATE)
 
 
 class PreloadError(Exception):
@@ -92,6 +110,10 @@ class Preloaded:
         self._main_arguments: tuple[int, int] | None = None
         self._snapshot = 0
         self._is_ready = False
+        # Of a prefix: its length, what Lean has made of it, and the state that this has left.
+        self._prefix_bytes = 0
+        self._prefix_snapshot = 0
+        self._prefix_state = 0
 
     def run(self) -> None:
         """Runs the header and calls ``when_ready``; never returns. PreloadError: it cannot."""
@@ -119,8 +141,14 @@ class Preloaded:
 
     def _on_process(self, setup: int, old: int, context: int) -> int:
         self._process.release()
+        if self._prefix_state:
+            self._parse.hold()
         if self._is_ready:
-            return self._process.call(setup, self._some(self._snapshot), context)
+            snapshot = self._process.call(setup, self._some(self._snapshot), context)
+            if not self._prefix_bytes or self._prefix_state:
+                return snapshot
+            self._prefix_snapshot = snapshot
+            return self._kept(snapshot)
         self._snapshot = self._process.call(setup, old, context)
         return self._kept(self._snapshot)
 
@@ -128,6 +156,8 @@ class Preloaded:
         self._exit.release()
         lean = self._lean
         assert self._main_arguments is not None
+        if self._prefix_bytes:
+            self._stop_behind_prefix((code or 0) & 0xFF)
         self._snapshot = lean.l_Lean_Language_Lean_truncateToHeader(self._snapshot)
         # What the snapshot holds is for good, and references to it are not counted in children:
         # pages that are only read stay shared.
@@ -151,6 +181,46 @@ class Preloaded:
         self._shell.call(*self._main_arguments)
         os._exit(99)
 
+    def stop_behind(self, prefix_bytes: int, when_ready: Callable[[int], NoReturn]) -> NoReturn:
+        """In a child: has Lean elaborate a prefix, which is all of standard input and has this
+        size, and calls ``when_ready`` with the exit code, which must not return. Where the code is
+        0, processes forked from there ``go_on`` behind the prefix, with texts that begin with it.
+
+        PreloadError: this Lean cannot do it.
+        """
+        if missing := [name for name in _NEEDED_FOR_PREFIXES if not hasattr(self._lean, name)]:
+            raise PreloadError(f"this Lean has no symbol {', '.join(missing)}")
+        self._parse = _Hook(self._lean, _PARSE, _PARSE_ARITY, self._on_parse)
+        self._parse.release()
+        self._prefix_bytes = prefix_bytes
+        self._when_ready = when_ready
+        self._exit.hold()
+        self.go_on()
+
+    def _stop_behind_prefix(self, code: int) -> NoReturn:
+        lean = self._lean
+        if code == 0:
+            tree, final = lean[_TREE], lean[_FINAL_STATE]
+            tree.argtypes, tree.restype = [_P, _P], _P
+            final.argtypes, final.restype = [_P], _P
+            instance = _P.in_dll(lean, _TREE_OF)
+            lean[_RESOLVE](_P(tree(instance, self._kept(self._prefix_snapshot))))
+            found = final(self._kept(self._prefix_snapshot))
+            if found & 1:
+                os._exit(97)  # no state: the prefix has not come to its end
+            self._prefix_state = ctypes.c_uint64.from_address(found + 8).value
+            lean.lean_mark_persistent(_P(self._prefix_state))
+            lean.lean_finalize_task_manager()
+        lean.fflush(None)
+        self._when_ready(code)
+        os._exit(99)
+
+    def _on_parse(self, old: int, parser: int, state: int, *others: int) -> int:
+        self._parse.release()
+        # ModuleParserState: a position, as a boxed number, and a scalar, `recovering`.
+        behind = self._constructed(0, 24, 2 * self._prefix_bytes + 1)
+        return self._parse.call(old, behind, self._prefix_state, *others)
+
     def _kept(self, value: int) -> int:
         """Adds a reference to an object. Counts are negative for objects that threads share, and 0
         for those that are never freed (lean.h)."""
@@ -161,11 +231,16 @@ class Preloaded:
         return value
 
     def _some(self, value: int) -> int:
-        """`Option.some value`: a constructor with count 1, tag 1 and one field (lean.h)."""
-        found: int = self._lean.lean_alloc_object(16)
+        """`Option.some value`."""
+        return self._constructed(1, 16, value)
+
+    def _constructed(self, tag: int, size: int, field: int) -> int:
+        """A constructor with count 1 and one field; the scalars behind are 0 (lean.h)."""
+        found: int = self._lean.lean_alloc_object(size)
+        ctypes.memset(found, 0, size)
         ctypes.c_int32.from_address(found).value = 1
-        ctypes.c_uint16.from_address(found + 6).value = 1 << 8 | 1
-        ctypes.c_uint64.from_address(found + 8).value = value
+        ctypes.c_uint16.from_address(found + 6).value = tag << 8 | 1
+        ctypes.c_uint64.from_address(found + 8).value = field
         return found
 
 

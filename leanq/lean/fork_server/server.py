@@ -201,6 +201,7 @@ class _Preloaded:
     zygote: Zygote | None = None
     idle: deque[Sandbox] = field(default_factory=deque)
     taken: int = 0
+    lent: int = 0
     making: asyncio.Task[None] | None = None
 
 
@@ -295,6 +296,38 @@ class ForkServer:
         sandbox.clear()
         found.idle.append(sandbox)
         self.prepare(key, sandbox)
+
+    async def lend(self, key: Key) -> Sandbox:
+        """A sandbox whose Lean has imported a header, for as long as :meth:`end` is not called.
+
+        Preloads the header where that is still to do.
+
+        Raises:
+            SandboxError: that is not possible here.
+        """
+        found = self._preloaded.get(key)
+        if found is not None and found.making is not None:
+            await asyncio.shield(found.making)
+            found = self._preloaded.get(key)
+        if found is None:
+            self._expect(key, remembered=False)
+            found = self._preloaded[key]
+            assert found.making is not None
+            await asyncio.shield(found.making)
+        if found.zygote is None or not found.zygote.alive:
+            raise SandboxError("the header is not preloaded")
+        found.lent += 1
+        try:
+            return await self._open(found.zygote)
+        except BaseException:
+            found.lent -= 1
+            raise
+
+    async def end(self, key: Key, sandbox: Sandbox) -> None:
+        """Ends what was lent."""
+        if found := self._preloaded.get(key):
+            found.lent -= 1
+        await sandbox.close()
 
     async def preload(self, header: str, command: Sequence[str], *, anew: bool = False) -> None:
         """Preloads a header for Lean with these arguments; ``anew``: and proves it, whatever is
@@ -450,7 +483,7 @@ class ForkServer:
             held = sum(f.zygote.memory_bytes for f in self._preloaded.values() if f.zygote)
             if held <= self._rules.memory_bytes or key == newest:
                 return
-            if self._preloaded[key].taken == 0:
+            if not self._preloaded[key].taken and not self._preloaded[key].lent:
                 await self._drop(key)
 
     async def _drop(self, key: Key) -> None:

@@ -32,6 +32,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from leanq.lean.fork_server import prefix_process
 from leanq.lean.fork_server.preloaded import Preloaded, PreloadError
 from leanq.lean.sandbox import isolation, supervisor
 from leanq.lean.sandbox.monitor import MESSAGE_BYTES, tell
@@ -135,12 +136,18 @@ class _Zygote:
             for pidfd in self._inner.values():
                 os.close(pidfd)
             self._channel.close()
-            inner = functools.partial(keep_programs, go_on=self._preloaded.go_on)
+            inner = functools.partial(keep_programs, go_on=self._go_on)
             channel = socket.socket(fileno=fd)
             hello = json.loads(channel.recv(MESSAGE_BYTES))
             status = middle(inner, channel, hello, self._namespaces, self._fatal)
         finally:
             os._exit(status)
+
+    def _go_on(self, argv: Sequence[str]) -> NoReturn:
+        """What a program becomes that is forked from an inner process."""
+        if argv[-1] == prefix_process.FLAG:
+            prefix_process.serve(self._preloaded)
+        self._preloaded.go_on()
 
 
 def _children() -> set[int]:

@@ -71,10 +71,10 @@ class Monitor:
         scratch: Scratch,
         group: Cgroup,
         nice: int,
-        go_on: Callable[[], NoReturn] | None = None,
+        go_on: Callable[[Sequence[str]], NoReturn] | None = None,
     ) -> None:
         """``go_on`` is what a program becomes that is forked from this process, instead of being
-        started with its arguments. There have to be pid namespaces for that."""
+        started with its arguments, which it is given. There have to be pid namespaces for that."""
         self._channel = channel
         self._go_on = go_on
         # What a fork shares with this process is not the program's.
@@ -342,7 +342,7 @@ class Monitor:
             )
         elif (program := os.fork()) == 0:
             _be_program(env, fds)
-            self._go_on()
+            self._go_on(argv)
         os.write(report, _HELD)
         os.closerange(0, report)
         os.closerange(report + 1, max(fds) + _RESERVED_FDS)

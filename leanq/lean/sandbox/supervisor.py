@@ -79,7 +79,7 @@ def keep_programs(
     namespaces: Sequence[str],
     fatal: Sequence[int],
     *,
-    go_on: Callable[[], NoReturn] | None = None,
+    go_on: Callable[[Sequence[str]], NoReturn] | None = None,
 ) -> int:
     """What inner does: take the last steps inside, then keep programs; its exit status.
 

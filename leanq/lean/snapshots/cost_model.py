@@ -42,6 +42,9 @@ _PRIOR_FETCHES = 2.0
 # Counts are halved when they have grown to this, so that what changes is learned again.
 _MOST_COUNTED = 1000.0
 _TEXTS_REMEMBERED = 10_000
+# What it takes to go on behind a prefix, and to put a process there, besides elaborating.
+_CONTINUED_S = 0.03
+_STAND_S = 0.3
 
 _COUNTED = ("replayed", "loaded", "fetched", "saved", "shipped", "worth", "not_worth")
 
@@ -104,6 +107,11 @@ class Costs:
         self._returns += 1
         self._fade()
 
+    def continued(self) -> None:
+        """A text was continued behind its prefix: it came again."""
+        self._returns += 1
+        self._fade()
+
     def saved(self, size_bytes: int, s: float, replay_s: float) -> None:
         """A snapshot was made, in ``s``, of a text that elaborates in ``replay_s``."""
         self._counts["saved"] += 1
@@ -126,6 +134,11 @@ class Costs:
         worth = self._profit_s(self.expected_uses(key), replay_s) > 0
         self._counts["worth" if worth else "not_worth"] += 1
         return worth
+
+    def worth_standing(self, key: str, replay_s: float) -> bool:
+        """Whether to have a process stand behind the prefix of a text that elaborates in
+        ``replay_s``: that elaborates it twice, once to compare what Lean says."""
+        return self.expected_uses(key) * (replay_s - _CONTINUED_S) > 2 * replay_s + _STAND_S
 
     def worth_loading(self, replay_s: float) -> bool:
         """Whether a snapshot, should there be one, is quicker than ``replay_s``."""

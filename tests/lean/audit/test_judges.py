@@ -248,7 +248,7 @@ async def test_a_judge_that_fails_its_self_test_judges_nothing(
     core: Environment, tmp_path: Path, honest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("leanq.lean.audit.judges.forged", lambda honest: [honest])
-    monkeypatch.setattr("leanq.lean.audit.self_test._passed", set())
+    monkeypatch.setattr("leanq.lean.pass_memory._passed", set())
     judges = Judges(replace(core, cache=tmp_path), slots=1)
     try:
         assert "self-test" in await judges.unavailable()

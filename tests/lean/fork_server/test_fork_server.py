@@ -119,10 +119,10 @@ async def test_every_text_of_the_repository_comes_out_the_same(
     "text",
     [
         f"-- first a remark\n{HEADER}{PROOF}",
-        f"/- -/ {HEADER}{PROOF}",
-        f"prelude\nimport Missing\n{PROOF}",
-        f"prelude\nimport «Core»\n{PROOF}",
-        f"{HEADER}open Std.Internal.UV\n{PROOF}",
+        pytest.param(f"/- -/ {HEADER}{PROOF}", marks=pytest.mark.slow),
+        pytest.param(f"prelude\nimport Missing\n{PROOF}", marks=pytest.mark.slow),
+        pytest.param(f"prelude\nimport «Core»\n{PROOF}", marks=pytest.mark.slow),
+        pytest.param(f"{HEADER}open Std.Internal.UV\n{PROOF}", marks=pytest.mark.slow),
         f"{HEADER}#eval IO.sleep 1000\n{PROOF}",
     ],
 )
@@ -170,6 +170,7 @@ async def test_a_zygote_that_died_costs_no_text(core: Environment) -> None:
                 assert (await lean.run(slot, HEADER + PROOF, LIMITS)).done.exit.code == 0
 
 
+@pytest.mark.slow
 async def test_a_proof_is_remembered_and_what_is_not_proved_waits_for_it(
     core: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

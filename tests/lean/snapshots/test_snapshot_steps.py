@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import random
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.eager import eager_driver
+from support.eager import eager_driver, standing_driver
 from support.fleets import look, until
 from support.machines import Shelf
 from support.paths import ROOT, SUPPORT, TESTS
@@ -226,26 +225,33 @@ async def test_a_header_that_lean_cannot_load_costs_time(core: Environment, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-async def test_replay_and_snapshot_agree_on_random_proof_trees(
+async def test_replay_snapshot_and_standing_process_agree_on_random_proof_trees(
     core: Environment, tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
     shelf = Shelf()
 
     def plain(folder: Path) -> LeanDriver:
-        return LeanDriver(lambda: core, slots=1)
+        return LeanDriver(lambda: core, slots=1, forks=None)
 
-    async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf, plain) as b:
-        frontier = [await begin(a)]
+    async with contextlib.AsyncExitStack() as stack:
+        openers = (eager_driver, plain, lambda _: standing_driver(core))
+        drivers = [
+            await stack.enter_async_context(machine(tmp_path / str(number), shelf, opener))
+            for number, opener in enumerate(openers)
+        ]
+        frontier = [await begin(drivers[0])]
         for _ in range(14):
             state, tactic = rng.choice(frontier), rng.choice(TACTICS)
-            replies = await asyncio.gather(step(a, state, tactic), step(b, state, tactic))
-            assert replies[0] == replies[1], tactic
+            replies = [await step(driver, state, tactic) for driver in drivers]
+            assert replies[0] == replies[1] == replies[2], tactic
             assert replies[0].verdict is not None
             found = (replies[0].state, *(sorry.state for sorry in replies[0].sorries))
             frontier += [each for each in found if each and each not in frontier]
-        assert counts(a)["warm"] > 0
-        assert set(counts(b)) == {"replayed"}
+        by_snapshot, by_replay, behind_prefix = map(counts, drivers)
+        assert by_snapshot["warm"] > 0
+        assert set(by_replay) == {"replayed"}
+        assert behind_prefix["warm"] > 0
 
 
 def start_worker(settings: Settings, folder: Path) -> subprocess.Popen[bytes]:

@@ -1,0 +1,339 @@
+"""The worker's side of processes that stand behind a prefix: made, found, asked and ended.
+
+A text with a hole is run many times, with another tactic in the hole each time. What stands before
+the command of the hole is its *prefix*. A process of :mod:`leanq.lean.fork_server.prefix_process`
+has elaborated it, and elaborates the rest of each text in a fork.
+
+Lean's messages about a text are then those about the prefix and those about the rest, one after the
+other, as Lean prints them. That this holds is tried with the first text, which has been run by a
+Lean that read all of it: a process that says anything else is ended, and there is none for its
+prefix from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cachetools import LRUCache
+
+from leanq.errors import SandboxError
+from leanq.lean.environment import Environment
+from leanq.lean.fork_server.prefix_process import ANSWER, ENDS, FLAG, PREFIX, REQUEST
+from leanq.lean.fork_server.server import ForkServer, Key
+from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Process, Sandbox, Usage
+from leanq.lean.syntax import tokens
+from leanq.queue.metrics import count
+
+log = logging.getLogger("leanq.worker")
+
+# Between requests it has nothing to do.
+_IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=4 << 30, look_s=5.0)
+# It ends its forks itself. What does not let it is ended with it, a little later.
+_SPARE_S = 5.0
+_REFUSED_REMEMBERED = 1024
+_MEMORY_BYTES = 2 << 30
+_MODIFIER = "private|protected|public|noncomputable|unsafe|partial|nonrec|local|scoped"
+_COMMAND = re.compile(
+    f"{_MODIFIER}|theorem|lemma|example|def|abbrev|instance|structure|inductive|class|opaque|axiom|"
+    "mutual|section|namespace|open|variable|universe|set_option|attribute|@|/--"
+)
+# What stands before a command and belongs to it.
+_BEFORE_COMMAND = re.compile(rf"{_MODIFIER}|in|\]|/--")
+
+
+def prefix_end(code: str, offset: int) -> int:
+    """Where the command begins that holds this offset, as far as can be told without Lean; 0: it
+    cannot. A command is one that begins a line."""
+    found, before = 0, ""
+    for token in tokens(code):
+        if token.start > offset:
+            break
+        begins_line = token.start == 0 or code[token.start - 1] == "\n"
+        if begins_line and _COMMAND.fullmatch(token.text) and not _BEFORE_COMMAND.fullmatch(before):
+            found = token.start
+        before = token.text
+    return found
+
+
+def first_difference(one: str, other: str) -> int:
+    """The first offset at which two texts differ; the shorter one's length where none does."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class StandingPrefix:
+    """A process behind one prefix.
+
+    Attributes:
+        memory_bytes: what it held after the last request.
+        busy: whether it works.
+        sandbox: its sandbox, which ends it.
+    """
+
+    def __init__(self, sandbox: Sandbox, process: Process, prefix: str) -> None:
+        """Use :meth:`open`."""
+        self.memory_bytes = 0
+        self.busy = False
+        self.sandbox = sandbox
+        self._process = process
+        self._prefix = prefix
+        self._printed = b""
+        self._received = b""
+
+    @classmethod
+    async def open(
+        cls,
+        sandbox: Sandbox,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        prefix: str,
+        limits: Limits,
+    ) -> StandingPrefix:
+        """Elaborates a prefix, in a sandbox behind its header.
+
+        Raises:
+            SandboxError: it is not within these limits, or Lean finds errors in it.
+        """
+        process = await sandbox.start([*argv, FLAG], env=env, cwd=sandbox.scratch, limits=limits)
+        standing = cls(sandbox, process, prefix)
+        text = prefix.encode()
+        process.write(PREFIX.pack(len(text)) + text)
+        status, _, standing._printed, _ = await standing._answer(limits)
+        if status:
+            await process.kill()
+            raise SandboxError(f"alone it ends with code {status}")
+        standing.memory_bytes = (await process.renew(_IDLE_LIMITS)).memory_bytes
+        return standing
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is still there."""
+        return not self._process.ended
+
+    async def run(self, code: str, limits: Limits) -> Finished:
+        """What Lean prints about a text that begins with the prefix; ``cpu_s`` is of its rest.
+
+        Raises:
+            SandboxError: the process has ended, be it with this text.
+        """
+        assert code.startswith(self._prefix)
+        self.busy = True
+        started_s = time.monotonic()
+        watched = Limits(
+            cpu_s=limits.cpu_s + _SPARE_S,
+            wall_s=limits.wall_s + _SPARE_S,
+            memory_bytes=limits.memory_bytes,
+            output_bytes=limits.output_bytes,
+            scratch_bytes=limits.scratch_bytes,
+        )
+        await self._process.renew(watched)
+        text = code.encode()
+        self._process.discard()
+        self._process.write(REQUEST.pack(len(text), limits.cpu_s, limits.wall_s) + text)
+        status, end, stdout, stderr = await self._answer(limits)
+        used = await self._process.renew(_IDLE_LIMITS)
+        self.memory_bytes = used.memory_bytes
+        self.busy = False
+        wall_s = time.monotonic() - started_s
+        return Finished(_exit(status, end, used, wall_s), self._printed + stdout, stderr)
+
+    async def _answer(self, limits: Limits) -> tuple[int, int, bytes, bytes]:
+        status, end, stdout_bytes, stderr_bytes = ANSWER.unpack(await self._read(ANSWER.size))
+        if end >= len(ENDS) or stdout_bytes + stderr_bytes > limits.output_bytes:
+            await self._process.kill()
+            raise SandboxError("the process behind a prefix gave no answer that can be read")
+        return status, end, await self._read(stdout_bytes), await self._read(stderr_bytes)
+
+    async def _read(self, size: int) -> bytes:
+        while len(self._received) < size:
+            chunk = await self._process.read()
+            if not chunk:
+                exit_ = await self._process.wait()
+                raise SandboxError(f"the process behind a prefix has ended: {exit_}")
+            self._received += chunk
+        found, self._received = self._received[:size], self._received[size:]
+        return found
+
+
+@dataclass(slots=True)
+class _Prefix:
+    """The processes behind one prefix, of which each serves one request at a time."""
+
+    key: Key
+    processes: list[StandingPrefix] = field(default_factory=list)
+    making: asyncio.Task[None] | None = None
+
+
+class StandingPrefixes:
+    """The processes of one environment that stand behind prefixes.
+
+    Args:
+        forks: the fork server, which has the headers.
+        slots: how many may stand behind one prefix.
+        memory_bytes: what all together may hold; the prefix used least recently goes first.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        forks: ForkServer,
+        *,
+        slots: int,
+        memory_bytes: int = _MEMORY_BYTES,
+    ) -> None:
+        self._environment = environment
+        self._forks = forks
+        self._slots = slots
+        self._memory_bytes = memory_bytes
+        # By a source's name and the prefix's length; the one used least recently first.
+        self._prefixes: OrderedDict[tuple[str, int], _Prefix] = OrderedDict()
+        self._refused: LRUCache[tuple[str, int], bool] = LRUCache(_REFUSED_REMEMBERED)
+
+    def holds(self, source_key: str) -> bool:
+        """Whether a process stands behind a prefix of this source."""
+        return any(
+            name == source_key and any(each.alive for each in found.processes)
+            for (name, _), found in self._prefixes.items()
+        )
+
+    async def run(self, source_key: str, source: str, code: str, limits: Limits) -> Finished | None:
+        """A run of a text that differs from a source in its holes; None: no process can do it now.
+
+        Args:
+            source_key: names the source, and nothing else.
+        """
+        end = prefix_end(source, first_difference(source, code))
+        found = self._prefixes.get((source_key, end))
+        if found is None or self._forks.unavailable:
+            return None
+        for standing in found.processes:
+            if standing.alive and not standing.busy:
+                self._prefixes.move_to_end((source_key, end))
+                return await self._ask(found, standing, code, limits)
+        return None
+
+    def expect(
+        self,
+        source_key: str,
+        source: str,
+        code: str,
+        command: Sequence[str],
+        done: Finished,
+        limits: Limits,
+    ) -> None:
+        """Begins to put a process behind the prefix of a text that has been run by itself."""
+        end = prefix_end(source, first_difference(source, code))
+        name = source_key, end
+        key = self._forks.key(source, command)
+        if key is None or name in self._refused or end <= len(key[0]):
+            return
+        found = self._prefixes.setdefault(name, _Prefix(key))
+        if found.making is None and len(found.processes) < self._slots:
+            making = self._make(name, found, source[:end], code, done, limits)
+            found.making = asyncio.create_task(making)
+
+    async def settled(self) -> None:
+        """Waits until none is being made."""
+        making = [found.making for found in self._prefixes.values() if found.making]
+        await asyncio.gather(*making, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Ends all of them."""
+        for name in list(self._prefixes):
+            await self._drop(name)
+
+    async def _ask(
+        self, found: _Prefix, standing: StandingPrefix, code: str, limits: Limits
+    ) -> Finished | None:
+        try:
+            done = await standing.run(code, limits)
+        except BaseException as error:
+            found.processes.remove(standing)
+            await self._end(found.key, standing)
+            if not isinstance(error, SandboxError):
+                raise
+            log.info("a process behind a prefix is lost: %s", error)
+            return None
+        count("leanq_fork_server_total", "continued")
+        return done
+
+    async def _make(
+        self,
+        name: tuple[str, int],
+        found: _Prefix,
+        prefix: str,
+        code: str,
+        done: Finished,
+        limits: Limits,
+    ) -> None:
+        try:
+            standing = await self._stand(found.key, prefix, limits)
+            try:
+                again = await standing.run(code, limits)
+                if (again.stdout, again.exit.code) != (done.stdout, done.exit.code):
+                    raise SandboxError("Lean says something else behind it")
+            except BaseException:
+                await self._end(found.key, standing)
+                raise
+            found.processes.append(standing)
+            count("leanq_fork_server_total", "stood")
+            await self._make_room(name)
+        except (SandboxError, OSError) as error:
+            log.info("no process stands behind a prefix of %d characters: %s", name[1], error)
+            self._refused[name] = True
+        finally:
+            found.making = None
+            if not found.processes:
+                self._prefixes.pop(name, None)
+
+    async def _stand(self, key: Key, prefix: str, limits: Limits) -> StandingPrefix:
+        sandbox = await self._forks.lend(key)
+        try:
+            env = self._environment.sandbox_env(sandbox.scratch)
+            return await StandingPrefix.open(sandbox, key[1], env, prefix, limits)
+        except BaseException:
+            await self._forks.end(key, sandbox)
+            raise
+
+    async def _make_room(self, newest: tuple[str, int]) -> None:
+        for name, found in list(self._prefixes.items()):
+            held = sum(p.memory_bytes for f in self._prefixes.values() for p in f.processes)
+            if held <= self._memory_bytes or name == newest:
+                return
+            if not found.making and not any(each.busy for each in found.processes):
+                await self._drop(name)
+
+    async def _drop(self, name: tuple[str, int]) -> None:
+        found = self._prefixes.pop(name)
+        if found.making is not None:
+            found.making.cancel()
+            await asyncio.gather(found.making, return_exceptions=True)
+        for standing in found.processes:
+            await self._end(found.key, standing)
+
+    async def _end(self, key: Key, standing: StandingPrefix) -> None:
+        await self._forks.end(key, standing.sandbox)
+
+
+def _exit(status: int, end: int, used: Usage, wall_s: float) -> Exit:
+    return Exit(
+        code=status if status >= 0 else None,
+        signal=-status if status < 0 else None,
+        stopped=ENDS[end],
+        cpu_s=used.cpu_s,
+        wall_s=wall_s,
+        peak_bytes=0,
+    )

@@ -1,0 +1,276 @@
+"""Processes behind a prefix: the same bytes, nothing from one fork to the next, and an end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.sandboxes import PYTHON
+from support.sites import Site
+from support.waiting import eventually
+
+from leanq.errors import SandboxError
+from leanq.lean.fork_server.server import ForkRules, ForkServer
+from leanq.lean.fork_server.standing import (
+    StandingPrefix,
+    StandingPrefixes,
+    first_difference,
+    prefix_end,
+)
+from leanq.lean.process import Lean
+from leanq.lean.sandbox.sandbox import PACKAGE as LEANQ
+from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
+
+HEADER = "prelude\nimport Core\n"
+LIMITS = Limits(cpu_s=60.0, wall_s=100.0, memory_bytes=2 << 30, scratch_bytes=64 << 20)
+OPTIONS = ("-Dweak.maxErrors=1000000",)
+BEFORE = "theorem first (p : Prop) (h : p) : p := h\n"
+GOAL = "theorem goal (p q : Prop) (h : And p q) : And q p := by\n  "
+CLOSED = "exact And.intro h.right h.left"
+
+
+class Behind:
+    """Prefixes of one environment, and what Lean says of the same texts by itself."""
+
+    def __init__(self, lean: Lean, forks: ForkServer) -> None:
+        self.lean = lean
+        self.forks = forks
+        self.standing = StandingPrefixes(lean.environment, forks, slots=1)
+
+    async def plain(self, code: str) -> Finished:
+        async with self.lean.slot() as slot:
+            run = await self.lean.run(slot, code, LIMITS, options=OPTIONS, compile_=False)
+            return run.done
+
+    def expect(self, source: str, code: str, done: Finished) -> None:
+        command = self.lean.command(OPTIONS)
+        self.standing.expect("source", source, code, command, done, LIMITS)
+
+    async def run(self, source: str, code: str) -> Finished | None:
+        return await self.standing.run("source", source, code, LIMITS)
+
+    async def stand(self, source: str, code: str) -> None:
+        self.expect(source, code, await self.plain(code))
+        await eventually(lambda: self.standing.holds("source"), deadline_s=100.0)
+
+
+@pytest.fixture
+async def behind(site: Site) -> AsyncIterator[Behind]:
+    forks = ForkServer(site.core, ForkRules(preload_after=1, prove_after=1, compare_every=0))
+    lean = Lean(site.core, slots=1, forks=forks)
+    found = Behind(lean, forks)
+    try:
+        await lean.open()
+        yield found
+    finally:
+        await found.standing.close()
+        await lean.close()
+
+
+SOURCES = {
+    "one theorem before": f"{HEADER}{BEFORE}{GOAL}sorry\n",
+    "a warning before": f"{HEADER}theorem open_ (p : Prop) (h : p) : p := sorry\n{GOAL}sorry\n",
+    "more behind": f"{HEADER}{BEFORE}{GOAL}sorry\n\ntheorem late (p : Prop) (h : p) : p := sorry\n",
+    "a section around": f"{HEADER}{BEFORE}section\nvariable (r : Prop)\n{GOAL}sorry\nend\n",
+    "a namespace around": f"{HEADER}{BEFORE}namespace A\n{BEFORE}{GOAL}sorry\nend A\n",
+    "a comment": f"{HEADER}{BEFORE}/-- What it says: theorem.\n\ntheorem -/\n{GOAL}sorry\n",
+    "an attribute": f"{HEADER}{BEFORE}@[reducible]\ntheorem\n goal (p q : Prop) (h : And p q)\n"
+    " : And q p := by\n  sorry\n",
+    "an option": f"{HEADER}{BEFORE}set_option linter.all false in\n{GOAL}sorry\n",
+    "a syntax error behind": f"{HEADER}{BEFORE}{GOAL}sorry\ntheorem (\n{BEFORE}",
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+async def test_lean_says_the_same_behind_a_prefix(behind: Behind, source: str) -> None:
+    first = source.index("sorry", source.rindex("by\n"))
+    codes = [source[:first] + text + source[first + 5 :] for text in (CLOSED, "skip", "exact h")]
+    await behind.stand(source, codes[0])
+    for code in [*codes, source]:
+        done = await behind.run(source, code)
+        if done is None:  # the source itself differs from itself nowhere
+            assert code == source
+            continue
+        plain = await behind.plain(code)
+        assert (done.stdout, done.exit.code) == (plain.stdout, plain.exit.code)
+
+
+async def test_a_prefix_with_an_error_gets_no_process(behind: Behind) -> None:
+    source = f"{HEADER}theorem wrong (p : Prop) : p := p\n{GOAL}sorry\n"
+    code = source.replace("sorry", CLOSED)
+    behind.expect(source, code, await behind.plain(code))
+    await behind.standing.settled()
+    assert not behind.standing.holds("source")
+    behind.expect(source, code, await behind.plain(code))
+    assert await behind.run(source, code) is None
+
+
+async def test_a_process_that_says_anything_else_does_not_serve(behind: Behind) -> None:
+    source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
+    code = source.replace("sorry", CLOSED)
+    other = await behind.plain(source.replace("sorry", "skip"))
+    behind.expect(source, code, other)
+    await behind.standing.settled()
+    assert await behind.run(source, code) is None
+
+
+async def test_no_process_is_left_when_the_prefixes_are_closed(behind: Behind) -> None:
+    source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
+    await behind.stand(source, source.replace("sorry", CLOSED))
+    await behind.standing.close()
+    assert not behind.standing.holds("source")
+
+
+async def test_a_process_that_is_killed_is_replaced(behind: Behind) -> None:
+    source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
+    code = source.replace("sorry", CLOSED)
+    await behind.stand(source, code)
+    for pid in behind.forks.pids():
+        os.kill(pid, 9)
+    await eventually(lambda: not behind.standing.holds("source"))
+    assert await behind.run(source, code) is None
+
+
+def test_a_prefix_ends_where_the_command_of_an_offset_begins() -> None:
+    text = (
+        "theorem a : b := c\n/-- about -/\n@[simp]\ntheorem d : e := by\n  sorry\n"
+        "set_option x true in\ndef f := g\nsection\n  theorem h : i := j"
+    )
+    beginnings = {
+        "theorem a": "theorem a",
+        "sorry": "/-- about",
+        "def f": "set_option",
+        "section": "section",
+        "theorem h": "section",
+    }
+    for word, begins in beginnings.items():
+        assert text[prefix_end(text, text.index(word)) :].startswith(begins), word
+    assert prefix_end("", 0) == prefix_end("  sorry", 3) == 0
+
+
+@given(st.text("ab\nλ", max_size=40), st.text("ab\nλ", max_size=40))
+def test_texts_agree_up_to_their_first_difference(one: str, other: str) -> None:
+    at = first_difference(one, other)
+    assert one[:at] == other[:at]
+    assert at in (len(one), len(other)) or one[at] != other[at]
+
+
+# A program in Lean's place, behind the real server and the real walls: it takes the rest of a text
+# for a Python script.
+_STANDIN = """
+import os, sys
+from leanq.lean.fork_server import prefix_process
+class Standin:
+    def stop_behind(self, size, when_ready):
+        code = os.read(0, size)
+        exec(code)
+        when_ready(len(code) % 256 if b"FAIL" in code else 0)
+    def go_on(self):
+        text = b""
+        while chunk := os.read(0, 1 << 16):
+            text += chunk
+        try:
+            exec(text.split(b"#\\n", 1)[1], {})
+        except BaseException as error:
+            os.write(1, repr(error).encode())
+        os._exit(0)
+prefix_process.serve(Standin())
+"""
+PREFIX = "pass #\n"
+
+
+@contextlib.asynccontextmanager
+async def standin(prefix: str = PREFIX) -> AsyncIterator[StandingPrefix]:
+    sandbox = await Sandbox.open(readable=(*PYTHON, LEANQ))
+    try:
+        if not {"pid-ns", "mount-ns"} <= set(sandbox.isolation):
+            pytest.skip("no process or mount namespace here, so no fork server")
+        script = f"import sys\nsys.path.insert(0, {str(LEANQ.parent)!r})\n{_STANDIN}"
+        argv = [sys.executable, "-I", "-c", script]
+        yield await StandingPrefix.open(sandbox, argv, {"PATH": "/usr/bin:/bin"}, prefix, LIMITS)
+    finally:
+        await sandbox.close()
+
+
+async def said(standing: StandingPrefix, script: str, limits: Limits = LIMITS) -> str:
+    return (await standing.run(PREFIX + script, limits)).stdout.decode()
+
+
+HOSTILE = {
+    "memory of the process": "open(f'/proc/{os.getppid()}/mem', 'r+b')",
+    "memory of the process, to read": "open(f'/proc/{os.getppid()}/mem', 'rb')",
+    "its descriptors": "open(f'/proc/{os.getppid()}/fd/100')",
+    "its environment": "open(f'/proc/{os.getppid()}/environ').read()",
+    "a file of the prefix": "os.write(5, b'x')",
+    "a request": "os.read(100, 10)",
+    "an answer": "os.write(101, b'x' * 100)",
+}
+
+
+@pytest.mark.parametrize("action", HOSTILE.values(), ids=HOSTILE)
+async def test_a_fork_cannot_reach_the_process(action: str) -> None:
+    async with standin() as standing:
+        assert "Error" in await said(standing, f"import os\n{action}\nos.write(1, b'done')")
+        assert await said(standing, "import os\nos.write(1, b'fine')") == "fine"
+
+
+async def test_nothing_of_a_fork_is_left_for_the_next() -> None:
+    leave = """
+import os, time
+os.makedirs("a/b"); open("a/b/c", "w").write("x"); open("d", "w").write("x")
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        for fd in range(3): os.close(fd)
+        time.sleep(1000)
+"""
+    look = """
+import os
+others = [pid for pid in os.listdir("/proc") if pid.isdigit()]
+os.write(1, repr((os.listdir("."), len(others))).encode())
+"""
+    async with standin() as standing:
+        before = await said(standing, look)
+        await said(standing, leave)
+        assert await said(standing, look) == before
+
+
+async def test_a_fork_ends_at_its_limits_and_the_process_stays() -> None:
+    short = Limits(cpu_s=0.3, wall_s=60.0, memory_bytes=1 << 30, scratch_bytes=64 << 20)
+    hasty = Limits(cpu_s=60.0, wall_s=0.3, memory_bytes=1 << 30, scratch_bytes=64 << 20)
+    async with standin() as standing:
+        done = await standing.run(PREFIX + "while True: pass", short)
+        assert done.exit.stopped == "cpu"
+        done = await standing.run(PREFIX + "import time; time.sleep(100)", hasty)
+        assert done.exit.stopped == "wall"
+        assert await said(standing, "import os\nos.write(1, b'fine')") == "fine"
+
+
+async def test_a_fork_above_its_memory_ends_the_process() -> None:
+    little = Limits(cpu_s=60.0, wall_s=60.0, memory_bytes=100 << 20, scratch_bytes=64 << 20)
+    async with standin() as standing:
+        with pytest.raises(SandboxError, match="memory"):
+            await standing.run(
+                PREFIX + "import time\nx = b'x' * (300 << 20)\ntime.sleep(50)", little
+            )
+        assert not standing.alive
+
+
+@pytest.mark.parametrize("answer", ["b'x' * 100", "b''", "b'\\xff' * 21", "b'\\0' * 20 + b'\\x05'"])
+async def test_a_process_that_answers_anything_is_ended(answer: str) -> None:
+    """A prefix is a candidate's text: it may have taken the process over."""
+    prefix = f"import os; os.write(101, {answer}); os._exit(0) #\n"
+    with pytest.raises(SandboxError):
+        async with standin(prefix):
+            pass
+
+
+async def test_a_prefix_that_fails_is_refused() -> None:
+    with pytest.raises(SandboxError, match="ends with code"):
+        async with standin("pass # FAIL #\n"):
+            pass
