@@ -18,10 +18,11 @@ from collections.abc import (
 )
 from typing import ClassVar, Self, TypeVar, Unpack, get_args
 
-from leanq.errors import ClosedError, InvalidRequestError, LeanQError
+from leanq.errors import ClosedError, InvalidRequestError, LeanQError, UsageError
 from leanq.producer import arguments
 from leanq.producer.cluster_router import ClusterRouter, Clusters
 from leanq.producer.future_client import FutureClient, LeanQFuture
+from leanq.producer.gateway_url import Gateway, is_gateway
 from leanq.producer.request_builder import (
     DEFAULT_ENVIRONMENT,
     Check,
@@ -56,8 +57,18 @@ class _Client:
         when_full: WhenFull = "wait",
         unavailable_timeout_s: float = 120.0,
         no_worker: NoWorker = "warn",
+        key: str | None = None,
+        insecure_http: bool = False,
     ) -> None:
         url = find_url(os.environ) if url is None else url
+        self._gateway: Gateway | None = None
+        if isinstance(url, str) and is_gateway(url):
+            key = os.environ.get("LEANQ_KEY") if key is None else key
+            self._gateway = Gateway.checked(url, key, insecure_http=insecure_http)
+            # Of the queue behind it a client need not know more.
+            url = Settings.load("unix:///-", {})
+        elif key is not None:
+            raise UsageError("a key is for a gateway, https://HOST; a Redis has it in its URL")
         self._clusters = Clusters.load(url, weights, os.environ)
         arguments.one_of("when_full", when_full, get_args(WhenFull))
         arguments.one_of("no_worker", no_worker, get_args(NoWorker))
@@ -78,13 +89,13 @@ class _Client:
         """Called once the arguments are known to be good."""
 
     def __repr__(self) -> str:
-        urls = ", ".join(map(without_password, (each.url for each in self.clusters)))
-        return f"<{type(self).__name__} of {urls}>"
+        urls = [self._gateway.url] if self._gateway else [each.url for each in self.clusters]
+        return f"<{type(self).__name__} of {', '.join(map(without_password, urls))}>"
 
     @property
     def clusters(self) -> Sequence[Settings]:
         """The settings of each of its clusters, mostly one."""
-        return self._clusters.each
+        return () if self._gateway else self._clusters.each
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Changes where new requests go, from now on: weights by URL; other clusters keep theirs.
@@ -98,6 +109,16 @@ class _Client:
         self._clusters.change(weights)
 
     def _new_route(self) -> Route:
+        if self._gateway:
+            # Half of a client's imports, which most have no use for.
+            from leanq.producer.gateway_route import GatewayRoute
+
+            return GatewayRoute(
+                self._gateway.url,
+                self._gateway.key,
+                unavailable_timeout_s=self._unavailable_timeout_s,
+                timings=self.timings,
+            )
         if len(self._clusters.each) > 1:
             return ClusterRouter(
                 self._clusters,
@@ -285,7 +306,8 @@ class LeanQClient(_Client, FutureClient):
     (['accepted', 'rejected'], 'p : Prop\\nh : p\\n⊢ p', 'accepted')
 
     Args:
-        url: the Redis, or :class:`Settings` with further choices; or several, each a cluster of
+        url: the Redis, or :class:`Settings` with further choices; a gateway, ``https://HOST``, or
+            ``http://`` on this machine; or several Redises, each a cluster of
             its own, also as one text, ``redis://A*3 redis://B*1``, and each request goes to one of
             them. Unless given: ``LEANQ_URL``, else the queue of the ``leanq up`` that runs.
         weights: the share of each of several clusters in new requests, in proportion; 0 is none.
@@ -299,9 +321,15 @@ class LeanQClient(_Client, FutureClient):
             ``"warn"`` in the log ``leanq.client`` and wait for one, ``"wait"`` in silence, or
             ``"raise"`` NoWorkerError as the end of their futures, after some seconds. A paused
             environment is never an error.
+        key: the key for a gateway; ``LEANQ_KEY`` unless given.
+        insecure_http: whether a gateway may be spoken to without TLS beyond this machine.
+
+    A gateway (``https://``) knows the caller's tenant by the key, always waits where the queue is
+    full or no worker is alive, and has no echo.
 
     Raises:
-        UsageError: a malformed argument, or no URL and neither ``LEANQ_URL`` nor ``leanq up``.
+        UsageError: a malformed argument, or no URL and neither ``LEANQ_URL`` nor ``leanq up``; a
+            gateway that refuses the key.
         UnavailableError: no server answers at the URL, or at none of several.
     """
 

@@ -98,6 +98,8 @@ def serve(
         if "*" in name[1:] or (name.startswith("*") and name != "*" and name[1] != "."):
             raise UsageError(f"--hostname {name!r} is not a name, *.NAME or *")
     log_to_stderr(as_json)
+    # The server's own words, too.
+    logging.getLogger("uvicorn").handlers = logging.getLogger("leanq").handlers
 
     async def run() -> None:
         async with GatewayClient(queue_url(url), when_full="raise") as lean:

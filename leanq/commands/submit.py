@@ -349,6 +349,9 @@ def _record(ended: Ended, to_json: ToJson) -> dict[str, Any]:
 
 async def hint(clusters: Sequence[Settings], how: Check) -> None:
     """Says why nothing happens, when it is paused or no worker is alive."""
+    if not clusters:
+        # Behind a gateway, which does not tell.
+        return
     await asyncio.sleep(_HINT_AFTER_S)
     # The client itself reports a server that is out of reach.
     with contextlib.suppress(LeanQError):

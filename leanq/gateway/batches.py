@@ -46,9 +46,18 @@ class BatchResponse(Response):
 
     Args:
         events: whether they are server-sent events, rather than lines of JSON.
+        ending: set once the gateway ends, and cuts the batch short.
     """
 
-    def __init__(self, lean: GatewayClient, access: Access, key: Key, *, events: bool) -> None:
+    def __init__(
+        self,
+        lean: GatewayClient,
+        access: Access,
+        key: Key,
+        *,
+        events: bool,
+        ending: asyncio.Event,
+    ) -> None:
         super().__init__(media_type="text/event-stream" if events else "application/x-ndjson")
         del self.headers["content-length"]
         self.headers["Cache-Control"] = "no-store"
@@ -58,22 +67,26 @@ class BatchResponse(Response):
         self._access = access
         self._key = key
         self._events = events
+        self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         run = _Run(self._lean, self._access, self._key)
         reading = asyncio.create_task(run.read(receive))
+        cutting = asyncio.create_task(run.cut_short(self._ending))
         try:
             while (result := await self._next(run, send)) is not None:
                 await send(_chunk(self._framed(result)))
                 run.sent()
             if not run.gone:
-                await send(_chunk(b"event: end\ndata: {}\n\n" if self._events else b"", more=False))
+                end = self._events and not self._ending.is_set()
+                await send(_chunk(b"event: end\ndata: {}\n\n" if end else b"", more=False))
         finally:
-            reading.cancel()
-            run.cancel()
-            await asyncio.gather(reading, *run.tasks, return_exceptions=True)
+            tasks = (reading, cutting, *run.tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _next(self, run: _Run, send: Send) -> dict[str, Any] | None:
         while True:
@@ -126,10 +139,12 @@ class _Run:
         """A result was sent."""
         self._room.release()
 
-    def cancel(self) -> None:
-        """Withdraws what has not ended."""
-        for task in self.tasks:
-            task.cancel()
+    async def cut_short(self, ending: asyncio.Event) -> None:
+        """Once the gateway ends, says so in the place of further results."""
+        await ending.wait()
+        problem = problem_of(HTTPException(503, "the gateway ends; send the others again"))
+        self.results.put_nowait({"index": None, "id": None, "problem": problem})
+        self.results.put_nowait(None)
 
     async def _begin_all(self, receive: Receive) -> None:
         index = 0

@@ -26,6 +26,7 @@ from leanq.errors import (
     LostError,
     QueueFullError,
     RequestError,
+    UsageError,
     WireError,
 )
 from leanq.producer.request_builder import PreparedRequest, RequestBuilder
@@ -119,6 +120,8 @@ class GatewayClient(AsyncLeanQClient):
 
     def _made(self) -> None:
         super()._made()
+        if not self.clusters:
+            raise UsageError("a gateway needs a Redis, and not another gateway: name it with --url")
         self._pending: dict[RequestName, Pending] = {}
         self._counts: Counter[str] = Counter()
         # For looks that make this client no receiver of what it looks at.

@@ -178,7 +178,8 @@ async def batch(request: Request, key: Submitter) -> Response:
     its request, its `id`, and a `result` or a `problem`. Requests are read while results are sent,
     and are withdrawn where the client goes away."""
     events = "text/event-stream" in request.headers.get("accept", "")
-    return BatchResponse(_lean(request), _access(request), key, events=events)
+    ending: asyncio.Event = request.app.state.ending
+    return BatchResponse(_lean(request), _access(request), key, events=events, ending=ending)
 
 
 @router.get("/status", responses={200: {"model": models.Status}, **_PROBLEMS})

@@ -138,6 +138,7 @@ class Result(BaseModel):
     failed: Annotated[list[Failure], Field(description="of a verification")]
     state: Annotated[str | None, Field(description="of a step: the next state")]
     goals: Annotated[list[str], Field(description="of a step: those of the next state")]
+    fingerprint: Annotated[str | None, Field(description="of the environment where Lean answered")]
     attempts: int
     worker: str
     queued_s: float
@@ -195,4 +196,5 @@ def result_of(reply: Reply, request_id: str) -> dict[str, Any]:
         "failed": [asdict(failure) for failure in reply.failed],
         "state": reply.state,
         "goals": list(reply.goals),
+        "fingerprint": reply.fingerprint,
     }

@@ -123,6 +123,7 @@ _OTHER_VARIABLES = {
         "the queue's Redis: `redis://`, `rediss://` or `unix://`",
         "`leanq up`'s, or an embedded server",
     ),
+    "LEANQ_KEY": ("the key for a gateway, where LEANQ_URL is `https://HOST`", ""),
     "LEANQ_PASSWORD": (
         "the Redis' password, written as it is, where LEANQ_URL has a host and no password",
         "",

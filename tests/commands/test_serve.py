@@ -11,7 +11,7 @@ import pytest
 from support.fleets import look, until
 from support.gateways import key_file
 from support.kimina_reading import reading
-from support.terminals import Terminal, ended, wait_for_line
+from support.terminals import Terminal, ended, samples, wait_for_line
 
 from leanq.queue.settings import Settings
 
@@ -68,3 +68,15 @@ def test_it_serves_and_ends_in_order_once_what_is_under_way_has_ended(
         answer = asked.result(timeout=100)
     assert reading(answer.json()["results"][0]) == "valid"
     assert ended(process).code == 0
+
+
+@pytest.mark.slow
+def test_commands_of_operations_take_a_gateway_for_a_queue(client: Terminal) -> None:
+    url = serve(client)
+    done = client.run("submit", "--json", "--url", url, *samples("and_swap", "incomplete"))
+    assert done.code == 1
+    assert {line["verdict"] for line in done.lines} == {"accepted", "incomplete"}
+    [state] = [sorry["state"] for line in done.lines for sorry in line["sorries"]][:1]
+    assert client.run("state", "export", "--url", url, state, "--output", "kept").code == 0
+    looked = client.run("status", "--url", url)
+    assert (looked.code, "not a Redis URL" in looked.err) == (2, True)

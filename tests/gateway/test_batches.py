@@ -144,3 +144,20 @@ async def test_a_line_without_an_end_is_refused(
         problems = [each["problem"]["type"] for each in results if "problem" in each]
         assert problems == ["urn:leanq:too-large"]
         assert (await sender.rest()).strip() == b"0"
+
+
+async def test_a_batch_that_the_gateway_cuts_short_says_so(
+    settings: Settings, scripted: Scripted
+) -> None:
+    async with new_gateway(settings, grace_s=0.1) as gateway, sending(gateway) as sender:
+        await sender.send(line("-- held") + line("-- held b", request_id="kept"))
+        await eventually(lambda: len(scripted.running) == 2)
+        gateway.server.stop()
+        last = await sender.result()
+        assert (last["index"], last["problem"]["status"]) == (None, 503)
+        assert (await sender.rest()).strip() == b"0"
+    await eventually(lambda: scripted.stopped == ["-- held"])
+    scripted.gate.set()
+    async with new_gateway(settings) as gateway:
+        answer = await gateway.http.get("/v1/requests/kept?wait=60")
+        assert answer.json()["verdict"] == "accepted"

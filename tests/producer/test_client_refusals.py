@@ -62,7 +62,9 @@ def test_what_makes_no_sense_is_refused_before_it_is_sent(settings: Settings) ->
 @pytest.mark.parametrize(
     ("url", "error"),
     [
-        ("http://localhost", UsageError),
+        ("ftp://localhost", UsageError),
+        ("http://lean.example", UsageError),
+        ("http://127.0.0.1:1", UnavailableError),
         ("redis://localhost:nope", UsageError),
         ("redis://localhost?colour=blue", UsageError),
         ("redis://:secret@127.0.0.1:1", UnavailableError),

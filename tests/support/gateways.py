@@ -120,10 +120,11 @@ async def new_gateway(
     environment: str = "default",
     hostnames: tuple[str, ...] = (),
     grace_s: float = 5.0,
+    port: int = 0,
 ) -> AsyncIterator[Gateway]:
     """A gateway in this event loop, in front of the queue of ``settings``."""
     async with GatewayClient(settings, no_worker="wait", when_full="raise") as lean:
-        with listen("127.0.0.1", 0) as listener:
+        with listen("127.0.0.1", port) as listener:
             app = make_app(lean, Access(keys, environment), hostnames)
             server = GatewayServer(app, listener, grace_s=grace_s)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import math
 import os
 import resource
@@ -49,13 +48,12 @@ _LEAST_LOOK_S, _MOST_LOOK_S = 0.025, 0.25
 _REAPED_S = 0.001
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _FILE_MODE = 0o600
-_FIRST_FD = 100
 
 
 def serve(preloaded: Preloaded) -> NoReturn:
     """Elaborates the prefix that the worker sends, and serves texts that begin with it."""
     # Standard streams are Lean's from here on.
-    requests, answers = _moved(os.dup(0)), _moved(os.dup(1))
+    requests, answers = os.dup(0), os.dup(1)
     [size] = PREFIX.unpack(_read(requests, PREFIX.size))
     streams = _Streams(_read(requests, size))
 
@@ -107,8 +105,7 @@ class _Streams:
     """What one run reads and writes, as files of the scratch folder that have no name."""
 
     def __init__(self, stdin: bytes) -> None:
-        opened = (os.open(".", os.O_TMPFILE | os.O_RDWR, _FILE_MODE) for _ in range(3))
-        self._fds = [_moved(fd) for fd in opened]
+        self._fds = [os.open(".", os.O_TMPFILE | os.O_RDWR, _FILE_MODE) for _ in range(3)]
         _write(self._fds[0], stdin)
         os.lseek(self._fds[0], 0, os.SEEK_SET)
 
@@ -127,15 +124,6 @@ class _Streams:
     def close(self) -> None:
         for fd in self._fds:
             os.close(fd)
-
-
-def _moved(fd: int) -> int:
-    """The same at a high number. In a fork, libuv closes low ones: those of a pipe that it had in
-    the process from which this one was forked."""
-    try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
-    finally:
-        os.close(fd)
 
 
 def _watch(pid: int, cpu_s: float, wall_s: float) -> tuple[int, int]:

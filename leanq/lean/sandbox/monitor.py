@@ -13,6 +13,7 @@ import resource
 import select
 import signal
 import socket
+import stat
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -340,9 +341,11 @@ class Monitor:
                 setsid=True,
                 setsigdef=_DEFAULT,
             )
-        elif (program := os.fork()) == 0:
-            _be_program(env, fds)
-            self._go_on(argv)
+        else:
+            before = _pipes()
+            if (program := os.fork()) == 0:
+                _be_program(env, fds, kept=_pipes() - before)
+                self._go_on(argv)
         os.write(report, _HELD)
         os.closerange(0, report)
         os.closerange(report + 1, max(fds) + _RESERVED_FDS)
@@ -353,17 +356,37 @@ class Monitor:
         os._exit(0)
 
 
-def _be_program(env: dict[str, str], fds: list[int]) -> None:
-    """Makes this process what a program finds itself as that is started here."""
+def _be_program(env: dict[str, str], fds: list[int], *, kept: Iterable[tuple[int, int]]) -> None:
+    """Makes this process what a program finds itself as that is started here.
+
+    All descriptors are closed, Lean's own ones too, which all forks would share. ``kept`` are the
+    pipes that were made by the fork itself: libuv makes one in each, and closes it by its number in
+    the next, such as that of a program which Lean starts.
+    """
     os.setsid()
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
-    os.closerange(3, _DESCRIPTORS)  # Lean's own ones too, which all forks would share
+    last = 2
+    for fd in sorted(fd for fd, _ in kept):
+        os.closerange(last + 1, fd)
+        last = fd
+    os.closerange(last + 1, _DESCRIPTORS)
     for signum in _DEFAULT:
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.environ.clear()
     os.environ.update(env)
+
+
+def _pipes() -> set[tuple[int, int]]:
+    """The number and inode of each descriptor above 2 that is a pipe's."""
+    found = set()
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            status = os.fstat(fd)
+            if fd > 2 and stat.S_ISFIFO(status.st_mode):
+                found.add((fd, status.st_ino))
+    return found
 
 
 def _cannot_start(program: str, error: OSError | ValueError) -> str:

@@ -204,11 +204,11 @@ async def said(standing: StandingPrefix, script: str, limits: Limits = LIMITS) -
 HOSTILE = {
     "memory of the process": "open(f'/proc/{os.getppid()}/mem', 'r+b')",
     "memory of the process, to read": "open(f'/proc/{os.getppid()}/mem', 'rb')",
-    "its descriptors": "open(f'/proc/{os.getppid()}/fd/100')",
+    "its descriptors": "open(f'/proc/{os.getppid()}/fd/3')",
     "its environment": "open(f'/proc/{os.getppid()}/environ').read()",
     "a file of the prefix": "os.write(5, b'x')",
-    "a request": "os.read(100, 10)",
-    "an answer": "os.write(101, b'x' * 100)",
+    "a request": "os.read(3, 10)",
+    "an answer": "os.write(4, b'x' * 100)",
 }
 
 
@@ -264,7 +264,7 @@ async def test_a_fork_above_its_memory_ends_the_process() -> None:
 @pytest.mark.parametrize("answer", ["b'x' * 100", "b''", "b'\\xff' * 21", "b'\\0' * 20 + b'\\x05'"])
 async def test_a_process_that_answers_anything_is_ended(answer: str) -> None:
     """A prefix is a candidate's text: it may have taken the process over."""
-    prefix = f"import os; os.write(101, {answer}); os._exit(0) #\n"
+    prefix = f"import os; os.write(4, {answer}); os._exit(0) #\n"
     with pytest.raises(SandboxError):
         async with standin(prefix):
             pass

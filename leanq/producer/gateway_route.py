@@ -1,0 +1,379 @@
+"""The route through an HTTP gateway, for clients that do not reach the Redis.
+
+Requests that gather go out together, as the lines of one ``/v1/batch``, whose results come as they
+end. Each bears its request id as its name, by which it stays the same request when it is sent
+again: a connection that breaks, or a gateway that ends, costs time alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import httpx2
+
+from leanq.errors import (
+    ClosedError,
+    InvalidRequestError,
+    LeanQError,
+    LostError,
+    NoWorkerError,
+    QueueFullError,
+    RecipeError,
+    RequestError,
+    TooLargeError,
+    UnavailableError,
+    UnknownEnvironmentError,
+    UnknownStateError,
+    UsageError,
+)
+from leanq.producer.request_builder import PreparedRequest
+from leanq.producer.route import Timings, Waiter
+from leanq.producer.shard_client import failed
+from leanq.queue.queue import backoff_s
+from leanq.queue.requests import Failure, Message, Reply, Request, Sorry, Theorem
+from leanq.queue.wire import unpack_request
+
+# Lines of one batch, and batches at a time, each of which lasts as long as its slowest request.
+_BATCH = 500
+_BATCHES = 128
+_CONNECTIONS = 256
+# A gateway lets hear of itself more often, or the connection is broken.
+_SILENCE_S = 60.0
+_WAIT_S = 25
+_CONNECT_S = 10.0
+# What a check has that is sent as it is.
+_FIELDS = (
+    *("timeout_s", "memory_mb", "scratch_mb", "allow_axioms", "audit", "trust_programs"),
+    *("code", "target", "theorems", "holes", "state", "tactic", "traceparent"),
+)
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request whose end is awaited; ``prepared`` is None where only its name is known."""
+
+    name: str
+    waiter: Waiter
+    prepared: PreparedRequest[Any] | None = None
+
+
+class GatewayRoute:
+    """The route to the queue behind a gateway.
+
+    Args:
+        url: the gateway's.
+        key: the caller's key; None where the gateway needs none.
+        unavailable_timeout_s: how long the gateway may be out of reach before outstanding requests
+            end with UnavailableError.
+        timings: how long it waits for what.
+    """
+
+    def __init__(
+        self, url: str, key: str | None, *, unavailable_timeout_s: float, timings: Timings
+    ) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx2.AsyncClient(
+            base_url=url,
+            headers=headers,
+            timeout=httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S, pool=None),
+            limits=httpx2.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_BATCHES),
+        )
+        self._unavailable_timeout_s = unavailable_timeout_s
+        self._timings = timings
+        self._outstanding: dict[str, _Sent] = {}
+        self._outbox: deque[_Sent] = deque()
+        self._work = asyncio.Event()
+        self._room = asyncio.Semaphore(_BATCHES)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rng = random.Random()
+        # Once requests are refused: the error that each of them ends with.
+        self._over: Callable[[], LeanQError] | None = None
+
+    async def open(self) -> None:
+        """Raises UnavailableError where no gateway answers, UsageError where it refuses the key."""
+        try:
+            # It does not know that request; what matters is whether it says so.
+            with contextlib.suppress(LostError):
+                await self._asked("GET", "/v1/requests/0")
+        except BaseException as error:
+            await self._http.aclose()
+            if isinstance(error, httpx2.TransportError):
+                raise _unavailable(error) from None
+            raise
+        self._spawn(self._send_forever())
+
+    def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+        """Submits a request with the next batch."""
+        sent = _Sent(prepared.submission.request_id, waiter, prepared)
+        request = unpack_request(prepared.submission.body)
+        if request.op == "echo":
+            waiter.ended(InvalidRequestError("a gateway serves no echo; give the client a Redis"))
+        elif self._enter(sent):
+            if request.op in ("export", "import"):
+                self._spawn(self._ask(sent, partial(self._moved, prepared, request)))
+            else:
+                self._outbox.append(sent)
+                self._work.set()
+
+    def attach(self, request_id: str, waiter: Waiter) -> None:
+        """Waits for a request that was submitted before."""
+        sent = _Sent(request_id, waiter)
+        if self._enter(sent):
+            self._spawn(self._ask(sent, partial(self._fetched, request_id)))
+
+    def cancel(self, request_id: str, waiter: Waiter) -> bool:
+        """Withdraws a request; False where it has ended already."""
+        sent = self._outstanding.get(request_id)
+        if sent is None or sent.waiter is not waiter:
+            return False
+        del self._outstanding[request_id]
+        self._spawn(self._withdraw(request_id))
+        return True
+
+    async def close(self, *, withdraw: bool) -> None:
+        """Ends every outstanding request, withdrawn from the queue or running on."""
+        self._over = partial(ClosedError, "the client was closed before the request ended")
+        names = list(self._outstanding)
+        self._end_all(self._over)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if withdraw:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timings.close_s):
+                    await asyncio.gather(*map(self._withdraw, names))
+        await self._http.aclose()
+
+    def _enter(self, sent: _Sent) -> bool:
+        if self._over:
+            sent.waiter.ended(self._over())
+            return False
+        if sent.name in self._outstanding:
+            error = InvalidRequestError(f"this client already waits for request {sent.name}")
+            sent.waiter.ended(error)
+            return False
+        self._outstanding[sent.name] = sent
+        return True
+
+    def _end(self, sent: _Sent, end: Reply | LeanQError) -> None:
+        if self._outstanding.get(sent.name) is sent:
+            del self._outstanding[sent.name]
+            sent.waiter.ended(end)
+
+    def _end_all(self, error: Callable[[], LeanQError]) -> None:
+        for sent in list(self._outstanding.values()):
+            self._end(sent, error())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()):
+            # Nothing else would end the outstanding requests, and they must not hang.
+            self._over = partial(failed, fault)
+            self._end_all(self._over)
+
+    # Batches
+
+    async def _send_forever(self) -> None:
+        while True:
+            await self._work.wait()
+            await self._room.acquire()
+            gathered = [self._outbox.popleft() for _ in range(min(_BATCH, len(self._outbox)))]
+            # Some may be withdrawn by now.
+            batch = [sent for sent in gathered if self._outstanding.get(sent.name) is sent]
+            if not self._outbox:
+                self._work.clear()
+            begun = asyncio.Event()
+            self._spawn(self._batch(batch, begun))
+            # Others gather meanwhile, or each would be a batch of its own.
+            await begun.wait()
+
+    async def _batch(self, batch: list[_Sent], begun: asyncio.Event) -> None:
+        try:
+            give_up_s = time.monotonic() + self._unavailable_timeout_s
+            for pause_s in backoff_s(self._rng) if batch else ():
+                try:
+                    async for _ in self._results(batch, begun):
+                        give_up_s = time.monotonic() + self._unavailable_timeout_s
+                except (httpx2.TransportError, UnavailableError) as error:
+                    if time.monotonic() > give_up_s:
+                        self._end_each(batch, partial(_unavailable, error))
+                        return
+                except LeanQError as error:
+                    self._end_each(batch, partial(type(error), str(error)))
+                    return
+                batch = [sent for sent in batch if self._outstanding.get(sent.name) is sent]
+                if not batch:
+                    return
+                begun.set()
+                await asyncio.sleep(pause_s)
+        finally:
+            begun.set()
+            self._room.release()
+
+    async def _results(self, batch: list[_Sent], begun: asyncio.Event) -> AsyncIterator[None]:
+        """Sends the requests, and ends each with its result; yields after each."""
+        lines = "".join(f"{json.dumps(_line(sent))}\n" for sent in batch)
+        headers = {"Content-Type": "application/x-ndjson", "Accept": "text/event-stream"}
+        async with self._http.stream("POST", "/v1/batch", content=lines, headers=headers) as answer:
+            if not answer.is_success:
+                raise error_of(json.loads(await answer.aread()))
+            begun.set()
+            for sent in batch:
+                sent.waiter.acknowledged()
+            async for line in answer.aiter_lines():
+                # Others say of what kind an event is, or that the gateway is still there.
+                if not line.startswith('data: {"index"'):
+                    continue
+                found = json.loads(line.removeprefix("data: "))
+                if found["index"] is None:
+                    # The gateway ends; what is left is sent again.
+                    return
+                sent = batch[found["index"]]
+                if result := found.get("result"):
+                    self._end(sent, reply_of(result))
+                else:
+                    error = error_of(found["problem"])
+                    # The gateway ends, or has no queue: it is sent again.
+                    if not isinstance(error, UnavailableError | ClosedError):
+                        self._end(sent, error)
+                yield
+
+    def _end_each(self, batch: list[_Sent], error: Callable[[], LeanQError]) -> None:
+        for sent in batch:
+            self._end(sent, error())
+
+    # Single requests
+
+    async def _ask(self, sent: _Sent, ask: Callable[[], Coroutine[Any, Any, Reply]]) -> None:
+        give_up_s = time.monotonic() + self._unavailable_timeout_s
+        for pause_s in backoff_s(self._rng):
+            try:
+                self._end(sent, await ask())
+            except (httpx2.TransportError, UnavailableError) as error:
+                if time.monotonic() > give_up_s:
+                    self._end(sent, _unavailable(error))
+                    return
+                await asyncio.sleep(pause_s)
+            except LeanQError as error:
+                self._end(sent, error)
+                return
+            else:
+                return
+
+    async def _moved(self, prepared: PreparedRequest[Any], request: Request) -> Reply:
+        environment = prepared.submission.environment
+        where = {"environment": environment} if environment else {}
+        if request.op == "export":
+            path = f"/v1/states/{request.state}/export"
+            answer = await self._asked("GET", path, params=where, timeout=None)
+            return Reply(payload=answer.content)
+        how = {"headers": {"Content-Type": "application/octet-stream"}, "timeout": None}
+        answer = await self._asked(
+            "POST", "/v1/states", params=where, content=request.payload, **how
+        )
+        return Reply(state=str(answer.json()["state"]))
+
+    async def _fetched(self, name: str) -> Reply:
+        while True:
+            answer = await self._asked("GET", f"/v1/requests/{name}", params={"wait": _WAIT_S})
+            if answer.status_code == httpx2.codes.OK:
+                return reply_of(answer.json())
+
+    async def _withdraw(self, name: str) -> None:
+        with contextlib.suppress(httpx2.HTTPError, LeanQError):
+            await self._asked("DELETE", f"/v1/requests/{name}")
+
+    async def _asked(self, method: str, path: str, **how: Any) -> httpx2.Response:
+        answer = await self._http.request(method, path, **how)
+        if not answer.is_success:
+            try:
+                problem = answer.json()
+            except ValueError:
+                problem = {"status": answer.status_code, "detail": answer.text[:200]}
+            raise error_of(problem)
+        return answer
+
+
+def _line(sent: _Sent) -> Mapping[str, Any]:
+    assert sent.prepared
+    submission = sent.prepared.submission
+    request = unpack_request(submission.body)
+    line: dict[str, Any] = {"op": request.op, "request_id": sent.name}
+    line |= {name: value for name in _FIELDS if (value := getattr(request, name)) not in ("", ())}
+    line["priority"] = submission.priority
+    if submission.environment:
+        line["environment"] = submission.environment
+    if submission.deadline_ms:
+        line["deadline_s"] = submission.deadline_ms / 1000
+    return line
+
+
+def reply_of(result: Mapping[str, Any]) -> Reply:
+    """The reply that a gateway shows as ``result``."""
+    axioms = result["axioms"]
+    return Reply(
+        result["verdict"],
+        tuple(Message(**each) for each in result["messages"]),
+        tuple(Sorry(**each) for each in result["sorries"]),
+        None if axioms is None else tuple(axioms),
+        reason=result["reason"],
+        theorems=tuple(Theorem(**each) for each in result["theorems"]),
+        failed=tuple(Failure(**each) for each in result["failed"]),
+        state=result["state"],
+        goals=tuple(result["goals"]),
+        fingerprint=result["fingerprint"],
+        request_id=result["request_id"],
+        worker=result["worker"],
+        attempts=result["attempts"],
+        queued_s=result["queued_s"],
+        cpu_s=result["cpu_s"],
+        wall_s=result["wall_s"],
+    )
+
+
+_KINDS: Mapping[str, type[LeanQError]] = {
+    "closed": ClosedError,
+    "invalid-request": InvalidRequestError,
+    "lost": LostError,
+    "malformed": InvalidRequestError,
+    "no-worker": NoWorkerError,
+    "recipe": RecipeError,
+    "request": RequestError,
+    "too-large": TooLargeError,
+    "unavailable": UnavailableError,
+    "unknown-environment": UnknownEnvironmentError,
+    "unknown-state": UnknownStateError,
+    "usage": UsageError,
+}
+
+
+def error_of(problem: Mapping[str, Any]) -> LeanQError:
+    """The error that a gateway shows as ``problem``."""
+    detail, status = str(problem.get("detail", "")), int(problem.get("status", 500))
+    kind = str(problem.get("type", "")).removeprefix("urn:leanq:")
+    if kind in _KINDS:
+        return _KINDS[kind](detail)
+    if status == httpx2.codes.TOO_MANY_REQUESTS:
+        return QueueFullError(detail, 1.0)
+    if status >= httpx2.codes.INTERNAL_SERVER_ERROR:
+        return UnavailableError(f"the gateway: {detail or status}")
+    return UsageError(f"the gateway refuses the request ({status}): {detail}")
+
+
+def _unavailable(error: Exception) -> UnavailableError:
+    return UnavailableError(f"no gateway answers: {error or type(error).__name__}")

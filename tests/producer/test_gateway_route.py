@@ -1,0 +1,114 @@
+"""Clients that speak to a gateway: the same futures and errors as over Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.fleets import working
+from support.gateways import STATE, Gateway, Scripted, key_file, new_gateway
+from support.waiting import eventually
+
+from leanq.client import AsyncLeanQClient, LeanQClient
+from leanq.errors import (
+    InvalidRequestError,
+    LostError,
+    UnavailableError,
+    UnknownEnvironmentError,
+    UnknownStateError,
+    UsageError,
+)
+from leanq.gateway.keys import KeyFile
+from leanq.queue.settings import Settings
+
+
+@pytest.fixture
+async def scripted(settings: Settings) -> AsyncIterator[Scripted]:
+    """What the one worker of the test's queue runs."""
+    driver = Scripted()
+    async with working(settings, driver, slots=16):
+        yield driver
+
+
+@pytest.fixture
+async def gateway(settings: Settings, scripted: Scripted) -> AsyncIterator[Gateway]:
+    async with new_gateway(settings) as made:
+        yield made
+
+
+async def test_replies_and_errors_are_those_of_a_client_of_the_redis(
+    gateway: Gateway, settings: Settings
+) -> None:
+    async with AsyncLeanQClient(gateway.url) as far, AsyncLeanQClient(settings) as near:
+        for code in ("-- accepted", "-- incomplete", "-- rejected", "-- timeout", "-- unverified"):
+            assert await far.check(code) == await near.check(code)
+        verify = await far.verify("-- target", "-- rejected", holes=["h"], allow_axioms=["a"])
+        assert verify.verdict == "rejected"
+        step = await far.step(STATE, "x", env="default", timeout_s=5, deadline_s=60, priority=2)
+        assert step.verdict == "accepted"
+        reply = await far.check("-- accepted", request_id="0-mine")
+        assert (await far.attach("0-mine")) == reply
+        with pytest.raises(LostError):
+            await far.attach("0-nothing")
+        with pytest.raises(UnknownEnvironmentError):
+            await far.check("-- x", env="nowhere")
+        with pytest.raises(UnknownStateError):
+            await far.step(STATE, "x")
+        with pytest.raises(InvalidRequestError):
+            await far.echo(b"x")
+        codes = [f"-- accepted {number}" for number in range(200)]
+        ends = [result.verdict async for result in far.amap(codes)]
+        assert ends == ["accepted"] * 200
+
+
+async def test_futures_of_threads_are_withdrawn_like_all_others(
+    gateway: Gateway, scripted: Scripted
+) -> None:
+    client = await asyncio.to_thread(LeanQClient, gateway.url)
+    try:
+        held, other = client.check("-- held"), client.check("-- held too")
+        await eventually(lambda: len(scripted.running) == 2 and held.running())
+        held.cancel()
+        await eventually(lambda: scripted.stopped == ["-- held"])
+        scripted.gate.set()
+        assert (await asyncio.wrap_future(other)).verdict == "accepted"
+    finally:
+        await asyncio.to_thread(client.close)
+
+
+async def test_a_gateway_that_ends_costs_no_request(settings: Settings, scripted: Scripted) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        async with new_gateway(settings, grace_s=0.1) as first:
+            lean = await stack.enter_async_context(AsyncLeanQClient(first.url))
+            asked = asyncio.create_task(lean.check("-- held"))
+            await eventually(lambda: len(scripted.running) == 1)
+        assert not asked.done()
+        async with new_gateway(settings, port=int(first.url.rpartition(":")[2])):
+            scripted.gate.set()
+            assert (await asked).verdict == "accepted"
+    assert len(scripted.seen) == 1
+
+
+async def test_a_key_is_needed_and_urls_that_would_show_it_are_refused(
+    settings: Settings, scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = KeyFile(key_file(tmp_path, {"secret": "s"}))
+    async with new_gateway(settings, keys=file) as gateway:
+        for key in (None, "wrong"):
+            with pytest.raises(UsageError, match="API key"):
+                await AsyncLeanQClient(gateway.url, key=key).__aenter__()
+        monkeypatch.setenv("LEANQ_KEY", "s")
+        async with AsyncLeanQClient(gateway.url) as lean:
+            assert (await lean.check("-- rejected")).verdict == "rejected"
+    for url in ("http://lean.example", "https://key@lean.example", "https://x/path", "https://["):
+        with pytest.raises(UsageError) as caught:
+            AsyncLeanQClient(url)
+        assert "key@" not in str(caught.value)
+    AsyncLeanQClient("http://lean.example", insecure_http=True)
+    with pytest.raises(UsageError, match="a key is for a gateway"):
+        AsyncLeanQClient("redis://127.0.0.1:1", key="s")
+    with pytest.raises(UnavailableError, match="no gateway answers"):
+        await AsyncLeanQClient("http://127.0.0.1:1").__aenter__()
