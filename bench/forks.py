@@ -34,9 +34,6 @@ _FIGURES = {
     "plain_cpu_ms": ("a Lean that starts, CPU", "{:.1f} ms", ""),
     "fork_cpu_ms": ("a fork, CPU", "{:.1f} ms", ""),
     "ratio": ("CPU of a Lean that starts / of a fork", "{:.2f}", ""),
-    "plain_mb": ("a Lean that starts, private memory at most", "{:.1f} MB", ""),
-    "fork_mb": ("a fork, private memory at most", "{:.1f} MB", ""),
-    "memory": ("private memory of a fork / of a Lean that starts", "{:.2f}", ""),
     "import_ms": ("preloading, wall", "{:.0f} ms", ""),
     "zygote_mb": ("the preloaded process itself", "{:.1f} MB", ""),
     "open_ms": ("a sandbox behind it, wall", "{:.1f} ms", ""),
@@ -45,7 +42,6 @@ _FIGURES = {
 }
 _THEOREM = "theorem leanq_bench (p : Prop) (h : p) : p := h\n"
 _LIMITS = limits_of(Request("check", code="-", timeout_s=300, wall_s=600, memory_mb=8000))
-_LIMITS = replace(_LIMITS, look_s=0.01)
 _IMPORT = "import {}\n"
 
 Figures = defaultdict[str, list[float]]
@@ -123,12 +119,8 @@ async def measure(environment: Environment, header: str, rounds: int, figures: F
                 continue
             _note(figures, "fork", done, wall_ms)
             _note(figures, "plain", *await _check(environment, plain, command, header))
-            cpu_ms, memory = (
-                [figures[f"{way}_{unit}"][-1] for way in ("plain", "fork")]
-                for unit in ("cpu_ms", "mb")
-            )
-            figures["ratio"].append(cpu_ms[0] / cpu_ms[1])
-            figures["memory"].append(memory[1] / memory[0])
+            plain_ms, fork_ms = (figures[f"{way}_cpu_ms"][-1] for way in ("plain", "fork"))
+            figures["ratio"].append(plain_ms / fork_ms)
 
 
 async def _check(
@@ -152,7 +144,6 @@ async def _check(
 def _note(figures: Figures, way: str, done: Finished, wall_ms: float) -> None:
     figures[f"{way}_ms"].append(wall_ms)
     figures[f"{way}_cpu_ms"].append(1000 * done.exit.cpu_s)
-    figures[f"{way}_mb"].append(done.exit.peak_bytes / 1e6)
 
 
 if __name__ == "__main__":

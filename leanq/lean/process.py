@@ -281,8 +281,10 @@ class Lean:
         if not was_stopped and self.forks.is_due():
             seen = RunBytes.of(done, compiled_by(command, sandbox.left))
             self.forks.prove(key, code, limits, seen)
-        # What waits for a thread that no fork has would wait for ever.
-        return None if done.exit.stopped == "wall" else done
+        # What waits for a thread that no fork has would wait for ever. And that Lean has died is
+        # said by one that was started for the text alone.
+        died = done.exit.stopped is None and done.exit.signal is not None
+        return None if died or done.exit.stopped == "wall" else done
 
     async def ask(self, source: str) -> str:
         """What Lean prints about a source of ours, which imports the environment alone.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.lean_texts import lean_texts
 from support.paths import SAMPLES
+from support.sandboxes import children, running
 from support.sites import Site
 from support.waiting import eventually
 
@@ -238,3 +240,29 @@ async def test_one_that_says_something_else_is_given_up(
                 assert (await lean.run(slot, HEADER + PROOF, LIMITS)).done.exit.code == 0
                 assert not was_forked(slot)
     assert "says something else: stdout" in caplog.text
+
+
+async def test_a_fork_that_is_killed_costs_no_text(core: Environment) -> None:
+    text = HEADER + (SAMPLES / "stack_overflow.lean").read_text().partition(HEADER)[2]
+    async with preloaded(core) as lean, lean.slot() as slot:
+        assert lean.forks is not None
+        run = asyncio.create_task(lean.run(slot, text, replace(LIMITS, cpu_s=2.0)))
+        [zygote] = children(lean.forks.pids()[0])
+
+        def working() -> list[int]:
+            found = [zygote]
+            for pid in found:  # which grows meanwhile
+                found += children(pid) if running(pid) else []
+            return [pid for pid in found if cpu_s(pid) > 0.5 and pid != zygote]
+
+        await eventually(lambda: working() != [])
+        os.kill(working()[-1], signal.SIGKILL)
+        assert (await run).done.exit.stopped == "cpu"
+        assert not was_forked(slot)
+
+
+def cpu_s(pid: int) -> float:
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        return sum(map(int, fields[11:13])) / 100
+    return 0.0
