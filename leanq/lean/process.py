@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -275,7 +276,9 @@ class Lean:
             log.warning("a text runs once more, for its fork was lost: %s", error)
             await self.forks.give_back(key, slot.forked.pop(key))
             return None
-        if done.exit.stopped is None and self.forks.is_due():
+        # What is killed from outside, as where memory is short, says nothing of forks.
+        was_stopped = done.exit.stopped is not None or done.exit.signal == signal.SIGKILL
+        if not was_stopped and self.forks.is_due():
             seen = RunBytes.of(done, compiled_by(command, sandbox.left))
             self.forks.prove(key, code, limits, seen)
         # What waits for a thread that no fork has would wait for ever.

@@ -114,3 +114,29 @@ async def test_without_the_right_certificates_it_says_so(
         async with AsyncLeanQClient(secure.settings(**files)):
             pass
     assert "\n" not in str(refused.value)
+
+
+async def test_a_certificate_without_the_servers_name_is_a_matter_of_its_own_ca(
+    secure: Secure,
+) -> None:
+    """As docs/operations.md has it for servers whose certificates name an address by CN alone."""
+    (secure.folder / "both.crt").write_text(
+        (secure.folder / "theirs.crt").read_text() + (secure.folder / "ours.crt").read_text()
+    )
+
+    def settings(ca: str, options: str) -> Settings:
+        url = secure.settings(**{**OURS, "ca_certs": ca}).url
+        # The certificate names 127.0.0.1 and nothing else.
+        return Settings(url=url.replace("127.0.0.1", "localhost") + options)
+
+    with pytest.raises(UnavailableError, match="mismatch"):
+        async with AsyncLeanQClient(settings("ours.crt", "")):
+            pass
+    # While CAs change there are two in the file.
+    for ca in ("ours.crt", "both.crt"):
+        queue = Queue(settings(ca, "&ssl_check_hostname=false"))
+        assert await queue.ping()
+        await queue.close()
+    with pytest.raises(UnavailableError, match="certificate verify failed"):
+        async with AsyncLeanQClient(settings("theirs.crt", "&ssl_check_hostname=false")):
+            pass
