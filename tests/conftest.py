@@ -19,6 +19,7 @@ from hypothesis import HealthCheck
 from hypothesis import settings as profile
 from support.campaigns import Desk, desk_at
 from support.command_server import command_server
+from support.eager_forks import EagerForkServer
 from support.fleets import Recorder, look, serving, sweep
 from support.required import missing
 from support.servers import Server, own_server
@@ -27,6 +28,7 @@ from support.sites import Site, new_site
 from support.terminals import Terminal, new_fleet, new_terminal
 
 from leanq.client import AsyncLeanQClient
+from leanq.lean import lean_driver
 from leanq.lean.environment import Environment, open_environment
 from leanq.local import EmbeddedServer, find_server
 from leanq.queue.queue import Queue
@@ -65,6 +67,21 @@ def pytest_collection_finish() -> None:
     """What thousands of tests are made of stays to the end; no collection has to look at it."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--forks",
+        action="store_true",
+        help="have the fork server preload each header with its first text, and not with its third",
+    )
+
+
+@pytest.fixture(autouse=True)
+def forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether drivers in this process run texts in forks from the first on."""
+    if request.config.getoption("--forks"):
+        monkeypatch.setattr(lean_driver, "ForkServer", EagerForkServer)
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -275,11 +276,15 @@ class Lean:
             log.warning("a text runs once more, for its fork was lost: %s", error)
             await self.forks.give_back(key, slot.forked.pop(key))
             return None
-        if done.exit.stopped is None and self.forks.is_due():
+        # What is killed from outside, as where memory is short, says nothing of forks.
+        was_stopped = done.exit.stopped is not None or done.exit.signal == signal.SIGKILL
+        if not was_stopped and self.forks.is_due():
             seen = RunBytes.of(done, compiled_by(command, sandbox.left))
             self.forks.prove(key, code, limits, seen)
-        # What waits for a thread that no fork has would wait for ever.
-        return None if done.exit.stopped == "wall" else done
+        # What waits for a thread that no fork has would wait for ever. And that Lean has died is
+        # said by one that was started for the text alone.
+        died = done.exit.stopped is None and done.exit.signal is not None
+        return None if died or done.exit.stopped == "wall" else done
 
     async def ask(self, source: str) -> str:
         """What Lean prints about a source of ours, which imports the environment alone.

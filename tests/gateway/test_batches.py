@@ -115,6 +115,7 @@ async def test_the_requests_of_a_client_that_went_away_are_withdrawn(
     assert answer.json()["verdict"] == "accepted"
 
 
+@pytest.mark.slow
 async def test_any_number_of_requests_pass_through_and_events_are_framed(
     gateway: Gateway,
 ) -> None:
@@ -146,6 +147,7 @@ async def test_a_line_without_an_end_is_refused(
         assert (await sender.rest()).strip() == b"0"
 
 
+@pytest.mark.slow
 async def test_a_batch_that_the_gateway_cuts_short_says_so(
     settings: Settings, scripted: Scripted
 ) -> None:

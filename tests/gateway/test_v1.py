@@ -211,6 +211,7 @@ async def test_what_cannot_be_asked_is_a_problem_that_says_why(gateway: Gateway)
     assert problem(await http.post("/v1/states", content=b"?", headers=octets)) == (422, "recipe")
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_ends_hands_back_what_it_cannot_finish(
     settings: Settings, scripted: Scripted
 ) -> None:

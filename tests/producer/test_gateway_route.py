@@ -39,6 +39,7 @@ async def gateway(settings: Settings, scripted: Scripted) -> AsyncIterator[Gatew
         yield made
 
 
+@pytest.mark.slow
 async def test_replies_and_errors_are_those_of_a_client_of_the_redis(
     gateway: Gateway, settings: Settings
 ) -> None:
@@ -79,6 +80,7 @@ async def test_futures_of_threads_are_withdrawn_like_all_others(
         await asyncio.to_thread(client.close)
 
 
+@pytest.mark.slow
 async def test_a_gateway_that_ends_costs_no_request(settings: Settings, scripted: Scripted) -> None:
     async with contextlib.AsyncExitStack() as stack:
         async with new_gateway(settings, grace_s=0.1) as first:

@@ -146,6 +146,18 @@ class Zygote:
 
     async def fork(self, channel: socket.socket) -> Supervisor:
         """A supervisor whose programs begin behind the header, for :meth:`Sandbox.open`."""
+        asked = asyncio.create_task(self._fork(channel))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            # An answer that is not waited for would be taken for that to the next question.
+            with contextlib.suppress(SandboxError):
+                supervisor = await asked
+                supervisor.kill()
+                await supervisor.end()
+            raise
+
+    async def _fork(self, channel: socket.socket) -> Supervisor:
         async with self._one_at_a_time:
             try:
                 socket.send_fds(self._channel, [b'{"fork": true}'], [channel.fileno()])
@@ -317,15 +329,22 @@ class ForkServer:
             found.lent -= 1
         await sandbox.close()
 
-    async def preload(self, header: str, command: Sequence[str]) -> None:
-        """Preloads a header for Lean with these arguments, and proves it, whatever is remembered.
+    async def preload(self, header: str, command: Sequence[str], *, anew: bool = False) -> None:
+        """Preloads a header for Lean with these arguments; ``anew``: and proves it, whatever is
+        remembered.
 
         Raises:
             SandboxError: that is not possible here.
         """
         key = (header, tuple(command))
         found = self._preloaded[key] = _Preloaded()
-        await self._preload(key, found, None)
+        memory = memory_of(self._environment, *key)
+        remembered = not anew and await asyncio.to_thread(memory.is_kept)
+        try:
+            await self._preload(key, found, memory if remembered else None)
+        except BaseException:
+            self._preloaded.pop(key, None)
+            raise
 
     def is_due(self) -> bool:
         """Whether the next text is one of those that are run both ways."""
@@ -416,8 +435,9 @@ class ForkServer:
                 if not (different := seen.difference(plain)):
                     return
                 again = await self._outcome(sandbox, key, Trial(code), limits)
-                # A text that asks for the time or the weather says something else each time.
-                if not plain.difference(again):
+                # A text that asks for the time or the weather says something else each time. And
+                # what the import takes is within the limits of a Lean that starts anew alone.
+                if not plain.difference(again) and plain.stopped is None:
                     await asyncio.to_thread(memory_of(self._environment, *key).forget)
                     self._give_up(_says_otherwise(key, different))
         except (SandboxError, OSError) as error:
@@ -503,7 +523,7 @@ async def fault_of_forks(environment: Environment, header: str) -> str:
     forks = ForkServer(environment, ForkRules())
     command = [*environment.toolchain.command, "-o", "Proof.olean", "--json", "--stdin"]
     try:
-        await forks.preload(header, command)
+        await forks.preload(header, command, anew=True)
     except (SandboxError, OSError) as error:
         return str(error)
     else:

@@ -157,11 +157,13 @@ class Sandbox:
                 "cgroup": group and str(group),
             }
             channel, supervisor = await _started(hello, start or _supervise)
-        except (OSError, SandboxError) as error:
+        except BaseException as error:
             for folder in folders:
                 folder.rmdir()
             cgroup.remove(group)
-            raise SandboxError(f"no scratch folder or no supervisor: {error}") from error
+            if isinstance(error, OSError | SandboxError):
+                raise SandboxError(f"no scratch folder or no supervisor: {error}") from error
+            raise
         sandbox = cls(folders[0], folders[1] if inbox_root else None, channel, supervisor, group)
         try:
             async with asyncio.timeout(_SUPERVISOR_TIMEOUT_S):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.paths import ROOT, SAMPLES
+from support.lean_texts import lean_texts
+from support.paths import SAMPLES
+from support.sandboxes import children, running
 from support.sites import Site
 from support.waiting import eventually
 
@@ -29,14 +32,9 @@ PROOF = "theorem t (p : Prop) (h : p) : p := h\n"
 LIMITS = Limits(cpu_s=60.0, wall_s=100.0, memory_bytes=4 << 30)
 RULES = ForkRules(preload_after=1, prove_after=2, compare_every=0)
 COMPILE = ("-o", "LeanqSubmission.olean", "--json", "--stdin")
-# Some 20 s of CPU each.
-LONG = {"stack_overflow"}
-TEXTS = sorted(
-    path
-    for folder in (SAMPLES, ROOT / "examples", ROOT / "tests" / "cheats")
-    for path in folder.glob("*.lean")
-    if path.stem not in LONG
-)
+# A few texts take longer, such as those whose stack overflows: they are not compared.
+SHORT = replace(LIMITS, cpu_s=5.0)
+PARTS = 4
 
 
 @contextlib.asynccontextmanager
@@ -76,21 +74,47 @@ def was_forked(slot: Slot) -> bool:
 
 
 async def everything(lean: Lean, slot: Slot, text: str) -> RunBytes:
-    run = await lean.run(slot, text, LIMITS)
+    run = await lean.run(slot, text, SHORT)
     return RunBytes.of(run.done, compiled_by(COMPILE, slot.left))
 
 
+async def compared(core: Environment, texts: Sequence[str]) -> int:
+    """How many of the texts came out of forks; each as from a Lean that starts anew."""
+    headers: dict[str, list[str]] = {}
+    for text in texts:
+        whole = core.header_for(text) + text
+        if header := forkable_header(core, whole):
+            headers.setdefault(header, []).append(whole)
+    count = 0
+    async with opened(core, forked=True) as lean, opened(core, forked=False) as plain:
+        for header, wholes in headers.items():
+            async with plain.slot() as other:
+                if (await everything(plain, other, header)).code != 0:
+                    continue  # nothing can be behind it
+            await forked_once(lean, header)
+            for whole in wholes:
+                async with lean.slot() as slot, plain.slot() as other:
+                    forked = await everything(lean, slot, whole)
+                    expected = await everything(plain, other, whole)
+                    if forked.stopped or expected.stopped:
+                        continue
+                    assert was_forked(slot), whole
+                    assert forked.difference(expected) == "", whole
+                    count += 1
+    return count
+
+
+async def test_texts_come_out_as_from_a_lean_that_starts_anew(core: Environment) -> None:
+    assert await compared(core, lean_texts()[::40]) > 8
+
+
 @pytest.mark.slow
-async def test_every_text_comes_out_as_from_a_lean_that_starts_anew(core: Environment) -> None:
-    texts = [path.read_text() for path in TEXTS]
-    plain_header = [text for text in texts if forkable_header(core, text) == HEADER]
-    assert len(plain_header) > 40
-    async with preloaded(core) as lean, opened(core, forked=False) as plain:
-        for text in plain_header:
-            async with lean.slot() as slot, plain.slot() as other:
-                forked = await everything(lean, slot, text)
-                assert was_forked(slot)
-                assert forked.difference(await everything(plain, other, text)) == "", text
+@pytest.mark.timeout(480)
+@pytest.mark.parametrize("part", range(PARTS))
+async def test_every_text_of_the_repository_comes_out_the_same(
+    core: Environment, part: int
+) -> None:
+    assert await compared(core, lean_texts()[part::PARTS]) > 90
 
 
 @pytest.mark.parametrize(
@@ -216,3 +240,29 @@ async def test_one_that_says_something_else_is_given_up(
                 assert (await lean.run(slot, HEADER + PROOF, LIMITS)).done.exit.code == 0
                 assert not was_forked(slot)
     assert "says something else: stdout" in caplog.text
+
+
+async def test_a_fork_that_is_killed_costs_no_text(core: Environment) -> None:
+    text = HEADER + (SAMPLES / "stack_overflow.lean").read_text().partition(HEADER)[2]
+    async with preloaded(core) as lean, lean.slot() as slot:
+        assert lean.forks is not None
+        run = asyncio.create_task(lean.run(slot, text, replace(LIMITS, cpu_s=2.0)))
+        [zygote] = children(lean.forks.pids()[0])
+
+        def working() -> list[int]:
+            found = [zygote]
+            for pid in found:  # which grows meanwhile
+                found += children(pid) if running(pid) else []
+            return [pid for pid in found if cpu_s(pid) > 0.5 and pid != zygote]
+
+        await eventually(lambda: working() != [])
+        os.kill(working()[-1], signal.SIGKILL)
+        assert (await run).done.exit.stopped == "cpu"
+        assert not was_forked(slot)
+
+
+def cpu_s(pid: int) -> float:
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        return sum(map(int, fields[11:13])) / 100
+    return 0.0

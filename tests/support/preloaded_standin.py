@@ -1,0 +1,44 @@
+"""Python in Lean's place, for ``support.python_zygote``: read by the zygote, imported by none."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+KEPT = b"what the zygote has imported"
+
+
+class Preloaded:
+    """What :class:`leanq.lean.fork_server.preloaded.Preloaded` is, of Python."""
+
+    def __init__(
+        self,
+        _libraries: Sequence[str],
+        _arguments: Sequence[str],
+        _header: bytes,
+        when_ready: Callable[[int], NoReturn],
+    ) -> None:
+        self._when_ready = when_ready
+        self._kept = ctypes.create_string_buffer(KEPT)
+
+    def run(self) -> None:
+        self._when_ready(0)
+
+    def go_on(self) -> NoReturn:
+        """Runs the program, which finds as ``kept`` the address of what the zygote has."""
+        with open(0, "rb", closefd=False) as stdin:
+            program = stdin.read().decode()
+        names = {"kept": ctypes.addressof(self._kept), "size": len(KEPT)}
+        status = 0
+        try:
+            exec(compile(program, "<stdin>", "exec"), names)
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else 1
+        except BaseException as error:
+            os.write(2, repr(error).encode())
+            status = 1
+        sys.stdout.flush()
+        os._exit(status)
