@@ -2,7 +2,8 @@
 
 The API server is built from Debian bookworm's source package ``kubernetes`` (1.20), or taken from
 ``--folder``; a cluster that is there already is named by KUBECONFIG, and has to have the namespaces
-``leanq`` and ``leanq-nodes``, as nothing is created there: all are dry runs. What the old version does not know is rewritten or left out, and named. No pod runs.
+``leanq`` and ``leanq-nodes``, as nothing is created there: all are dry runs. What the old version
+does not know is rewritten or left out, and named. No pod runs.
 """
 
 from __future__ import annotations
