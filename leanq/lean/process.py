@@ -279,7 +279,8 @@ class Lean:
         # What is killed from outside, as where memory is short, says nothing of forks.
         was_stopped = done.exit.stopped is not None or done.exit.signal == signal.SIGKILL
         if not was_stopped and self.forks.is_due():
-            seen = RunBytes.of(done, compiled_by(command, sandbox.left))
+            compiled = compiled_by(command, sandbox.left)
+            seen = await asyncio.to_thread(RunBytes.of, done, compiled)
             self.forks.prove(key, code, limits, seen)
         # What waits for a thread that no fork has would wait for ever. And that Lean has died is
         # said by one that was started for the text alone.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -10,6 +12,9 @@ from pathlib import Path
 from leanq.lean.sandbox.sandbox import Finished, Limits
 
 PROOF_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
+# Of compiled files; what is larger is compared by its size and its beginning.
+_COMPARED_BYTES = 256 << 20
+_CHUNK_BYTES = 1 << 20
 _THEOREM = "theorem leanqProof (p : Prop) (h : p) : p := "
 _DEEP = 20_000
 _SMALL_STACK = {"LEAN_STACK_SIZE_KB": "4096"}
@@ -51,15 +56,31 @@ class RunBytes:
     def of(cls, done: Finished, compiled: Path | None) -> RunBytes:
         """What a run has left, with its compiled file, if it has one."""
         end = done.exit
-        data = compiled.read_bytes() if compiled and compiled.is_file() else b""
-        return cls(
-            end.code, end.signal, end.stopped, done.stdout, done.stderr, sha256(data).digest()
-        )
+        digest = _digest(compiled) if compiled else b""
+        return cls(end.code, end.signal, end.stopped, done.stdout, done.stderr, digest)
 
     def difference(self, other: RunBytes) -> str:
         """In what two runs differ; empty where they are the same, byte for byte."""
         names = [name for name in self.__slots__ if getattr(self, name) != getattr(other, name)]
         return ", ".join(names)
+
+
+def _digest(path: Path) -> bytes:
+    """The hash of a candidate's file: it may be as large as a hole can be, or no file of its own;
+    empty where there is none."""
+    left = _COMPARED_BYTES
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                return b""
+            digest = sha256(str(status.st_size).encode())
+            while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
+                digest.update(chunk)
+                left -= len(chunk)
+    except OSError:
+        return b""
+    return digest.digest()
 
 
 def trials(header: str) -> list[Trial]:

@@ -39,9 +39,11 @@ _HEADERS_REMEMBERED = 1024
 _PENDING_PROOFS = 4
 _NEVER = 1 << 30
 # A header that nothing can be hidden in: whatever stands here, no tokenizer takes for a command.
+# Possessive, or a hostile header would have two readings for each of its lines, and all of them
+# would be tried. `all` behind `import` is always the modifier, as for Lean.
 _PLAIN_HEADER = re.compile(
-    r"(?:module\s+)?(?:prelude\s+)?(?:(?:public\s+)?(?:meta\s+)?import\s+(?:all\s+)?"
-    r"[A-Za-z_][A-Za-z0-9_']*(?:\.[A-Za-z_][A-Za-z0-9_']*)*\s+)*",
+    r"(?:module\s++)?+(?:prelude\s++)?+(?:(?:public\s++)?+(?:meta\s++)?+import\s++(?:all\s++)?+"
+    r"[A-Za-z_][A-Za-z0-9_']*+(?:\.[A-Za-z_][A-Za-z0-9_']*+)*+\s++)*+",
     re.ASCII,
 )
 # libuv's loop runs in a thread of the zygote, which no fork has.

@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.fork_server.proof import RunBytes, compiled_by
 from leanq.lean.fork_server.server import ForkRules, ForkServer, forkable_header, memory_of
 from leanq.lean.process import Lean, Slot
-from leanq.lean.sandbox.sandbox import Limits
+from leanq.lean.sandbox.sandbox import Exit, Finished, Limits
 from leanq.queue.metrics import COUNTS
 from leanq.queue.requests import Request
 
@@ -132,6 +134,34 @@ async def test_lean_starts_anew_for(core: Environment, text: str) -> None:
     async with preloaded(core) as lean, lean.slot() as slot:
         await lean.run(slot, text, LIMITS)
         assert not was_forked(slot)
+
+
+@pytest.mark.parametrize("kind", ["a hole", "a link", "a folder", "a pipe"])
+def test_what_stands_in_a_compiled_files_place_is_not_read_whole(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "LeanqSubmission.olean"
+    done = Finished(Exit(0, None, None, 0.1, 0.1, 0), b"", b"")
+    match kind:
+        case "a hole":
+            with path.open("wb") as file:
+                file.truncate(8 << 30)
+        case "a link":
+            path.symlink_to("/etc/passwd")
+        case "a folder":
+            path.mkdir()
+        case "a pipe":
+            os.mkfifo(path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seen = RunBytes.of(done, path)
+    assert (seen.compiled == b"") == (kind != "a hole")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # of 1 KiB
+
+
+def test_a_header_with_two_readings_a_line_is_read_once(core: Environment) -> None:
+    """A worker reads nothing else meanwhile, and whoever gets the request after it neither."""
+    lines = "import all public import Core\n" * 200
+    began_s = time.monotonic()
+    assert forkable_header(core, f"{lines}import «Core»\n{PROOF}") is None
+    assert time.monotonic() - began_s < 1.0
 
 
 async def test_a_header_that_comes_again_is_preloaded(core: Environment) -> None:
