@@ -142,7 +142,7 @@ class Prefixes:
                 return self._counted(run, "warm" if warm else "cold")
         run = await self._replay(slot, code, request, states, compile_)
         self._costs.replayed(key, run.done.exit.cpu_s)
-        self._expect(key, source, code, request, run)
+        await self._expect(key, source, code, request, run)
         self._consider(key, source, run.done.exit.cpu_s, states, header=False)
         if snapshot and run.outcome.verdict not in _DOUBTFUL:
             await self._drop(key, states)
@@ -163,14 +163,14 @@ class Prefixes:
         self._costs.continued()
         return run
 
-    def _expect(self, key: str, source: str, code: str, request: Request, run: Run) -> None:
+    async def _expect(self, key: str, source: str, code: str, request: Request, run: Run) -> None:
         """Puts a process behind the prefix of what was run, where that is worth it."""
         cpu_s = run.done.exit.cpu_s
         if self._standing is None or run.done.exit.stopped or run.outcome.verdict in _DOUBTFUL:
             return
         if self._costs.worth_standing(key, cpu_s):
             command, limits = self._lean.command(_OPTIONS), limits_of(request)
-            self._standing.expect(key, source, code, command, run.done, limits)
+            await self._standing.expect(key, source, code, command, run.done, limits)
 
     async def _replay(
         self, slot: Slot, code: str, request: Request, states: States, compile_: bool

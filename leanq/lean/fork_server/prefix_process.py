@@ -86,9 +86,10 @@ class _PrefixServer:
             if pid == 0:
                 self._go_on(streams, cpu_s)
             status, end = _watch(pid, cpu_s, wall_s)
+            # Before the answer: its time is this request's, and nothing writes to the streams.
+            _tidy()
             _write(self._answers, streams.answer(status, end))
             streams.close()
-            _tidy()
 
     def _go_on(self, streams: _Streams, cpu_s: float) -> NoReturn:
         os.setsid()
@@ -148,17 +149,24 @@ def _watch(pid: int, cpu_s: float, wall_s: float) -> tuple[int, int]:
 
 
 def _tidy() -> None:
-    """Ends what a fork has left in this namespace, and removes its files."""
+    """Ends what a fork has left in this namespace, and removes its files.
+
+    This process ends where it cannot: modes cannot be changed here, and what stands in a folder
+    that cannot be listed, or too deep, would be there for the next fork.
+    """
     with contextlib.suppress(ProcessLookupError):
         while True:  # until the first process of the namespace has reaped them
             os.kill(-1, signal.SIGKILL)
             time.sleep(_REAPED_S)
-    with os.scandir(".") as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                os.unlink(entry.path)
+    try:
+        with os.scandir(".") as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    shutil.rmtree(entry.path)
+                else:
+                    os.unlink(entry.path)
+    except (OSError, RecursionError):
+        os._exit(1)
 
 
 def _spent_s(pid: int) -> float:

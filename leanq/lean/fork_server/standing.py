@@ -33,11 +33,16 @@ from leanq.queue.metrics import count
 
 log = logging.getLogger("leanq.worker")
 
+# What it may hold above what it held behind its prefix, as it has nothing to keep of a request.
+# Each request's limits count from what it holds by then, and would let it grow each time.
+_GROWTH_BYTES = 512 << 20
 # Between requests it has nothing to do.
-_IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=4 << 30, look_s=5.0)
+_IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=_GROWTH_BYTES, look_s=5.0)
 # It ends its forks itself. What does not let it is ended with it, a little later.
 _SPARE_S = 5.0
 _REFUSED_REMEMBERED = 1024
+# As many characters can be read in the time that another thread takes to start.
+_READ_AT_ONCE = 1000
 _MEMORY_BYTES = 2 << 30
 _MODIFIER = "private|protected|public|noncomputable|unsafe|partial|nonrec|local|scoped"
 _COMMAND = re.compile(
@@ -89,6 +94,7 @@ class StandingPrefix:
         self.busy = False
         self.sandbox = sandbox
         self._process = process
+        self._most_bytes = 0
         self._prefix = prefix
         self._printed = b""
         self._received = b""
@@ -116,6 +122,7 @@ class StandingPrefix:
             await process.kill()
             raise SandboxError(f"alone it ends with code {status}")
         standing.memory_bytes = (await process.renew(_IDLE_LIMITS)).memory_bytes
+        standing._most_bytes = standing.memory_bytes + _GROWTH_BYTES
         return standing
 
     @property
@@ -139,16 +146,23 @@ class StandingPrefix:
             output_bytes=limits.output_bytes,
             scratch_bytes=limits.scratch_bytes,
         )
-        await self._process.renew(watched)
+        await self._renew(watched)
         text = code.encode()
         self._process.discard()
         self._process.write(REQUEST.pack(len(text), limits.cpu_s, limits.wall_s) + text)
         status, end, stdout, stderr = await self._answer(limits)
-        used = await self._process.renew(_IDLE_LIMITS)
-        self.memory_bytes = used.memory_bytes
+        used = await self._renew(_IDLE_LIMITS)
         self.busy = False
         wall_s = time.monotonic() - started_s
         return Finished(_exit(status, end, used, wall_s), self._printed + stdout, stderr)
+
+    async def _renew(self, limits: Limits) -> Usage:
+        used = await self._process.renew(limits)
+        self.memory_bytes = used.memory_bytes
+        if used.memory_bytes > self._most_bytes:
+            await self._process.kill()
+            raise SandboxError("the process behind a prefix holds more memory than its prefix")
+        return used
 
     async def _answer(self, limits: Limits) -> tuple[int, int, bytes, bytes]:
         status, end, stdout_bytes, stderr_bytes = ANSWER.unpack(await self._read(ANSWER.size))
@@ -201,6 +215,7 @@ class StandingPrefixes:
         # By a source's name and the prefix's length; the one used least recently first.
         self._prefixes: OrderedDict[tuple[str, int], _Prefix] = OrderedDict()
         self._refused: LRUCache[tuple[str, int], bool] = LRUCache(_REFUSED_REMEMBERED)
+        self._closed = False
 
     def holds(self, source_key: str) -> bool:
         """Whether a process stands behind a prefix of this source."""
@@ -215,9 +230,11 @@ class StandingPrefixes:
         Args:
             source_key: names the source, and nothing else.
         """
-        end = prefix_end(source, first_difference(source, code))
+        if self._forks.unavailable or not self.holds(source_key):
+            return None
+        end = await _prefix_end(source, code)
         found = self._prefixes.get((source_key, end))
-        if found is None or self._forks.unavailable:
+        if found is None:
             return None
         for standing in found.processes:
             if standing.alive and not standing.busy:
@@ -225,7 +242,7 @@ class StandingPrefixes:
                 return await self._ask(found, standing, code, limits)
         return None
 
-    def expect(
+    async def expect(
         self,
         source_key: str,
         source: str,
@@ -235,10 +252,10 @@ class StandingPrefixes:
         limits: Limits,
     ) -> None:
         """Begins to put a process behind the prefix of a text that has been run by itself."""
-        end = prefix_end(source, first_difference(source, code))
+        end = await _prefix_end(source, code)
         name = source_key, end
         key = self._forks.key(source, command)
-        if key is None or name in self._refused or end <= len(key[0]):
+        if self._closed or key is None or name in self._refused or end <= len(key[0]):
             return
         found = self._prefixes.setdefault(name, _Prefix(key))
         if found.making is None and len(found.processes) < self._slots:
@@ -251,7 +268,8 @@ class StandingPrefixes:
         await asyncio.gather(*making, return_exceptions=True)
 
     async def close(self) -> None:
-        """Ends all of them."""
+        """Ends all of them, and there will be no other."""
+        self._closed = True
         for name in list(self._prefixes):
             await self._drop(name)
 
@@ -261,8 +279,9 @@ class StandingPrefixes:
         try:
             done = await standing.run(code, limits)
         except BaseException as error:
-            found.processes.remove(standing)
-            await self._end(found.key, standing)
+            if standing in found.processes:  # else it is being ended, with its prefix
+                found.processes.remove(standing)
+                await self._end(found.key, standing)
             if not isinstance(error, SandboxError):
                 raise
             log.info("a process behind a prefix is lost: %s", error)
@@ -321,11 +340,21 @@ class StandingPrefixes:
         if found.making is not None:
             found.making.cancel()
             await asyncio.gather(found.making, return_exceptions=True)
-        for standing in found.processes:
-            await self._end(found.key, standing)
+        while found.processes:  # which requests that lose theirs change meanwhile
+            await self._end(found.key, found.processes.pop())
 
     async def _end(self, key: Key, standing: StandingPrefix) -> None:
         await self._forks.end(key, standing.sandbox)
+
+
+async def _prefix_end(source: str, code: str) -> int:
+    """Where the prefix ends that a source has in common with a text. Reading megabytes takes
+    seconds, for which nothing else may have to wait."""
+
+    def find() -> int:
+        return prefix_end(source, first_difference(source, code))
+
+    return find() if len(source) < _READ_AT_ONCE else await asyncio.to_thread(find)
 
 
 def _exit(status: int, end: int, used: Usage, wall_s: float) -> Exit:

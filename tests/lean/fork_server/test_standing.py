@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import sys
+import time
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 
 import pytest
@@ -19,6 +22,7 @@ from leanq.lean.fork_server.server import ForkRules, ForkServer
 from leanq.lean.fork_server.standing import (
     StandingPrefix,
     StandingPrefixes,
+    _Prefix,
     first_difference,
     prefix_end,
 )
@@ -47,15 +51,15 @@ class Behind:
             run = await self.lean.run(slot, code, LIMITS, options=OPTIONS, compile_=False)
             return run.done
 
-    def expect(self, source: str, code: str, done: Finished) -> None:
+    async def expect(self, source: str, code: str, done: Finished) -> None:
         command = self.lean.command(OPTIONS)
-        self.standing.expect("source", source, code, command, done, LIMITS)
+        await self.standing.expect("source", source, code, command, done, LIMITS)
 
     async def run(self, source: str, code: str) -> Finished | None:
         return await self.standing.run("source", source, code, LIMITS)
 
     async def stand(self, source: str, code: str) -> None:
-        self.expect(source, code, await self.plain(code))
+        await self.expect(source, code, await self.plain(code))
         await eventually(lambda: self.standing.holds("source"), deadline_s=100.0)
 
 
@@ -103,10 +107,10 @@ async def test_lean_says_the_same_behind_a_prefix(behind: Behind, source: str) -
 async def test_a_prefix_with_an_error_gets_no_process(behind: Behind) -> None:
     source = f"{HEADER}theorem wrong (p : Prop) : p := p\n{GOAL}sorry\n"
     code = source.replace("sorry", CLOSED)
-    behind.expect(source, code, await behind.plain(code))
+    await behind.expect(source, code, await behind.plain(code))
     await behind.standing.settled()
     assert not behind.standing.holds("source")
-    behind.expect(source, code, await behind.plain(code))
+    await behind.expect(source, code, await behind.plain(code))
     assert await behind.run(source, code) is None
 
 
@@ -114,9 +118,32 @@ async def test_a_process_that_says_anything_else_does_not_serve(behind: Behind) 
     source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
     code = source.replace("sorry", CLOSED)
     other = await behind.plain(source.replace("sorry", "skip"))
-    behind.expect(source, code, other)
+    await behind.expect(source, code, other)
     await behind.standing.settled()
     assert await behind.run(source, code) is None
+
+
+async def test_a_large_source_holds_up_nothing_else(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefixes = StandingPrefixes(site.core, ForkServer(site.core, ForkRules()), slots=1)
+    source = HEADER + "(\n" * 200_000
+    monkeypatch.setattr(prefixes, "holds", lambda _: True)
+    late = 0.0
+
+    async def beat() -> None:
+        nonlocal late
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(0.01)
+            late = max(late, time.monotonic() - began_s)
+
+    beats = asyncio.create_task(beat())
+    began_s = time.monotonic()
+    assert await prefixes.run("source", source, source + "x", LIMITS) is None
+    took_s = time.monotonic() - began_s
+    beats.cancel()
+    assert late < max(0.1, took_s / 3)
 
 
 async def test_no_process_is_left_when_the_prefixes_are_closed(behind: Behind) -> None:
@@ -238,6 +265,60 @@ os.write(1, repr((os.listdir("."), len(others))).encode())
         before = await said(standing, look)
         await said(standing, leave)
         assert await said(standing, look) == before
+
+
+UNREMOVABLE = {
+    "a folder that cannot be listed": "os.umask(0); os.mkdir('a', 0o300); open('a/b', 'w').close()",
+    "folders too deep": "for _ in range(3000): os.mkdir('a'); os.chdir('a')",
+}
+
+
+@pytest.mark.parametrize("leave", UNREMOVABLE.values(), ids=UNREMOVABLE)
+async def test_files_that_cannot_be_removed_end_the_process(leave: str) -> None:
+    async with standin() as standing:
+        with pytest.raises(SandboxError, match="has ended"):
+            await said(standing, f"import os\n{leave}")
+
+
+async def test_what_a_fork_leaves_to_be_removed_is_in_its_own_cost() -> None:
+    many = "import os\nfor n in range(8000): os.close(os.open(f'{n}', os.O_CREAT | os.O_WRONLY))"
+    async with standin() as standing:
+        await standing.run(PREFIX + many, LIMITS)
+        assert (await standing.run(PREFIX + "pass", LIMITS)).exit.cpu_s <= 0.04
+
+
+async def test_a_process_does_not_grow_from_request_to_request() -> None:
+    """A prefix is a candidate's text: it may have taken the process over."""
+    grows = (
+        "import os; held = []\nfor n in range(9):\n"
+        "    n and os.read(3, 1 << 16)\n"
+        "    held.append(b'x' * (200 << 20)); os.write(4, bytes(21))\n#\n"
+    )
+    async with standin(grows) as standing:
+        for _ in range(2):
+            await standing.run(grows, LIMITS)
+        with pytest.raises(SandboxError, match="more memory"):
+            await standing.run(grows, LIMITS)
+        assert not standing.alive
+
+
+async def test_prefixes_are_closed_while_one_serves(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leanq.lean.fork_server.standing.prefix_end", lambda *_: len(PREFIX))
+    forks = ForkServer(site.core, ForkRules())
+    prefixes = StandingPrefixes(site.core, forks, slots=2)
+    async with standin() as busy, standin() as idle:
+        found = _Prefix(("", ()), [busy, idle])
+        monkeypatch.setattr(prefixes, "_prefixes", OrderedDict({("source", len(PREFIX)): found}))
+        text = f"{PREFIX}import time; time.sleep(100)"
+        serves = asyncio.create_task(prefixes.run("source", PREFIX, text, LIMITS))
+        await eventually(lambda: busy.busy)
+        async with asyncio.timeout(20):
+            await prefixes.close()
+        assert await serves is None
+        assert not busy.sandbox.alive
+        assert not idle.sandbox.alive
 
 
 async def test_a_fork_ends_at_its_limits_and_the_process_stays() -> None:
