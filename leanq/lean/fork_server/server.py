@@ -105,6 +105,7 @@ class Zygote:
         self._scratch = scratch
         self._loop = asyncio.get_running_loop()
         self._one_at_a_time = asyncio.Lock()
+        self._readable = asyncio.Event()
 
     @classmethod
     async def open(
@@ -175,7 +176,12 @@ class Zygote:
     async def close(self) -> None:
         """Ends it, and everything that was forked from it."""
         self.alive = False
+        # A socket that is closed while it is watched would leave its number so: nothing that gets
+        # the number next would be heard.
+        if self._channel.fileno() >= 0:
+            self._loop.remove_reader(self._channel)
         self._channel.close()
+        self._readable.set()
         await self._supervisor.end()
         if self._scratch.exists():
             empty(str(self._scratch))
@@ -183,16 +189,19 @@ class Zygote:
 
     async def _answer(self, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
         """Its next message; empty when it has died or does not answer."""
-        readable = asyncio.Event()
-        self._loop.add_reader(self._channel, readable.set)
+        if self._channel.fileno() < 0:
+            return {}, []
+        self._readable.clear()
+        self._loop.add_reader(self._channel, self._readable.set)
         try:
             async with asyncio.timeout(timeout_s):
-                await readable.wait()
+                await self._readable.wait()
             packet, fds, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1)
         except (TimeoutError, OSError):
             return {}, []
         finally:
-            self._loop.remove_reader(self._channel)
+            if self._channel.fileno() >= 0:
+                self._loop.remove_reader(self._channel)
         return (json.loads(packet) if packet else {}), list(fds)
 
 
@@ -493,8 +502,8 @@ class ForkServer:
         if found.making is not None:
             found.making.cancel()
             await asyncio.gather(found.making, return_exceptions=True)
-        for sandbox in found.idle:
-            await sandbox.close()
+        while found.idle:  # of which one that is taken meanwhile may be closed there
+            await found.idle.popleft().close()
         if found.zygote is not None:
             await found.zygote.close()
 

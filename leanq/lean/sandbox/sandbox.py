@@ -379,6 +379,7 @@ class Supervisor:
     def __init__(self, pidfd: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self._pidfd = pidfd
         self._process = process
+        self._over: asyncio.Event | None = None
 
     @property
     def pid(self) -> int:
@@ -402,6 +403,10 @@ class Supervisor:
         """Waits for its end, for 30 s at most: then it is killed."""
         if self._pidfd < 0:
             return
+        if self._over is not None:  # another task ends it: one reader is all that a number has
+            await self._over.wait()
+            return
+        self._over = asyncio.Event()
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         loop.add_reader(self._pidfd, ended.set)
@@ -416,6 +421,7 @@ class Supervisor:
                 self._process.wait()
             os.close(self._pidfd)
             self._pidfd = -1
+            self._over.set()
 
 
 # Gives a supervisor the other end of a socket, in which its first message stands.

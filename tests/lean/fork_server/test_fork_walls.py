@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import socket
 import textwrap
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -14,6 +18,7 @@ from support.python_zygote import family, forked, own_pid, private_bytes, python
 from support.sandboxes import GENEROUS, MB, needs
 from support.waiting import eventually
 
+from leanq.errors import SandboxError
 from leanq.lean.fork_server.server import Zygote
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 
@@ -118,6 +123,47 @@ async def test_a_fork_reaches_neither_the_zygote_nor_another_fork(zygote: Zygote
         await asyncio.gather(waits, return_exceptions=True)
         assert set(family(zygote)) <= set(outside)
         assert (await said(victim, REMEMBERS)).strip() == KEPT.decode()
+
+
+def is_stopped(pid: int) -> bool:
+    return " T " in Path(f"/proc/{pid}/stat").read_text()
+
+
+async def test_two_may_close_a_sandbox_at_once(zygote: Zygote) -> None:
+    sandbox = await Sandbox.open(start=zygote.fork)
+    async with asyncio.timeout(10):
+        await asyncio.gather(sandbox.close(), sandbox.close())
+
+
+async def test_a_zygote_that_is_closed_keeps_nobody_waiting_for_a_fork() -> None:
+    loop = asyncio.get_running_loop()
+    async with python_zygote() as made:
+        await eventually(lambda: len(family(made)) == 2)
+        pid = own_pid(made)
+        os.kill(pid, signal.SIGSTOP)
+        await eventually(lambda: is_stopped(pid))
+        forks = asyncio.create_task(Sandbox.open(start=made.fork))
+        await asyncio.sleep(0.2)
+        closes = asyncio.create_task(made.close())
+        try:
+            async with asyncio.timeout(10):
+                with pytest.raises(SandboxError):
+                    await forks
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await closes
+        # Who gets the socket's number is heard.
+        pairs = [socket.socketpair() for _ in range(8)]
+        for each, other in pairs:
+            heard = asyncio.Event()
+            loop.add_reader(each, heard.set)
+            other.send(b"x")
+            async with asyncio.timeout(10):
+                await heard.wait()
+            loop.remove_reader(each)
+        for pair in pairs:
+            for each in pair:
+                each.close()
 
 
 async def test_a_fork_signals_none_but_itself(zygote: Zygote) -> None:
