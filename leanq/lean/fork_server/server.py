@@ -153,9 +153,13 @@ class Zygote:
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
-            # An answer that is not waited for would be taken for that to the next question.
+            # An answer that is not waited for would be taken for that to the next question. Not
+            # even another cancellation leaves earlier.
+            while not asked.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([asked])
             with contextlib.suppress(SandboxError):
-                supervisor = await asked
+                supervisor = asked.result()
                 supervisor.kill()
                 await supervisor.end()
             raise

@@ -129,6 +129,21 @@ def is_stopped(pid: int) -> bool:
     return " T " in Path(f"/proc/{pid}/stat").read_text()
 
 
+async def test_a_fork_that_is_given_up_twice_is_not_taken_for_the_next() -> None:
+    async with python_zygote() as made:
+        await eventually(lambda: len(family(made)) == 2)
+        pid = own_pid(made)
+        os.kill(pid, signal.SIGSTOP)
+        given_up = asyncio.create_task(Sandbox.open(start=made.fork))
+        for _ in range(2):
+            await asyncio.sleep(0.1)
+            given_up.cancel()
+        os.kill(pid, signal.SIGCONT)
+        async with forked(made) as sandbox:
+            await asyncio.gather(given_up, return_exceptions=True)
+            assert sandbox.supervisor.pid in family(made)
+
+
 async def test_two_may_close_a_sandbox_at_once(zygote: Zygote) -> None:
     sandbox = await Sandbox.open(start=zygote.fork)
     async with asyncio.timeout(10):
