@@ -104,7 +104,7 @@ def read_keys(path: Path) -> Keys:
         raise UsageError(f"cannot read the keys in {path}: {error.strerror}") from None
     except (ValueError, UsageError) as error:
         raise UsageError(f"the keys in {path}: {error}") from None
-    # Whoever takes the last one out of the list does not mean all.
+    # An operator who takes the last one out of the list does not mean all.
     for key in read["key"]:
         if key.get("environments") == []:
             raise UsageError(
