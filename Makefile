@@ -58,7 +58,7 @@ bench-scale: $(VENV)/dev    ## growth, memory, idle fleets and scale on paper; f
 image-test: $(VENV)/dev ## the image and compose.yaml on podman and Docker, as root on Debian; ten minutes
 	PYTHONPATH=.:tests $(BIN)/python -m engines.image $(IMAGE_TEST_OPTIONS)
 
-k8s-test: $(VENV)/dev   ## whether a real API server takes the overlays: one that is built, or KUBECONFIG's
+k8s-test: $(VENV)/dev   ## the overlays on a real API server, which is built, or by dry runs on KUBECONFIG's
 	PYTHONPATH=.:tests $(BIN)/python -m engines.cluster $(K8S_TEST_OPTIONS)
 
 soak: $(VENV)/dev     ## ten minutes of kills, cuts, restarts and failovers, and what was lost

@@ -1,5 +1,6 @@
-"""What a step costs on a state behind a long source: with its snapshot on disk, with the snapshot
-in Redis, and replayed. And what makes snapshots small. See README.md beside this file.
+"""What a step costs on a state behind a long source: with a process that stands behind its prefix,
+with its snapshot on disk, with the snapshot in Redis, and replayed. And what makes snapshots small.
+See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -57,8 +58,12 @@ class Bench:
     ) -> None:
         self._settings = settings
         self._cache = SnapshotCache(folder, 8 << 30)
-        self._quick = LeanDriver(lambda: environment, slots=1, cache=self._cache, costs=_Always())
-        self._plain = LeanDriver(lambda: environment, slots=1)
+        self._standing = LeanDriver(lambda: environment, slots=1)
+        self._quick = LeanDriver(
+            lambda: environment, slots=1, cache=self._cache, costs=_Always(), forks=None
+        )
+        self._plain = LeanDriver(lambda: environment, slots=1, forks=None)
+        self._drivers = (self._standing, self._quick, self._plain)
         self._definitions = definitions
 
     async def steps(self, rounds: int) -> tuple[bytes, list[bytes]]:
@@ -66,7 +71,7 @@ class Bench:
         async with every_shard(self._settings) as queues:
             states = RedisStates(queues)
             try:
-                for driver in (self._quick, self._plain):
+                for driver in self._drivers:
                     await driver.open(states)
                 started = time.perf_counter()
                 state, key = await self._begin(source(self._definitions))
@@ -75,6 +80,7 @@ class Bench:
                     await asyncio.sleep(0.1)
                 print(f"from the first check to the shipped snapshot: {_since(started):.1f} s")
                 packed = tally.packed_bytes / tally.ship_bytes
+                await self._stand(state)
                 print(f"snapshot: {tally.ship_bytes / 1e6:.0f} MB, of which {packed:.1%} shipped")
                 times: _Times = defaultdict(list)
                 for number in range(rounds):
@@ -84,7 +90,7 @@ class Bench:
                 small = [await self._begin(source(number)) for number in range(0, 60, 5)]
                 return self._read(key), [self._read(each) for _, each in small]
             finally:
-                for driver in (self._quick, self._plain):
+                for driver in self._drivers:
                     await driver.close()
 
     async def _begin(self, code: str) -> tuple[str, str]:
@@ -99,8 +105,20 @@ class Bench:
             await _step(self._quick, state, _OPEN, "incomplete")
         return state, key
 
+    async def _stand(self, state: str) -> None:
+        """Steps until a process stands behind the prefix."""
+        started = time.perf_counter()
+        while (await _step(self._standing, state, _OPEN, "incomplete")).way != "warm":
+            pass
+        print(f"from the first step to a process behind the prefix: {_since(started):.1f} s")
+
     async def _round(self, times: _Times, state: str, key: str, *, backwards: bool) -> None:
-        ways = [("warm", self._quick), ("cold", self._quick), ("replayed", self._plain)]
+        ways = [
+            ("standing", self._standing),
+            ("warm", self._quick),
+            ("cold", self._quick),
+            ("replayed", self._plain),
+        ]
         for name, driver in reversed(ways) if backwards else ways:
             for tactic, verdict in ((_OPEN, "incomplete"), (_CLOSE, "accepted")):
                 if name == "warm":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -28,6 +29,18 @@ class _Duration(click.ParamType[float]):
 
 
 DURATION = _Duration()
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers; click's own takes nan for one that lies in any."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 def combined(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:

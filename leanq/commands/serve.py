@@ -62,7 +62,7 @@ log = logging.getLogger("leanq.gateway")
 @click.option(
     "--grace",
     "grace_s",
-    type=click.FloatRange(1, 3600),
+    type=options.FiniteRange(1, 3600),
     metavar="SECONDS",
     default=30.0,
     show_default=True,

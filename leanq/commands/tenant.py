@@ -27,7 +27,7 @@ def tenant() -> None:
 
 @tenant.command()
 @click.argument("name")
-@click.argument("weight", type=click.FloatRange(_LEAST, _MOST), required=False)
+@click.argument("weight", type=options.FiniteRange(_LEAST, _MOST), required=False)
 @click.option("--remove", is_flag=True, help="Take the weight away.")
 @options.queue
 def weight(url: str | None, as_json: bool, name: str, weight: float | None, remove: bool) -> None:

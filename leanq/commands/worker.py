@@ -93,7 +93,7 @@ worker_options = options.combined(
     click.option(
         "--grace",
         "grace_s",
-        type=click.FloatRange(0, 3600),
+        type=options.FiniteRange(0, 3600),
         metavar="SECONDS",
         default=10.0,
         show_default=True,
@@ -108,7 +108,7 @@ worker_options = options.combined(
     ),
     click.option(
         "--cpu-share",
-        type=click.FloatRange(0, 1, min_open=True),
+        type=options.FiniteRange(0, 1, min_open=True),
         default=1.0,
         show_default=True,
         help="Keep the worker and its Lean processes to this share of the CPUs.",

@@ -133,7 +133,7 @@ class Access:
         if not hmac.compare_digest(
             self._seal(key, state).encode("utf8", "replace"), sealed.encode("utf8", "replace")
         ):
-            raise UnknownStateError(f"the state {sealed!r:.80} is not known to this key's tenant")
+            raise UnknownStateError(f"the state {sealed!r:.100} is not known to this key's tenant")
         return state
 
     def _seal(self, key: Key, state: str) -> str:

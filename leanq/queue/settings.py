@@ -217,6 +217,7 @@ def check_url(url: str) -> None:
         raise UsageError(
             f"not a Redis URL: {without_password(url)!r}; "
             "use redis://HOST:PORT/DB, rediss://HOST:PORT/DB or unix:///PATH"
+            f"{'; a password with / ? # % or @ goes into LEANQ_PASSWORD' if '@' in url else ''}"
         )
 
 

@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
+from click.testing import CliRunner
 from support.fleets import look, until
 from support.gateways import key_file
 from support.kimina_reading import reading
 from support.terminals import Terminal, ended, samples, wait_for_line
 
+from leanq.cli import cli
 from leanq.queue.settings import Settings
 
 LONG = "theorem t (p : Prop) (h : p) : p := h\n" + "".join(
@@ -45,6 +47,12 @@ def test_wrong_usage_is_one_line_and_code_2(
     done = client.run("serve", "--port", "0", *options)
     assert (done.code, done.err.count("\n")) == (2, 1), done.err
     assert text in done.err
+
+
+def test_a_grace_that_is_no_number() -> None:
+    done = CliRunner().invoke(cli, ["serve", "--grace", "nan"])
+    assert done.exit_code == 2
+    assert "'nan' is not a number" in done.output
 
 
 @pytest.mark.slow

@@ -377,7 +377,7 @@ def test_bad_files_say_what_is_wrong_before_anything_is_sent(
         ),
         ("--env", "a b", "is not a valid name"),
         ("--tenant", "", "is not a valid name"),
-        ("--url", "http://localhost", "not a Redis URL"),
+        ("--url", "ftp://localhost", "not a Redis URL"),
         ("--url", "redis://:secret@localhost:port", "not a Redis URL"),
         ("--nonsense", "x", "No such option"),
     ],

@@ -52,7 +52,9 @@ def test_a_weight_is_given_shown_and_taken_away(place: Terminal, settings: Setti
     assert place.run("tenant", "list").out == "no tenant has a weight or used CPU time\n"
 
 
-@pytest.mark.parametrize("words", [(), ("0",), ("-1",), ("x",), ("1001",), ("1", "--remove")])
+@pytest.mark.parametrize(
+    "words", [(), ("0",), ("-1",), ("x",), ("nan",), ("1001",), ("1", "--remove")]
+)
 def test_a_weight_that_is_none(place: Terminal, words: tuple[str, ...]) -> None:
     done = place.run("tenant", "weight", "a", *words)
     assert done.code == 2

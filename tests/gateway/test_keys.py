@@ -44,6 +44,10 @@ def test_keys_change_without_a_restart(tmp_path: Path, caplog: pytest.LogCapture
         ('[[key]]\nname = "a"\nsha256 = "x"\ntenant = "t"', "64 hexadecimal digits"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\ntenant = "a b"', "not a valid name"),
         (f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\ntenant = "t"\nextra = 1', "unknown field"),
+        (
+            f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\ntenant = "t"\nenvironments = []',
+            "may use no environment",
+        ),
         (2 * f'[[key]]\nname = "a"\nsha256 = "{DIGEST}"\ntenant = "t"\n', "the same name"),
     ],
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from click.testing import CliRunner
 from msgspec import structs
 from support.campaigns import desk_at, stop_worker
 from support.fleets import Recorder, echo_body, serving, submission, working
@@ -20,6 +21,7 @@ from support.servers import own_server
 from support.terminals import Terminal
 from support.waiting import eventually
 
+from leanq.cli import cli
 from leanq.client import AsyncLeanQClient
 from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.stats import fleet_stats_of
@@ -318,6 +320,59 @@ def test_and_nothing_else(socket: Path, role: str, words: str) -> None:
         body = "return redis.call(unpack(ARGV))"
         with pytest.raises(redis.exceptions.ResponseError, match=r"(?i)permission|not allowed"):
             connection.eval(body, 1, "{leanq:0}", *words.split())
+
+
+@pytest.mark.parametrize(
+    ("role", "words"),
+    [
+        ("operator", "status"),
+        ("operator", "status --since 1h"),
+        ("operator", "pause --tenant a"),
+        ("operator", "resume --tenant a"),
+        ("operator", "tenant weight a 2"),
+        ("operator", "tenant weight a --remove"),
+        ("operator", "tenant list"),
+        ("operator", "dead list"),
+        ("observer", "status"),
+        ("observer", "status --since 1h"),
+        ("observer", "tenant list"),
+        ("scaler", "status"),
+    ],
+)
+def test_each_role_has_its_commands(socket: Path, role: str, words: str) -> None:
+    done = CliRunner().invoke(cli, [*words.split(), "--url", as_role(socket, role).url])
+    assert done.exit_code == 0, done.output
+
+
+async def test_operators_pause_an_environment_by_the_command(socket: Path) -> None:
+    """The command looks at all environments first."""
+    worker = Queue(as_role(socket, "worker"))
+    await worker.register("w", b"", {"echo": b""})
+    for words in ("pause", "resume"):
+        options = [words, "--env", "echo", "--url", as_role(socket, "operator").url]
+        done = await asyncio.to_thread(CliRunner().invoke, cli, options)
+        assert done.exit_code == 0, done.output
+    await worker.release("w", [], leave=True)
+    await worker.close()
+
+
+@pytest.mark.parametrize("words", ["status", "tenant weight a 2", "dead list"])
+def test_what_a_role_may_not_is_said(socket: Path, words: str) -> None:
+    done = CliRunner().invoke(cli, [*words.split(), "--url", as_role(socket, "client").url])
+    assert done.exit_code != 0
+    assert "does not let this user do that" in str(done.exception or done.output)
+    assert "no answer" not in str(done.exception or done.output)
+
+
+def test_redis_7_0_knows_the_commands() -> None:
+    """It ends at its start where a rule names a command that it does not have, such as CLIENT
+    SETINFO of 7.2."""
+    rules = USERS.read_text().split()
+    assert {rule for rule in rules if "|" in rule} == {
+        "+client|setname",
+        "+cluster|slots",
+        "+script|load",
+    }
 
 
 @pytest.mark.slow

@@ -461,7 +461,15 @@ async def _started(hello: Mapping[str, Any], start: Starter) -> tuple[socket.soc
 def bare_python(module: str) -> list[str]:
     """The command of a Python that calls a module's ``main``, in a package ``leanq`` that holds
     nothing yet: none of the worker's own modules."""
-    return [sys.executable, "-I", "-S", "-c", _BOOT, str(PACKAGE), module]
+    return [python_program(), "-I", "-S", "-c", _BOOT, str(PACKAGE), module]
+
+
+def python_program() -> str:
+    """This Python, at a path that is the same in a sandbox's root, where a folder that is left
+    again by ``..`` may not be. The name itself may be a link, by which a virtual environment is
+    told."""
+    program = Path(sys.executable)
+    return str(program.parent.resolve() / program.name)
 
 
 def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:

@@ -260,7 +260,12 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+QUICK = ("kill", "loop", "memory", "orphans")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in HOSTILE]
+)
 async def test_a_hostile_fork_costs_itself_alone(zygote: Zygote, name: str) -> None:
     program, expected = HOSTILE[name]
     wall_s = 3.0 if expected == "wall" else 60.0

@@ -90,7 +90,16 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+QUICK = ("one theorem before", "a section around", "a syntax error behind")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(source, id=name, marks=() if name in QUICK else pytest.mark.slow)
+        for name, source in SOURCES.items()
+    ],
+)
 async def test_lean_says_the_same_behind_a_prefix(behind: Behind, source: str) -> None:
     first = source.index("sorry", source.rindex("by\n"))
     codes = [source[:first] + text + source[first + 5 :] for text in (CLOSED, "skip", "exact h")]

@@ -170,7 +170,14 @@ PROGRAMS = {
 LIMITS = {"cpu": replace(SMALL, cpu_s=0.2), "wall": replace(SMALL, wall_s=0.2)}
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ends",
+        "memory",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fails", "cpu", "wall")),
+    ],
+)
 async def test_verdicts_are_those_of_a_machine_without(
     name: str, group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support.sandboxes import (
     GENEROUS,
     MB,
     MODES,
+    PYTHON,
     marked,
     new_marker,
     opened,
@@ -23,7 +25,7 @@ from support.sandboxes import (
 )
 
 from leanq.errors import SandboxError
-from leanq.lean.sandbox.sandbox import Exit, Limits, Sandbox
+from leanq.lean.sandbox.sandbox import Exit, Limits, Sandbox, python_program
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -320,3 +322,20 @@ async def test_opening_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="hide"):
         await Sandbox.open(hidden=[tmp_path.parent], scratch_root=tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+async def test_a_python_that_was_named_by_a_roundabout_path_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    around = tmp_path.joinpath("left", "again")
+    around.mkdir(parents=True)
+    program = Path(sys.executable)
+    path = os.path.relpath(program.parent, around)
+    monkeypatch.setattr(sys, "executable", f"{around}/{path}/{program.name}")
+    sandbox = await Sandbox.open(readable=PYTHON)
+    try:
+        argv = [python_program(), "-I", "-S", "-c", "print('runs')"]
+        done = await sandbox.run(argv, env={}, cwd=sandbox.scratch, limits=GENEROUS)
+        assert done.stdout == b"runs\n"
+    finally:
+        await sandbox.close()
