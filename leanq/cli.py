@@ -29,8 +29,8 @@ from leanq.errors import LeanQError
 # The commands whose file has another name.
 _MODULES = {"resume": "pause"}
 _COMMANDS = (
-    *("campaign", "dead", "doctor", "metrics", "pause", "reap", "resume", "scale", "state"),
-    *("serve", "status", "step", "submit", "tenant", "up", "verify", "worker"),
+    *("campaign", "dead", "doctor", "metrics", "pause", "reap", "resume", "scale", "serve"),
+    *("state", "status", "step", "submit", "tenant", "up", "verify", "worker"),
 )
 
 

@@ -78,9 +78,9 @@ def serve(
     env: str,
     grace_s: float,
 ) -> None:
-    """Serve HTTP until SIGTERM: leanq's own interface, and that of Kimina Lean Server.
+    """Serve HTTP until SIGTERM, then end what runs.
 
-    With --json it logs JSON lines.
+    Its interfaces are leanq's own and Kimina Lean Server's. With --json it logs JSON lines.
     """
     try:
         from leanq.gateway import server

@@ -101,7 +101,7 @@ def test_other_jobs_in_its_queue(desk: Desk, serializer: type) -> None:
     [
         ({"LEANQ_URL": "redis://a:1,b:2"}, 2, "RQ needs one Redis that is no cluster"),
         ({"LEANQ_URL": "redis://a:1 redis://b:2"}, 2, "name it with LEANQ_RQ_URL"),
-        ({"LEANQ_URL": "http://a"}, 2, "not a Redis URL"),
+        ({"LEANQ_URL": "ftp://a"}, 2, "not a Redis URL"),
         ({"LEANQ_URL": "unix:///nowhere"}, 3, "RQ's Redis"),
         ({"LEANQ_RQ_URL": "unix:///nowhere"}, 3, "RQ's Redis"),
         ({"LEANQ_PREFIX": "a b"}, 2, "LEANQ_PREFIX"),
@@ -142,7 +142,7 @@ def test_a_cluster_is_no_redis_for_rq(terminal: Terminal) -> None:
 
 @pytest.mark.slow
 def test_a_worker_that_would_fail_every_campaign(desk: Desk, settings: Settings) -> None:
-    urls = {"LEANQ_URL": "http://elsewhere", "LEANQ_RQ_URL": settings.url}
+    urls = {"LEANQ_URL": "ftp://elsewhere", "LEANQ_RQ_URL": settings.url}
     done = desk.terminal.run("campaign", "worker", environ=urls)
     assert done.code == 2
     assert "not a Redis URL" in done.err

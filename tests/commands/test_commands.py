@@ -36,6 +36,7 @@ SIMPLE = [
     "reap",
     "resume",
     "scale",
+    "serve",
     "state",
     "status",
     "step",

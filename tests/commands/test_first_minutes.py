@@ -59,7 +59,12 @@ def test_doctor_looks_at_the_environments_that_are_named(
     (folder,) = core.search_path
     done = terminal.run("doctor", "--json", "--env", f"one={folder}", "--env", f"two={folder}")
     assert (done.code, done.err) == (0, "")
-    assert [line["what"] for line in done.lines][4:] == 2 * ["lean", "judge", "check"]
+    assert [line["what"] for line in done.lines][4:] == 2 * [
+        "lean",
+        "judge",
+        "fork server",
+        "check",
+    ]
     texts = [line["text"] for line in done.lines if line["what"] == "lean"]
     assert [text.split()[0] for text in texts] == ["one", "two"]
 
