@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -20,10 +21,13 @@ from leanq.errors import (
     QueueFullError,
     RequestError,
     TooLargeError,
+    UnavailableError,
     UnknownEnvironmentError,
     UnknownStateError,
     UsageError,
 )
+
+log = logging.getLogger("leanq.gateway")
 
 # The first that fits.
 _STATUS: tuple[tuple[type[LeanQError], int], ...] = (
@@ -50,9 +54,12 @@ def problem_of(error: Exception) -> dict[str, Any]:
         name = type(error).__name__.removesuffix("Error")
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-        return _problem(
-            status, str(error), type=f"urn:leanq:{words.replace(' ', '-')}", title=words
-        )
+        detail = str(error)
+        if isinstance(error, UnavailableError):
+            # Where the server is, and who the gateway is there, is not the caller's business.
+            log.warning("%s", error)
+            detail = "the gateway cannot reach its queue; its log says why"
+        return _problem(status, detail, type=f"urn:leanq:{words.replace(' ', '-')}", title=words)
     if isinstance(error, RequestValidationError):
         # Without the input, which may be anything.
         errors = [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]
