@@ -15,6 +15,11 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
+    except RuntimeError as error:
+        # Python 3.11 makes this of what is raised while a class takes its attributes' names.
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            sys.exit(_INTERRUPTED)
+        raise
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 from support.fleets import Recorder, serving, until
 from support.terminals import Terminal, ended, samples, wait_for_line
 
+import leanq.__main__
 from leanq.client import LeanQClient
 from leanq.commands.replies import lines_of
 from leanq.lean.environment import Environment
@@ -40,6 +41,16 @@ def test_ctrl_c_while_the_program_is_imported_shows_no_traceback(
     wait_for_line(process.stderr, f" {module}\n")
     process.send_signal(signal.SIGINT)
     assert ended(process).code == 130
+
+
+def test_ctrl_c_is_itself_where_python_wraps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise RuntimeError("Error calling __set_name__") from KeyboardInterrupt()
+
+    monkeypatch.setattr("leanq.cli.main", interrupted)
+    with pytest.raises(SystemExit) as exited:
+        leanq.__main__.main()
+    assert exited.value.code == 130
 
 
 @pytest.mark.parametrize("command", ["worker", "up", "doctor"])
