@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all image-test k8s-test docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-walls soak-campaign soak-judge soak-fork sim sim-quick dist clean help
+.PHONY: demo test test-all test-forks image-test k8s-test docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-walls soak-campaign soak-judge soak-fork sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -17,8 +17,10 @@ demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 test: $(VENV)/dev     ## the tests but the slow ones; two minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --hypothesis-profile=quick
 
-test-all: $(VENV)/dev ## all tests, then those of the lean driver in forks; a quarter of an hour
+test-all: $(VENV)/dev ## all tests; a quarter of an hour
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+test-forks: $(VENV)/dev ## the tests of the lean driver, each text in a fork
 	$(BIN)/python -m pytest -n 3 --dist worksteal --forks tests/lean/test_*.py tests/lean/steps
 
 lint: $(VENV)/dev     ## ruff
