@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks image-test k8s-test docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-scale soak soak-repl soak-walls soak-campaign soak-judge soak-fork sim sim-quick dist clean help
+.PHONY: demo test test-all test-forks image-test k8s-test fuzz-gateway test-trainers docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -17,8 +17,9 @@ demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 test: $(VENV)/dev     ## the tests but the slow ones; two minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --hypothesis-profile=quick
 
-test-all: $(VENV)/dev ## all tests; a quarter of an hour
+test-all: $(VENV)/dev ## all tests, and those of the lean driver once more in forks; twenty minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(MAKE) test-forks
 
 test-forks: $(VENV)/dev ## the tests of the lean driver, each text in a fork
 	$(BIN)/python -m pytest -n 3 --dist worksteal --forks tests/lean/test_*.py tests/lean/steps
@@ -44,8 +45,11 @@ bench-quick: $(VENV)/dev   ## what leanq's queue costs, in a line of JSON; a min
 bench-submit: $(VENV)/dev   ## what leanq adds to Lean: overhead, audit, idle CPU
 	$(BIN)/python bench/submit.py
 
-bench-lean: $(VENV)/dev     ## throughput and latency of checks of 100 ms beside plain Lean
+bench-lean: $(VENV)/dev     ## throughput and latency of checks beside plain Lean; what a fork costs behind 1,500 modules
 	$(BIN)/python bench/lean.py
+	$(BIN)/python bench/lean.py --judge
+	$(BIN)/python bench/lean.py --judge --statements 1
+	$(BIN)/python bench/forks.py --modules 1500 --keep build
 
 bench-judge: $(VENV)/dev    ## what the judge costs beside the check that it follows; ten minutes
 	$(BIN)/python bench/judge.py --large
@@ -54,8 +58,14 @@ bench-states: $(VENV)/dev   ## steps with snapshots and without, and routed to a
 	$(BIN)/python bench/states.py
 	$(BIN)/python bench/routing.py
 
+bench-gateway: $(VENV)/dev  ## the HTTP gateway beside an empty endpoint and a direct client; needs wrk; five minutes
+	$(BIN)/python bench/gateway.py
+
 bench-scale: $(VENV)/dev    ## growth, memory, idle fleets and scale on paper; five minutes at most
 	$(BIN)/python bench/scale.py
+
+bench-replay: $(VENV)/dev  ## a replay memory's samples, reading and writing, by its size; ten minutes
+	$(BIN)/python bench/replay.py
 
 image-test: $(VENV)/dev ## the image and compose.yaml on podman and Docker, as root on Debian; ten minutes
 	PYTHONPATH=.:tests $(BIN)/python -m engines.image $(IMAGE_TEST_OPTIONS)
@@ -63,8 +73,32 @@ image-test: $(VENV)/dev ## the image and compose.yaml on podman and Docker, as r
 k8s-test: $(VENV)/dev   ## the overlays on a real API server, which is built, or by dry runs on KUBECONFIG's
 	PYTHONPATH=.:tests $(BIN)/python -m engines.cluster $(K8S_TEST_OPTIONS)
 
+fuzz-gateway: $(VENV)/dev ## 10,000 hostile requests to the HTTP gateway, by Schemathesis; fifteen minutes at most
+	test -x build/schemathesis/bin/schemathesis || $(PYTHON) -m venv build/schemathesis
+	build/schemathesis/bin/pip install --quiet --disable-pip-version-check 'schemathesis>=4.32,<5'
+	PYTHONPATH=.:tests $(BIN)/python -m engines.fuzz --schemathesis build/schemathesis/bin/schemathesis
+
+test-trainers: $(VENV)/dev  ## the adapters beside the trainers' real libraries; two gigabytes, ten minutes
+	PYTHONPATH=.:tests $(BIN)/python -m adapters.trainers --environments $(VENV)/trainers $(TEST_TRAINERS_OPTIONS)
+
 soak: $(VENV)/dev     ## ten minutes of kills, cuts, restarts and failovers, and what was lost
 	PYTHONPATH=.:tests $(BIN)/python -m soak.soak
+
+soak-long: $(VENV)/dev ## 1,000,000 requests in an hour, 2,500 kills
+	PYTHONPATH=.:tests $(BIN)/python -m soak.soak --requests 1000000 --kills 2500 --seconds 3600
+
+soak-cluster: $(VENV)/dev ## five minutes on three nodes whose slots move while workers and nodes die
+	PYTHONPATH=.:tests $(BIN)/python -m soak.cluster_soak
+
+soak-clusters: $(VENV)/dev ## five minutes of the same between two servers, whose weights change all the time
+	PYTHONPATH=.:tests $(BIN)/python -m soak.soak --clusters 2 --workers 4 --requests 60000 --kills 150 --seconds 300
+
+soak-lean: $(VENV)/dev ## the same with theorems for real Lean, in forks and by a REPL, five minutes each
+	PYTHONPATH=.:tests $(BIN)/python -m soak.soak --driver lean --workers 3 --slots 2 --lease 4 --requests 3000 --kills 30 --seconds 300
+	PYTHONPATH=.:tests $(BIN)/python -m soak.soak --driver repl --workers 3 --slots 2 --lease 4 --requests 600 --kills 30 --seconds 300
+
+simulate: $(VENV)/dev ## the whole queue in simulated time, on the real scripts, for four minutes; OPTIONS=--help
+	@PYTHONPATH=.:tests $(BIN)/python -m simulation $(OPTIONS)
 
 soak-repl: $(VENV)/dev  ## 20,000 requests to a REPL that crashes, bloats and talks nonsense
 	PYTHONPATH=.:tests $(BIN)/python -m soak.repl_soak
@@ -74,6 +108,9 @@ soak-walls: $(VENV)/dev ## 2,000 hostile runs beside 2,000 innocent ones, and wh
 
 soak-campaign: $(VENV)/dev  ## 5,000 rows of real Lean, while coordinators, workers and the server are killed
 	PYTHONPATH=.:tests $(BIN)/python -m soak.campaign_soak
+
+soak-traces: $(VENV)/dev    ## 2,000 problems by 4 samples of real Lean, exported as traces, and their rows checked again
+	PYTHONPATH=.:tests $(BIN)/python -m soak.traces_soak
 
 soak-judge: $(VENV)/dev  ## 10,000 damaged and forged compiled files, and why any of them is accepted
 	PYTHONPATH=.:tests $(BIN)/python -m soak.judge_soak

@@ -11,7 +11,7 @@ import itertools
 import secrets
 import time
 from base64 import urlsafe_b64encode
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,7 +23,7 @@ from leanq.queue import wire
 from leanq.queue.keys import new_request_id
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
-from leanq.queue.results import Job, Queued, Settlement, Submission
+from leanq.queue.results import Job, Queued, Settlement, Submission, Time, times_of
 
 PAYLOAD_BYTES, CODE_BYTES = 100, 1024
 
@@ -83,6 +83,7 @@ class Fleet:
         self._turns = deque(
             (f"host-{secrets.token_hex(6)}", deque[Job]()) for _ in range(load.workers)
         )
+        self._times = Counter[tuple[str, tuple[Time, ...]]]()
         self._renewals: deque[tuple[float, str]] = deque()
         # What was settled and not yet read.
         self._unread = 0
@@ -131,7 +132,8 @@ class Fleet:
         """The workers renew whose time has come."""
         while self._renewals[0][0] <= time.monotonic():
             _, worker = self._renewals.popleft()
-            renewed = await self._queue.renew(worker)
+            times, self._times = self._times, Counter()
+            renewed = await self._queue.renew(worker, times=times)
             assert renewed.known
             assert not renewed.lapsed
             self._renewals.append((time.monotonic() + self._renew_every_s, worker))
@@ -161,6 +163,7 @@ class Fleet:
         assert len(claimed.jobs) == want
         jobs.extend(claimed.jobs)
         self._unread += len(ends)
+        self._times.update((self._environment, end.times) for end in ends)
 
     @property
     def _renew_every_s(self) -> float:
@@ -192,5 +195,12 @@ class Fleet:
         signed = replace(reply, worker="host-1", attempts=1, queued_s=job.queued_s, wall_s=0.1)
         data = wire.pack_reply(job.token, signed)
         return Settlement(
-            job.request_id, job.token, outcome, data, fingerprint, warm=self._load.checks
+            job.request_id,
+            job.token,
+            outcome,
+            data,
+            fingerprint,
+            warm=self._load.checks,
+            times=times_of(job.queued_s, 0.1),
+            cpu_ms=100 if self._load.checks else 0,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 import socket
 import string
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import redis
 
 SMALL_BYTES, LARGE_BYTES = 100, 64 << 10
+WORKER_PID = "LEANQ_BENCH_WORKER_PID"
 
 Echo = Callable[[Sequence[bytes]], Awaitable[Sequence[bytes]]]
 
@@ -198,11 +200,14 @@ class _Times:
 
 
 class _Look(NamedTuple):
-    """A moment: its time, the replies until then, the server's CPU time until then."""
+    """A moment: its time, the replies until then, the CPU time until then of the server, of this
+    client, and of the worker's process."""
 
     time_s: float
     replies: int
     cpu_s: float
+    client_s: float
+    worker_s: float
 
 
 class Window:
@@ -253,10 +258,17 @@ class Window:
         after = self._now()
         replies = after.replies - before.replies
         rate = replies / (after.time_s - before.time_s)
+        spent_us = {
+            "server": (after.cpu_s - before.cpu_s) / replies * 1e6,
+            "client": (after.client_s - before.client_s) / replies * 1e6,
+            "worker": (after.worker_s - before.worker_s) / replies * 1e6,
+        }
         if not self._small:
-            _say(rps_64k=rate)
+            _say(rps_64k=rate, cpu_us_64k=sum(spent_us.values()))
+            _say(**{f"{part}_us_64k": us for part, us in spent_us.items()})
         else:
-            _say(rps=rate, server_us_per_request=(after.cpu_s - before.cpu_s) / replies * 1e6)
+            _say(rps=rate, cpu_us_per_request=sum(spent_us.values()))
+            _say(**{f"{part}_us_per_request": us for part, us in spent_us.items()})
             self._monitor.start()
             replies = self._replies
             yield time.perf_counter() + self._plan.count_s
@@ -268,7 +280,19 @@ class Window:
     def _now(self) -> _Look:
         info = self._look.info("cpu")
         cpu_s = float(info["used_cpu_sys"]) + float(info["used_cpu_user"])
-        return _Look(time.perf_counter(), self._replies, cpu_s)
+        return _Look(
+            time.perf_counter(), self._replies, cpu_s, time.process_time(), _worker_cpu_s()
+        )
+
+
+def _worker_cpu_s() -> float:
+    """The CPU time of the one process that the worker is, or began as."""
+    process = os.environ.get(WORKER_PID)
+    if not process:
+        return 0.0
+    with open(f"/proc/{process}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Monitor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import statistics
 import time
 from dataclasses import replace
@@ -18,6 +19,8 @@ from leanq.queue.settings import Settings
 SLOTS = 8
 _BUSY = 0.70
 _MEAN_S = (0.1, 1.0, 10.0)
+_NEEDED_MEAN_S = (1.0, 10.0, 60.0)
+_NEEDED_SLOTS = (8, 64)
 _REQUESTS, _ROUNDS = 4000, 3
 _RENEW_S = 5.0
 _PARTS = 4
@@ -38,6 +41,7 @@ class Row(NamedTuple):
     mean_s: float
     shards: int
     workers: int
+    slots: int
     requests_per_s: float
     connections: int
     memory_mb: float
@@ -106,7 +110,25 @@ def carried(
             rate = SLOTS / mean_s
             workers = int(_BUSY * 1e6 / (rate * request_us / shards + idle_us))
             memory = workers * (connected_bytes + SLOTS * request_bytes / shards)
-            rows.append(Row(mean_s, shards, workers, workers * rate, 2 * workers, memory / 1e6))
+            row = Row(mean_s, shards, workers, SLOTS, workers * rate, 2 * workers, memory / 1e6)
+            rows.append(row)
+    return rows
+
+
+def needed(
+    cpus: int, request_us: float, idle_us: float, connected_bytes: float, request_bytes: float
+) -> list[Row]:
+    """How many shards a fleet of so many CPUs needs, with a slot for each; arguments as of
+    :func:`carried`. None are said where its idle workers alone take a server's share of a core."""
+    rows = []
+    for slots in _NEEDED_SLOTS:
+        workers = math.ceil(cpus / slots)
+        left_us = _BUSY * 1e6 - workers * idle_us
+        for mean_s in _NEEDED_MEAN_S if left_us > 0 else ():
+            rate = cpus / mean_s
+            shards = math.ceil(rate * request_us / left_us)
+            memory = workers * (connected_bytes + slots * request_bytes / shards)
+            rows.append(Row(mean_s, shards, workers, slots, rate, 2 * workers, memory / 1e6))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""What warm routing brings: proof trees over four machines, with it and without, in turns."""
+"""What warm routing brings: proof trees over four machines, routed in several ways, in turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from leanq.queue.settings import Settings
 
 _LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
 _WORKERS = 4
+_WARM_UP_TREES = 4
 # Eight a state, as a model would propose them; the first leads on.
 _TACTICS = [
     *("refine And.intro hp ?_", "constructor", "constructor\nskip", "refine And.intro ?_ ?_"),
@@ -40,6 +41,9 @@ class _Anywhere(RequestBuilder):
 
     def _submission(self, *arguments: Any, **named: Any) -> Submission:
         return structs.replace(super()._submission(*arguments, **named), affinity=())
+
+
+_WAYS = {"anywhere": _Anywhere, "warm first": RequestBuilder}
 
 
 @contextlib.contextmanager
@@ -64,8 +68,11 @@ def fleet(settings: Settings, folder: Path) -> Iterator[None]:
 
 
 async def search(lean: AsyncLeanQClient, number: int, definitions: int, depth: int) -> None:
-    """One tree: every tactic on a state, then on the state that the first leads to."""
-    prefix, _, _ = source(definitions).rpartition("theorem")
+    """One tree: every tactic on a state, then on the state that the first leads to.
+
+    Its definitions are its own, or one process would serve all trees.
+    """
+    prefix, _, _ = source(definitions).replace("def d", f"def tree{number}_").rpartition("theorem")
     goal = "And p (" * depth + "And p q" + ")" * depth
     code = f"{prefix}theorem t{number} (p q : Prop) (hp : p) (hq : q) : {goal} := sorry\n"
     state = (await lean.check(code)).sorries[0].state
@@ -76,54 +83,62 @@ async def search(lean: AsyncLeanQClient, number: int, definitions: int, depth: i
         state = replies[0].state
 
 
-async def measure(
-    settings: Settings, options: argparse.Namespace, calls: type[RequestBuilder]
-) -> float:
+async def measure(settings: Settings, options: argparse.Namespace, name: str) -> float:
     """Steps per second; prints how they were served."""
     while len((await look(settings)).workers) < _WORKERS:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.2)
     async with AsyncLeanQClient(settings) as lean:
-        lean._builder = calls(settings, "bench")  # noqa: SLF001 - what is compared
-        started = time.perf_counter()
+        lean._builder = _WAYS[name](settings, "bench")  # noqa: SLF001 - what is compared
         trees = asyncio.Semaphore(options.at_once)
 
         async def one(number: int) -> None:
             async with trees:
                 await search(lean, number, options.definitions, options.depth)
 
-        await asyncio.gather(*(one(number) for number in range(options.trees)))
-        seconds = time.perf_counter() - started
+        async def all_of(numbers: range) -> float:
+            started = time.perf_counter()
+            await asyncio.gather(*map(one, numbers))
+            return time.perf_counter() - started
+
+        # Each worker proves the fork server first, on a disk of its own.
+        await all_of(range(_WARM_UP_TREES))
+        before = Counter((await look(settings)).counters)
+        seconds = await all_of(range(_WARM_UP_TREES, _WARM_UP_TREES + options.trees))
     counters = Counter((await look(settings)).counters)
-    ways = {name: counters[f"way:{name}"] for name in ("warm", "cold", "replayed", "failed")}
-    shares = ", ".join(f"{name} {count / sum(ways.values()):.0%}" for name, count in ways.items())
+    counters.subtract(before)
+    ways = {way: counters[f"way:{way}"] for way in ("warm", "cold", "replayed", "failed")}
+    shares = ", ".join(f"{way} {count / sum(ways.values()):.0%}" for way, count in ways.items())
     hits, misses = counters["warm_hits"], counters["warm_misses"]
     steps = options.trees * options.depth * len(_TACTICS)
-    name = "anywhere" if calls is _Anywhere else "warm first"
     print(
         f"{name}: {steps / seconds:.1f} steps/s, {shares}; "
-        f"routed to a warm worker {hits} of {hits + misses}, {counters['reassignments']} stolen"
+        f"routed to a warm worker {hits} of {hits + misses}; load {os.getloadavg()[0]:.1f}",
+        flush=True,
     )
     return steps / seconds
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trees", type=int, default=50)
+    parser.add_argument("--trees", type=int, default=12)
     parser.add_argument("--at-once", type=int, default=4, help="trees that are searched at a time")
     parser.add_argument("--depth", type=int, default=3, help="states of a tree that are expanded")
     parser.add_argument("--definitions", type=int, default=300, help="before each theorem")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ways", nargs="+", choices=_WAYS, default=[*_WAYS], help="in turns")
     options = parser.parse_args()
-    ratios = []
+    rates: defaultdict[str, list[float]] = defaultdict(list)
     for number in range(options.rounds):
-        rates = {}
-        for calls in (RequestBuilder, _Anywhere) if number % 2 else (_Anywhere, RequestBuilder):
+        for name in reversed(options.ways) if number % 2 else options.ways:
             with EmbeddedServer() as server, tempfile.TemporaryDirectory() as folder:
                 settings = embedded_settings(server, os.environ)
                 with fleet(settings, Path(folder)):
-                    rates[calls] = asyncio.run(measure(settings, options, calls))
-        ratios.append(rates[RequestBuilder] / rates[_Anywhere])
-    print(f"throughput, warm first to anywhere: {statistics.median(ratios):.2f} of {ratios}")
+                    rates[name].append(asyncio.run(measure(settings, options, name)))
+    first, *others = options.ways
+    for name in others:
+        ratios = [a / b for a, b in zip(rates[name], rates[first], strict=True)]
+        of_all = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"steps/s, {name} to {first}: {statistics.median(ratios):.2f} of {of_all}")
 
 
 if __name__ == "__main__":

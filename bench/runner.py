@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from load import Plan
+from load import WORKER_PID, Plan
 from servers import server
 
 HERE = Path(__file__).resolve().parent
@@ -30,11 +30,19 @@ class Outcome:
     failed: str = ""
 
 
-def measure(module: str, plan: Plan, python: str = sys.executable, variant: str = "") -> Outcome:
-    """Runs ``peers.MODULE`` with that interpreter, on a fresh server; always ends it all."""
+def measure(
+    module: str,
+    plan: Plan,
+    python: str = sys.executable,
+    variant: str = "",
+    tree: Path = HERE.parent,
+) -> Outcome:
+    """Runs ``peers.MODULE`` with that interpreter, on a fresh server; always ends it all.
+
+    ``tree``: the checkout of leanq, where it is not a peer's own interpreter."""
     command = [python, "-P", "-m", f"peers.{module}"]
     # An environment of a peer's own sees no other packages than its own and these files.
-    paths = [str(HERE), *([str(HERE.parent)] if python == sys.executable else [])]
+    paths = [str(HERE), *([str(tree)] if python == sys.executable else [])]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     outcome = Outcome()
     with (
@@ -42,7 +50,10 @@ def measure(module: str, plan: Plan, python: str = sys.executable, variant: str 
         tempfile.TemporaryFile() as errors,
         ended([*command, "worker", url, variant], variables, subprocess.DEVNULL, errors) as worker,
         ended(
-            [*command, "client", url, plan.text(), variant], variables, subprocess.PIPE, errors
+            [*command, "client", url, plan.text(), variant],
+            {**variables, WORKER_PID: str(worker.pid)},
+            subprocess.PIPE,
+            errors,
         ) as client,
     ):
         outcome.failed = _await_end(client, worker, plan.limit_s)

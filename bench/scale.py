@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 
 from growth import growth
-from paper import SLOTS, carried, costs, simulate
+from paper import Row, carried, costs, needed, simulate
 from runner import leave_on_sigterm
 from servers import version
 from sizes import future_bytes, idle, queued_bytes
@@ -15,6 +15,7 @@ from sizes import future_bytes, idle, queued_bytes
 _BATCHES = (64, 250)
 _FLEET, _IDLE_FLEET = 10_000, 1000
 _SIMULATED_S = 20.0
+_CPUS = 500_000
 
 
 def main() -> None:
@@ -77,27 +78,11 @@ def _paper(idle_us: float, worker_bytes: float, request_bytes: float) -> dict[st
         table = carried(cost_us, idle_us, worker_bytes, request_bytes)
         for row in table:
             figures[f"workers_{what}_{row.mean_s:g}_{row.shards}"] = row.workers
-        _print(
-            (
-                f"mean time of a request ({what})",
-                "shards",
-                f"workers of {SLOTS} slots",
-                "requests/s",
-                "connections per server",
-                "memory per server",
-            ),
-            [
-                (
-                    f"{row.mean_s:g} s",
-                    f"{row.shards}",
-                    f"{row.workers:,}",
-                    f"{row.requests_per_s:,.0f}",
-                    f"{row.connections:,}",
-                    f"{row.memory_mb:,.0f} MB",
-                )
-                for row in table
-            ],
-        )
+        _print_rows(what, table)
+    print(f"What {_CPUS:,} CPUs need, with a slot for each:", end="\n\n")
+    for row in (table := needed(_CPUS, cost.check_us, idle_us, worker_bytes, request_bytes)):
+        figures[f"shards_{row.mean_s:g}_{row.slots}"] = row.shards
+    _print_rows("check", table)
     seen = asyncio.run(simulate(cost, _FLEET, _SIMULATED_S))
     error = seen.predicted / seen.measured - 1
     rows = [
@@ -115,6 +100,21 @@ def _paper(idle_us: float, worker_bytes: float, request_bytes: float) -> dict[st
         "predicted_share": seen.predicted,
         "measured_share": seen.measured,
     }
+
+
+def _print_rows(what: str, table: Iterable[Row]) -> None:
+    head = (
+        *(f"mean time of a request ({what})", "shards", "workers", "slots of each", "requests/s"),
+        *("connections per server", "memory per server"),
+    )
+    rows = [
+        (
+            *(f"{row.mean_s:g} s", f"{row.shards}", f"{row.workers:,}", f"{row.slots}"),
+            *(f"{row.requests_per_s:,.0f}", f"{row.connections:,}", f"{row.memory_mb:,.0f} MB"),
+        )
+        for row in table
+    ]
+    _print(head, rows)
 
 
 def _print(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:

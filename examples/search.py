@@ -1,12 +1,13 @@
 """Best-first proof search over a fleet: `leanq up` in one terminal, this in another.
 
-A real search asks a model for tactics, and for how promising a state is. Here every tactic of a
-list is tried on every state, and the state whose goals are shortest comes first.
+A real policy asks a model for tactics and their probabilities, for many states at once. This one
+proposes the same list for every state, and short goals come first.
 """
 
-import heapq
+import asyncio
+from collections.abc import Sequence
 
-from leanq import LeanQClient, UsageError
+from leanq import AsyncLeanQClient, ProofSearch, SearchNode, SearchResult, UsageError
 
 THEOREMS = [
     "theorem and_swap (p q : Prop) (h : And p q) : And q p",
@@ -18,43 +19,31 @@ TACTICS = ["assumption", "constructor", "intro h", "intro k", "apply f", "apply 
 TACTICS += ["exact h.left", "exact h.right"]
 
 
-def prove(lean: LeanQClient, theorem: str, most: int = 100) -> tuple[list[str] | None, str]:
-    """The tactics that prove ``theorem``, if they are found, and the tree of all states."""
-    (start,) = lean.check(f"prelude\nimport Core\n{theorem} := sorry\n").result().sorries
-    paths: dict[str, list[str]] = {start.state: []}
-    children: dict[str, list[str]] = {}
-    frontier = [(0, start.state)]
-    proof = None
-    while frontier and proof is None and len(paths) < most:
-        _, state = heapq.heappop(frontier)
-        steps = {tactic: lean.step(state, tactic) for tactic in TACTICS}
-        for tactic, future in steps.items():
-            reply = future.result()
-            if reply.verdict == "accepted":
-                proof = [*paths[state], tactic]
-                children.setdefault(state, []).append(f"{tactic}: proved")
-            elif reply.state and reply.state not in paths:
-                paths[reply.state] = [*paths[state], tactic]
-                children.setdefault(state, []).append(reply.state)
-                heapq.heappush(frontier, (sum(map(len, reply.goals)), reply.state))
-    return proof, tree(start.state, 1, paths, children)
+async def policy(nodes: Sequence[SearchNode]) -> list[list[str]]:
+    """The tactics to try on each state."""
+    return [TACTICS for _ in nodes]
 
 
-def tree(node: str, depth: int, paths: dict[str, list[str]], children: dict[str, list[str]]) -> str:
-    """A line for each tactic that worked, below the one before it."""
-    lines = []
-    for child in children.get(node, ()):
-        lines.append("  " * depth + (paths[child][-1] if child in paths else child))
-        lines.append(tree(child, depth + 1, paths, children))
-    return "\n".join(filter(None, lines))
+async def value(nodes: Sequence[SearchNode]) -> list[float]:
+    """How promising each state is; more is better."""
+    return [-float(sum(map(len, node.goals))) for node in nodes]
+
+
+async def main() -> None:
+    async with AsyncLeanQClient() as lean:
+
+        async def prove(theorem: str) -> SearchResult:
+            search = ProofSearch(f"{theorem} := sorry\n", policy, value=value)
+            return await search.run(lean, max_steps=1000)
+
+        for found in await asyncio.gather(*map(prove, THEOREMS)):
+            progress = found.progress
+            print(f"{found.ended}: {progress.steps} steps, {progress.states} states")
+            print(found.code or "")
 
 
 if __name__ == "__main__":
     try:
-        client = LeanQClient()
+        asyncio.run(main())
     except UsageError as error:
         raise SystemExit(str(error)) from None
-    with client:
-        for theorem in THEOREMS:
-            found, shown = prove(client, theorem)
-            print(f"{theorem}\n{shown}\n{'; '.join(found) if found else 'not proved'}\n")

@@ -7,16 +7,20 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from leanq.campaigns.client import AsyncCampaignsClient, CampaignsClient
+    from leanq.campaigns.submitted import SubmittedCampaign
     from leanq.client import AsyncLeanQClient, LeanQClient, LeanQFuture
     from leanq.errors import (
         AuditError,
         ClosedError,
+        ConflictError,
         DataError,
         InvalidRequestError,
         LeanQError,
         LostError,
         NewerMessageError,
         NoRewardError,
+        NotPermittedError,
         NoWorkerError,
         QueueError,
         QueueFullError,
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
         ReplError,
         RequestError,
         SandboxError,
+        StalledError,
         TargetError,
         TooLargeError,
         ToolchainError,
@@ -50,12 +55,32 @@ if TYPE_CHECKING:
         reward,
     )
     from leanq.queue.settings import Settings
+    from leanq.trainers.replay import ReplayMemory
+    from leanq.trainers.replay_bounds import ReplayBounds, ReplayStats
+    from leanq.trainers.replay_entry import ReplayBatch, ReplayEntry, ReplayValue
+    from leanq.trainers.replay_writer import ReplayWriter
+    from leanq.trainers.rewards import (
+        LeanReward,
+        Score,
+        by_goals_left,
+        by_place_of_error,
+        lean_text,
+        proof_text,
+        with_group_means,
+    )
+    from leanq.trainers.search import ProofSearch, SearchProgress, SearchResult, Suggestion
+    from leanq.trainers.strategies import Beam, BestFirst, MonteCarlo, SearchNode
 
 __all__ = [
+    "AsyncCampaignsClient",
     "AsyncLeanQClient",
     "AuditError",
+    "Beam",
+    "BestFirst",
+    "CampaignsClient",
     "Check",
     "ClosedError",
+    "ConflictError",
     "DataError",
     "Failure",
     "InEnvironment",
@@ -63,26 +88,44 @@ __all__ = [
     "LeanQClient",
     "LeanQError",
     "LeanQFuture",
+    "LeanReward",
     "LostError",
     "Message",
+    "MonteCarlo",
     "NewerMessageError",
     "NoRewardError",
     "NoWorker",
     "NoWorkerError",
+    "NotPermittedError",
     "Pool",
+    "ProofSearch",
     "QueueError",
     "QueueFullError",
     "Reason",
     "RecipeError",
     "ReplError",
+    "ReplayBatch",
+    "ReplayBounds",
+    "ReplayEntry",
+    "ReplayMemory",
+    "ReplayStats",
+    "ReplayValue",
+    "ReplayWriter",
     "Reply",
     "RequestError",
     "Result",
     "Rule",
     "SandboxError",
+    "Score",
+    "SearchNode",
+    "SearchProgress",
+    "SearchResult",
     "Settings",
     "Sorry",
+    "StalledError",
     "SubmitOptions",
+    "SubmittedCampaign",
+    "Suggestion",
     "TargetError",
     "Theorem",
     "TooLargeError",
@@ -95,7 +138,12 @@ __all__ = [
     "WhenFull",
     "WireError",
     "WorkerError",
+    "by_goals_left",
+    "by_place_of_error",
+    "lean_text",
+    "proof_text",
     "reward",
+    "with_group_means",
 ]
 __version__ = "0.1.0"
 
@@ -110,6 +158,14 @@ _HOMES = (
     "leanq.producer.route",
     "leanq.producer.stream",
     "leanq.local",
+    "leanq.trainers.strategies",
+    "leanq.trainers.search",
+    "leanq.trainers.replay_bounds",
+    "leanq.trainers.replay_entry",
+    "leanq.trainers.replay",
+    "leanq.trainers.replay_writer",
+    "leanq.trainers.rewards",
+    "leanq.campaigns.client",
 )
 
 

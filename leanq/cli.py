@@ -29,7 +29,20 @@ from leanq.errors import LeanQError
 # The commands whose file has another name.
 _MODULES = {"resume": "pause"}
 _COMMANDS = (
-    *("campaign", "dead", "doctor", "metrics", "pause", "reap", "resume", "scale", "serve"),
+    *(
+        "campaign",
+        "dead",
+        "doctor",
+        "export-traces",
+        "extract",
+        "mcp",
+        "metrics",
+        "pause",
+        "reap",
+        "resume",
+        "scale",
+        "serve",
+    ),
     *("state", "status", "step", "submit", "tenant", "up", "verify", "worker"),
 )
 
@@ -84,8 +97,9 @@ class _Tree(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"leanq.commands.{_MODULES.get(cmd_name, cmd_name)}")
-        command: click.Command = getattr(module, cmd_name)
+        name = cmd_name.replace("-", "_")
+        module = importlib.import_module(f"leanq.commands.{_MODULES.get(name, name)}")
+        command: click.Command = getattr(module, name)
         return command
 
     def invoke(self, ctx: click.Context) -> Any:

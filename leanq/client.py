@@ -16,13 +16,14 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from typing import ClassVar, Self, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, Unpack, get_args
 
 from leanq.errors import ClosedError, InvalidRequestError, LeanQError, UsageError
 from leanq.producer import arguments
 from leanq.producer.cluster_router import ClusterRouter, Clusters
 from leanq.producer.future_client import FutureClient, LeanQFuture
 from leanq.producer.gateway_url import Gateway, is_gateway
+from leanq.producer.recording import RecordingRoute, folder_of
 from leanq.producer.request_builder import (
     DEFAULT_ENVIRONMENT,
     Check,
@@ -38,6 +39,9 @@ from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings, without_password
 from leanq.queue.up_file import find_url
 
+if TYPE_CHECKING:
+    from leanq.campaigns.client import AsyncCampaignsClient, CampaignRoute, CampaignsClient
+
 __all__ = ["AsyncLeanQClient", "LeanQClient", "LeanQFuture"]
 
 _T = TypeVar("_T")
@@ -47,6 +51,8 @@ class _Client:
     """What both clients share: how they are made, and their clusters."""
 
     timings: ClassVar[Timings] = Timings()
+    # As of ShardClient.
+    shares_ends: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class _Client:
         no_worker: NoWorker = "warn",
         key: str | None = None,
         insecure_http: bool = False,
+        record: bool | str | os.PathLike[str] = False,
     ) -> None:
         url = find_url(os.environ) if url is None else url
         self._gateway: Gateway | None = None
@@ -83,6 +90,8 @@ class _Client:
         # What is said of requests alone is the same for all clusters.
         self.settings = self._clusters.each[0]
         self._builder = RequestBuilder(self.settings, tenant)
+        self.tenant = tenant
+        self._record = folder_of(record)
         self._made()
 
     def _made(self) -> None:
@@ -108,7 +117,19 @@ class _Client:
         """
         self._clusters.change(weights)
 
+    def _campaign_route(self) -> CampaignRoute:
+        # Most clients have no campaigns, and no use for what reads data sets.
+        from leanq.campaigns.client import OverHttp, OverRedis
+
+        if self._gateway:
+            return OverHttp(self._gateway)
+        return OverRedis(self.clusters, self.tenant)
+
     def _new_route(self) -> Route:
+        route = self._route_to_queue()
+        return route if self._record is None else RecordingRoute(route, self._record)
+
+    def _route_to_queue(self) -> Route:
         if self._gateway:
             # Half of a client's imports, which most have no use for.
             from leanq.producer.gateway_route import GatewayRoute
@@ -126,6 +147,7 @@ class _Client:
                 unavailable_timeout_s=self._unavailable_timeout_s,
                 no_worker=self._no_worker,
                 timings=self.timings,
+                shares_ends=self.shares_ends,
             )
         return ShardRouter.connect(
             self.settings,
@@ -133,6 +155,7 @@ class _Client:
             unavailable_timeout_s=self._unavailable_timeout_s,
             no_worker=self._no_worker,
             timings=self.timings,
+            shares_ends=self.shares_ends,
         )
 
 
@@ -231,6 +254,14 @@ class AsyncLeanQClient(_Client):
         self._open_route().attach(request_id, waiter)
         return await self._end(request_id, waiter)
 
+    @property
+    def campaigns(self) -> AsyncCampaignsClient:
+        """Whole data sets as campaigns, which go on without this client; see
+        :class:`AsyncCampaignsClient`."""
+        from leanq.campaigns.client import AsyncCampaignsClient
+
+        return AsyncCampaignsClient(self._campaign_route())
+
     def _send(
         self, prepared: PreparedRequest[Reply], done: Callable[[End], None]
     ) -> Callable[[], object]:
@@ -323,6 +354,8 @@ class LeanQClient(_Client, FutureClient):
             environment is never an error.
         key: the key for a gateway; ``LEANQ_KEY`` unless given.
         insecure_http: whether a gateway may be spoken to without TLS beyond this machine.
+        record: a folder in which each check, verification and step that ends is kept as training
+            data, for ``leanq export-traces``; True is ``leanq-record`` here.
 
     A gateway (``https://``) knows the caller's tenant by the key, always waits where the queue is
     full or no worker is alive, and has no echo.
@@ -335,6 +368,14 @@ class LeanQClient(_Client, FutureClient):
 
     def _made(self) -> None:
         FutureClient.__init__(self, self._builder, self._new_route, kind="client")
+
+    @property
+    def campaigns(self) -> CampaignsClient:
+        """Whole data sets as campaigns, which go on without this client; see
+        :class:`CampaignsClient`."""
+        from leanq.campaigns.client import CampaignsClient
+
+        return CampaignsClient(self._campaign_route())
 
     def attach(self, request_ids: Iterable[str]) -> list[LeanQFuture[Reply]]:
         """Futures for requests submitted before, perhaps by a client that died.

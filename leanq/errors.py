@@ -6,13 +6,16 @@
     ├── UsageError                the caller's input is wrong; nothing was sent
     │   ├── InvalidRequestError       a field is malformed, empty or out of range
     │   ├── TooLargeError             the request is larger than the queue takes
+    │   ├── ConflictError             something else was submitted by this name
     │   ├── RecipeError               bytes that are not an exported state, or a damaged one
     │   ├── UnknownStateError         the queue does not know the state
     │   └── UnknownEnvironmentError   no worker has ever offered the environment
     ├── QueueError                the queue could not take or answer the request
     │   ├── UnavailableError          no Redis at the URL, or it refuses to serve
+    │   │   └── NotPermittedError         its rules do not let this user do what was asked
     │   ├── NoWorkerError             no worker is alive for the environment
     │   ├── QueueFullError            back-pressure; carries ``retry_after_s``
+    │   ├── StalledError              a batch is with the fleet, and none of it ends
     │   └── LostError                 the server forgot the request
     ├── ClosedError               the client was closed while the request was outstanding
     ├── RequestError              a worker answered that it cannot carry the request out
@@ -50,6 +53,10 @@ class TooLargeError(UsageError):
     """The request is larger than the queue takes (16 MiB once it is packed)."""
 
 
+class ConflictError(UsageError):
+    """Something else was submitted by this request id: other rows or options."""
+
+
 class RecipeError(UsageError):
     """Bytes that are not an exported state: damaged, or something else."""
 
@@ -74,6 +81,23 @@ class UnavailableError(QueueError):
     """No Redis answers at the URL, or it refuses to serve. The request may have been sent."""
 
 
+class NotPermittedError(UnavailableError):
+    """The server's rules do not let the client's user do what leanq asks for. The operator can
+    mend that, and waiting cannot.
+
+    Attributes:
+        right: which user lacks what, without the server's address.
+    """
+
+    def __init__(self, text: str, right: str) -> None:
+        # Both are arguments of the base, too, from which pickle makes the error anew.
+        super().__init__(text, right)
+        self.right = right
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class NoWorkerError(QueueError):
     """No worker is alive for the environment, and the client was told not to wait for one."""
 
@@ -94,6 +118,10 @@ class QueueFullError(QueueError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class StalledError(QueueError):
+    """A batch of requests is with the fleet, and none of them ends."""
 
 
 class LostError(QueueError):

@@ -127,9 +127,10 @@ class Worker:
             for driver in self.drivers.values():
                 at_end.push_async_callback(driver.close)
                 await driver.open(self._states)
+            # One that is stopped while it joins may be known to some shards.
+            at_end.push_async_callback(self._leave)
             if not await self._join():
                 return
-            at_end.push_async_callback(self._leave)
             self.joined.set()
             names = ", ".join(self.drivers)
             log.info(

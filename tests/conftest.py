@@ -20,7 +20,9 @@ from hypothesis import settings as profile
 from support.campaigns import Desk, desk_at
 from support.command_server import command_server
 from support.eager_forks import EagerForkServer
-from support.fleets import Recorder, look, serving, sweep
+from support.fleets import Recorder, look, serving, sweep, working
+from support.gateways import Gateway, Scripted, new_gateway
+from support.pools import new_pool
 from support.required import missing
 from support.servers import Server, own_server
 from support.shards import LEASE_MS, Shard, open_shard
@@ -30,7 +32,7 @@ from support.terminals import Terminal, new_fleet, new_terminal
 from leanq.client import AsyncLeanQClient
 from leanq.lean import lean_driver
 from leanq.lean.environment import Environment, open_environment
-from leanq.local import EmbeddedServer, find_server
+from leanq.local import EmbeddedServer, Pool, find_server
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
@@ -43,7 +45,7 @@ profile.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 # For `make test`; all others look as long as hypothesis does by itself.
-profile.register_profile("quick", parent=profile.get_profile("leanq"), max_examples=30)
+profile.register_profile("quick", parent=profile.get_profile("leanq"), max_examples=20)
 profile.load_profile("leanq")
 
 if sys.version_info < (3, 12):
@@ -215,6 +217,13 @@ def fleet(server: EmbeddedServer, core: Environment, cache: Path) -> Iterator[Se
         assert not look(settings).priorities
 
 
+@pytest.fixture(scope="module")
+def pool(core: Environment, cache: Path) -> Iterator[Pool]:
+    """Real Lean, without a queue."""
+    with new_pool(cache) as made:
+        yield made
+
+
 @pytest.fixture
 def client(terminal: Terminal, fleet: Settings) -> Terminal:
     """A terminal that uses the fleet."""
@@ -249,3 +258,18 @@ def driver(settings: Settings) -> Iterator[Recorder]:
     made = Recorder()
     with serving(settings, made):
         yield made
+
+
+@pytest.fixture
+async def scripted(settings: Settings) -> AsyncIterator[Scripted]:
+    """What the one worker of the test's queue runs."""
+    made = Scripted()
+    async with working(settings, made, slots=16):
+        yield made
+
+
+@pytest.fixture
+async def gateway(settings: Settings, scripted: Scripted) -> AsyncIterator[Gateway]:
+    """A gateway in front of the test's queue and its one worker."""
+    async with new_gateway(settings) as opened:
+        yield opened

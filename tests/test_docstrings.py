@@ -17,9 +17,12 @@ from leanq.producer.future_client import FutureClient
 from leanq.producer.stream import Maps
 from leanq.queue.requests import reward
 from leanq.queue.settings import Settings
+from leanq.trainers.rewards import LeanReward
+from leanq.trainers.search import ProofSearch
 
+CLASSES = (AsyncLeanQClient, LeanQClient, LeanReward, Pool, ProofSearch, reward)
 PUBLIC = {
-    **{each.__name__: each for each in (AsyncLeanQClient, LeanQClient, Pool, reward)},
+    **{each.__name__: each for each in CLASSES},
     **{
         f"{home.__name__}.{name}": method
         for home in (LeanQClient, FutureClient, Maps)

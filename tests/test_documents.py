@@ -107,12 +107,17 @@ def test_every_python_block_runs_and_prints_what_it_says(
     fleet: Settings,
     other: Server,
     cache: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("LEANQ_URL", fleet.url)
     monkeypatch.setenv("LEANQ_PREFIX", fleet.prefix)
     monkeypatch.setenv("LEANQ_CACHE", str(cache))
+    # Campaigns are submitted, and no worker runs them.
+    monkeypatch.setenv("LEANQ_CAMPAIGNS", str(tmp_path))
+    # Some write files beside them.
+    monkeypatch.chdir(tmp_path)
     theorem = "theorem t (p : Prop) (h : p) : p := "
     given = {"candidates": [f"{theorem}h", "nonsense"], "target": f"{theorem}sorry"}
     for block in blocks(document, "python"):

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import logging
 import sys
-from collections.abc import Iterator
-from types import ModuleType
 
 import pytest
 from support.paths import ROOT
-from support.terminals import SAMPLES, Done, Terminal, ended
-
-from leanq import Result
-from leanq.errors import TooLargeError, UnavailableError, UnknownEnvironmentError
-from leanq.queue.requests import Reply
-from leanq.queue.settings import Settings
+from support.terminals import Done, Terminal, ended
 
 EXAMPLES = ROOT / "examples"
 
@@ -41,18 +32,18 @@ asyncio.run(run(sys.argv[1]))
 FORKS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from reward import PROOFS, THEOREM, lean, reward
-prompts = [THEOREM] * len(PROOFS)
+from reward import PROOFS, STATEMENT, compute_score, score
+truths = [STATEMENT] * len(PROOFS)
 expected = [1.0, 0.0, 0.0, 0.0]
-assert reward(PROOFS, prompts) == expected
+assert compute_score(PROOFS, truths) == expected
 child = os.fork()
 if child == 0:
-    right = reward(completions=PROOFS, prompts=prompts, completion_ids=[[1]] * 4) == expected
-    lean().close()
+    right = compute_score(solution_strs=PROOFS, ground_truths=truths, extra=[1]) == expected
+    score.close()
     os._exit(0 if right else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert reward([THEOREM + PROOFS[0]]) == [1.0]
-assert reward([], []) == []
+assert compute_score(PROOFS[:1], truths[:1]) == [1.0]
+assert compute_score([], []) == []
 """
 
 
@@ -62,65 +53,14 @@ def run(terminal: Terminal, *argv: str) -> Done:
     return ended(terminal.start(program=program), b"")
 
 
-@pytest.fixture
-def example(fleet: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """``examples/reward.py``, imported, with a fleet to ask."""
-    monkeypatch.setenv("LEANQ_URL", fleet.url)
-    monkeypatch.setenv("LEANQ_PREFIX", fleet.prefix)
-    spec = importlib.util.spec_from_file_location("reward", EXAMPLES / "reward.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    module.lean().close()
-
-
 @pytest.mark.slow
 def test_the_reward_by_itself(terminal: Terminal) -> None:
-    rewards = "[1.0, 0.0, 0.0, 0.0]"
-    done = run(terminal, str(EXAMPLES / "reward.py"))
-    assert done == Done(0, f"reward {rewards}\nareward {rewards}\n", "")
+    assert run(terminal, str(EXAMPLES / "reward.py")) == Done(0, "[1.0, 0.0, 0.0, 0.0]\n", "")
 
 
 @pytest.mark.slow
 def test_the_reward_in_processes_that_fork(client: Terminal) -> None:
     assert run(client, "-c", FORKS, str(EXAMPLES)) == Done(0, "", "")
-
-
-@pytest.mark.slow
-def test_what_lean_has_not_judged_is_no_wrong_proof(
-    example: ModuleType, caplog: pytest.LogCaptureFixture
-) -> None:
-    example.CHECK["timeout_s"] = 2.0
-    slow = (SAMPLES / "stack_overflow.lean").read_text()
-    right, wrong = ((SAMPLES / f"{name}.lean").read_text() for name in ("and_swap", "wrong"))
-    with caplog.at_level(logging.WARNING):
-        assert example.reward([right, slow, wrong, "surrogate \ud800", right]) == [
-            *(1.0, 0.5, 0.0, 0.0, 1.0)
-        ]
-    assert caplog.messages == ["no verdict of Lean's for 1 of 5: {'timeout': 1}"]
-
-
-def test_each_prompt_is_a_group_of_its_own(example: ModuleType) -> None:
-    prompts = ["one", "one", "two", "one", "three", "two"]
-    verdicts = ["accepted", "timeout", "rejected", "exhausted", "poisoned", "memory"]
-    results = [Result(n, "", Reply(verdict)) for n, verdict in enumerate(verdicts)]  # type: ignore[arg-type]
-    assert example.scores(results, prompts) == [1.0, 0.5, 0.0, 0.0, 0.0, 0.0]
-    results[2] = Result(2, "", error=TooLargeError("large"))
-    assert example.scores(results, prompts) == [1.0, 0.5, 0.0, 0.0, 0.0, 0.0]
-    for error in (UnavailableError("gone"), UnknownEnvironmentError("none")):
-        results[2] = Result(2, "", error=error)
-        with pytest.raises(type(error)):
-            example.scores(results, prompts)
-
-
-async def test_the_reward_in_an_event_loop(example: ModuleType) -> None:
-    prompts = [example.THEOREM] * len(example.PROOFS)
-    rewards = await example.areward(completions=example.PROOFS, prompts=prompts)
-    assert rewards == [1.0, 0.0, 0.0, 0.0]
-    with pytest.raises(ValueError, match="argument 2"):
-        await example.areward(example.PROOFS, prompts[1:])
 
 
 @pytest.mark.slow
@@ -132,6 +72,17 @@ def test_futures(client: Terminal) -> None:
         *("accepted", "accepted", "incomplete", "rejected")
     ]
     assert "h.2" in first or "h.right h.left" in first
+
+
+@pytest.mark.slow
+def test_the_learner_with_a_fleet_of_its_own(terminal: Terminal) -> None:
+    done = run(terminal, str(EXAMPLES / "learner.py"))
+    assert (done.code, done.err) == (0, "")
+    assert [line.split(" proved, ")[1] for line in done.out.splitlines()] == [
+        "mostly by And.intro h.right h.left",
+        "mostly by h.left",
+        "mostly by h",
+    ]
 
 
 @pytest.mark.slow

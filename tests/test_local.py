@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
 from support.fleets import until
-from support.sandboxes import children
+from support.pools import new_pool
 from support.terminals import SAMPLES
 
 from leanq.errors import (
@@ -28,23 +25,6 @@ from leanq.queue.requests import Theorem
 
 THEOREM = "prelude\nimport Core\ntheorem t (p q : Prop) (hp : p) (hq : q) : And p q := sorry\n"
 DEADLINE_S = 60.0
-
-
-@contextlib.contextmanager
-def new_pool(cache: Path, slots: int = 2) -> Iterator[Pool]:
-    before = set(children(os.getpid()))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEANQ_CACHE", str(cache))
-        patch.setenv("PATH", "/usr/bin:/bin")
-        with Pool(slots=slots) as made:
-            yield made
-    assert set(children(os.getpid())) <= before
-
-
-@pytest.fixture(scope="module")
-def pool(core: Environment, cache: Path) -> Iterator[Pool]:
-    with new_pool(cache) as made:
-        yield made
 
 
 @pytest.mark.slow
@@ -133,6 +113,7 @@ def test_a_pool_closes_after_what_was_withdrawn(core: Environment, cache: Path) 
     assert isinstance(futures[2].exception(), ClosedError)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_caller_is_not_hidden_by_the_end_of_a_pool(
     core: Environment, cache: Path
 ) -> None:

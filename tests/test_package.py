@@ -74,7 +74,11 @@ def test_the_wheel_holds_the_package_and_no_more(published: Published) -> None:
     data = {"leanq/py.typed", "leanq/lean/data/Core.lean", "leanq/lean/data/lean_launcher.py"}
     data |= {f"leanq/lean/data/seccomp.{machine}.bpf" for machine in ("x86_64", "aarch64")}
     assert data | {"leanq/queue/lua/claim.lua", "leanq/queue/lua/parts/record.lua"} <= package
-    assert {Path(name).suffix for name in package} == {".py", ".typed", ".lua", ".lean", ".bpf"}
+    page = {"templates/overview.html", "static/leanq.css", "static/vendor/LICENSE-uPlot.txt"}
+    assert {f"leanq/gateway/page/{name}" for name in page} <= package
+    kinds = {".py", ".typed", ".lua", ".lean", ".bpf"}
+    kinds |= {".html", ".css", ".js", ".svg", ".txt", ".md"}
+    assert {Path(name).suffix for name in package} == kinds
     info = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
     assert published.in_wheel() == package | {f"leanq-{__version__}.dist-info/{n}" for n in info}
 

@@ -46,7 +46,7 @@ ALLOWED = _names(
     lstat madvise membarrier mkdir mkdirat mprotect mremap msync munmap nanosleep newfstatat
     open openat openat2 pause pidfd_open pidfd_send_signal pipe pipe2 poll ppoll pread64 preadv
     preadv2 pselect6 pwrite64 pwritev pwritev2 read readahead readlink readlinkat readv rename
-    renameat renameat2 restart_syscall rmdir rseq rt_sigaction rt_sigpending rt_sigprocmask
+    renameat renameat2 restart_syscall rmdir rseq rt_sigpending rt_sigprocmask
     rt_sigqueueinfo rt_sigreturn rt_sigsuspend rt_sigtimedwait rt_tgsigqueueinfo
     sched_get_priority_max sched_get_priority_min sched_getaffinity sched_getattr sched_getparam
     sched_getscheduler sched_rr_get_interval sched_yield select sendfile set_robust_list
@@ -58,12 +58,23 @@ ALLOWED = _names(
     """
 )
 
+_CLONE_FILES, _CLONE_THREAD = 0x400, 0x10000
 _CLONE_NEW = (1 << 17, *(1 << bit for bit in range(25, 31)))  # CLONE_NEWNS; NEWCGROUP to NEWNET
 _SHARED_ANONYMOUS = 0x21
+_SIGCHLD = 17
 
 CONDITIONAL: dict[str, list[Condition]] = {
-    # No new namespaces.
-    "clone": [Condition(0, sum(_CLONE_NEW), 0)],
+    # No new namespaces, and no thread with open files of its own, beyond the limit of its process.
+    "clone": [
+        Condition(0, sum(_CLONE_NEW) | _CLONE_THREAD | _CLONE_FILES, value)
+        for value in (0, _CLONE_FILES, _CLONE_THREAD | _CLONE_FILES)
+    ],
+    # What becomes of children stays as it is, though one may ask: the CPU time of those that nobody
+    # has to wait for would be lost. Any other signal differs from SIGCHLD in one of its bits.
+    "rt_sigaction": [
+        *(Condition(0, bit, bit & ~_SIGCHLD) for bit in (1 << n for n in range(7))),
+        Condition(1, _ALL, 0),
+    ],
     # What is shared and anonymous keeps its memory when it is unmapped in part, unseen.
     "mmap": [Condition(3, _SHARED_ANONYMOUS, value) for value in (0x00, 0x01, 0x20)],
     # One's own limits alone, not the supervisor's.
@@ -130,7 +141,7 @@ CONTAINER = (
     io_getevents io_destroy io_cancel ioprio_get ioprio_set mknod mknodat setxattr lsetxattr
     fsetxattr removexattr lremovexattr fremovexattr sync syncfs sync_file_range vmsplice
     pkey_alloc pkey_free pkey_mprotect shmget shmat shmctl shmdt semget semop semtimedop semctl
-    set_thread_area get_thread_area
+    set_thread_area get_thread_area rt_sigaction
     """
     )
     | ALLOWED

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any, Literal, Self
 
-from leanq.campaigns.coordinator import Coordinator, End, Observer, Plan
-from leanq.campaigns.dataset import Dataset, Fields, open_dataset
+from leanq.campaigns.coordinator import Asking, Coordinator, End, Observer, Plan
+from leanq.campaigns.dataset import Dataset, Fields, Row, open_dataset
+from leanq.campaigns.files import replacing
 from leanq.campaigns.journal import Journal
-from leanq.client import AsyncLeanQClient
-from leanq.errors import UsageError
+from leanq.errors import LeanQError, UsageError
+from leanq.queue.requests import Reply
+from leanq.trainers.replay_writer import ReplayWriter, writer_for
+
+SPEC_SUFFIX = ".campaign"
+"""What the name of the file beside a campaign's results ends with, which says what it was."""
+
+State = Literal[
+    "waiting",
+    "scheduled",
+    "queued",
+    "running",
+    "pausing",
+    "paused",
+    "cancelling",
+    "finished",
+    "failed",
+    "cancelled",
+]
+"""How far a submitted campaign is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,31 +45,61 @@ class Campaign:
         out: path of the results.
         fields: the names of the data set's fields.
         plan: how its rows are checked.
+        replay: the replay memory that gets what was settled, beside the results.
     """
 
     data: str
     out: str
     fields: Fields = field(default_factory=Fields)
     plan: Plan = field(default_factory=Plan)
+    replay: str | None = None
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Self:
         """The inverse of :meth:`spec`."""
         fields, plan = Fields(**spec["fields"]), Plan(**spec["plan"])
-        return cls(spec["data"], spec["out"], fields, plan)
+        return cls(spec["data"], spec["out"], fields, plan, spec.get("replay"))
+
+    @classmethod
+    def of_results(cls, results: str) -> Self:
+        """The campaign that wrote ``results``, as it stands beside them.
+
+        Raises:
+            UsageError: nothing stands there, or something else.
+        """
+        path = results + SPEC_SUFFIX
+        try:
+            with open(path, "rb") as stream:
+                return cls.of(json.load(stream))
+        except FileNotFoundError:
+            raise UsageError(
+                f"{path} is not there, which says how {results} came to be; a campaign writes it "
+                "beside its results"
+            ) from None
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError, LeanQError):
+            raise UsageError(f"{path} does not say how {results} came to be") from None
 
     def spec(self) -> dict[str, Any]:
         """The campaign as JSON."""
         return asdict(self)
 
     async def run(
-        self, client: AsyncLeanQClient, observer: Observer, *, retry: bool = False
+        self,
+        client: Asking,
+        observer: Observer,
+        *,
+        retry: bool = False,
+        dataset: Dataset | None = None,
     ) -> End:
         """Checks what is left to check, and writes the results when all of it is done.
 
         Args:
             retry: where the results are there already, check those of their records again that
                 have no verdict of Lean's.
+            dataset: the data where it is no file, such as a :class:`.RowsDataset`; it has fields
+                of its own, and ``data`` is then only its name.
 
         Raises:
             BusyError: another coordinator runs the campaign.
@@ -55,18 +107,55 @@ class Campaign:
                 rows all lack a field.
             UnavailableError, UnknownEnvironmentError: as :meth:`.coordinator.Coordinator.run`.
         """
-        dataset = open_dataset(self.data, self.fields)
+        if dataset is None:
+            dataset = open_dataset(self.data, self.fields)
         dataset.check_fields()
-        if os.path.exists(self.out) and os.path.samefile(self.data, self.out):
+        if (
+            os.path.exists(self.data)
+            and os.path.exists(self.out)
+            and os.path.samefile(self.data, self.out)
+        ):
             raise UsageError(f"{self.out} is the data; name another file for the results")
+        memory = writer_for(self.replay, client) if self.replay else None
+        settled = partial(self._remember, memory) if memory else None
         journal = Journal(self.out, self.purpose(dataset), retry=retry)
         try:
-            end = await Coordinator(client, dataset, journal, self.plan, observer).run()
+            end = await Coordinator(client, dataset, journal, self.plan, observer, settled).run()
             if end == "finished":
+                # First, so that results which are there can be read again with their texts.
+                self.write_spec()
                 journal.finish(self.plan.order)
         finally:
             journal.close()
+            if memory:
+                await asyncio.to_thread(memory.close)
+        if memory and memory.dropped:
+            observer.warn(f"the replay memory {self.replay} lacks {memory.dropped:,} entries")
         return end
+
+    def _remember(self, memory: ReplayWriter, row: Row, sample: int, reply: Reply) -> None:
+        tags = {
+            "campaign": os.path.basename(self.out),
+            "tenant": self.plan.options.get("tenant", "default"),
+            "id": str(row.id),
+            "sample": str(sample),
+        }
+        if row.problem is not None:
+            tags["problem"] = str(row.problem)
+        if row.tags:
+            tags["tags"] = ",".join(row.tags)
+        memory.add(reply, row.codes[sample], tags=tags)
+
+    def write_spec(self) -> None:
+        """Writes beside the results what the campaign is, for :meth:`of_results`.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        found = replace(self, data=os.path.abspath(self.data), out=os.path.abspath(self.out))
+        with replacing(self.out + SPEC_SUFFIX) as stream:
+            # The axioms that are allowed may be any iterable.
+            stream.write(json.dumps(found.spec(), default=list).encode() + b"\n")
 
     def purpose(self, dataset: Dataset) -> dict[str, Any]:
         """What has to be the same when the campaign is resumed, as JSON."""

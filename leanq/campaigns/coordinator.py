@@ -11,15 +11,14 @@ import asyncio
 import sqlite3
 from base64 import urlsafe_b64encode
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Unpack
 
 from leanq.campaigns.dataset import BadRow, Dataset, Row
 from leanq.campaigns.journal import Cursor, Journal, Order
 from leanq.campaigns.results import cancelled, of_error, of_reply
-from leanq.client import AsyncLeanQClient
 from leanq.errors import (
     ClosedError,
     LeanQError,
@@ -32,6 +31,7 @@ from leanq.producer.request_builder import (
     ECHO_ENVIRONMENT,
     Check,
     RequestBuilder,
+    SubmitOptions,
 )
 from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
@@ -105,6 +105,26 @@ class Observer(Protocol):
         """The campaign runs, but probably not as the user meant it."""
 
 
+class Asking(Protocol):
+    """What a campaign asks through, such as an :class:`~leanq.AsyncLeanQClient`."""
+
+    settings: Settings
+
+    async def check(self, code: str, **options: Unpack[Check]) -> Reply:
+        """Lean's verdict on ``code``."""
+
+    async def verify(
+        self, target: str | None, code: str, *, holes: Iterable[str] = (), **options: Unpack[Check]
+    ) -> Reply:
+        """Whether ``code`` proves ``target``."""
+
+    async def echo(self, payload: bytes, **options: Unpack[SubmitOptions]) -> bytes:
+        """The same bytes."""
+
+    async def close(self, *, withdraw: bool = True) -> None:
+        """Ends what is outstanding, withdrawn from the queue or running on."""
+
+
 @dataclass(slots=True)
 class _OpenRow:
     """A row that is not done: where it is found, and how many of its samples are outstanding.
@@ -155,17 +175,22 @@ class _WrongEnvironment:
 
 
 class Coordinator:
-    """Runs one campaign, from where its journal is to the end of its data."""
+    """Runs one campaign, from where its journal is to the end of its data.
+
+    ``settled`` is called with each reply, the row and which of its samples; it must not raise.
+    """
 
     def __init__(
         self,
-        client: AsyncLeanQClient,
+        client: Asking,
         dataset: Dataset,
         journal: Journal,
         plan: Plan,
         observer: Observer,
+        settled: Callable[[Row, int, Reply], None] | None = None,
     ) -> None:
         self._client = client
+        self._settled = settled
         self._dataset = dataset
         self._journal = journal
         self._plan = plan
@@ -278,6 +303,8 @@ class Coordinator:
             reply = await self._ask(row, sample)
             record = of_reply(row, sample, reply)
             self._warn(self._wrong_environment.add(reply))
+            if self._settled:
+                self._settled(row, sample, reply)
         except (QueueError, ClosedError, UnknownEnvironmentError):
             # The row is not at fault.
             raise
@@ -305,7 +332,7 @@ class Coordinator:
             return Reply(request_id=request_id)
         if row.target is None:
             return await self._client.check(code, **options)
-        return await self._client.verify(row.target, code, **options)
+        return await self._client.verify(row.target, code, holes=row.holes, **options)
 
     def _request_id(self, row: Row, sample: int) -> str:
         text = f"{row.line} {sample}".encode()

@@ -6,6 +6,8 @@ A record is a JSON object. Its fields, in this order:
 - ``line``: where the row stands in the data, from 1.
 - ``sample``: only where the row's code is a list of texts: the place in it, from 0.
 - ``problem``: only where the data names one.
+- ``tags``: only where the data has some.
+- ``holes``: only where the row's target leaves definitions open: those whose values are the text's.
 - ``verdict``: the reply's; null for an echo, and beside an ``error``.
 - ``reason``, ``messages``, ``sorries``, ``theorems``: the reply's.
 - ``failed``: only where the row has a target: the theorems of the target that are not proved.
@@ -13,7 +15,8 @@ A record is a JSON object. Its fields, in this order:
   ``fingerprint``, ``request_id``: the reply's.
 - ``code_hash``: 16 hexadecimal digits, equal for equal texts (with equal targets).
 - ``error``: why nothing was checked, as one line. Such a record has only the fields ``id``,
-  ``line``, ``sample`` and ``problem`` where they are known, ``verdict`` and this one.
+  ``line``, ``sample``, ``problem``, ``tags`` and ``holes`` where they are known, ``verdict`` and
+  this one.
 
 A file of results is JSONL, or Parquet if its name ends with ``.parquet``. In Parquet every record
 has all columns, null where it lacks the field, and ``id`` and ``problem`` are always text, since
@@ -22,16 +25,15 @@ the types of later ones are not known when the first are written.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import Any, BinaryIO
 
 from leanq.campaigns.dataset.parquet import ParquetFile, pyarrow
 from leanq.campaigns.dataset.row import BadRow, Row
+from leanq.campaigns.files import replacing
+from leanq.campaigns.tables import answer_columns, write_table
 from leanq.errors import UsageError
 from leanq.queue.requests import Reply, verify_reply_to_json
 
@@ -40,13 +42,7 @@ _OF_REPLY = (
     *("worker", "queued_s", "cpu_s", "wall_s", "audit_s", "fingerprint", "request_id"),
 )
 _ALWAYS = frozenset({"id", "line", "verdict"})
-_ONLY_IF_KNOWN = frozenset({"sample", "problem", "failed", "error"})
-
-# A row group is written once it has as many records, or as much text in them.
-_GROUP_RECORDS = 8192
-_GROUP_CHARS = 16 << 20
-
-_LONG_TEXTS = ("text", "goal", "statement")
+_ONLY_IF_KNOWN = frozenset({"sample", "problem", "tags", "holes", "failed", "error"})
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -59,7 +55,7 @@ def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
         del fields["failed"]
     record = _head(row, sample)
     record.update((name, fields[name]) for name in _OF_REPLY if name in fields)
-    record["code_hash"] = _code_hash(row, sample)
+    record["code_hash"] = code_hash(row, sample)
     return record
 
 
@@ -100,28 +96,10 @@ def write_results(path: str, records: Iterable[dict[str, Any]]) -> None:
     Raises:
         UsageError: it cannot be written, or pyarrow is missing; the old file is unchanged.
     """
+    # Before anything is written: pyarrow may be missing.
     write = _parquet_writer(path) if is_parquet(path) else _write_jsonl
-    # Beside the file that a link leads to, since a rename is atomic only within one disk.
-    path = os.path.realpath(path)
-    folder, name = os.path.split(path)
-    # A fixed name, so that the next writer replaces what a killed one left.
-    part = os.path.join(folder, f".{name}.part")
-    try:
-        if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
-            raise UsageError(f"{path} is no regular file; name another file")
-        try:
-            with open(part, "wb") as stream:
-                write(stream, records)
-                stream.flush()
-                os.fsync(stream.fileno())
-            os.replace(part, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(part)
-            raise
-        _sync_folder(folder)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
+    with replacing(path) as stream:
+        write(stream, records)
 
 
 def _head(row: Row | BadRow, sample: int | None) -> dict[str, Any]:
@@ -131,10 +109,15 @@ def _head(row: Row | BadRow, sample: int | None) -> dict[str, Any]:
             record["sample"] = sample
         if row.problem is not None:
             record["problem"] = row.problem
+        if row.tags:
+            record["tags"] = list(row.tags)
+        if row.holes:
+            record["holes"] = list(row.holes)
     return record
 
 
-def _code_hash(row: Row, sample: int) -> str:
+def code_hash(row: Row, sample: int) -> str:
+    """A record's ``code_hash``."""
     text = row.codes[sample] if row.target is None else f"{row.target}\0{row.codes[sample]}"
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -172,45 +155,9 @@ def _read_parquet(path: str) -> Iterator[dict[str, Any]]:
 
 
 def _parquet_writer(path: str) -> Callable[[BinaryIO, Iterable[dict[str, Any]]], None]:
-    """Writes results as Parquet. Raises UsageError before anything is written."""
-    arrow, parquet = pyarrow(path)
-    schema = _schema(arrow)
-
-    def table(records: list[dict[str, Any]]) -> Any:
-        try:
-            return arrow.Table.from_pylist(records, schema=schema)
-        except UnicodeEncodeError:
-            whole = (_dumps(record).encode(errors="replace") for record in records)
-            return arrow.Table.from_pylist([json.loads(text) for text in whole], schema=schema)
-
-    def write(stream: BinaryIO, records: Iterable[dict[str, Any]]) -> None:
-        with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
-            for group in _groups(map(_with_texts, records)):
-                writer.write_table(table(group))
-
-    return write
-
-
-def _groups(records: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    group: list[dict[str, Any]] = []
-    chars = 0
-    for record in records:
-        group.append(record)
-        chars += _chars(record)
-        if len(group) >= _GROUP_RECORDS or chars >= _GROUP_CHARS:
-            yield group
-            group, chars = [], 0
-    if group:
-        yield group
-
-
-def _chars(record: dict[str, Any]) -> int:
-    """About how much text is in a record's parts that can be large."""
-    return sum(
-        len(part) if isinstance(part, str) else sum(len(part.get(key) or "") for key in _LONG_TEXTS)
-        for name in ("messages", "sorries", "theorems", "axioms")
-        for part in record.get(name) or ()
-    )
+    """Writes results as Parquet. Raises UsageError where pyarrow is missing."""
+    schema = _schema(pyarrow(path)[0])
+    return lambda stream, records: write_table(stream, map(_with_texts, records), schema)
 
 
 def _with_texts(record: dict[str, Any]) -> dict[str, Any]:
@@ -219,35 +166,15 @@ def _with_texts(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema(arrow: Any) -> Any:
-    text, number, seconds = arrow.string(), arrow.int64(), arrow.float64()
-    place = {"line": number, "column": number}
-    end = {"end_line": number, "end_column": number}
-    message = arrow.struct({"severity": text, **place, "text": text, **end})
-    sorry = arrow.struct({**place, "goal": text, "state": text, **end})
+    text, number = arrow.string(), arrow.int64()
     columns = {
         "id": text,
         "line": number,
         "sample": number,
         "problem": text,
-        "verdict": text,
-        "reason": text,
-        "messages": arrow.list_(message),
-        "sorries": arrow.list_(sorry),
-        "theorems": arrow.list_(arrow.struct({"name": text, "statement": text})),
-        "failed": arrow.list_(arrow.struct({"name": text, "rule": text, "text": text})),
-        "axioms": arrow.list_(text),
-        "attempts": number,
-        "worker": text,
-        **dict.fromkeys(("queued_s", "cpu_s", "wall_s", "audit_s"), seconds),
-        **dict.fromkeys(("fingerprint", "request_id", "code_hash", "error"), text),
+        "tags": arrow.list_(text),
+        "holes": arrow.list_(text),
+        **answer_columns(arrow),
+        **dict.fromkeys(("code_hash", "error"), text),
     }
     return arrow.schema(columns)
-
-
-def _sync_folder(path: str) -> None:
-    """Makes a folder's entries durable; otherwise a loss of power may undo a rename."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

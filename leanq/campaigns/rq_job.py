@@ -18,7 +18,13 @@ from leanq.campaigns.coordinator import Command, End, Progress
 from leanq.campaigns.dataset import open_dataset
 from leanq.campaigns.journal import BusyError, Journal, kind
 from leanq.campaigns.results import read_results
-from leanq.campaigns.rq_queue import RETRIES, CampaignError, read_control, write_control
+from leanq.campaigns.rq_queue import (
+    DIGEST,
+    RETRIES,
+    CampaignError,
+    read_control,
+    write_control,
+)
 from leanq.client import AsyncLeanQClient
 from leanq.errors import LeanQError, UsageError
 
@@ -92,7 +98,7 @@ class _Reporter:
         self.fingerprint = ""
         self._job = job
         self._started = False
-        kept = ("progress", "bad_rows", "warnings")
+        kept = ("progress", "bad_rows", "warnings", DIGEST)
         job.meta = {name: job.meta[name] for name in kept if name in job.meta}
 
     async def update(self, progress: Progress) -> Command:

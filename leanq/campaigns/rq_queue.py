@@ -18,39 +18,36 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from hashlib import blake2b
+from typing import Any
 
 import redis
 import rq
-from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
+from rq.exceptions import (
+    DeserializationError,
+    DuplicateJobError,
+    InvalidJobOperation,
+    NoSuchJobError,
+)
 from rq.intermediate_queue import IntermediateQueue
 from rq.job import Dependency, Job
 from rq.registry import BaseRegistry
 from rq.serializers import JSONSerializer
 
-from leanq.campaigns.campaign import Campaign
+from leanq.campaigns.campaign import Campaign, State
 from leanq.errors import UsageError
 
 # Unlimited in practice: on preemptible machines, coordinators die all day.
 RETRIES = 1_000_000
 
-State = Literal[
-    "waiting",
-    "scheduled",
-    "queued",
-    "running",
-    "pausing",
-    "paused",
-    "cancelling",
-    "finished",
-    "failed",
-    "cancelled",
-]
+DIGEST = "digest"
+"""Under which a job's meta keeps what :meth:`Campaigns.submit_once` was told."""
 
 _RESULT_TTL_S = 30 * 86_400
 _FAILURE_TTL_S = 365 * 86_400
 _JOB = "leanq.campaigns.rq_job.coordinate"
 _DEQUEUE_TIMEOUT_S = 10
+_ID_PREFIX = "campaign-"
 
 
 class CampaignError(Exception):
@@ -91,6 +88,7 @@ class CampaignStatus:
         bad_rows: the first rows that could not be checked, with their lines.
         warnings: what the coordinator has warned of.
         error: why the campaign failed, or why its next start is delayed.
+        digest: of what :meth:`Campaigns.submit_once` was asked for.
     """
 
     id: str
@@ -105,6 +103,7 @@ class CampaignStatus:
     bad_rows: Sequence[str]
     warnings: Sequence[str]
     error: str | None
+    digest: str | None
 
 
 class Campaigns:
@@ -129,16 +128,8 @@ class Campaigns:
         the ids ``after`` have finished; returns its id."""
         if delay_s and after:
             raise UsageError("a campaign starts at a time or after others, not both")
-        id_ = f"campaign-{secrets.token_hex(4)}"
-        how: dict[str, Any] = {
-            "args": (campaign.spec(),),
-            "job_id": id_,
-            "description": f"leanq campaign {campaign.data} > {campaign.out}",
-            "retry": rq.Retry(max=RETRIES),
-            "job_timeout": -1,
-            "result_ttl": _RESULT_TTL_S,
-            "failure_ttl": _FAILURE_TTL_S,
-        }
+        id_ = f"{_ID_PREFIX}{secrets.token_hex(4)}"
+        how = _job_options(campaign, id_)
         if after:
             how["depends_on"] = Dependency([self._job(other) for other in after])
         if delay_s:
@@ -146,6 +137,28 @@ class Campaigns:
         else:
             self.queue.enqueue(_JOB, **how)
         return id_
+
+    def id_of(self, *names: str) -> str:
+        """The id of the campaign that is known by these names to those who submit it."""
+        # RQ's ids are of all queues of its Redis.
+        named = repr((self.queue.name, *names)).encode()
+        return f"{_ID_PREFIX}{blake2b(named, digest_size=16).hexdigest()}"
+
+    def submit_once(self, campaign: Campaign, id_: str, digest: str) -> bool:
+        """Submits a campaign with this id, to start now, unless RQ knows one; whether it did.
+
+        Args:
+            digest: of what was asked for, which the campaign's status keeps.
+        """
+        how = _job_options(campaign, id_)
+        if not self._connection.exists(Job.key_for(id_)):
+            # What was said to one of this id that RQ has forgotten is not said to this one.
+            self._connection.delete(_control_key(self.queue.name, id_))
+        try:
+            self.queue.enqueue(_JOB, unique=True, meta={DIGEST: digest}, **how)
+        except DuplicateJobError:
+            return False
+        return True
 
     def list(self) -> Iterator[CampaignStatus]:
         """All campaigns that RQ still knows, in no order."""
@@ -239,7 +252,7 @@ class Campaigns:
     def _job(self, id_: str) -> Job:
         try:
             job = Job.fetch(id_, self._connection, serializer=JSONSerializer)
-        except NoSuchJobError:
+        except (NoSuchJobError, ValueError):  # no such job, or what can be no job's id
             job = None
         if job is None or job.origin != self.queue.name or not _is_campaign(job):
             raise UsageError(f"no campaign {id_!r}; 'leanq campaign list' shows all")
@@ -266,6 +279,7 @@ class Campaigns:
             bad_rows=job.meta.get("bad_rows", ()),
             warnings=job.meta.get("warnings", ()),
             error=job.meta.get("error"),
+            digest=job.meta.get(DIGEST),
         )
 
 
@@ -298,13 +312,25 @@ def queue_name(prefix: str) -> str:
     return f"{prefix}-campaigns"
 
 
-def _control_key(job: Job) -> str:
-    return f"{job.origin}:{job.id}"
+def _job_options(campaign: Campaign, id_: str) -> dict[str, Any]:
+    return {
+        "args": (campaign.spec(),),
+        "job_id": id_,
+        "description": f"leanq campaign {campaign.data} > {campaign.out}",
+        "retry": rq.Retry(max=RETRIES),
+        "job_timeout": -1,
+        "result_ttl": _RESULT_TTL_S,
+        "failure_ttl": _FAILURE_TTL_S,
+    }
+
+
+def _control_key(queue: str, id_: str) -> str:
+    return f"{queue}:{id_}"
 
 
 def write_control(job: Job, **fields: str) -> None:
     """Writes control fields of a campaign's job."""
-    key = _control_key(job)
+    key = _control_key(job.origin, job.id)
     with job.connection.pipeline() as pipe:
         for name, text in fields.items():
             pipe.hset(key, name, text)
@@ -314,5 +340,5 @@ def write_control(job: Job, **fields: str) -> None:
 
 def read_control(job: Job, name: str) -> str:
     """A control field of a campaign's job; empty if it is not set."""
-    found: Any = job.connection.hget(_control_key(job), name)
+    found: Any = job.connection.hget(_control_key(job.origin, job.id), name)
     return found.decode() if found else ""

@@ -10,28 +10,31 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from leanq.campaigns.rq_connection import (
+    require_rq,
+    rq_connection,
+    rq_url,
+    submitted_campaigns,
+)
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
 from leanq.commands.common import EXIT_USAGE, Stopped, exit_code, interruptible, queue_url, worst
-from leanq.errors import UnavailableError, UsageError
+from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
-from leanq.queue.settings import Settings, check_name, check_url, each_host
+from leanq.queue.settings import Settings, check_name
 
 if TYPE_CHECKING:
-    import redis
-
     from leanq.campaigns.campaign import Campaign
     from leanq.campaigns.coordinator import End, Progress
     from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
 
-_NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
+_SHAPES = ("auto", "plain", "kimina", "lean-workbook", "minif2f", "proofnet", "putnambench")
 
 
 @click.group()
@@ -54,18 +57,24 @@ _described = options.combined(
     options.env,
     options.lean,
     click.option(
+        "--shape",
+        type=click.Choice(_SHAPES),
+        metavar="SHAPE",
+        default="auto",
+        show_default=True,
+        help=f"The problem set whose fields the data has: {', '.join(_SHAPES[2:])}; plain is none, "
+        "and auto recognises it where no field is named.",
+    ),
+    click.option(
         "--id-field",
         metavar="NAME",
-        default="id",
-        show_default=True,
-        help="The field with a row's id.",
+        help="The field with a row's id [default: id, or the shape's].",
     ),
     click.option(
         "--code-field",
         metavar="NAME",
-        default="code",
-        show_default=True,
-        help="The field with the row's code, or with a list of attempts.",
+        help="The field with the row's code, or with a list of attempts [default: code, or the "
+        "shape's].",
     ),
     click.option(
         "--problem-field",
@@ -76,7 +85,12 @@ _described = options.combined(
         "--target-field",
         metavar="NAME",
         help="The field with the theorems to prove, as Lean text with sorry for proofs; each row's "
-        "code is then verified against them.",
+        "code is then verified against them [default: the shape's].",
+    ),
+    click.option(
+        "--no-target",
+        is_flag=True,
+        help="Check the codes alone, and do not verify them against their rows' statements.",
     ),
     click.option(
         "--header-field", metavar="NAME", help="A field with lines that precede the code."
@@ -84,6 +98,7 @@ _described = options.combined(
     click.option(
         "--prompt-field", metavar="NAME", help="A field with text that the code continues."
     ),
+    click.option("--tags-field", metavar="NAME", help="A field with tags, by which reports group."),
     click.option(
         "--first-success",
         is_flag=True,
@@ -97,8 +112,13 @@ _described = options.combined(
         help="The order of the results.",
     ),
     click.option(
+        "--replay",
+        metavar="NAME",
+        help="A replay memory that gets what was settled, beside the results.",
+    ),
+    click.option(
         "--window",
-        type=click.IntRange(1, 100_000),
+        type=options.WholeRange(1, 100_000),
         default=1000,
         show_default=True,
         help="Requests in flight at a time.",
@@ -159,7 +179,7 @@ def submit(
             f"leanq: {data} is not on this machine; it has to be on those of the campaign workers",
             err=True,
         )
-    with _campaigns(url) as campaigns:
+    with campaigns_at(url) as campaigns:
         id_ = campaigns.submit(
             replace(made, data=data, out=out), delay_s=delay_s or 0.0, after=after
         )
@@ -170,7 +190,7 @@ def submit(
 @options.queue
 def list_(url: str | None, as_json: bool) -> None:
     """List the submitted campaigns, the newest first."""
-    with _campaigns(url) as campaigns:
+    with campaigns_at(url) as campaigns:
         found = sorted(
             campaigns.list(),
             key=lambda each: each.submitted_at.timestamp(),
@@ -187,7 +207,7 @@ def list_(url: str | None, as_json: bool) -> None:
 @options.queue
 def show(id_: str, url: str | None, as_json: bool) -> None:
     """Show one campaign: what it checks, its progress, and what went wrong."""
-    with _campaigns(url) as campaigns:
+    with campaigns_at(url) as campaigns:
         status = campaigns.show(id_)
     if as_json:
         click.echo(json.dumps(_record(status)))
@@ -203,6 +223,7 @@ def show(id_: str, url: str | None, as_json: bool) -> None:
         "after": ", ".join(status.after),
         "options": options,
         "window": plan.window,
+        "replay": status.campaign.replay,
         "bad rows": "\n".join(status.bad_rows),
         "warnings": "\n".join(status.warnings),
         "error": status.error or "",
@@ -258,7 +279,7 @@ def worker(url: str | None, as_json: bool, burst: bool) -> None:
     A campaign that is running then is requeued, and the next worker resumes it. --json logs as
     JSON.
     """
-    _require_rq()
+    require_rq()
     from leanq.campaigns.rq_worker import work
 
     log_to_stderr(as_json)
@@ -266,7 +287,7 @@ def worker(url: str | None, as_json: bool, burst: bool) -> None:
     os.environ["LEANQ_URL"] = named = queue_url(url)
     # Refuses a wrong URL now, and not in each campaign.
     AsyncLeanQClient(named)
-    with _connected(url) as connection:
+    with rq_connection(_rq_url(url)) as connection:
         work(connection, _prefix(), burst=burst)
 
 
@@ -276,13 +297,14 @@ def worker(url: str | None, as_json: bool, burst: bool) -> None:
 @click.option(
     "--output",
     metavar="FILE",
-    help="Where the report goes, as Markdown, and a plot beside it [default: beside RESULTS].",
+    help="Where the report goes, as Markdown, and beside it the same in HTML and a plot [default: "
+    "beside RESULTS].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def report(results: str, against: str | None, output: str | None, as_json: bool) -> int:
     """Report on a campaign's results: verdicts, pass@k, times, what is slow or flaky.
 
-    Prints the report, and writes it as Markdown with a plot.
+    Prints the report, and writes it as Markdown with a plot, and as HTML that works offline.
     """
     from leanq.commands.report import report as run_it
 
@@ -328,63 +350,45 @@ def _campaign(data: str, out: str | None, **how: Any) -> Any:
         )
     from leanq.campaigns.campaign import Campaign
     from leanq.campaigns.coordinator import Plan
-    from leanq.campaigns.dataset import Fields
+    from leanq.campaigns.dataset import fields_of
 
-    names = ("id", "code", "problem", "target", "header", "prompt")
-    fields = Fields(**{name: how.pop(f"{name}_field") for name in names})
+    names = ("id", "code", "problem", "target", "header", "prompt", "tags")
+    given = {name: how.pop(f"{name}_field") for name in names}
+    given = {name: field for name, field in given.items() if field is not None}
+    shape, no_target = how.pop("shape"), how.pop("no_target")
+    if no_target and "target" in given:
+        raise UsageError("--no-target and --target-field exclude one another")
+    name, fields = fields_of(data, given, shape, target=not no_target)
+    if name != "plain":
+        meant = ((each, getattr(fields, each)) for each in names)
+        shown = ", ".join(f"{each} is {field!r}" for each, field in meant if field)
+        no = "" if fields.target and fields.verified else "; nothing is verified"
+        click.echo(f"leanq: {data} has the shape {name}: {shown}{no} (--shape plain)", err=True)
+    replay = how.pop("replay")
+    if replay is not None:
+        check_name("the replay memory", replay)
     plan = {name: how.pop(name) for name in ("window", "first_success", "order")}
     options: Any = {**how, "allow_axioms": list(how["allow_axioms"])}
-    return Campaign(data, out, fields, Plan(options, **plan))
+    return Campaign(data, out, fields, Plan(options, **plan), replay)
 
 
 def _change(
     id_: str, url: str | None, as_json: bool, how: Literal["pause", "resume", "cancel", "retry"]
 ) -> None:
     """Changes a campaign, and prints its state after that."""
-    with _campaigns(url) as campaigns:
+    with campaigns_at(url) as campaigns:
         getattr(campaigns, how)(id_)
         status = campaigns.show(id_)
     click.echo(json.dumps(_record(status)) if as_json else _line(status))
 
 
-@contextlib.contextmanager
-def _campaigns(url: str | None) -> Iterator[Campaigns]:
-    _require_rq()
-    from leanq.campaigns.rq_queue import Campaigns
-
-    with _connected(url) as connection:
-        yield Campaigns(connection, _prefix())
+def campaigns_at(url: str | None) -> contextlib.AbstractContextManager[Campaigns]:
+    """The campaigns that a command means; raises as :func:`.submitted_campaigns`."""
+    return submitted_campaigns(_rq_url(url), _prefix())
 
 
-def _require_rq() -> None:
-    try:
-        import rq  # noqa: F401
-    except ImportError:
-        raise UsageError(
-            "campaigns as jobs need RQ, which is not installed: pip install 'leanq[campaigns]'"
-        ) from None
-
-
-@contextlib.contextmanager
-def _connected(url: str | None) -> Iterator[redis.Redis]:
-    """RQ's Redis: LEANQ_RQ_URL, or the queue's own where RQ can use that."""
-    import redis
-
-    named = os.environ.get("LEANQ_RQ_URL") or queue_url(url)
-    try:
-        check_url(named)
-    except UsageError as error:
-        raise UsageError(f"{error} ({_NO_CLUSTER})") from None
-    if len(each_host(named)) > 1:
-        raise UsageError(_NO_CLUSTER)
-    try:
-        with contextlib.closing(redis.Redis.from_url(named)) as connection:
-            about: Any = connection.info("cluster")
-            if about.get("cluster_enabled"):
-                raise UsageError(_NO_CLUSTER)
-            yield connection
-    except redis.RedisError as error:
-        raise UnavailableError(f"RQ's Redis: {error}") from None
+def _rq_url(url: str | None) -> str:
+    return rq_url(lambda: queue_url(url))
 
 
 def _prefix() -> str:

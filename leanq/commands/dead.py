@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import click
-from msgspec import structs
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings
 from leanq.commands.tables import columns, printable
-from leanq.errors import InvalidRequestError, QueueFullError, UnknownEnvironmentError, WireError
+from leanq.errors import InvalidRequestError, WireError
+from leanq.fleet.dead_letters import send_again
 from leanq.queue import wire
-from leanq.queue.keys import retry_request_id, shard_of
+from leanq.queue.keys import shard_of
 from leanq.queue.queue import Queue, every_shard
-from leanq.queue.results import DeadLetter, Full, UnknownEnvironment
+from leanq.queue.results import DeadLetter
 
 _T = TypeVar("_T")
 
@@ -29,14 +29,14 @@ _MOST = 10_000
 
 @click.group()
 def dead() -> None:
-    """Show, retry or drop requests that took down too many workers."""
+    """Show, retry or drop requests that killed too many workers."""
 
 
 @dead.command("list")
 @options.queue
 @click.option(
     "--limit",
-    type=click.IntRange(1, _MOST),
+    type=options.WholeRange(1, _MOST),
     default=100,
     show_default=True,
     help="How many to show.",
@@ -44,19 +44,24 @@ def dead() -> None:
 def list_(url: str | None, as_json: bool, limit: int) -> None:
     """Show the dead letters, the newest first."""
 
-    async def look(queues: Sequence[Queue]) -> list[DeadLetter]:
+    async def look(queues: Sequence[Queue]) -> tuple[list[dict[str, Any]], bool]:
         found = [
             (queue, request_id)
             for queue in queues
-            for request_id in await queue.dead_request_ids(limit)
+            for request_id in await queue.dead_request_ids(limit + 1)
         ]
         # One may be retried or dropped in the meantime.
-        letters = [
-            letter for queue, request_id in found if (letter := await queue.dead_letter(request_id))
+        records = [
+            _record(letter)
+            for queue, request_id in found
+            if (letter := await queue.dead_letter(request_id))
         ]
-        return sorted(letters, key=lambda letter: -letter.died_s)[:limit]
+        records.sort(key=lambda record: str(record["died"]), reverse=True)
+        return records[:limit], len(records) > limit
 
-    records = [_record(letter) for letter in _run(url, look)]
+    records, more = _run(url, look)
+    if more:
+        click.echo(f"only the newest {limit} are shown; --limit shows more", err=True)
     if as_json:
         for record in records:
             click.echo(json.dumps(record))
@@ -78,7 +83,12 @@ def show(request_id: str, url: str | None, as_json: bool) -> None:
 
     REQUEST_ID may be shortened to its first characters, eight after the dash at least.
     """
-    letter = _run(url, lambda queues: _find(queues, request_id))
+
+    async def find(queues: Sequence[Queue]) -> DeadLetter:
+        (whole,) = await _whole_ids(queues, [request_id])
+        return await _letter(queues, whole)
+
+    letter = _run(url, find)
     record = _record(letter)
     try:
         request = wire.unpack_request(letter.submission.body)
@@ -104,16 +114,15 @@ def retry(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     its reply.
     """
 
-    async def send(queues: Sequence[Queue]) -> list[tuple[str, str]]:
-        letters = [await _find(queues, request_id) for request_id in request_ids]
-        return [
-            (letter.submission.request_id, await _send_again(queues, letter)) for letter in letters
-        ]
+    async def send(queues: Sequence[Queue]) -> None:
+        # Each is said at once: the next may fail, and its new id is nowhere else to be had.
+        for old in await _whole_ids(queues, request_ids):
+            new = await send_again(queues[shard_of(old)], await _letter(queues, old))
+            click.echo(
+                json.dumps({"request_id": old, "retried_as": new}) if as_json else f"{old} -> {new}"
+            )
 
-    for old, new in _run(url, send):
-        click.echo(
-            json.dumps({"request_id": old, "retried_as": new}) if as_json else f"{old} -> {new}"
-        )
+    _run(url, send)
 
 
 @dead.command()
@@ -122,41 +131,19 @@ def retry(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
 def drop(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Remove dead letters for good."""
 
-    async def remove(queues: Sequence[Queue]) -> list[str]:
-        letters = [await _find(queues, request_id) for request_id in request_ids]
-        return [
-            request_id
-            for request_id in (letter.submission.request_id for letter in letters)
-            if await queues[shard_of(request_id)].drop_dead(request_id)
-        ]
+    async def remove(queues: Sequence[Queue]) -> None:
+        for request_id in await _whole_ids(queues, request_ids):
+            if await queues[shard_of(request_id)].drop_dead(request_id):
+                click.echo(
+                    json.dumps({"request_id": request_id, "dropped": True})
+                    if as_json
+                    else f"{request_id} dropped"
+                )
 
-    for request_id in _run(url, remove):
-        click.echo(
-            json.dumps({"request_id": request_id, "dropped": True})
-            if as_json
-            else f"{request_id} dropped"
-        )
+    _run(url, remove)
 
 
-async def _send_again(queues: Sequence[Queue], letter: DeadLetter) -> str:
-    old = letter.submission
-    queue = queues[shard_of(old.request_id)]
-    new = retry_request_id(old.request_id)
-    submission = structs.replace(old, request_id=new)
-    (answer,) = await queue.submit(letter.client, [submission])
-    if answer == UnknownEnvironment():
-        raise UnknownEnvironmentError(
-            f"no worker offers the environment {old.environment!r} of {old.request_id}"
-        )
-    if isinstance(answer, Full):
-        raise QueueFullError(f"the queue of {old.tenant!r} is full", answer.retry_after_s)
-    # Only now: sent twice it is one request, dropped first it could be lost.
-    await queue.drop_dead(old.request_id)
-    return new
-
-
-async def _find(queues: Sequence[Queue], text: str) -> DeadLetter:
-    request_id = await _whole_id(queues, text)
+async def _letter(queues: Sequence[Queue], request_id: str) -> DeadLetter:
     shard = shard_of(request_id)
     letter = await queues[shard].dead_letter(request_id) if shard < len(queues) else None
     if letter is None:
@@ -166,13 +153,24 @@ async def _find(queues: Sequence[Queue], text: str) -> DeadLetter:
     return letter
 
 
-async def _whole_id(queues: Sequence[Queue], text: str) -> str:
-    """The id of the one dead letter that begins so; ``text`` itself if there is none."""
-    shard = shard_of(text)
-    if shard >= len(queues) or len(text.partition("-")[2]) < _LEAST_PREFIX:
-        return text
-    ids = await queues[shard].dead_request_ids(_MOST)
-    if text in ids:
+async def _whole_ids(queues: Sequence[Queue], texts: Iterable[str]) -> list[str]:
+    """The id of the one dead letter that begins with each text; raises before anything is done."""
+    newest: dict[int, dict[str, None]] = {}
+    whole: list[str] = []
+    for text in texts:
+        shard = shard_of(text)
+        if shard < len(queues) and shard not in newest:
+            newest[shard] = dict.fromkeys(await queues[shard].dead_request_ids(_MOST))
+        ids = newest.get(shard, {})
+        whole.append(text if text in ids else _only_one(ids, text))
+        if whole[-1] not in ids:
+            # It may be older than those.
+            await _letter(queues, text)
+    return whole
+
+
+def _only_one(ids: Iterable[str], text: str) -> str:
+    if len(text.partition("-")[2]) < _LEAST_PREFIX:
         return text
     found = [request_id for request_id in ids if request_id.startswith(text)]
     if len(found) > 1:

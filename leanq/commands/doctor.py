@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 import textwrap
@@ -33,6 +35,7 @@ from leanq.lean.repl.session import Live, Recycling, Session
 from leanq.lean.repl.sessions import Sessions
 from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
+from leanq.lean.snapshots.blobs import open_blobs
 from leanq.lean.syntax import split_header
 from leanq.local import EmbeddedServer, embedded_settings, find_server
 from leanq.queue.queue import Queue
@@ -42,6 +45,7 @@ from leanq.queue.shape import check_shape
 from leanq.queue.up_file import UpFile
 from leanq.states import MemoryStates
 
+_FULL = 0.97  # of maxmemory
 _INDENT = 21  # of what stands behind the mark and the name
 
 
@@ -62,7 +66,7 @@ class Finding:
 def doctor(
     url: str | None, as_json: bool, lean: str | None, environments: Sequence[str], repl: str | None
 ) -> int:
-    """Show what is installed, what works, and how to mend the rest.
+    """Show what is installed, what works, and how to mend it.
 
     Exit code: 0 if a check works in each environment, else 3.
     """
@@ -92,7 +96,8 @@ async def _examine(
 ) -> list[Finding]:
     python = f"{platform.python_version()} ({sys.executable})"
     findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
-    findings += await _server(url or UpFile(os.environ).read())
+    findings += await server_findings(url or UpFile(os.environ).read())
+    findings += await blobs_findings(os.environ.get("LEANQ_BLOBS", ""))
     findings.append(await _sandbox())
     for name, folder in named.items():
         findings += await _examine_environment(name, folder, lean, repl)
@@ -115,7 +120,8 @@ async def _examine_environment(
     return findings
 
 
-async def _server(url: str | None) -> list[Finding]:
+async def server_findings(url: str | None) -> list[Finding]:
+    """The server that ``url`` names, or an embedded one, and workers that do worse than others."""
     if url is None:
         program = find_server()
         try:
@@ -127,9 +133,23 @@ async def _server(url: str | None) -> list[Finding]:
     try:
         about, workers = await _ask_server(Settings.load(url, os.environ))
     except LeanQError as error:
-        return [Finding("server", False, str(error))]
-    found = Finding("server", "evicts" not in about, f"{without_password(url)}, {about}")
+        return [Finding("server", False, f"{error}{_hint(url, str(error))}")]
+    works = "evicts" not in about and "is full" not in about
+    found = Finding("server", works, f"{without_password(url)}, {about}")
     return [found, *(Finding("worker", True, each) for each in workers)]
+
+
+def _hint(url: str, failed: str) -> str:
+    """What an error may come from where TLS is spoken on one side alone, or the name differs."""
+    if url.startswith("redis:") and re.search(r"reset by peer|closed by server", failed):
+        return "; if that port speaks TLS, the URL begins with rediss://"
+    if url.startswith("rediss:") and re.search(r"(?i)timeout connecting|WRONG_VERSION", failed):
+        return "; if that port speaks no TLS, the URL begins with redis://"
+    if "self-signed certificate" in failed:
+        return "; ?ssl_ca_certs=FILE in the URL names the CA of the server's certificate"
+    if "mismatch" in failed:
+        return "; where the CA signs for this server alone, ?ssl_check_hostname=false is safe"
+    return ""
 
 
 async def _ask_server(settings: Settings) -> tuple[str, list[str]]:
@@ -155,6 +175,12 @@ async def _ask_server(settings: Settings) -> tuple[str, list[str]]:
     text = f"version {version}, maxmemory-policy {policy}"
     if policy.startswith("allkeys"):
         text += " evicts requests in flight: set noeviction, or a volatile policy"
+    used, limit = (int(info.get(name, 0)) for name in ("used_memory", "maxmemory"))
+    if limit and used >= _FULL * limit:
+        text += (
+            f"; it is full ({used >> 20} of {limit >> 20} MiB) and takes no requests: enlarge it, "
+            "or lower LEANQ_REPLY_TTL_S or LEANQ_SNAPSHOT_MB"
+        )
     return text, slow
 
 
@@ -176,6 +202,25 @@ async def _hello(client: Any) -> dict[bytes, Any]:
     if isinstance(answer, dict):
         return answer
     return dict(zip(answer[::2], answer[1::2], strict=True))
+
+
+async def blobs_findings(url: str) -> list[Finding]:
+    """The object store that ``LEANQ_BLOBS`` names: an object there and back; none without one."""
+    if not url:
+        return []
+    written = b"leanq doctor"
+    # A name like all others, as leanq removes nothing there.
+    digest = hashlib.blake2b(written, digest_size=32).hexdigest()
+    try:
+        store = open_blobs(Settings("unix:///-", blobs=url))
+        assert store
+        await store.put(digest, written)
+        read = await store.get(digest)
+    except (LeanQError, ConnectionError) as error:
+        return [Finding("blobs", False, f"{error}; steps behind large snapshots are replayed")]
+    if read != written:
+        return [Finding("blobs", False, f"{url} does not give back what was written a moment ago")]
+    return [Finding("blobs", True, f"{url} took an object and gave it back")]
 
 
 async def _sandbox() -> Finding:

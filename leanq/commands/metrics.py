@@ -18,15 +18,19 @@ from leanq.errors import UnavailableError
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Page, Sample, exposition, fleet_samples
 from leanq.fleet.stats import Times, fleet_stats
+from leanq.queue.settings import without_password
 
 log = logging.getLogger("leanq.metrics")
+
+# Prometheus gives a scrape ten seconds; a server that says nothing has to be reported before.
+_LOOK_S = 7.0
 
 
 @click.command()
 @options.queue
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=options.PORT,
     default=9464,
     show_default=True,
     help="The port to listen on.",
@@ -47,9 +51,13 @@ def metrics(url: str | None, as_json: bool, port: int, once: bool) -> None:
 
     def read() -> Iterator[Sample]:
         try:
-            yield from fleet_samples(asyncio.run(fleet_stats(settings)))
+            yield from fleet_samples(asyncio.run(asyncio.wait_for(fleet_stats(settings), _LOOK_S)))
         except UnavailableError as error:
             log.warning("%s", error)
+            yield "leanq_up", (), 0
+        except TimeoutError:
+            shown = without_password(settings.url)
+            log.warning("no answer from %s within %g s", shown, _LOOK_S)
             yield "leanq_up", (), 0
 
     with Page(port, read) as page:

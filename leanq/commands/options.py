@@ -9,38 +9,86 @@ from typing import Any, TypeVar
 
 import click
 
+from leanq.queue.requests import MEMORY_MB, SCRATCH_MB, TIMEOUT_S
+
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class _Duration(click.ParamType[float]):
-    """A time such as 90s, 30m, 24h or 1d, as seconds."""
+class Duration(click.ParamType[float]):
+    """A time such as 90s, 30m, 24h or 1d, as seconds; of ``least_s`` or more."""
 
     name = "duration"
+
+    def __init__(self, least_s: float = 0.0) -> None:
+        self._least_s = least_s
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", str(value))
         if not match:
-            self.fail(f"{value!r} is not a duration; expected 30m, 24h or 1d", param, ctx)
-        return float(match[1]) * _UNITS_S[match[2]]
+            self.fail(f"{value!r} is not a duration; expected 90s, 30m, 24h or 1d", param, ctx)
+        duration_s = float(match[1]) * _UNITS_S[match[2]]
+        if duration_s < self._least_s:
+            self.fail(f"expected {self._least_s:g}s or more, got {value!r}", param, ctx)
+        return duration_s
 
 
-DURATION = _Duration()
+DURATION = Duration()
+
+
+class WholeRange(click.IntRange):
+    """A range of whole numbers, of ``unit``."""
+
+    def __init__(self, least: int, most: int | None = None, unit: str = "") -> None:
+        super().__init__(least, most)
+        self._unit = unit
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(_expected(self, "whole number", self._unit, value), param, ctx)
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers; click's own takes nan for one that lies in any."""
+    """A range of numbers, of ``unit``; click's own takes nan for one that lies in any."""
+
+    def __init__(
+        self, least: float, most: float, unit: str = "", *, min_open: bool = False
+    ) -> None:
+        super().__init__(least, most, min_open=min_open)
+        self._unit = unit
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        number = float(super().convert(value, param, ctx))
+        try:
+            number = float(super().convert(value, param, ctx))
+        except click.BadParameter:
+            number = math.nan
         if math.isnan(number):
-            self.fail(f"{value!r} is not a number", param, ctx)
+            self.fail(_expected(self, "number", self._unit, value), param, ctx)
         return number
+
+
+def _expected(
+    range_: click.IntRange | click.FloatRange, what: str, unit: str, value: object
+) -> str:
+    """click's own texts name neither the unit nor, of what is no number, the bounds."""
+    least, most = range_.min, range_.max
+    if most is None:
+        bounds = f"of at least {least:.10g}"
+    elif range_.min_open:
+        bounds = f"above {least:.10g} and up to {most:.10g}"
+    else:
+        bounds = f"between {least:.10g} and {most:.10g}"
+    return f"expected a {what} {bounds} {unit}".rstrip() + f", got {value!r}"
+
+
+PORT = WholeRange(0, 65535)
 
 
 def combined(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
@@ -103,7 +151,7 @@ lean = combined(
     ),
     click.option(
         "--priority",
-        type=click.IntRange(0, 2),
+        type=WholeRange(0, 2),
         default=1,
         show_default=True,
         help="Urgency: 0 is the most urgent, 2 the least.",
@@ -111,30 +159,29 @@ lean = combined(
     click.option(
         "--timeout",
         "timeout_s",
-        type=float,
+        type=FiniteRange(*TIMEOUT_S, "CPU seconds"),
         metavar="SECONDS",
         default=60.0,
         show_default=True,
-        help="Limit in CPU seconds, of Lean with all its child processes: 0.01 to 86400.",
+        help="Limit in CPU seconds, of Lean with all its child processes.",
     ),
     click.option(
         "--memory",
         "memory_mb",
-        type=int,
+        type=WholeRange(*MEMORY_MB, "MB"),
         metavar="MB",
         default=4096,
         show_default=True,
-        help="Limit in MB of resident memory: 16 to 16777216.",
+        help="Limit in MB of resident memory.",
     ),
     click.option(
         "--scratch",
         "scratch_mb",
-        type=int,
+        type=WholeRange(*SCRATCH_MB, "MB"),
         metavar="MB",
         default=256,
         show_default=True,
-        help="Limit in MB of the files that Lean's processes may leave in their scratch folder: "
-        "1 to 16777216.",
+        help="Limit in MB of the files that Lean's processes may leave in their scratch folder.",
     ),
     click.option(
         "--allow-axiom",

@@ -48,21 +48,28 @@ def _change(
     kind: Literal["environment", "tenant"] = "environment" if env is not None else "tenant"
     what = "environment" if env is not None else "tenant"
     name = check_name(what, env or tenant or "")
-    changed = asyncio.run(_hold_back(queue_settings(url), kind, name, paused))
+    changed, others = asyncio.run(_hold_back(queue_settings(url), kind, name, paused))
     if as_json:
         click.echo(json.dumps({what: name, "paused": paused, "changed": changed}))
         return
     state = "is paused: its requests wait, what runs goes on" if paused else "goes on"
     click.echo(f"{what} {name} {state}{'' if changed else ', as before'}")
+    if not changed and not paused and others:
+        # The name may have been mistyped.
+        click.echo(f"still paused: {', '.join(others)}")
 
 
 async def _hold_back(
     settings: Settings, kind: Literal["environment", "tenant"], name: str, paused: bool
-) -> bool:
+) -> tuple[bool, list[str]]:
+    """Whether that changed anything, and what is paused now."""
     async with every_shard(settings) as queues:
         if kind == "environment":
             await _check_environment(queues, name)
-        return any([await queue.set_paused(kind, name, paused=paused) for queue in queues])
+        changed = any([await queue.set_paused(kind, name, paused=paused) for queue in queues])
+        held = sorted(await queues[0].paused())
+    kinds = {"e": "environment", "t": "tenant"}
+    return changed, [f"{kinds.get(each[:1], each[:1])} {each[2:]}" for each in held]
 
 
 async def _check_environment(queues: Sequence[Queue], name: str) -> None:
@@ -70,7 +77,7 @@ async def _check_environment(queues: Sequence[Queue], name: str) -> None:
     known = {known for queue in queues for known in await queue.environments()}
     if name in known:
         return
-    if f"e:{name}" in (await queues[0].status()).paused:
+    if f"e:{name}" in await queues[0].paused():
         return
     names = f"known: {', '.join(sorted(known))}" if known else "no environment is known"
     raise UnknownEnvironmentError(f"no worker has ever offered the environment {name!r}; {names}")

@@ -13,6 +13,7 @@ import click
 from leanq.campaigns.report.comparison import Comparator, Comparison
 from leanq.campaigns.report.figures import Report, summarise
 from leanq.campaigns.report.outcomes import Outcome, one_line, outcomes
+from leanq.campaigns.report.page import page as as_page
 from leanq.campaigns.report.sections import markdown, sections, text
 from leanq.campaigns.results import read_results
 from leanq.errors import UsageError
@@ -25,8 +26,8 @@ _WRITTEN = 2000
 def report(results: str, against: str | None, output: str | None, as_json: bool) -> int:
     """Reports on the file ``results``, beside an older one if ``against`` names it; returns 0.
 
-    Writes Markdown to ``output``, by default beside ``results``, and a plot beside that. Raises
-    UsageError for files that cannot be read, are no results, or cannot be written.
+    Writes Markdown to ``output``, by default beside ``results``, and a page and a plot beside that.
+    Raises UsageError for files that cannot be read, are no results, or cannot be written.
     """
     page = _page(results, against, output)
     plot = page.with_suffix(".png")
@@ -45,12 +46,15 @@ def report(results: str, against: str | None, output: str | None, as_json: bool)
         drawn = not (comparison and not comparison.matched) and _draw(
             plot, found, before, comparison
         )
-        parts = sections(found, comparison, before, _WRITTEN)
+        parts = list(sections(found, comparison, before, _WRITTEN))
         image = plot.name if drawn else None
         page.write_text(markdown(title, intro, image, parts), encoding="utf-8")
+        html = page.with_suffix(".html")
+        shown = before if comparison and comparison.matched else None
+        html.write_text(as_page(title, intro, found, shown, parts), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {error.filename or page}: {error.strerror}") from None
-    written = [str(page), str(plot)] if drawn else [str(page)]
+    written = [str(each) for each in ((page, html, plot) if drawn else (page, html))]
     if as_json:
         changes = None
         if before and comparison:
@@ -69,11 +73,11 @@ def _page(results: str, against: str | None, output: str | None) -> Path:
             raise UsageError(f"{path} is a folder")
     page = Path(output) if output else Path(results).with_suffix(".report.md")
     read = {Path(each).resolve() for each in (results, against) if each}
-    for path in (page, page.with_suffix(".png")):
+    for path in (page, page.with_suffix(".html"), page.with_suffix(".png")):
         if path.resolve() in read:
             raise UsageError(f"{path} would be written over: it is what the report is about")
-    if page.suffix == ".png":
-        raise UsageError(f"{page} is where the plot goes; name the Markdown file")
+    if page.suffix in (".html", ".png"):
+        raise UsageError(f"{page} is where the page or the plot goes; name the Markdown file")
     return page
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings, until_signal
@@ -52,21 +53,21 @@ _options = options.combined(
     ),
     click.option(
         "--min-workers",
-        type=click.IntRange(0),
+        type=options.WholeRange(0),
         default=0,
         show_default=True,
         help="The fewest workers to run.",
     ),
     click.option(
         "--max-workers",
-        type=click.IntRange(1),
+        type=options.WholeRange(1),
         default=100,
         show_default=True,
         help="The most workers to run.",
     ),
     click.option(
         "--slots",
-        type=click.IntRange(1),
+        type=options.WholeRange(1),
         default=1,
         show_default=True,
         help="Slots per worker, as long as no worker is alive to say so.",
@@ -92,7 +93,7 @@ _options = options.combined(
     click.option(
         "--every",
         "every_s",
-        type=options.DURATION,
+        type=options.Duration(0.1),
         default="15s",
         show_default=True,
         metavar="DURATION",
@@ -100,7 +101,7 @@ _options = options.combined(
     ),
     click.option(
         "--port",
-        type=click.IntRange(0, 65535),
+        type=options.PORT,
         metavar="PORT",
         help="Serve the fleet's metrics and the scaler's on this port.",
     ),
@@ -148,11 +149,12 @@ def scale(
     hpa: str | None,
     **how: Any,
 ) -> None:
-    """Size a fleet of workers by the backlog and the rate of requests.
+    """Size a fleet by the backlog and the rate of requests.
 
     Decides until interrupted.
     """
     settings = queue_settings(url)
+    _check_target(target, environments, hpa or deployment)
     log_to_stderr(as_json)
     sizes = {check_name("environment", name): ScaleSettings(**how) for name in environments}
 
@@ -180,6 +182,31 @@ def scale(
         if isinstance(page, Page):
             log.info("metrics at http://localhost:%d/metrics", page.port)
         asyncio.run(until_signal(made.run()))
+
+
+# The target to which each option belongs.
+_OF_TARGET = {"worker": "local", "namespace": "k8s", "deployment": "k8s", "hpa": "k8s"}
+
+
+def _check_target(target: str, environments: Sequence[str], name: str) -> None:
+    """Raises UsageError where options have no effect, or two environments are sized as one."""
+    context = click.get_current_context()
+    for option, only in _OF_TARGET.items():
+        given = context.get_parameter_source(option) is ParameterSource.COMMANDLINE
+        if given and target != only:
+            raise UsageError(f"--{option} is for --target {only}, got --target {target}")
+    if (several := len(set(environments))) == 1 or target == "print":
+        return
+    if target == "local":
+        raise UsageError(
+            f"--target local starts workers of one kind, got {several} environments; "
+            "run a 'leanq scale' for each"
+        )
+    if "{env}" not in name:
+        raise UsageError(
+            f"{several} environments would size {name!r} in turns; put {{env}} into its name, "
+            "as in leanq-worker-{env}, or run a 'leanq scale' for each"
+        )
 
 
 def _target(

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import logging
+import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from leanq.commands import options
+from leanq.commands.campaign import campaigns_at
 from leanq.commands.common import queue_url
 from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
+from leanq.fleet.prometheus import Page
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import KeyFile
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 from leanq.queue.settings import check_name
 
+if TYPE_CHECKING:
+    from leanq.gateway.campaigns import TenantCampaigns
+
 log = logging.getLogger("leanq.gateway")
+
+_READY_TIMEOUT_S = 5.0
 
 
 @click.command()
 @options.queue
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=options.PORT,
     default=8000,
     show_default=True,
     help="The port to listen on; 0 takes any free one, and logs it.",
@@ -62,11 +74,26 @@ log = logging.getLogger("leanq.gateway")
 @click.option(
     "--grace",
     "grace_s",
-    type=options.FiniteRange(1, 3600),
+    type=options.FiniteRange(1, 3600, "seconds"),
     metavar="SECONDS",
     default=30.0,
     show_default=True,
     help="Seconds from SIGTERM to the end, in which what is under way may finish.",
+)
+@click.option(
+    "--campaigns",
+    "campaigns_folder",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="FOLDER",
+    help="Take campaigns, whose rows and results lie in this folder; 'leanq campaign worker' needs "
+    "it at the same path, and the same LEANQ_RQ_URL. Without, there are none.",
+)
+@click.option(
+    "--metrics-port",
+    type=options.PORT,
+    metavar="PORT",
+    help="Serve /metrics and /healthz on this port of every address; 0 takes any free one, and "
+    "logs it. /healthz is 200 while the queue answers and the gateway goes on, else 503.",
 )
 def serve(
     url: str | None,
@@ -77,10 +104,13 @@ def serve(
     keys: Path | None,
     env: str,
     grace_s: float,
+    campaigns_folder: Path | None,
+    metrics_port: int | None,
 ) -> None:
     """Serve HTTP until SIGTERM, then end what runs.
 
-    Its interfaces are leanq's own and Kimina Lean Server's. With --json it logs JSON lines.
+    Its interfaces are leanq's own, Kimina Lean Server's, and a page for browsers that shows the
+    fleet. With --json it logs JSON lines.
     """
     try:
         from leanq.gateway import server
@@ -103,13 +133,52 @@ def serve(
 
     async def run() -> None:
         async with GatewayClient(queue_url(url), when_full="raise") as lean:
-            with server.listen(host, port) as listener:
-                app = make_app(lean, access, [host, *hostnames])
+            with server.listen(host, port) as listener, contextlib.ExitStack() as running:
+                campaigns = running.enter_context(_tenant_campaigns(url, campaigns_folder))
+                rq_url = os.environ.get("LEANQ_RQ_URL")
+                app = make_app(lean, access, [host, *hostnames], campaigns, rq_url=rq_url)
                 gateway = server.GatewayServer(app, listener, grace_s=grace_s)
                 for number in (signal.SIGTERM, signal.SIGINT):
                     asyncio.get_running_loop().add_signal_handler(number, gateway.stop)
                 bound, shown = listener.getsockname()[1], f"[{host}]" if ":" in host else host
-                log.info("the gateway is at http://%s:%d (Ctrl-C ends it)", shown, bound)
-                await gateway.run()
+                with _metrics_page(app.state, metrics_port):
+                    log.info("the gateway is at http://%s:%d (Ctrl-C ends it)", shown, bound)
+                    # What is imported by now stays. To look through it at each collection takes a
+                    # fifth of the CPU time of a request in a batch.
+                    gc.collect()
+                    gc.freeze()
+                    # And what lives for the length of a request is no garbage, however much it is.
+                    gc.set_threshold(50_000, 20, 50)
+                    await gateway.run()
 
     asyncio.run(run())
+
+
+@contextlib.contextmanager
+def _tenant_campaigns(url: str | None, folder: Path | None) -> Iterator[TenantCampaigns | None]:
+    if folder is None:
+        yield None
+        return
+    from leanq.gateway.campaigns import TenantCampaigns
+
+    with campaigns_at(url) as campaigns:
+        yield TenantCampaigns(campaigns, folder)
+
+
+def _metrics_page(state: Any, port: int | None) -> contextlib.AbstractContextManager[object]:
+    """The gateway's metrics, if a port was named for them."""
+    if port is None:
+        return contextlib.nullcontext()
+    loop = asyncio.get_running_loop()
+
+    def is_ready() -> bool:
+        asked = asyncio.run_coroutine_threadsafe(state.readiness.is_ready(), loop)
+        try:
+            return bool(asked.result(_READY_TIMEOUT_S))
+        except TimeoutError:
+            asked.cancel()
+            return False
+
+    page = Page(port, state.metrics.samples, is_ready)
+    log.info("metrics of this gateway on port %d", page.port)
+    return page

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,9 +20,10 @@ from rich.text import Text
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings, until_signal
-from leanq.commands.tables import columns, counted, duration, plural, printable
-from leanq.errors import QueueError, UsageError
-from leanq.fleet.history import history
+from leanq.commands.history import print_history, write_history
+from leanq.commands.tables import columns, counted, plural, printable
+from leanq.errors import NotPermittedError, QueueError, UsageError
+from leanq.fleet.durations import duration
 from leanq.fleet.stats import (
     FleetStats,
     decisions_of,
@@ -31,8 +33,8 @@ from leanq.fleet.stats import (
     info_of,
     unsized,
 )
-from leanq.queue.queue import every_shard
-from leanq.queue.results import Status, merged
+from leanq.queue.queue import Queue, every_shard
+from leanq.queue.results import merged
 from leanq.queue.settings import Settings, without_password
 from leanq.queue.shape import check_shape
 
@@ -42,6 +44,9 @@ _LOOKS = 11
 # Of the workers in plain output of --watch, which no screen bounds.
 _MOST_WORKERS = 10
 _MOST_TENANTS = 5
+_MOST_MEMORIES = 5
+# Of the server's memory; LeanQRedisMemoryHigh begins there, too.
+_NEARLY_FULL = 0.85
 _SHOWN_OF_WORKERS: Mapping[str, type] = {
     "slots": int,
     "started": float,
@@ -58,66 +63,50 @@ _SHOWN_OF_WORKERS: Mapping[str, type] = {
     metavar="DURATION",
     help="What happened in the last 30m, 24h or 1d, by periods.",
 )
+@click.option(
+    "--out",
+    metavar="FILE",
+    help="With --since: write all of it to a Parquet file, by the minute.",
+)
 @click.option("--watch", is_flag=True, help="Look once a second until interrupted.")
-def status(url: str | None, as_json: bool, since_s: float | None, watch: bool) -> None:
+def status(
+    url: str | None, as_json: bool, since_s: float | None, out: str | None, watch: bool
+) -> None:
     """Show what waits, what runs, what ended, and the workers."""
+    if out is not None and since_s is None:
+        raise UsageError("--out takes what --since shows; say for how long, such as --since 24h")
     if watch and since_s is not None:
         raise UsageError("--watch shows what happens and --since what happened; give one")
     settings = queue_settings(url)
     if watch:
         _watch(settings, as_json)
+    elif since_s is not None and out is not None:
+        write_history(settings, since_s, out)
     elif since_s is not None:
-        _since(settings, as_json, since_s)
+        print_history(settings, since_s, as_json)
     else:
         _once(settings, as_json)
 
 
 def _once(settings: Settings, as_json: bool) -> None:
-    found = asyncio.run(_look(settings))
-    record = _record_of(settings, FleetStats(time.time(), found, environments_of(found)))
+    record = _record_of(settings, asyncio.run(_look(settings)))
     click.echo(json.dumps(record, default=str) if as_json else "\n".join(_lines(record)))
 
 
-async def _look(settings: Settings) -> Status:
+async def _look(settings: Settings) -> FleetStats:
     """One look; raises UsageError where the fleet serves another number of shards."""
     async with every_shard(settings) as queues:
         await check_shape(queues[0])
-        return merged(await asyncio.gather(*(queue.status() for queue in queues)))
+        return await _stats_of(queues)
 
 
-def _since(settings: Settings, as_json: bool, since_s: float) -> None:
-    """Prints what happened in the last so many seconds, also when all workers are gone."""
-    periods = asyncio.run(history(settings, since_s))
-    if as_json:
-        for period in periods:
-            click.echo(json.dumps(asdict(period)))
-        return
-    if not periods:
-        click.echo("nothing was recorded in that time")
-        return
-    rows = []
-    verdicts: Counter[str] = Counter()
-    tenants: Counter[str] = Counter()
-    for period in periods:
-        verdicts.update(period.finished)
-        ended = sum(period.finished.values())
-        start = time.strftime("%m-%d %H:%M", time.localtime(period.start_s))
-        means = (duration(total / max(1, ended)) for total in (period.waited_s, period.ran_s))
-        tenants.update(period.tenants_cpu_s)
-        counts = (f"{n:,}" for n in (period.submitted, ended, period.finished.get("accepted", 0)))
-        most = (f"{n:,}" for n in (period.waiting, period.workers))
-        rows.append((start, *counts, *means, duration(period.cpu_s), *most))
-    titles = (
-        *("FROM", "SUBMITTED", "FINISHED", "ACCEPTED", "WAIT", "RUN", "CPU", "QUEUED"),
-        "WORKERS",
-    )
-    click.echo("\n".join(columns(titles, rows)))
-    click.echo("WAIT and RUN are means, CPU is all; QUEUED and WORKERS the most at one time.")
-    if tenants:
-        used = tenants.most_common(_MOST_TENANTS)
-        text = ", ".join(f"{tenant or 'others'} {duration(used_s)}" for tenant, used_s in used)
-        click.echo(f"CPU time by tenant, the most first: {text}.")
-    click.echo(f"Finished in all: {counted(verdicts)}." if verdicts else "Nothing has finished.")
+async def _stats_of(queues: Sequence[Queue]) -> FleetStats:
+    """One look, without the server's memory where this user may not ask for it."""
+    try:
+        return await fleet_stats_of(queues)
+    except NotPermittedError:
+        found = merged(await asyncio.gather(*(queue.status() for queue in queues)))
+        return FleetStats(time.time(), found, environments_of(found))
 
 
 # What a look says
@@ -140,17 +129,20 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
         "paused": dict(status.paused),
         "running": sum(row.held for row in status.workers),
         "dead": status.dead,
+        "memory_bytes": seen.memory_bytes,
+        "memory_limit_bytes": seen.memory_limit_bytes,
         **{
             name: counters.get(name, 0)
             for name in (
                 *("submitted", "settled", "coalesced", "remembered", "reaped", "released"),
-                *("fenced", "warm_hits", "warm_misses", "reassignments"),
+                *("fenced", "warm_hits", "warm_misses"),
             )
         },
         "prefixes": _beginning(counters, "way:"),
         "verdicts": _beginning(counters, "verdict:"),
         "reasons": _beginning(counters, "reason:"),
         "weights": dict(status.weights),
+        "memories": {name: asdict(row) for name, row in sorted(status.memories.items())},
         "scaler": {name: asdict(made) for name, made in decisions_of(status).items()},
         **_in_no_hands(seen),
         "workers": [
@@ -262,6 +254,10 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
     for name, count in record["quarantined"].items():
         text = "to run alone, since their workers died"
         yield f"quarantined {plural(count, 'request')} of {name}, {text}"
+    share = record["memory_bytes"] / (record["memory_limit_bytes"] or math.inf)
+    if share >= _NEARLY_FULL:
+        yield f"memory      {share:.0%} of the server's maxmemory; a full server takes no requests"
+    yield from _memory_lines(record)
     retries = {
         "requeued after an expired lease": record["reaped"],
         "returned by workers that stopped": record["released"],
@@ -284,7 +280,7 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
     if routed := record["warm_hits"] + record["warm_misses"]:
         yield (
             f"warm        {record['warm_hits']:,} of {plural(routed, 'request')} went where their "
-            f"header or state is; {record['reassignments']:,} reassigned"
+            "header or state is"
         )
     for name, made in record["scaler"].items():
         age = duration(time.time() - made["at"])
@@ -299,6 +295,17 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
         if found := record[title]:
             count = plural(sum(found.values()), "request")
             yield f"{title:11} {count} of {', '.join(sorted(found))}, {text}"
+
+
+def _memory_lines(record: dict[str, Any]) -> Iterator[str]:
+    """The replay memories, and how much they have dropped."""
+    found = sorted(record["memories"].items(), key=lambda item: (-item[1]["size_bytes"], item[0]))
+    for name, row in found[:_MOST_MEMORIES]:
+        dropped = f", {row['dropped']:,} dropped" if row["dropped"] else ""
+        held = f"{plural(row['entries'], 'entry', 'entries')} in {row['size_bytes'] / 1e6:,.1f} MB"
+        yield f"replay      {name}: {held}, {row['evicted']:,} evicted{dropped}"
+    if len(found) > _MOST_MEMORIES:
+        yield f"replay      and {len(found) - _MOST_MEMORIES} more memories (--json)"
 
 
 def _cpu_lines(record: dict[str, Any]) -> Iterator[str]:
@@ -422,7 +429,7 @@ async def _look_again(settings: Settings, show: _Show) -> None:
     async with every_shard(settings) as queues:
         while True:
             start_s = loop.time()
-            look_ = asyncio.create_task(fleet_stats_of(queues))
+            look_ = asyncio.create_task(_stats_of(queues))
             try:
                 while not (await asyncio.wait({look_}, timeout=_EVERY_S))[0]:
                     late = f"no answer for {loop.time() - start_s:.0f} s"

@@ -10,8 +10,9 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import queue_settings
-from leanq.commands.tables import columns, duration, printable
+from leanq.commands.tables import columns, printable
 from leanq.errors import UsageError
+from leanq.fleet.durations import duration
 from leanq.fleet.stats import environments_of
 from leanq.queue.queue import every_shard, look
 from leanq.queue.results import Status

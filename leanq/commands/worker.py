@@ -50,7 +50,7 @@ environments = click.option(
 worker_options = options.combined(
     click.option(
         "--slots",
-        type=click.IntRange(1, 4096),
+        type=options.WholeRange(1, 4096),
         metavar="N",
         help="Lean processes at a time [default: the CPUs, or the share of them].",
     ),
@@ -86,14 +86,14 @@ worker_options = options.combined(
     ),
     click.option(
         "--metrics-port",
-        type=click.IntRange(0, 65535),
+        type=options.PORT,
         metavar="PORT",
         help="Serve /metrics and /healthz on this port; 0 takes any free one, and logs it.",
     ),
     click.option(
         "--grace",
         "grace_s",
-        type=options.FiniteRange(0, 3600),
+        type=options.FiniteRange(0, 3600, "seconds"),
         metavar="SECONDS",
         default=10.0,
         show_default=True,
@@ -101,7 +101,7 @@ worker_options = options.combined(
     ),
     click.option(
         "--nice",
-        type=click.IntRange(0, 19),
+        type=options.WholeRange(0, 19),
         default=0,
         show_default=True,
         help="Niceness of the Lean processes.",
@@ -179,6 +179,8 @@ def make_worker(
         raise UsageError("--driver repl needs --repl, such as --repl 'lake env path/to/repl'")
     if driver != "repl" and (repl or trust_steps):
         raise UsageError("--repl and --trust-steps are for --driver repl")
+    if driver == "echo" and (environments or lean):
+        raise UsageError("--env and --lean are for drivers with Lean; echo offers 'echo' alone")
     if cpu_share < 1:
         keep_to(cpu_share)
     slots = slots or cpus()

@@ -80,7 +80,7 @@ class ClaimState:
         return self.demand is Demand.BACKLOG
 
     def notified(self) -> None:
-        """Requests may wait: a wake-up, a reservation, a renewal that saw some."""
+        """Requests may wait: a wake-up, a renewal that saw some."""
         self.demand = _AFTER_NOTICE.get(self.demand, self.demand)
 
     def request_ended(self) -> None:

@@ -13,23 +13,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from leanq.consumer.claim_state import ClaimState
 from leanq.consumer.held_requests import HeldRequests
 from leanq.consumer.slot_pool import CLAIMED_AHEAD_WAIT_S, PAUSE_AFTER_FAILURE_S, SlotPool
-from leanq.errors import UnavailableError
+from leanq.errors import UnavailableError, UsageError
 from leanq.fleet.stats import environments_of
 from leanq.lean.driver import Driver
 from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s
 from leanq.queue.reaper import reap
-from leanq.queue.results import Reserved, Status
+from leanq.queue.results import Renewed, Status, Time
+from leanq.queue.shape import announce_shape
 
 log = logging.getLogger("leanq.worker")
 
@@ -94,12 +95,13 @@ class Consumer:
         self._rng = random.Random()
         self._wake = asyncio.Event()
         self._claimed = asyncio.Event()
-        # As the watchdog of reservations: when the first one expires. This worker or an idle one is
-        # to claim its request then.
-        self._watch_at_s = math.inf
         self._renew_at_s = time.monotonic() + self._renew_every_s
+        # Of results since the last heartbeat: their environments, how long they took.
+        self._times = Counter[tuple[str, tuple[Time, ...]]]()
         # What was published of the environments.
         self._published: Mapping[str, Mapping[str, object]] = {}
+        # The shard may know the worker, though its answer was lost.
+        self._may_be_known = False
 
     async def join(self) -> None:
         """Enters the fleet; raises UnavailableError."""
@@ -115,11 +117,27 @@ class Consumer:
         }
         before = await self._queue.fingerprints()
         info = wire.pack_info({**self._info, "fingerprints": fingerprints, "degraded": degraded})
+        self._may_be_known = True
         await self._queue.register(self._worker, info, environments, fingerprints)
         self._published = about
         # Whether those of another fingerprint still live is asked only where there were any.
         if any(known and before.get(name, known) != known for name, known in fingerprints.items()):
             self._warn_of_others(fingerprints, await self._queue.status())
+
+    async def _rejoin(self) -> None:
+        """Enters the fleet again, of which the server may have forgotten everything."""
+        log.warning(
+            "shard %d no longer knew worker %s, as after a lease that expired, a failover or a "
+            "FLUSHALL: it joins again",
+            *(self._queue.keys.shard, self._worker),
+        )
+        if self._queue.keys.shard == 0:
+            try:
+                await announce_shape(self._queue)
+            except UsageError as error:
+                # Of two fleets that began anew the other was faster; what this one holds goes on.
+                log.error("%s", error)
+        await self.join()
 
     def _warn_of_others(self, fingerprints: Mapping[str, str], status: Status) -> None:
         """Says so where living workers offer something else under a name of this worker's."""
@@ -151,7 +169,9 @@ class Consumer:
             await asyncio.gather(listener, return_exceptions=True)
 
     async def leave(self) -> None:
-        """Stops what still runs, gives it back, and leaves the fleet."""
+        """Stops what still runs, gives it back, and leaves the fleet if it had begun to join it."""
+        if not self._may_be_known:
+            return
         await self.requests.stop()
         try:
             async with asyncio.timeout(self._timings.leave_s):
@@ -185,7 +205,7 @@ class Consumer:
         return backoff_s(self._rng, max_s=min(5.0, self._queue.settings.lease_s / 4))
 
     async def _consume(self, listener: asyncio.Task[None]) -> None:
-        pauses = self._backoff()
+        pauses, failed = self._backoff(), False
         while self.requests.jobs or not self._slot_pool.draining:
             await self._wait_until_due()
             if listener.done():
@@ -193,9 +213,6 @@ class Consumer:
             try:
                 if self.state.in_doubt:
                     await self._reconcile()
-                if time.monotonic() >= self._watch_at_s:
-                    await self._claim_or_pass_on()
-                    self._watch_at_s = math.inf
                 self._return_waiting()
                 await self._give_back()
                 if self.requests.has_results or self._share > 0:
@@ -205,9 +222,13 @@ class Consumer:
                 if self.state.should_listen_again(self._slot_pool.available):
                     self.state.listening = True
                     await self._queue.notify_worker(self._worker)
-                pauses = self._backoff()
+                if failed:
+                    # After an error there was a call: what is held is in doubt.
+                    log.info("shard %d answers again", self._queue.keys.shard)
+                pauses, failed = self._backoff(), False
             except UnavailableError as error:
                 log.warning("%s", error)
+                failed = True
                 self.state.disconnected()
                 # The other shards must not wait for this one.
                 self._slot_pool.end_turn(self)
@@ -222,7 +243,7 @@ class Consumer:
             # One turn of the loop, so that results of the same moment travel together.
             await asyncio.sleep(0)
             return
-        until = min(self._renew_at_s, self._watch_at_s, self.requests.patient_until_s)
+        until = min(self._renew_at_s, self.requests.patient_until_s)
         if self._slot_pool.breaker.paused_until_s > time.monotonic():
             until = min(until, self._slot_pool.breaker.paused_until_s)
         await _wait(self._wake, until)
@@ -248,8 +269,10 @@ class Consumer:
             )
         pool.call_time.add(time.monotonic() - asked_s)
         for item, accepted in zip(batch, claimed.accepted, strict=True):
-            self.requests.forget(item.request_id)
-            if not accepted:
+            held = self.requests.forget(item.request_id)
+            if accepted and held:
+                self._times[held.job.environment, item.times] += 1
+            elif not accepted:
                 log.warning("the lease of %s was lost; its result is dropped", item.request_id)
         for job in claimed.jobs:
             self.requests.start(job)
@@ -262,11 +285,9 @@ class Consumer:
                 got_all=len(claimed.jobs) >= want,
                 must_empty=claimed.must_empty,
                 # After several requests at once more are likely, so the call that settles them
-                # claims as well. So it does in environments with affinities, since only a claim
-                # says how many requests may be reserved to this worker.
-                expect_more=len(claimed.jobs) > 1 or claimed.has_affinity,
+                # claims as well.
+                expect_more=len(claimed.jobs) > 1,
             )
-            self._watch_at_s = time.monotonic() + claimed.again_s if claimed.again_s else math.inf
             pool.end_turn(self)
         self.state.compared(equal=claimed.held == len(self.requests.jobs))
 
@@ -276,11 +297,13 @@ class Consumer:
 
     async def _renew(self) -> None:
         asked_s = time.monotonic()
-        renewed = await self._queue.renew(self._worker, self._drivers, idle_factor=self.idle_factor)
+        renewed = await self._heartbeat(self._drivers)
         self._renew_at_s = asked_s + self._renew_every_s * (1 if renewed.held else self.idle_factor)
         self.idle_factor = min(_MAX_IDLE_FACTOR, max(1.0, renewed.workers / _WATCHERS))
-        # An environment can have changed, and verdicts remembered for it no longer count.
-        if not renewed.known or self._about != self._published:
+        if not renewed.known:
+            await self._rejoin()
+        elif self._about != self._published:
+            # Verdicts remembered for the environment no longer count.
             await self.join()
         for request_id in renewed.timed_out:
             log.warning("%s exceeded its run timeout and was taken away", request_id)
@@ -296,6 +319,15 @@ class Consumer:
         if renewed.waiting > 0:
             self.state.notified()
         self._slot_pool.emptying = False
+
+    async def _heartbeat(self, environments: Collection[str]) -> Renewed:
+        """Renews the lease, and tells how long results took."""
+        times = self._times.copy()
+        renewed = await self._queue.renew(
+            self._worker, environments, idle_factor=self.idle_factor, times=times
+        )
+        self._times -= times
+        return renewed
 
     async def _reconcile(self) -> None:
         """Compares what this worker holds with its processing list, and makes them agree."""
@@ -320,9 +352,7 @@ class Consumer:
                     self._worker, environments, self._timings.block_s
                 )
                 pauses = self._backoff()
-                if isinstance(heard, Reserved):
-                    await self._on_reservation()
-                elif heard:
+                if heard:
                     self.requests.drop(heard)
                 elif heard is not None:
                     await self._on_wakeup()
@@ -332,25 +362,13 @@ class Consumer:
                 self._claim_soon()
 
     async def _on_wakeup(self) -> None:
-        if await self._claim_or_pass_on():
-            await self._until_claimed()
-
-    async def _on_reservation(self) -> None:
-        if self._slot_pool.available > 0:
-            self._claim_soon()
-            await self._until_claimed()
-        else:
-            # A worker that claims nothing gives up what it was reserved, at once.
-            await self._queue.claim(self._worker, list(self._drivers), 0, busy=0, token="-")
-
-    async def _claim_or_pass_on(self) -> bool:
-        """Has this worker claim, or wakes an idle one; whether it is this one."""
+        """Has this worker claim, or wakes an idle one."""
         if self._slot_pool.available <= 0:
             for environment in self._drivers:
                 await self._queue.notify(environment)
-            return False
+            return
         self._claim_soon()
-        return True
+        await self._until_claimed()
 
     def _claim_soon(self) -> None:
         self._claimed.clear()
@@ -369,7 +387,10 @@ class Consumer:
         while batch := self.requests.next_settlements():
             await self._queue.claim(self._worker, [], 0, busy=0, token="-", settlements=batch)
             for item in batch:
-                self.requests.forget(item.request_id)
+                if held := self.requests.forget(item.request_id):
+                    self._times[held.job.environment, item.times] += 1
+        if self._times:
+            await self._heartbeat(())
         await self._give_back()
         # The grace may have ended before the answer to a claim came.
         jobs, _ = await self._queue.reconcile(self._worker, self._held_request_ids)

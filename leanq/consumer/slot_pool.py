@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from leanq.errors import WorkerError
+from leanq.queue.settings import Settings
 
 CLAIMED_AHEAD_WAIT_S = 0.25
 """A request claimed ahead is given back when it has waited so long for a slot, in seconds."""
@@ -26,7 +27,8 @@ _MAX_WAITING = 64
 # The weight of the newest value in an average. One run of CLAIMED_AHEAD_WAIT_S then ends all
 # claiming ahead.
 _NEWEST_WEIGHT = 0.2
-_FAILURES_IN_A_ROW = 3
+# As many as a request has attempts: a worker that is alone condemns the request that breaks it.
+_FAILURES_IN_A_ROW = Settings.max_attempts
 
 
 class SlotCounter:

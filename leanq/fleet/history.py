@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import NamedTuple
 
 from leanq.errors import UsageError
-from leanq.fleet.stats import read_total
+from leanq.fleet.stats import Total, read_total
+from leanq.queue.metrics import BUCKETS_S
 from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings
 
@@ -35,6 +37,8 @@ class Period:
         cpu_s, tenants_cpu_s: CPU seconds of results, in all and by tenant (``""``: those that are
             not counted by name).
         waiting, workers: the most that a note saw.
+        took: how many results took how long from submit to their end, by the buckets of BUCKETS_S
+            and the one beyond.
     """
 
     start_s: int
@@ -47,6 +51,26 @@ class Period:
     workers: int = 0
     cpu_s: float = 0.0
     tenants_cpu_s: dict[str, float] = field(default_factory=dict)
+    took: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_S) + 1))
+
+
+class Measure(NamedTuple):
+    """A number of the history: of one minute, one environment, and one part of that.
+
+    Attributes:
+        start_s: when the minute began, in seconds since 1970 by the server's clock.
+        environment: its name; ``""`` for ``workers``, which serve several.
+        what: ``submitted``, ``finished`` (``part``: the verdict), ``waited_s``, ``ran_s`` and
+            ``took_s`` (sums over results), ``took`` (results within ``part`` seconds and above the
+            bound before it), ``cpu_s``, ``tenant_cpu_s`` (``part``: the tenant), all of them of
+            that minute; ``waiting`` and ``workers`` as they were when it began.
+    """
+
+    start_s: int
+    environment: str
+    what: str
+    part: str
+    value: float
 
 
 async def history(settings: Settings, since_s: float) -> list[Period]:
@@ -72,9 +96,18 @@ async def noted(settings: Settings, since_s: float) -> list[list[Mapping[str, in
     return [[*found, end] for found, end in zip(notes, last, strict=True)]
 
 
-def periods(shards: Sequence[Sequence[Mapping[str, int]]], since_s: float) -> list[Period]:
-    """The notes of all shards together, by periods of a length that suits ``since_s``."""
-    length_s = next((p for p in _PERIODS_S if since_s / p <= _MOST_ROWS), _PERIODS_S[-1])
+def periods(
+    shards: Sequence[Sequence[Mapping[str, int]]],
+    since_s: float,
+    *,
+    length_s: int | None = None,
+    environments: Collection[str] | None = None,
+) -> list[Period]:
+    """The notes of all shards together, by periods of ``length_s``, or of a length that suits
+    ``since_s``; of all environments, or of some alone."""
+    length_s = length_s or next(
+        (p for p in _PERIODS_S if since_s / p <= _MOST_ROWS), _PERIODS_S[-1]
+    )
     found: dict[int, Period] = {}
     seen: defaultdict[tuple[int, str], Counter[int]] = defaultdict(Counter)
     for number, notes in enumerate(shards):
@@ -82,9 +115,13 @@ def periods(shards: Sequence[Sequence[Mapping[str, int]]], since_s: float) -> li
         for before, after in pairwise(readable):
             start_s = before["minute"] * MINUTE_S // length_s * length_s
             period = found.setdefault(start_s, Period(start_s, length_s))
-            _add(period, before, after)
+            _add(period, before, after, environments)
             reads = ((read_total(name), n) for name, n in before.items())
-            waiting = sum(n for read, n in reads if read and read.what == "waiting")
+            waiting = sum(
+                n
+                for read, n in reads
+                if read and read.what == "waiting" and _is_in(read, environments)
+            )
             for what, count in (("waiting", waiting), ("workers", before.get("workers", 0))):
                 at = seen[start_s, what]
                 at[number] = max(at[number], count)
@@ -95,22 +132,65 @@ def periods(shards: Sequence[Sequence[Mapping[str, int]]], since_s: float) -> li
     return [found[start_s] for start_s in sorted(found)]
 
 
-def _add(period: Period, before: Mapping[str, int], after: Mapping[str, int]) -> None:
+def measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> list[Measure]:
+    """The notes of all shards together, minute by minute, without what is 0. What happened while
+    nothing was noted counts for the minute of the note before."""
+    found: defaultdict[tuple[int, str, str, str], float] = defaultdict(float)
+    for notes in shards:
+        for before, after in pairwise([note for note in notes if "minute" in note]):
+            start_s = before["minute"] * MINUTE_S
+            # A worker is known to all shards, and a request waits in one.
+            at = start_s, "", "workers", ""
+            found[at] = max(found[at], before.get("workers", 0))
+            for name in {*before, *after}:
+                if read := read_total(name):
+                    had, has = before.get(name, 0), after.get(name, 0)
+                    # A failover may have rolled a counter back.
+                    value = had if read.what == "waiting" else max(0, has - had)
+                    what, part, scale = _shown(read)
+                    found[start_s, read.environment, what, part] += value * scale
+    return [Measure(*at, value) for at, value in sorted(found.items()) if value]
+
+
+def _shown(read: Total) -> tuple[str, str, float]:
+    """What a total is of, which part of it, and what its number is multiplied by."""
+    if read.what.endswith("_ms"):
+        return f"{read.what[:-3]}_s", read.part, 0.001
+    if read.what == "took" and read.part.isdecimal():
+        bounds = (*map(str, BUCKETS_S), "inf")
+        return read.what, bounds[min(int(read.part), len(BUCKETS_S))], 1
+    return read.what, read.part, 1
+
+
+def _is_in(read: Total, environments: Collection[str] | None) -> bool:
+    return environments is None or read.environment in environments
+
+
+def _add(
+    period: Period,
+    before: Mapping[str, int],
+    after: Mapping[str, int],
+    environments: Collection[str] | None,
+) -> None:
     for name, total in after.items():
         # A failover may have rolled a counter back.
         new = max(0, total - before.get(name, 0))
         read = read_total(name)
-        what = read and read.what
+        if read is None or not _is_in(read, environments):
+            continue
+        what = read.what
         if what == "submitted":
             period.submitted += new
-        elif read and what == "finished" and new:
+        elif what == "finished" and new:
             period.finished[read.part] = period.finished.get(read.part, 0) + new
         elif what == "waited_ms":
             period.waited_s += new / 1000
         elif what == "ran_ms":
             period.ran_s += new / 1000
+        elif what == "took" and read.part.isdecimal() and int(read.part) < len(period.took):
+            period.took[int(read.part)] += new
         elif what == "cpu_ms":
             period.cpu_s += new / 1000
-        elif read and what == "tenant_cpu_ms" and new:
+        elif what == "tenant_cpu_ms" and new:
             used_s = period.tenants_cpu_s.get(read.part, 0.0) + new / 1000
             period.tenants_cpu_s[read.part] = used_s

@@ -22,12 +22,12 @@ from prometheus_client.registry import Collector
 
 from leanq.errors import UsageError
 from leanq.fleet.stats import FleetStats, Times
-from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, SCALER, WORKER, Kind, Metric
+from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, GATEWAY, SCALER, WORKER, Kind, Metric
 
 Sample = tuple[str, tuple[str, ...], float | Times]
 """A metric's name, the values of its labels, and its own."""
 
-_KNOWN = {metric.name: metric for metric in (*FLEET, *SCALER, *WORKER)}
+_KNOWN = {metric.name: metric for metric in (*FLEET, *SCALER, *WORKER, *GATEWAY)}
 _EDGES = [f"{edge:g}" for edge in BUCKETS_S] + ["+Inf"]
 
 
@@ -73,11 +73,16 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
         ("leanq_requests_remembered_total", "remembered"),
         ("leanq_warm_hits_total", "warm_hits"),
         ("leanq_warm_misses_total", "warm_misses"),
-        ("leanq_warm_reassignments_total", "reassignments"),
     ):
         yield name, (), counters.get(counter, 0)
     yield "leanq_snapshot_bytes", (), tallies.get("snapshot_bytes", 0)
     yield "leanq_snapshot_evictions_total", (), tallies.get("snapshots_evicted", 0)
+    for memory, row in seen.status.memories.items():
+        yield "leanq_replay_entries", (memory,), row.entries
+        yield "leanq_replay_bytes", (memory,), row.size_bytes
+        yield "leanq_replay_written_total", (memory,), row.written
+        yield "leanq_replay_evicted_total", (memory,), row.evicted
+        yield "leanq_replay_dropped_total", (memory,), row.dropped
     yield "leanq_redis_memory_bytes", (), seen.memory_bytes
     yield "leanq_redis_memory_limit_bytes", (), seen.memory_limit_bytes
 

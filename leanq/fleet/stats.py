@@ -88,6 +88,7 @@ class FleetStats:
         at_s: when, in seconds since 1970 by this machine's clock.
         environments: the environments that workers ever offered or requests ever named, by name.
         memory_bytes, memory_limit_bytes: of all shards together; a limit of 0 is none.
+        shards: the status of each.
     """
 
     at_s: float
@@ -95,6 +96,7 @@ class FleetStats:
     environments: Mapping[str, EnvironmentStats]
     memory_bytes: int = 0
     memory_limit_bytes: int = 0
+    shards: Sequence[Status] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +125,13 @@ async def fleet_stats(settings: Settings) -> FleetStats:
 
 async def fleet_stats_of(queues: Sequence[Queue]) -> FleetStats:
     """One look at all shards of a queue, over connections that stay; raises UnavailableError."""
-    found = merged(await _all(queue.status() for queue in queues))
+    shards = await _all(queue.status() for queue in queues)
+    found = merged(shards)
     infos = await _all(queue.ping() for queue in queues)
     used, limit = (
         sum(int(info.get(name, 0)) for info in infos) for name in ("used_memory", "maxmemory")
     )
-    return FleetStats(time.time(), found, environments_of(found), used, limit)
+    return FleetStats(time.time(), found, environments_of(found), used, limit, shards)
 
 
 def environments_of(status: Status) -> dict[str, EnvironmentStats]:
@@ -148,8 +151,7 @@ def environments_of(status: Status) -> dict[str, EnvironmentStats]:
         environments[name].quarantined += count
     for worker in status.workers:
         info = info_of(worker.info)
-        offered = info.get("environments")
-        names = [str(name) for name in offered] if isinstance(offered, list) else []
+        names = environments_in(info)
         slots, offers = info.get("slots", 0), fingerprints_of(info)
         for name in names:
             environment, part = environments[name], 1 / len(names)
@@ -178,7 +180,7 @@ def decisions_of(status: Status) -> dict[str, DecisionRecord]:
 
 
 def unsized(seen: FleetStats, sized: Collection[str]) -> dict[str, int]:
-    """How many requests wait in each environment that is in nobody's hands: that is not in
+    """How many requests wait in each environment that no scaler sizes: that is not in
     ``sized``, nor in a decision that another scaler has told the queue."""
     told = decisions_of(seen.status)
     return {
@@ -204,6 +206,12 @@ def info_of(data: bytes) -> dict[str, Any]:
         return wire.unpack_info(data)
     except WireError:
         return {}
+
+
+def environments_in(info: Mapping[str, Any]) -> list[str]:
+    """The environments that a worker offers, from what it says of itself."""
+    offered = info.get("environments")
+    return [str(name) for name in offered] if isinstance(offered, list) else []
 
 
 def fingerprints_of(info: Mapping[str, Any]) -> dict[str, str]:

@@ -5,10 +5,12 @@ Nothing here looks at the address that a request came from, or at what proxies s
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import time
-from collections.abc import Callable
-from typing import Annotated
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Annotated, Protocol
 from urllib.parse import urlsplit
 
 from fastapi import Depends, HTTPException, Request, Response
@@ -16,16 +18,27 @@ from fastapi.datastructures import Headers
 from fastapi.responses import PlainTextResponse
 from msgspec.structs import replace
 from starlette.middleware.body_limit import RequestBodyLimitMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leanq.errors import UnknownStateError
 from leanq.gateway.keys import Key, KeyFile, Right
+from leanq.queue.metrics import count
 from leanq.queue.requests import Reply
 
 # What clients of 1.x send where they have no key.
 _NO_KEYS = frozenset({"", "None", "null"})
 _STATE_LENGTH = 64
 _RETRY_AFTER_S = 1.0
+
+
+class Outstanding(Protocol):
+    """What a gateway knows of the requests of a tenant that it waits for."""
+
+    def outstanding(self, tenant: str) -> int:
+        """How many they are."""
+
+    def outstanding_bytes(self, tenant: str) -> int:
+        """How many bytes their texts have."""
 
 
 class Access:
@@ -49,6 +62,8 @@ class Access:
         # By the key's name: requests that it may send at once, below 0 if it has sent more, and as
         # of when.
         self._allowance: dict[str, tuple[float, float]] = {}
+        # By tenant, of HTTP requests under way.
+        self._bodies_bytes: Counter[str] = Counter()
 
     def key_of(self, authorization: str | None) -> Key:
         """The key in an ``Authorization`` header, whose ``Bearer`` may be left out.
@@ -63,11 +78,43 @@ class Access:
         if scheme.lower() == "bearer":
             secret = rest.strip()
         if secret in _NO_KEYS:
+            count("leanq_http_refusals_total", "no key")
             raise _unauthorized("Missing API key")
         key = self._keys.find(secret)
         if key is None:
+            count("leanq_http_refusals_total", "unknown key")
             raise _unauthorized("Invalid API key")
         return key
+
+    def key_named(self, name: str) -> Key | None:
+        """The key that has this name now; without a file of keys, the one that all callers have."""
+        return self._open if self._keys is None else self._keys.named(name)
+
+    def renewed(self, key: Key, right: Right) -> Key:
+        """A key that was found before, as it is now, for what goes on longer than a request.
+
+        Raises:
+            HTTPException: 401, it is not known any more, or is another tenant's; 403, it has not
+                the right any more.
+        """
+        if self._keys is None:
+            return key
+        now = self._keys.renewed(key)
+        if now is None or now.tenant != key.tenant:
+            count("leanq_http_refusals_total", "unknown key")
+            raise _unauthorized("Invalid API key")
+        _check_right(now, right)
+        return now
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether callers need a key; without, all of them are this machine's user."""
+        return self._keys is not None
+
+    def signature(self, text: str) -> str:
+        """By which gateways with the same secret know that one of them has written ``text``."""
+        secret = self._keys.secret if self._keys else b""
+        return hmac.digest(secret, text.encode(errors="replace"), "sha256").hex()
 
     def environment(self, key: Key, wanted: str | None) -> str:
         """The environment that a request means.
@@ -79,43 +126,81 @@ class Access:
             return key.environments[0] if key.environments else self._environment
         if key.environments and wanted not in key.environments:
             allowed = ", ".join(key.environments)
+            count("leanq_http_refusals_total", "environment")
             raise HTTPException(
                 403, f"the key may not use the environment {wanted!r:.80}; it may use: {allowed}"
             )
         return wanted
 
-    def admit(self, key: Key, count: int, outstanding: int) -> None:
+    def admit(self, key: Key, number: int, lean: Outstanding) -> None:
         """Lets so many more requests in, beside those of the key's tenant that are outstanding.
 
         Raises:
             HTTPException: 429, the key has reached a limit; 413, it can never be within it.
         """
-        if count > key.outstanding:
+        if number > key.outstanding:
+            count("leanq_http_refusals_total", "size of the batch")
             raise HTTPException(
                 413,
-                f"{count} requests at once, and the key allows {key.outstanding} outstanding ones; "
-                "send smaller batches",
+                f"{number} requests at once, and the key allows {key.outstanding} outstanding "
+                "ones; send smaller batches",
             )
-        if outstanding + count > key.outstanding:
-            raise _too_many(
+        if wait := self.wait_for(key, number, lean):
+            limit, detail, after_s = wait
+            count("leanq_http_refusals_total", limit)
+            raise _too_many(detail, after_s)
+
+    def wait_for(self, key: Key, number: int, lean: Outstanding) -> tuple[str, str, float] | None:
+        """The limit of the key's that so many more requests would exceed, what to say of it, and
+        after how many seconds to try again; None where they are let in."""
+        outstanding = lean.outstanding(key.tenant)
+        held_bytes = lean.outstanding_bytes(key.tenant) + self._bodies_bytes[key.tenant]
+        if held_bytes > key.outstanding_mb << 20:
+            return "outstanding bytes", _too_many_bytes(key), _RETRY_AFTER_S
+        if outstanding + number > key.outstanding:
+            detail = (
                 f"{outstanding} requests of the tenant are outstanding, and the key allows "
-                f"{key.outstanding}",
-                _RETRY_AFTER_S,
+                f"{key.outstanding}"
             )
+            return "outstanding", detail, _RETRY_AFTER_S
         if key.rate_per_s is None:
-            return
+            return None
         now_s = self._clock()
         most = max(1.0, key.rate_per_s)
         allowed, at_s = self._allowance.get(key.name, (most, now_s))
         allowed = min(most, allowed + (now_s - at_s) * key.rate_per_s)
         # A batch larger than what a second allows is let in, and waited for afterwards.
-        if allowed < min(count, most):
-            wait_s = (min(count, most) - allowed) / key.rate_per_s
-            raise _too_many(f"the key allows {key.rate_per_s:g} requests a second", wait_s)
-        self._allowance[key.name] = allowed - count, now_s
+        if allowed < min(number, most):
+            wait_s = (min(number, most) - allowed) / key.rate_per_s
+            return "rate", f"the key allows {key.rate_per_s:g} requests a second", wait_s
+        self._allowance[key.name] = allowed - number, now_s
+        return None
+
+    @contextlib.contextmanager
+    def body(self, key: Key) -> Iterator[Callable[[int], None]]:
+        """While the body of an HTTP request is held: what notes that so many more bytes of it have
+        come. That raises HTTPException (429) where the tenant's bodies take too much memory."""
+        bodies_bytes, tenant, held_bytes = self._bodies_bytes, key.tenant, 0
+
+        def note(more_bytes: int) -> None:
+            nonlocal held_bytes
+            held_bytes += more_bytes
+            bodies_bytes[tenant] += more_bytes
+            if bodies_bytes[tenant] > key.outstanding_mb << 20:
+                count("leanq_http_refusals_total", "outstanding bytes")
+                raise _too_many(_too_many_bytes(key), _RETRY_AFTER_S)
+
+        try:
+            yield note
+        finally:
+            bodies_bytes[tenant] -= held_bytes
+            if not bodies_bytes[tenant]:
+                del bodies_bytes[tenant]
 
     def sealed(self, key: Key, reply: Reply) -> Reply:
         """A reply whose states are such as only the key's tenant can use."""
+        if reply.state is None and not reply.sorries:
+            return reply
         sorries = tuple(
             replace(sorry, state=sorry.state and self._seal(key, sorry.state))
             for sorry in reply.sorries
@@ -139,12 +224,15 @@ class Access:
     def _seal(self, key: Key, state: str) -> str:
         if self._keys is None:
             return state
-        told = f"{key.tenant} {state}".encode("utf8", "replace")
-        return f"{state}-{hmac.digest(self._keys.secret, told, 'sha256')[:16].hex()}"
+        return f"{state}-{self.signature(f'{key.tenant} {state}')[:32]}"
 
 
 def _unauthorized(detail: str) -> HTTPException:
     return HTTPException(401, detail, headers={"WWW-Authenticate": "Bearer"})
+
+
+def _too_many_bytes(key: Key) -> str:
+    return f"the tenant's texts take the {key.outstanding_mb} MiB that the key allows"
 
 
 def _too_many(detail: str, after_s: float) -> HTTPException:
@@ -152,16 +240,23 @@ def _too_many(detail: str, after_s: float) -> HTTPException:
     return HTTPException(429, f"{detail}; retry after {seconds} s", {"Retry-After": str(seconds)})
 
 
-def may(right: Right) -> Callable[[Request], Key]:
+def may(right: Right) -> Callable[[Request], Awaitable[Key]]:
     """A dependency of routes: the request's key, which must have this right."""
 
-    def key_of(request: Request) -> Key:
+    # Not asynchronous, it would go through a thread.
+    async def key_of(request: Request) -> Key:
         key: Key = request.state.key
-        if right not in key.rights:
-            raise HTTPException(403, f"the key {key.name!r} has not the right {right!r}")
+        _check_right(key, right)
         return key
 
     return key_of
+
+
+def _check_right(key: Key, right: Right) -> None:
+    """Raises HTTPException (403) where a key has not a right."""
+    if right not in key.rights:
+        count("leanq_http_refusals_total", "right")
+        raise HTTPException(403, f"the key {key.name!r} has not the right {right!r}")
 
 
 Submitter = Annotated[Key, Depends(may("submit"))]
@@ -176,6 +271,7 @@ class Authenticated:
 
     Args:
         public: paths that need no key.
+        apart: what is below this path finds out by itself who calls.
         streamed: paths whose bodies are read as they come, and may be of any size.
         refuse: makes the answer to a request without a key.
     """
@@ -185,18 +281,20 @@ class Authenticated:
         app: ASGIApp,
         access: Access,
         public: frozenset[str],
+        apart: str,
         streamed: frozenset[str],
         refuse: Callable[[str, HTTPException], Response],
     ) -> None:
         self._app = app
         self._access = access
         self._public = public
+        self._apart = apart
         self._streamed = streamed
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app, path = self._app, scope.get("path", "")
-        if scope["type"] == "http" and path not in self._public:
+        if scope["type"] == "http" and not self._is_public(path):
             try:
                 key = self._access.key_of(Headers(scope=scope).get("authorization"))
             except HTTPException as error:
@@ -204,7 +302,47 @@ class Authenticated:
             else:
                 scope.setdefault("state", {})["key"] = key
                 if path not in self._streamed:
-                    app = RequestBodyLimitMiddleware(app, key.body_mb << 20)
+                    with self._access.body(key) as note:
+                        app = RequestBodyLimitMiddleware(app, key.body_mb << 20)
+                        await app(scope, _noted(receive, note), send)
+                    return
+        await app(scope, receive, send)
+
+    def _is_public(self, path: str) -> bool:
+        return path in self._public or path.startswith(self._apart)
+
+
+def _noted(receive: Receive, note: Callable[[int], None]) -> Receive:
+    async def receive_noted() -> Message:
+        message = await receive()
+        if body := message.get("body"):
+            note(len(body))
+        return message
+
+    return receive_noted
+
+
+class OneLength:
+    """Refuses a request that says its length twice.
+
+    A proxy in front may take the other one, and what is a body to it would be a request here, on a
+    connection that it shares among its callers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http":
+            names = {name for name, _ in scope["headers"]}
+            if b"content-length" in names and b"transfer-encoding" in names:
+                count("leanq_http_refusals_total", "length")
+                app = PlainTextResponse(
+                    "Content-Length and Transfer-Encoding exclude each other",
+                    400,
+                    {"Connection": "close"},
+                )
         await app(scope, receive, send)
 
 
@@ -220,6 +358,7 @@ class SameOrigin:
             headers = Headers(scope=scope)
             origin = headers.get("origin")
             if origin is not None and not _is_of(headers.get("host", ""), origin):
+                count("leanq_http_refusals_total", "origin")
                 app = PlainTextResponse("requests of other sites' pages are refused", 403)
         await app(scope, receive, send)
 

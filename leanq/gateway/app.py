@@ -7,51 +7,67 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, Request, Response
+from fastapi.datastructures import Headers
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from leanq import __version__
 from leanq.gateway import kimina
-from leanq.gateway.access import Access, Authenticated, SameOrigin
+from leanq.gateway.access import Access, Authenticated, OneLength, SameOrigin
+from leanq.gateway.campaigns import TenantCampaigns
 from leanq.gateway.client import GatewayClient
-from leanq.gateway.connections import ClientGoneError
+from leanq.gateway.connections import ClientGoneError, Ending, client_gone
+from leanq.gateway.interface import new_interface
+from leanq.gateway.metrics import GatewayMetrics, Measured, Readiness
+from leanq.gateway.operation_routes import Direct
+from leanq.gateway.page import routes
 from leanq.gateway.problems import response_of
 from leanq.gateway.v1 import BATCH_PATH, make_v1
 
-_CLIENT_GONE = 499
-_PUBLIC = frozenset({"/", "/health", "/health/", "/api/openapi.json", "/v1/openapi.json"})
+_PUBLIC = frozenset({"/", "/health", "/health/", "/ready", "/api/openapi.json", "/v1/openapi.json"})
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
-def make_app(lean: GatewayClient, access: Access, hostnames: Sequence[str] = ()) -> FastAPI:
+def make_app(
+    lean: GatewayClient,
+    access: Access,
+    hostnames: Sequence[str] = (),
+    campaigns: TenantCampaigns | None = None,
+    *,
+    rq_url: str | None = None,
+) -> FastAPI:
     """The application in front of the queue of ``lean``, an open client that others may use too.
 
     Args:
         access: who may call.
+        campaigns: those of callers, where it takes any.
         hostnames: names under which clients reach it, besides those of loopback; ``*`` is any.
+        rq_url: the Redis in which campaigns are, where it is not the queue's.
 
-    Its ``state.ending`` is an event: once it is set, no request is waited for any more.
+    Of its ``state``, ``stopping`` and ``ending`` are events: once the first is set, those who watch
+    the page are let go, and once the second is, no request is waited for any more; ``metrics`` and
+    ``readiness`` are what it knows of itself.
     """
-    ending = asyncio.Event()
-    app = FastAPI(
-        title="leanq",
-        version=__version__,
-        summary="Lean 4 at the scale of reinforcement learning",
-        openapi_url="/api/openapi.json",
-        # Their pages would load programs from elsewhere.
-        docs_url=None,
-        redoc_url=None,
+    stopping, ending = asyncio.Event(), Ending()
+    app = new_interface(lean, access, ending, openapi_url="/api/openapi.json")
+    app.state.stopping = stopping
+    app.state.metrics = GatewayMetrics(lean)
+    app.state.readiness = Readiness(lean)
+    # What is added first is innermost.
+    app.add_middleware(
+        Direct, owner=app, prefix="", operations=kimina.operations, refuse=_kiminas_refusal
     )
-    app.state.lean = lean
-    app.state.access = access
-    app.state.ending = ending
+    app.add_middleware(_Under, prefix="/v1", inner=make_v1(lean, access, ending, campaigns))
     app.add_middleware(
         Authenticated,
         access=access,
         public=_PUBLIC,
+        apart=routes.BELOW,
         streamed=frozenset({BATCH_PATH}),
         refuse=_refusal,
     )
@@ -61,29 +77,69 @@ def make_app(lean: GatewayClient, access: Access, hostnames: Sequence[str] = ())
         allowed_hosts=[*LOOPBACK_NAMES, *hostnames],
         www_redirect=False,
     )
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(ClientGoneError, _client_gone)
+    app.add_middleware(OneLength)
+    app.add_middleware(Measured, metrics=app.state.metrics)
+    app.add_exception_handler(ClientGoneError, client_gone)
+    app.include_router(kimina.operations)
     app.include_router(kimina.router)
-    v1 = make_v1(lean, access, ending)
-    v1.add_exception_handler(ClientGoneError, _client_gone)
-    app.mount("/v1", v1)
+    app.add_api_route("/ready", _ready, summary="Whether this gateway is to be sent requests")
+    page = routes.Page(lean, access, stopping, rq_url).app()
+    app.mount(routes.BELOW.rstrip("/"), page)
+    app.router.routes.append(Route("/", _Front(page), methods=["GET"], include_in_schema=False))
     return app
+
+
+class _Front:
+    """The page for browsers, and for others that ask what is here, that the gateway serves."""
+
+    def __init__(self, page: ASGIApp) -> None:
+        self._page = page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._page
+        if "text/html" not in Headers(scope=scope).get("accept", ""):
+            app = JSONResponse(await kimina.health())
+        await app(scope, receive, send)
+
+
+class _Under:
+    """Hands what is below a prefix to an application of its own, at once: a mounted one is reached
+    through all that surrounds the outer one's routes, which costs more than the key."""
+
+    def __init__(self, app: ASGIApp, prefix: str, inner: ASGIApp) -> None:
+        self._app = app
+        self._prefix = prefix
+        self._inner = inner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._prefix}/"):
+            app = self._inner
+            scope["root_path"] = scope.get("root_path", "") + self._prefix
+        await app(scope, receive, send)
 
 
 def _refusal(path: str, error: HTTPException) -> Response:
     if path.startswith("/v1/"):
         return response_of(error)
-    return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
+    return _kiminas_refusal(error)
 
 
-async def _invalid(_: Request, error: Exception) -> Response:
-    """422 with what is wrong where, and without the input, which may be anything."""
+async def _ready(request: Request) -> Response:
+    """200 while its queue answers and it was not told to end, else 503; it needs no key. `/health`
+    is 200 for as long as the process serves."""
+    if await request.app.state.readiness.is_ready():
+        return JSONResponse({"status": "ready"})
+    return JSONResponse({"status": "not ready"}, 503, {"Retry-After": "1"})
+
+
+def _kiminas_refusal(error: Exception) -> Response:
+    """As Kimina Lean Server answers: for what is malformed, 422 with what is wrong where, and
+    without the input, which may be anything."""
+    if isinstance(error, HTTPException):
+        return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
     assert isinstance(error, RequestValidationError)
     detail: list[dict[str, Any]] = [
         {"type": each["type"], "loc": each["loc"], "msg": each["msg"]} for each in error.errors()
     ]
     return Response(json.dumps({"detail": detail}), 422, media_type="application/json")
-
-
-async def _client_gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=_CLIENT_GONE)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -20,18 +20,23 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from leanq.errors import LeanQError, QueueFullError, TooLargeError
+from leanq.errors import LeanQError, TooLargeError
 from leanq.gateway.access import Access
 from leanq.gateway.client import GatewayClient
+from leanq.gateway.connections import Ending
+from leanq.gateway.groups import Group
 from leanq.gateway.keys import Key
-from leanq.gateway.operations import prepared_of
+from leanq.gateway.operations import prepared_of, prepared_text
+from leanq.gateway.pending import End
 from leanq.gateway.problems import problem_of
-from leanq.gateway.v1_models import Item, result_of
+from leanq.gateway.v1_models import Item, Step, check_fields, result_of
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 log = logging.getLogger("leanq.gateway")
 
 _WINDOW = 512
+# Results in one piece of the answer.
+_AT_ONCE = 100
 # JSON may write a character as six.
 _MAX_LINE_BYTES = 2 * MAX_REQUEST_BYTES
 _PAUSE_S = 0.1
@@ -56,7 +61,7 @@ class BatchResponse(Response):
         key: Key,
         *,
         events: bool,
-        ending: asyncio.Event,
+        ending: Ending,
     ) -> None:
         super().__init__(media_type="text/event-stream" if events else "application/x-ndjson")
         del self.headers["content-length"]
@@ -76,26 +81,36 @@ class BatchResponse(Response):
         reading = asyncio.create_task(run.read(receive))
         cutting = asyncio.create_task(run.cut_short(self._ending))
         try:
-            while (result := await self._next(run, send)) is not None:
-                await send(_chunk(self._framed(result)))
-                run.sent()
+            while found := await self._next(run, send):
+                await send(_chunk(b"".join(map(self._framed, found))))
+                run.sent(len(found))
             if not run.gone:
                 end = self._events and not self._ending.is_set()
                 await send(_chunk(b"event: end\ndata: {}\n\n" if end else b"", more=False))
         finally:
+            run.leave()
             tasks = (reading, cutting, *run.tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _next(self, run: _Run, send: Send) -> dict[str, Any] | None:
+    async def _next(self, run: _Run, send: Send) -> list[dict[str, Any]]:
+        """The results that are there by now, once there are any; none stand behind the last."""
         while True:
             with contextlib.suppress(TimeoutError):
+                # Of those that come at once the rest goes with the first.
+                if found := run.take():
+                    return found
                 async with asyncio.timeout(_KEEP_ALIVE_S if self._events else None):
-                    return await run.results.get()
+                    if not await run.more():
+                        return []
+                continue
             await send(_chunk(b": still here\n\n"))
 
     def _framed(self, result: dict[str, Any]) -> bytes:
+        if ended := result.pop("ended", None):
+            name, reply = ended
+            result["result"] = result_of(self._access.sealed(self._key, reply), name)
         data = msgspec.json.encode(result)
         return b"event: result\ndata: " + data + b"\n\n" if self._events else data + b"\n"
 
@@ -108,116 +123,170 @@ class _Run:
     """The requests of one batch.
 
     Attributes:
-        results: those that were not sent yet; None stands behind the last one.
-        tasks: one for each request that has not ended.
+        tasks: one for each request that needs more than to be sent, and has not ended.
         gone: whether the client has gone.
     """
 
     def __init__(self, lean: GatewayClient, access: Access, key: Key) -> None:
-        self.results: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self.tasks: set[asyncio.Task[None]] = set()
         self.gone = False
         self._lean = lean
         self._access = access
         self._key = key
+        self._group = Group(lean, key.tenant, self._ended)
+        # Of those that have not ended, what their results are to be known by.
+        self._labels: dict[int, Any] = {}
+        # Results that were not sent yet.
+        self._results: deque[dict[str, Any]] = deque()
+        self._changed = asyncio.Event()
+        self._complete = False
         self._room = asyncio.Semaphore(min(_WINDOW, key.outstanding))
 
     async def read(self, receive: Receive) -> None:
-        """Reads requests to the end of the body, and then waits for them, or the client's going."""
+        """Reads requests to the end of the body, and then waits for the client's going."""
         try:
             await self._begin_all(receive)
-            watching = asyncio.create_task(self._until_gone(receive))
-            try:
-                while self.tasks and not self.gone:
-                    await asyncio.wait({*self.tasks, watching}, return_when=FIRST_COMPLETED)
-            finally:
-                watching.cancel()
+            self._complete = True
+            self._changed.set()
+            if not self.gone:
+                await self._until_gone(receive)
         finally:
-            self.results.put_nowait(None)
+            self._complete = True
+            self._changed.set()
 
-    def sent(self) -> None:
-        """A result was sent."""
-        self._room.release()
+    def take(self) -> list[dict[str, Any]]:
+        """The results that were not sent yet, up to some number."""
+        results = self._results
+        return [results.popleft() for _ in range(min(len(results), _AT_ONCE))]
 
-    async def cut_short(self, ending: asyncio.Event) -> None:
+    async def more(self) -> bool:
+        """Whether there are results once more, which is waited for; not behind the last."""
+        while not self._results:
+            if self.gone or (self._complete and not self._labels):
+                return False
+            self._changed.clear()
+            await self._changed.wait()
+        return True
+
+    def sent(self, number: int) -> None:
+        """So many results were sent."""
+        for _ in range(number):
+            self._room.release()
+
+    def leave(self) -> None:
+        """Waits for no request any more."""
+        self._group.leave()
+
+    async def cut_short(self, ending: Ending) -> None:
         """Once the gateway ends, says so in the place of further results."""
         await ending.wait()
         problem = problem_of(HTTPException(503, "the gateway ends; send the others again"))
-        self.results.put_nowait({"index": None, "id": None, "problem": problem})
-        self.results.put_nowait(None)
+        self._group.leave()
+        self._complete = True
+        self._labels.clear()
+        self._put({"index": None, "id": None, "problem": problem})
+
+    def _put(self, result: dict[str, Any]) -> None:
+        self._results.append(result)
+        self._changed.set()
 
     async def _begin_all(self, receive: Receive) -> None:
         index = 0
         try:
-            async for line in self._lines(receive):
-                if line.strip():
-                    await self._room.acquire()
-                    self._begin(index, line)
-                    index += 1
-        except TooLargeError as error:
-            self.results.put_nowait({"index": index, "id": None, "problem": problem_of(error)})
+            with self._access.body(self._key) as note:
+                async for line in self._lines(receive, note):
+                    if line.strip():
+                        await self._room.acquire()
+                        self._key = self._access.renewed(self._key, "submit")
+                        self._begin(index, line)
+                        index += 1
+        except (TooLargeError, HTTPException) as error:
+            self._put({"index": index, "id": None, "problem": problem_of(error)})
 
     def _begin(self, index: int, line: bytes) -> None:
-        task = asyncio.create_task(self._end(index, line))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    async def _end(self, index: int, line: bytes) -> None:
-        label = None
+        if self._complete:
+            return
         try:
+            check_fields(line)
             item = _items.validate_json(line)
-            label = item.id
-            result = {"result": await self._result(item)}
         except ValidationError as error:
             details = error.errors(include_url=False, include_context=False, include_input=False)
-            result = {"problem": problem_of(RequestValidationError(details))}
+            self._malformed(index, RequestValidationError(details))
+            return
+        except RequestValidationError as error:
+            self._malformed(index, error)
+            return
+        self._labels[index] = item.id
+        if isinstance(item, Step) or self._limit():
+            task = asyncio.create_task(self._begin_later(index, item))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+            return
+        try:
+            prepared = prepared_text(item, self._key, self._access, self._lean)
+            self._group.begin(index, prepared, item.request_id)
         except (LeanQError, HTTPException) as error:
-            result = {"problem": problem_of(error)}
+            self._end(index, {"problem": problem_of(error)})
+
+    def _malformed(self, index: int, error: RequestValidationError) -> None:
+        self._put({"index": index, "id": None, "problem": problem_of(error)})
+
+    async def _begin_later(self, index: int, item: Any) -> None:
+        """Where the queue has to be asked first, or a limit is reached: a batch waits where a
+        single request is refused."""
+        try:
+            prepared = await prepared_of(item, self._key, self._access, self._lean)
+            await self._admitted()
+            self._group.begin(index, prepared, item.request_id)
+        except (LeanQError, HTTPException) as error:
+            self._end(index, {"problem": problem_of(error)})
         except Exception:
             # A defect of leanq's, which must not cost the other requests their results.
             log.exception("a request of a batch")
-            result = {"problem": problem_of(HTTPException(500))}
-        self.results.put_nowait({"index": index, "id": label, **result})
-
-    async def _result(self, item: Any) -> dict[str, Any]:
-        lean, access, key = self._lean, self._access, self._key
-        prepared = prepared_of(item, key, access, lean.builder)
-        await self._admitted()
-        while True:
-            pending = lean.submit(key.tenant, prepared, item.request_id)
-            try:
-                reply = await lean.reply(pending, withdraw=item.request_id is None)
-            except QueueFullError as error:
-                await asyncio.sleep(error.retry_after_s)
-            else:
-                return result_of(access.sealed(key, reply), pending.name.name)
+            self._end(index, {"problem": problem_of(HTTPException(500))})
 
     async def _admitted(self) -> None:
-        """A batch waits where a single request is refused."""
         while True:
-            try:
-                self._access.admit(self._key, 1, self._lean.outstanding(self._key.tenant))
-            except HTTPException:
-                await asyncio.sleep(_PAUSE_S)
-            else:
+            if not self._limit():
                 return
+            await asyncio.sleep(_PAUSE_S)
 
-    async def _lines(self, receive: Receive) -> AsyncIterator[bytes]:
-        rest = bytearray()
+    def _limit(self) -> bool:
+        return self._access.wait_for(self._key, 1, self._lean) is not None
+
+    def _ended(self, index: int, name: str, end: End) -> None:
+        if isinstance(end, LeanQError):
+            self._end(index, {"problem": problem_of(end)})
+        else:
+            # Where it is sent it becomes what is sent, and not amid what the queue has told.
+            self._end(index, {"ended": (name, end)})
+
+    def _end(self, index: int, result: dict[str, Any]) -> None:
+        # What came behind the words that the gateway ends is not told.
+        if index in self._labels:
+            self._put({"index": index, "id": self._labels.pop(index), **result})
+
+    async def _lines(self, receive: Receive, note: Callable[[int], None]) -> AsyncIterator[bytes]:
+        # Of a line that has not come to its end. What has come before is not looked through again.
+        begun: list[bytes] = []
+        begun_bytes = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 self.gone = True
                 return
-            rest += message.get("body", b"")
-            *lines, last = rest.split(b"\n")
-            for line in lines:
-                yield bytes(line)
-            rest = last
-            if len(rest) > _MAX_LINE_BYTES:
+            first, *more = message.get("body", b"").split(b"\n")
+            begun.append(first)
+            begun_bytes += len(first)
+            note(len(first))
+            for piece in more:
+                yield b"".join(begun)
+                note(len(piece) - begun_bytes)
+                begun, begun_bytes = [piece], len(piece)
+            if begun_bytes > _MAX_LINE_BYTES:
                 raise TooLargeError(f"a line has more than the {_MAX_LINE_BYTES} bytes allowed")
             if not message.get("more_body", False):
-                yield bytes(rest)
+                yield b"".join(begun)
                 return
 
     async def _until_gone(self, receive: Receive) -> None:

@@ -8,115 +8,54 @@ caller's tenant and a name, no name leads to a request of another tenant.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
-import secrets
-from base64 import urlsafe_b64encode
+import time
 from collections import Counter
-from dataclasses import dataclass, replace
-from hashlib import blake2b
-from typing import Any, Self, cast
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
 
+from cachetools import LRUCache
 from msgspec import structs
 
 from leanq.client import AsyncLeanQClient
 from leanq.errors import (
-    InvalidRequestError,
-    LeanQError,
     LostError,
     QueueFullError,
     RequestError,
+    UnknownStateError,
     UsageError,
     WireError,
 )
-from leanq.producer.request_builder import PreparedRequest, RequestBuilder
+from leanq.gateway.pending import Pending, RequestName, lost
+from leanq.gateway.recent import RecentRequests
+from leanq.lean.recipes import read_recipe
+from leanq.producer.request_builder import Check, PreparedRequest, RequestBuilder
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.results import is_record
+from leanq.states import RedisStates
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,48}")
-
-
-@dataclass(frozen=True, slots=True)
-class RequestName:
-    """A request as its tenant knows it."""
-
-    tenant: str
-    name: str
-
-    @classmethod
-    def of(cls, tenant: str, name: str) -> Self:
-        """Raises InvalidRequestError for what can be no name."""
-        if not _NAME.fullmatch(name):
-            raise InvalidRequestError(
-                f"{name!r:.80} is no request id here; expected 1 to 48 letters, digits and . _ -"
-            )
-        return cls(tenant, name)
-
-    @classmethod
-    def drawn(cls, tenant: str, shard: int, shards: int) -> Self:
-        """A new name that leads to this shard."""
-        while True:
-            made = cls(tenant, secrets.token_urlsafe(12))
-            if made._shard(shards) == shard:
-                return made
-
-    def request_id(self, shards: int) -> str:
-        """The id under which the queue knows it."""
-        tenant = urlsafe_b64encode(_hash(self.tenant, 9)).decode()
-        return f"{self._shard(shards)}-{tenant}~{self.name}"
-
-    def _shard(self, shards: int) -> int:
-        return int.from_bytes(_hash(self.name, 8)) % shards
-
-
-def _hash(text: str, size: int) -> bytes:
-    return blake2b(text.encode(), digest_size=size).digest()
-
-
-class Pending:
-    """A request whose end this gateway waits for.
-
-    Attributes:
-        name: as its tenant knows it.
-        known: set once the queue has acknowledged it, or it has ended.
-        end: what it ended with.
-    """
-
-    def __init__(self, name: RequestName, prepared: PreparedRequest[Any] | None = None) -> None:
-        self.name = name
-        self.known = asyncio.Event()
-        self.end: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._prepared = prepared
-        # An end that no caller waits for any more is no fault.
-        self.end.add_done_callback(lambda end: end.cancelled() or end.exception())
-
-    def acknowledged(self) -> None:
-        self.known.set()
-
-    def ended(self, end: Reply | LeanQError) -> None:
-        if isinstance(end, LostError):
-            end = _lost(self.name.name)
-        if not self.end.done():
-            if isinstance(end, LeanQError):
-                self.end.set_exception(end)
-            else:
-                self._learn(end)
-                self.end.set_result(end)
-        self.known.set()
-
-    def _learn(self, reply: Reply) -> None:
-        # Where the reply's states are. What else it means is for the caller to read.
-        if self._prepared:
-            with contextlib.suppress(LeanQError):
-                self._prepared.read(reply)
+_STATES_REMEMBERED = 100_000
+_OPTIONS_REMEMBERED = 1000
+_FRESH_S = 1.0
+# How long a withdrawal waits for a request that may be on its way.
+_ON_ITS_WAY_S = 2.0
+_LOOK_EVERY_S = 0.5
 
 
 class GatewayClient(AsyncLeanQClient):
     """An asyncio client whose requests are of many tenants, and may outlive those who brought
-    them. Its arguments are those of :class:`leanq.LeanQClient`."""
+    them. Its arguments are those of :class:`leanq.LeanQClient`.
+
+    Attributes:
+        recent: the latest of its requests.
+    """
+
+    recent: RecentRequests
+
+    # Of one request callers may wait at several gateways.
+    shares_ends = True
 
     def _made(self) -> None:
         super()._made()
@@ -124,17 +63,60 @@ class GatewayClient(AsyncLeanQClient):
             raise UsageError("a gateway needs a Redis, and not another gateway: name it with --url")
         self._pending: dict[RequestName, Pending] = {}
         self._counts: Counter[str] = Counter()
-        # For looks that make this client no receiver of what it looks at.
-        self._queues = [queue for settings in self.clusters for queue in Queue.each(settings)]
+        self._bytes: Counter[str] = Counter()
+        self._checks: LRUCache[Hashable, Callable[[str], PreparedRequest[Reply]]] = LRUCache(
+            _OPTIONS_REMEMBERED
+        )
+        self.recent = RecentRequests()
+        self._clusters_queues = [Queue.each(settings) for settings in self.clusters]
+        self._queues = [queue for queues in self._clusters_queues for queue in queues]
+        # The fingerprint of a state's environment never changes.
+        self._fingerprints: LRUCache[str, str] = LRUCache(_STATES_REMEMBERED)
+        self._looking = asyncio.Lock()
+        self._seen: tuple[float, frozenset[tuple[str, str]]] | None = None
 
     @property
     def builder(self) -> RequestBuilder:
         """Prepares requests for :meth:`submit`."""
         return self._builder
 
+    @property
+    def queues(self) -> Sequence[Queue]:
+        """All shards of all clusters, for looks that make this client no receiver."""
+        return self._queues
+
+    def checks(
+        self, key: Hashable, options: Callable[[], Check]
+    ) -> Callable[[str], PreparedRequest[Reply]]:
+        """As :meth:`RequestBuilder.checks`; the options of most requests are those of one before.
+
+        Args:
+            key: the same for the same options alone.
+
+        Raises:
+            UsageError: malformed options.
+        """
+        try:
+            return self._checks[key]
+        except KeyError:
+            found = self._checks[key] = self._builder.checks(options())
+            return found
+
     def outstanding(self, tenant: str) -> int:
         """How many requests of a tenant this gateway waits for."""
         return self._counts[tenant]
+
+    def outstanding_bytes(self, tenant: str) -> int:
+        """How many bytes the texts have that those requests came with."""
+        return self._bytes[tenant]
+
+    def all_outstanding(self) -> int:
+        """How many requests of all tenants it waits for."""
+        return len(self._pending)
+
+    async def reach(self) -> None:
+        """Asks every shard for something small; raises UnavailableError."""
+        await asyncio.gather(*(queue.environments() for queue in self._queues))
 
     def submit(self, tenant: str, prepared: PreparedRequest[Any], name: str | None) -> Pending:
         """Sends a request, unless it is on its way by this name.
@@ -144,15 +126,16 @@ class GatewayClient(AsyncLeanQClient):
         """
         shards, submission = self.settings.shards, prepared.submission
         if name is None:
-            made = RequestName.drawn(tenant, shard_of(submission.request_id), shards)
+            made = RequestName.drawn(tenant, submission.request_id, shards)
         else:
             made = RequestName.of(tenant, name)
         if found := self._pending.get(made):
             return found
-        pending = self._enter(Pending(made, prepared))
-        request_id = self._id_of(pending)
-        named = replace(prepared, submission=structs.replace(submission, request_id=request_id))
-        self._open_route().send(named, pending)
+        named = structs.replace(submission, request_id=made.request_id(shards))
+        prepared = PreparedRequest(named, prepared.read, prepared.state)
+        pending = self._enter(Pending(made, prepared, self._left))
+        self.recent.add(tenant, named, pending)
+        self._open_route().send(prepared, pending)
         return pending
 
     def find(self, tenant: str, name: str) -> Pending:
@@ -163,7 +146,7 @@ class GatewayClient(AsyncLeanQClient):
         made = RequestName.of(tenant, name)
         if found := self._pending.get(made):
             return found
-        pending = self._enter(Pending(made))
+        pending = self._enter(Pending(made, None, self._left))
         self._open_route().attach(self._id_of(pending), pending)
         return pending
 
@@ -183,7 +166,7 @@ class GatewayClient(AsyncLeanQClient):
             data = await _get(queue, queue.keys.request(request_id))
             if data is not None:
                 return None if is_record(data) else _read(request_id, data)
-        raise _lost(name)
+        raise lost(name)
 
     async def reply(self, pending: Pending, *, withdraw: bool) -> Reply:
         """What a request ends with; ``withdraw``: it is, where the waiting task is cancelled.
@@ -192,13 +175,19 @@ class GatewayClient(AsyncLeanQClient):
             LeanQError: what it ended with.
         """
         try:
-            return await asyncio.shield(pending.end)
+            await pending.wait()
         except asyncio.CancelledError:
-            if withdraw and not pending.end.done():
-                self._open_route().cancel(self._id_of(pending), pending)
-                # Others may wait for it too.
-                pending.ended(Reply("cancelled", reason="withdrawn"))
+            if withdraw:
+                self.give_up(pending)
             raise
+        return pending.result()
+
+    def give_up(self, pending: Pending) -> None:
+        """Withdraws a request that no caller waits for any more, unless it has ended."""
+        if pending.end is None:
+            self._open_route().cancel(self._id_of(pending), pending)
+            # Others may wait for it too.
+            pending.ended(Reply("cancelled", reason="withdrawn"))
 
     async def patient_reply(self, tenant: str, prepared: PreparedRequest[Any]) -> Reply:
         """What a new request ends with, which waits where the queue is full. It is withdrawn where
@@ -213,18 +202,59 @@ class GatewayClient(AsyncLeanQClient):
             except QueueFullError as error:
                 await asyncio.sleep(error.retry_after_s)
 
-    async def withdraw(self, pending: Pending) -> Reply:
+    async def withdraw(self, tenant: str, name: str) -> Reply:
         """Withdraws a request. What it ends with: ``cancelled``, or what was faster.
 
         Raises:
-            LeanQError: what it ended with; LostError where there is no such request.
+            LeanQError: what it ended with; LostError where there is no such request, and none has
+                come within two seconds: a withdrawal may overtake it, at another gateway.
         """
+        give_up_s = time.monotonic() + _ON_ITS_WAY_S
+        while True:
+            try:
+                return await self._withdraw(self.find(tenant, name))
+            except LostError:
+                if time.monotonic() > give_up_s:
+                    raise
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _withdraw(self, pending: Pending) -> Reply:
         # What the queue does not know yet cannot be withdrawn from it.
-        await pending.known.wait()
+        await pending.known()
         route, request_id = self._open_route(), self._id_of(pending)
-        if not pending.end.done() and route.cancel(request_id, pending):
+        if pending.end is None and route.cancel(request_id, pending):
             route.attach(request_id, pending)
-        return await asyncio.shield(pending.end)
+        await pending.wait()
+        return pending.result()
+
+    async def environments_of(self, state: str) -> frozenset[str]:
+        """The names of environments that a state is of, of those that workers offer now or did a
+        second ago.
+
+        Raises:
+            UnknownStateError: no cluster knows the state.
+            UnavailableError: a server does not answer.
+        """
+        fingerprint = self._fingerprints.get(state)
+        for queues in () if fingerprint else self._clusters_queues:
+            if records := await RedisStates(queues).recall(state):
+                fingerprint = read_recipe(state, records).source.fingerprint
+                self._fingerprints[state] = fingerprint
+                break
+        if fingerprint is None:
+            raise UnknownStateError(f"the state {state} is not known here, or no longer")
+        offered = await self._offered()
+        return frozenset(name for name, known in offered if known == fingerprint)
+
+    async def _offered(self) -> frozenset[tuple[str, str]]:
+        """Environments with their fingerprints, as they were within the last second."""
+        async with self._looking:
+            now_s = time.monotonic()
+            if self._seen is None or now_s - self._seen[0] > _FRESH_S:
+                looks = (queues[0].fingerprints() for queues in self._clusters_queues)
+                each = await asyncio.gather(*looks)
+                self._seen = now_s, frozenset(pair for one in each for pair in one.items())
+            return self._seen[1]
 
     async def close(self, *, withdraw: bool = False) -> None:
         """Ends the client. Outstanding requests run on, so that they can be fetched later."""
@@ -238,20 +268,17 @@ class GatewayClient(AsyncLeanQClient):
         name = pending.name
         self._pending[name] = pending
         self._counts[name.tenant] += 1
-
-        def leave(_: object) -> None:
-            del self._pending[name]
-            self._counts[name.tenant] -= 1
-            if not self._counts[name.tenant]:
-                del self._counts[name.tenant]
-
-        pending.end.add_done_callback(leave)
+        self._bytes[name.tenant] += pending.size_bytes
         return pending
 
-
-def _lost(name: str) -> LostError:
-    # By the name that the caller has for it.
-    return LostError(f"the request {name!r} is not known: it never was, or its reply has gone")
+    def _left(self, pending: Pending) -> None:
+        name = pending.name
+        del self._pending[name]
+        self._counts[name.tenant] -= 1
+        self._bytes[name.tenant] -= pending.size_bytes
+        if not self._counts[name.tenant]:
+            del self._counts[name.tenant]
+            del self._bytes[name.tenant]
 
 
 async def _get(queue: Queue, key: str) -> bytes | None:

@@ -9,9 +9,10 @@ It is TOML, and has the keys' hashes alone::
     sha256 = "9f86d081884c7d65…"      # of the key
     tenant = "alice"
     environments = ["mathlib"]        # the first is the default; all unless given
-    rights = ["submit", "status"]     # both unless given
+    rights = ["submit", "status"]     # these unless given; "operate" is the third
     outstanding = 10000               # requests at a time
     rate_per_s = 100                  # requests; as many as come unless given
+    outstanding_mb = 512              # of texts, those included that are on their way
     body_mb = 64                      # of one HTTP request
 
 Keys are drawn at random, so that a plain hash is as good as a slow one.
@@ -26,7 +27,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -36,7 +37,9 @@ from leanq.queue.settings import check_name
 
 log = logging.getLogger("leanq.gateway")
 
-Right = Literal["submit", "status"]
+Right = Literal["submit", "status", "operate"]
+
+_USUAL: tuple[Right, ...] = ("submit", "status")
 
 MAX_BODY_MB = 64
 """The largest body of an HTTP request whose parts are not streamed, in MiB: several of the largest
@@ -53,9 +56,12 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         sha256: the key's SHA-256, 64 hexadecimal digits.
         tenant: on whose behalf its requests are.
         environments: those that it may use, the default first; empty for all.
-        rights: what it may do: submit requests, see the fleet's status.
+        rights: what it may do: submit requests; see the fleet's status; operate it, which is to see
+            all tenants and to change what is theirs.
         outstanding: the most requests of its tenant that one gateway may wait for.
         rate_per_s: requests a second; None for any number.
+        outstanding_mb: how much memory of one gateway the texts of its tenant may take, in MiB:
+            those of outstanding requests, and bodies of HTTP requests that are under way.
         body_mb: the largest body of an HTTP request, in MiB.
     """
 
@@ -63,9 +69,10 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
     tenant: str
     environments: tuple[str, ...] = ()
-    rights: tuple[Right, ...] = get_args(Right)
+    rights: tuple[Right, ...] = _USUAL
     outstanding: Annotated[int, Meta(ge=1)] = 10_000
     rate_per_s: Annotated[float, Meta(gt=0)] | None = None
+    outstanding_mb: Annotated[int, Meta(ge=1)] = 512
     body_mb: Annotated[int, Meta(ge=1, le=MAX_BODY_MB)] = MAX_BODY_MB
 
     def __post_init__(self) -> None:
@@ -73,6 +80,11 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"key {self.name!r}: sha256 must be 64 hexadecimal digits in lower case, as "
                 "sha256sum prints them"
+            )
+        if self.outstanding_mb < self.body_mb:
+            raise ValueError(
+                f"key {self.name!r}: outstanding_mb must be at least body_mb, or its largest body "
+                f"would never be let in; got {self.outstanding_mb} and {self.body_mb}"
             )
         check_name("tenant", self.tenant)
         for environment in self.environments:
@@ -153,6 +165,16 @@ class KeyFile:
             if hmac.compare_digest(key.sha256, digest):
                 found = key
         return found
+
+    def named(self, name: str) -> Key | None:
+        """The key of this name."""
+        self._notice_changes()
+        return next((key for key in self._keys.key if key.name == name), None)
+
+    def renewed(self, key: Key) -> Key | None:
+        """What the file says of a key now, which it had before."""
+        self._notice_changes()
+        return next((each for each in self._keys.key if each.sha256 == key.sha256), None)
 
     def _notice_changes(self) -> None:
         now_s = self._clock()

@@ -8,55 +8,46 @@ in the result of its text, and the HTTP status is 200.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, FailFast, Field
 
-from leanq.errors import InvalidRequestError, LeanQError
-from leanq.gateway.access import Access, Submitter
+from leanq.errors import InvalidRequestError, LeanQError, RequestError
+from leanq.gateway.access import Submitter
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import while_connected
+from leanq.gateway.groups import Group
+from leanq.gateway.interface import access_of, lean_of
 from leanq.gateway.kimina_results import result_of
+from leanq.gateway.operation_routes import OperationRoute
 from leanq.lean.syntax import split_header
-from leanq.producer.request_builder import Check
-from leanq.queue.requests import MAX_TIMEOUT_S, Reply
+from leanq.producer.request_builder import Check, PreparedRequest
+from leanq.queue.requests import MAX_TIMEOUT_S, Infotree, Reply, without_infotree
 
 router = APIRouter(tags=["Kimina Lean Server"])
+operations = APIRouter(route_class=OperationRoute, tags=["Kimina Lean Server"])
 
-Infotree = Literal["full", "tactics", "original", "substantive"]
 Timeout = Annotated[int, Field(ge=0, le=int(MAX_TIMEOUT_S))]
 _Environment = Annotated[
     str | None, Field(description="leanq's own: the environment's name; the key's first unless set")
 ]
 
-_NO_INFOTREE = (
-    "leanq: infotree is not served by this gateway; leave it out, or set it to null, for a check "
-    "without it"
-)
+# Of one answer, which is in the memory at once.
+_MOST_INFOTREES_BYTES = 64 << 20
+# Of one request: a body has room for millions of empty ones, each of which is an object here.
+_MOST_TEXTS = 100_000
+_UNENDED = RequestError("leanq: the request has not ended")
 # Any budget of leanq's is above 0, and 0 is a legal timeout here.
 _LEAST_TIMEOUT_S = 0.01
-
-
-def _unicode(text: str) -> str:
-    # JSON can hold half of a surrogate pair, and an answer cannot.
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"it is not Unicode: {error.reason}") from None
-    return text
-
-
-_Id = Annotated[str, AfterValidator(_unicode)]
 
 
 class Snippet(BaseModel):
     """One Lean text."""
 
-    id: _Id
+    id: str
     code: str
 
 
@@ -69,7 +60,12 @@ def _different(snippets: list[Snippet]) -> list[Snippet]:
 class CheckRequest(BaseModel):
     """What clients of 2.x send."""
 
-    snippets: Annotated[list[Snippet], Field(min_length=1), AfterValidator(_different)]
+    snippets: Annotated[
+        list[Snippet],
+        FailFast(),
+        Field(min_length=1, max_length=_MOST_TEXTS),
+        AfterValidator(_different),
+    ]
     timeout: Timeout = 30
     debug: bool = False
     reuse: bool = True
@@ -94,7 +90,7 @@ class CheckRequest(BaseModel):
 class Code(BaseModel):
     """One Lean text of 1.x, in ``proof`` or else in ``code``."""
 
-    custom_id: _Id | int
+    custom_id: str | int
     proof: str | None = None
     code: str | None = None
 
@@ -102,7 +98,7 @@ class Code(BaseModel):
 class VerifyRequest(BaseModel):
     """What clients of 1.x send."""
 
-    codes: list[Code]
+    codes: Annotated[list[Code], FailFast(), Field(max_length=_MOST_TEXTS)]
     timeout: Timeout = 300
     infotree_type: Infotree | None = None
     disable_cache: bool = False
@@ -122,8 +118,8 @@ class VerifyRequest(BaseModel):
     }
 
 
-@router.post("/api/check/", include_in_schema=False)
-@router.post("/api/check", summary="Check texts, as clients of 2.x ask for it")
+@operations.post("/api/check/", include_in_schema=False)
+@operations.post("/api/check", summary="Check texts, as clients of 2.x ask for it")
 async def check(body: CheckRequest, request: Request, key: Submitter) -> Response:
     """A result for each snippet, in their order, as soon as all have ended."""
     codes = [snippet.code for snippet in body.snippets]
@@ -135,8 +131,8 @@ async def check(body: CheckRequest, request: Request, key: Submitter) -> Respons
     return _json({"results": results})
 
 
-@router.post("/one_pass_verify_batch", include_in_schema=False)
-@router.post("/verify", summary="Check texts, as clients of 1.x ask for it")
+@operations.post("/one_pass_verify_batch", include_in_schema=False)
+@operations.post("/verify", summary="Check texts, as clients of 1.x ask for it")
 async def verify(body: VerifyRequest, request: Request, key: Submitter) -> Response:
     """A result for each code, in their order, as soon as all have ended."""
     codes = [code.code if code.proof is None else code.proof for code in body.codes]
@@ -156,7 +152,6 @@ async def verify(body: VerifyRequest, request: Request, key: Submitter) -> Respo
     return _json({"results": results})
 
 
-@router.get("/", include_in_schema=False)
 @router.get("/health/", include_in_schema=False)
 @router.get("/health", summary="Whether this gateway serves")
 async def health() -> dict[str, str]:
@@ -173,33 +168,78 @@ async def _ends(
     infotree: Infotree | None,
 ) -> list[Reply | LeanQError]:
     """How each text has ended; all of them are withdrawn where the client goes away."""
-    access: Access = request.app.state.access
-    lean: GatewayClient = request.app.state.lean
+    access, lean = access_of(request), lean_of(request)
     env = access.environment(key, environment)
-    access.admit(key, len(codes), lean.outstanding(key.tenant))
-    if infotree is not None:
-        return [InvalidRequestError(_NO_INFOTREE) for _ in codes]
+    access.admit(key, len(codes), lean)
+    prepare = _Preparer(lean, Check(env=env, tenant=key.tenant, infotree=infotree), timeout_s)
+    ends: list[Reply | LeanQError] = [_UNENDED] * len(codes)
+    all_ended = asyncio.get_running_loop().create_future()
 
-    async def end(code: str | None) -> Reply | LeanQError:
+    def told(number: int, _: str, end: Reply | LeanQError) -> None:
+        ends[number] = end
+        if not group and not all_ended.done():
+            all_ended.set_result(None)
+
+    group = Group(lean, key.tenant, told)
+    try:
+        for number, code in enumerate(codes):
+            try:
+                group.begin(number, prepare(code))
+            except LeanQError as error:
+                ends[number] = error
+        if group:
+            await while_connected(request, _until(all_ended))
+    finally:
+        group.leave()
+    return [
+        end if isinstance(end, LeanQError) else access.sealed(key, end) for end in _within(ends)
+    ]
+
+
+async def _until(done: asyncio.Future[None]) -> None:
+    await done
+
+
+class _Preparer:
+    """Makes requests of the texts of one batch."""
+
+    def __init__(self, lean: GatewayClient, options: Check, timeout_s: int) -> None:
+        self._lean = lean
+        self._options = options
+        self._timeout_s = timeout_s
+        self._checks: dict[float, Callable[[str], PreparedRequest[Reply]]] = {}
+
+    def __call__(self, code: str | None) -> PreparedRequest[Reply]:
+        """Raises LeanQError for a text that can be none."""
         if code is None:
-            return InvalidRequestError("leanq: there is no text: give a proof, or code")
-        options = Check(env=env, tenant=key.tenant, timeout_s=_budget_s(code, timeout_s))
-        try:
-            prepared = lean.builder.check(_not_empty(code), options)
-            reply = await lean.patient_reply(key.tenant, prepared)
-        except LeanQError as error:
-            return error
-        return access.sealed(key, reply)
+            raise InvalidRequestError("leanq: there is no text: give a proof, or code")
+        budget_s = _budget_s(code, self._timeout_s)
+        checks = self._checks.get(budget_s)
+        if checks is None:
+            options = Check(**{**self._options, "timeout_s": budget_s})
+            key = tuple(options.items())
+            checks = self._checks[budget_s] = self._lean.checks(key, lambda: options)
+        return checks(_not_empty(code))
 
-    async def all_ends() -> list[Reply | LeanQError]:
-        return await asyncio.gather(*map(end, codes))
 
-    return await while_connected(request, all_ends())
+def _within(ends: Sequence[Reply | LeanQError]) -> Iterator[Reply | LeanQError]:
+    """The ends of one answer, with as many infotrees as an answer may have."""
+    infotrees_bytes = 0
+    for end in ends:
+        if isinstance(end, Reply) and end.infotree is not None:
+            infotrees_bytes += len(end.infotree)
+            if infotrees_bytes > _MOST_INFOTREES_BYTES:
+                why = f"an answer has {_MOST_INFOTREES_BYTES} bytes of them; ask for fewer texts"
+                yield without_infotree(end, why)
+                continue
+        yield end
 
 
 def _budget_s(code: str, timeout_s: int) -> float:
     """CPU seconds for a text. There its header and the rest have the whole timeout each."""
-    budget_s = timeout_s * 2 if split_header(code).imports else timeout_s
+    # Most texts need no reading for that.
+    twice = "import" in code and split_header(code).imports
+    budget_s = timeout_s * 2 if twice else timeout_s
     return min(max(float(budget_s), _LEAST_TIMEOUT_S), MAX_TIMEOUT_S)
 
 

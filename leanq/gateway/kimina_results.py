@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from leanq.errors import LeanQError
 from leanq.queue.requests import LEAN_NO, LEAN_VERDICTS, Message, Reply, Sorry, Verdict
 
@@ -68,6 +70,8 @@ def _response(reply: Reply) -> dict[str, Any]:
         response["messages"] = messages
     if sorries:
         response["sorries"] = sorries
+    if reply.infotree is not None:
+        response["infotree"] = msgspec.Raw(reply.infotree)
     return response
 
 

@@ -15,8 +15,10 @@ from starlette.exceptions import HTTPException
 
 from leanq.errors import (
     ClosedError,
+    ConflictError,
     LeanQError,
     LostError,
+    NotPermittedError,
     QueueError,
     QueueFullError,
     RequestError,
@@ -38,10 +40,13 @@ _STATUS: tuple[tuple[type[LeanQError], int], ...] = (
     (UnknownStateError, 404),
     (UnknownEnvironmentError, 404),
     (TooLargeError, 413),
+    (ConflictError, 409),
     (UsageError, 422),
     (RequestError, 422),
 )
 _RETRY_AFTER_S = 5.0
+# What is said may repeat what the caller has sent, which may be anything.
+_LONGEST_WORDS = 1000
 
 
 def problem_of(error: Exception) -> dict[str, Any]:
@@ -55,14 +60,20 @@ def problem_of(error: Exception) -> dict[str, Any]:
         words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
         detail = str(error)
-        if isinstance(error, UnavailableError):
+        if isinstance(error, NotPermittedError):
+            # The operator's to mend, and no trouble that passes.
+            log.error("%s", error)
+            status, detail = 500, f"the gateway may not do that at its queue: {error.right}"
+        elif isinstance(error, UnavailableError):
             # Where the server is, and who the gateway is there, is not the caller's business.
             log.warning("%s", error)
             detail = "the gateway cannot reach its queue; its log says why"
         return _problem(status, detail, type=f"urn:leanq:{words.replace(' ', '-')}", title=words)
     if isinstance(error, RequestValidationError):
         # Without the input, which may be anything.
-        errors = [{"loc": each["loc"], "msg": each["msg"]} for each in error.errors()]
+        errors = [
+            {"loc": each["loc"], "msg": each["msg"][:_LONGEST_WORDS]} for each in error.errors()
+        ]
         where = "/".join(map(str, errors[0]["loc"]))
         detail = f"{where}: {errors[0]['msg']}"
         return _problem(422, detail, errors=errors, type="urn:leanq:malformed", title="malformed")
@@ -85,4 +96,4 @@ def response_of(error: Exception) -> Response:
 
 def _problem(status: int, detail: str, **fields: Any) -> dict[str, Any]:
     plain: Mapping[str, Any] = {"type": "about:blank", "title": HTTPStatus(status).phrase}
-    return {**plain, **fields, "status": status, "detail": detail}
+    return {**plain, **fields, "status": status, "detail": detail[:_LONGEST_WORDS]}

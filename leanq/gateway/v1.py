@@ -6,35 +6,37 @@ client goes away. One with a name, and one that is not waited for, runs on and c
 
 from __future__ import annotations
 
-import asyncio
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, FastAPI, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp
 
-from leanq import __version__
 from leanq.errors import LeanQError
+from leanq.gateway import campaigns
 from leanq.gateway import v1_models as models
 from leanq.gateway.access import Access, Submitter, Watcher
 from leanq.gateway.batches import BatchResponse
-from leanq.gateway.client import GatewayClient, Pending
-from leanq.gateway.connections import while_connected
+from leanq.gateway.client import GatewayClient
+from leanq.gateway.connections import ClientGoneError, Ending, client_gone, while_connected
+from leanq.gateway.interface import access_of, lean_of, new_interface
 from leanq.gateway.keys import Key
-from leanq.gateway.operations import options_in, prepared_of
+from leanq.gateway.operation_routes import MAX_WAIT_S, Direct, OperationRoute
+from leanq.gateway.operations import options_in, options_of_state, prepared_of
+from leanq.gateway.pending import Pending
 from leanq.gateway.problems import response_of
 from leanq.gateway.status import Looks, environments_for
 from leanq.queue.requests import Reply
 
 BATCH_PATH = "/v1/batch"
-_MAX_WAIT_S = 3600
 
 Wait = Annotated[
     float | None,
     Query(
         ge=0,
-        le=_MAX_WAIT_S,
+        le=MAX_WAIT_S,
         description="Seconds to wait for the end; a request that has not ended by then is answered "
         "with 202, runs on, and can be fetched. Unless given, the end is waited for.",
     ),
@@ -51,32 +53,34 @@ _ENDS: dict[int | str, dict[str, Any]] = {
 router = APIRouter()
 
 
-def make_v1(lean: GatewayClient, access: Access, ending: asyncio.Event) -> FastAPI:
-    """The interface as an application, to be mounted at ``/v1``."""
-    app = FastAPI(
-        title="leanq",
-        version=__version__,
-        summary="Lean 4 at the scale of reinforcement learning",
-        openapi_url="/openapi.json",
-        # Their pages would load programs from elsewhere.
-        docs_url=None,
-        redoc_url=None,
-    )
-    app.state.lean = lean
-    app.state.access = access
-    app.state.ending = ending
+class _V1Route(OperationRoute):
+    check_first = staticmethod(models.check_fields)
+
+
+operations = APIRouter(route_class=_V1Route)
+
+
+def make_v1(
+    lean: GatewayClient, access: Access, ending: Ending, tenants: campaigns.TenantCampaigns | None
+) -> ASGIApp:
+    """The interface as an application for what is below ``/v1``."""
+    app = new_interface(lean, access, ending, openapi_url="/openapi.json")
     app.state.looks = Looks(lean.clusters)
+    app.state.campaigns = tenants
     for kind in (LeanQError, RequestValidationError, StarletteHTTPException):
         app.add_exception_handler(kind, _problem)
+    app.add_exception_handler(ClientGoneError, client_gone)
+    app.include_router(operations)
     app.include_router(router)
-    return app
+    app.include_router(campaigns.router, responses=_PROBLEMS)
+    return Direct(app, app, "/v1", operations, response_of)
 
 
 async def _problem(_: Request, error: Exception) -> Response:
     return response_of(error)
 
 
-@router.post("/check", responses=_ENDS, summary="Lean's verdict on a text")
+@operations.post("/check", responses=_ENDS, summary="Lean's verdict on a text")
 async def check(
     body: models.Check, request: Request, key: Submitter, wait: Wait = None
 ) -> Response:
@@ -84,7 +88,7 @@ async def check(
     return await _submitted(body, request, key, wait)
 
 
-@router.post("/verify", responses=_ENDS, summary="Whether a candidate proves a target")
+@operations.post("/verify", responses=_ENDS, summary="Whether a candidate proves a target")
 async def verify(
     body: models.Verify, request: Request, key: Submitter, wait: Wait = None
 ) -> Response:
@@ -92,7 +96,7 @@ async def verify(
     return await _submitted(body, request, key, wait)
 
 
-@router.post("/step", responses=_ENDS, summary="A tactic, tried on a state")
+@operations.post("/step", responses=_ENDS, summary="A tactic, tried on a state")
 async def step(body: models.Step, request: Request, key: Submitter, wait: Wait = None) -> Response:
     """The next state with its goals; `accepted` where nothing is left to prove."""
     return await _submitted(body, request, key, wait)
@@ -102,7 +106,7 @@ async def step(body: models.Step, request: Request, key: Submitter, wait: Wait =
 async def fetch(request_id: str, request: Request, key: Submitter, wait: Wait = 0.0) -> Response:
     """Replies are kept for `LEANQ_REPLY_TTL_S`, and any gateway of the queue knows them. Without
     `wait` the answer is what holds at this moment."""
-    lean = _lean(request)
+    lean = lean_of(request)
     if wait:
         return await _answer(request, key, lean.find(key.tenant, request_id), wait)
     reply = await lean.peek(key.tenant, request_id)
@@ -112,9 +116,8 @@ async def fetch(request_id: str, request: Request, key: Submitter, wait: Wait = 
 @router.delete("/requests/{request_id}", responses=_ENDS, summary="Withdraw a request")
 async def withdraw(request_id: str, request: Request, key: Submitter) -> Response:
     """Its end: `cancelled`, or what was faster."""
-    lean = _lean(request)
-    pending = lean.find(key.tenant, request_id)
-    reply = await while_connected(request, lean.withdraw(pending))
+    lean = lean_of(request)
+    reply = await while_connected(request, lean.withdraw(key.tenant, request_id))
     return _result(request, key, reply, request_id)
 
 
@@ -128,9 +131,11 @@ async def export(
     state: str, request: Request, key: Submitter, environment: str | None = None
 ) -> Response:
     """They can be imported by other tenants, and at other queues."""
-    lean, access = _lean(request), _access(request)
-    access.admit(key, 1, lean.outstanding(key.tenant))
-    prepared = lean.builder.export(access.state(key, state), options_in(key, access, environment))
+    lean, access = lean_of(request), access_of(request)
+    access.admit(key, 1, lean)
+    known = access.state(key, state)
+    options = await options_of_state(known, key, access, lean, environment)
+    prepared = lean.builder.export(known, options)
     reply = await while_connected(request, lean.patient_reply(key.tenant, prepared))
     return Response(prepared.read(reply), media_type="application/octet-stream")
 
@@ -148,8 +153,8 @@ async def export(
 )
 async def import_(request: Request, key: Submitter, environment: str | None = None) -> Response:
     """The state is known afterwards."""
-    lean, access = _lean(request), _access(request)
-    access.admit(key, 1, lean.outstanding(key.tenant))
+    lean, access = lean_of(request), access_of(request)
+    access.admit(key, 1, lean)
     exported = await request.body()
     prepared = lean.builder.import_(exported, options_in(key, access, environment))
     reply = await while_connected(request, lean.patient_reply(key.tenant, prepared))
@@ -178,8 +183,8 @@ async def batch(request: Request, key: Submitter) -> Response:
     its request, its `id`, and a `result` or a `problem`. Requests are read while results are sent,
     and are withdrawn where the client goes away."""
     events = "text/event-stream" in request.headers.get("accept", "")
-    ending: asyncio.Event = request.app.state.ending
-    return BatchResponse(_lean(request), _access(request), key, events=events, ending=ending)
+    ending: Ending = request.app.state.ending
+    return BatchResponse(lean_of(request), access_of(request), key, events=events, ending=ending)
 
 
 @router.get("/status", responses={200: {"model": models.Status}, **_PROBLEMS})
@@ -190,15 +195,15 @@ async def status(request: Request, key: Watcher) -> Response:
         {
             "environments": environments_for(key, await looks.look()),
             "tenant": key.tenant,
-            "outstanding": _lean(request).outstanding(key.tenant),
+            "outstanding": lean_of(request).outstanding(key.tenant),
         }
     )
 
 
 async def _submitted(body: models.Body, request: Request, key: Key, wait: float | None) -> Response:
-    lean, access = _lean(request), _access(request)
-    prepared = prepared_of(body, key, access, lean.builder)
-    access.admit(key, 1, lean.outstanding(key.tenant))
+    lean, access = lean_of(request), access_of(request)
+    prepared = await prepared_of(body, key, access, lean)
+    access.admit(key, 1, lean)
     pending = lean.submit(key.tenant, prepared, body.request_id)
     return await _answer(request, key, pending, wait, withdraw=body.request_id is None)
 
@@ -207,14 +212,14 @@ async def _answer(
     request: Request, key: Key, pending: Pending, wait: float | None, *, withdraw: bool = False
 ) -> Response:
     """The end of a request, or that there is none after ``wait`` seconds."""
-    lean, name = _lean(request), pending.name.name
+    lean, name = lean_of(request), pending.name.name
     if wait is None:
         reply = await while_connected(request, lean.reply(pending, withdraw=withdraw))
     else:
         await while_connected(request, _known(pending, wait))
-        if not pending.end.done():
+        if pending.end is None:
             return _pending(name)
-        reply = pending.end.result()
+        reply = pending.result()
     return _result(request, key, reply, name)
 
 
@@ -224,21 +229,13 @@ def _pending(name: str) -> Response:
 
 
 def _result(request: Request, key: Key, reply: Reply, name: str) -> Response:
-    return _json(models.result_of(_access(request).sealed(key, reply), name))
+    return _json(models.result_of(access_of(request).sealed(key, reply), name))
 
 
 async def _known(pending: Pending, wait: float) -> None:
     """Until the queue has the request, and then for its end for up to ``wait`` seconds."""
-    await pending.known.wait()
-    await asyncio.wait({pending.end}, timeout=wait)
-
-
-def _lean(request: Request) -> GatewayClient:
-    return cast("GatewayClient", request.app.state.lean)
-
-
-def _access(request: Request) -> Access:
-    return cast("Access", request.app.state.access)
+    await pending.known()
+    await pending.wait(wait)
 
 
 def _json(content: dict[str, Any], **how: Any) -> Response:

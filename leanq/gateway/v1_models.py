@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Annotated, Any, Literal
 
+import msgspec
+from fastapi.exceptions import RequestValidationError
 from msgspec.structs import asdict
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
-from leanq.queue.requests import Reason, Reply, Verdict, check_reply_to_json
+from leanq.queue.requests import Infotree, Reason, Reply, Verdict, check_reply_to_json
 
 THEOREM = "theorem t (p : Prop) (h : p) : p := "
+
+# What bodies hold is bounded by number, too, and the first fault in a list is the only one that is
+# told: a few bytes each, millions of them fit into a body.
+_Names = Annotated[list[str], FailFast(), Field(max_length=10_000)]
+_LONGEST_LABEL = 1000
 
 
 def _example(**fields: Any) -> ConfigDict:
@@ -25,9 +33,10 @@ class Options(BaseModel):
     timeout_s: Annotated[float, Field(description="budget of CPU time")] = 60.0
     memory_mb: Annotated[int, Field(description="budget of resident memory, in MiB")] = 4096
     scratch_mb: Annotated[int, Field(description="budget of scratch disk, in MiB")] = 256
-    allow_axioms: Annotated[
-        list[str], Field(description="axioms allowed beside the environment's own")
-    ] = []
+    # A list as a default would be copied for each request, the long way.
+    allow_axioms: _Names = Field(
+        default_factory=list, description="axioms allowed beside the environment's own"
+    )
     audit: Annotated[bool, Field(description="whether what Lean accepts is judged")] = True
     trust_programs: Annotated[
         bool, Field(description="whether the caller vouches for a text that runs programs")
@@ -50,6 +59,10 @@ class Check(Options):
     """Lean's verdict on a text."""
 
     code: Annotated[str, Field(description="Lean source, its header included")]
+    infotree: Annotated[
+        Infotree | None,
+        Field(description="which nodes of its infotree to give; where workers run the REPL alone"),
+    ] = None
     model_config = _example(code=f"{THEOREM}h", timeout_s=20)
 
 
@@ -59,10 +72,10 @@ class Verify(Options):
     code: Annotated[str, Field(description="the candidate: Lean source, its header included")]
     target: Annotated[str | None, Field(description="Lean source whose proofs are sorry")] = None
     theorems: Annotated[
-        list[str], Field(description="instead of a target, names in the environment")
+        _Names, Field(description="instead of a target, names in the environment")
     ] = []
     holes: Annotated[
-        list[str], Field(description="names in the target whose values the candidate may choose")
+        _Names, Field(description="names in the target whose values the candidate may choose")
     ] = []
     model_config = _example(target=f"{THEOREM}sorry", code=f"{THEOREM}h")
 
@@ -76,7 +89,10 @@ class Step(Options):
 
 
 class _Item(BaseModel):
-    id: Annotated[str | int | None, Field(description="what the result is to be known by")] = None
+    id: Annotated[
+        Annotated[str, Field(max_length=_LONGEST_LABEL)] | int | None,
+        Field(description="what the result is to be known by"),
+    ] = None
 
 
 class CheckItem(_Item, Check):
@@ -94,6 +110,32 @@ class StepItem(_Item, Step):
 Body = Check | Verify | Step
 Item = Annotated[CheckItem | VerifyItem | StepItem, Field(discriminator="op")]
 """One line of a batch."""
+
+_Fields = msgspec.defstruct(
+    "_Fields",
+    [
+        (name, msgspec.Raw, msgspec.Raw())
+        for name in {**CheckItem.model_fields, **VerifyItem.model_fields, **StepItem.model_fields}
+    ],
+    forbid_unknown_fields=True,
+)
+
+
+def check_fields(data: bytes) -> None:
+    """Refuses a body at the first field that no operation has; the models themselves would collect
+    all of them, and millions fit into a body.
+
+    Raises:
+        RequestValidationError: it has such a field.
+    """
+    # What else is wrong is for the models to say.
+    with contextlib.suppress(UnicodeDecodeError, RecursionError):
+        try:
+            msgspec.json.decode(data, type=_Fields)
+        except msgspec.DecodeError as error:
+            if "unknown field" in str(error):
+                fault = {"type": "extra_forbidden", "loc": ("body",), "msg": f"{error!s:.200}"}
+                raise RequestValidationError([fault]) from None
 
 
 class Message(BaseModel):
@@ -144,6 +186,9 @@ class Result(BaseModel):
     queued_s: float
     cpu_s: float
     wall_s: float
+    infotree: Annotated[
+        list[Any], Field(description="as the Lean REPL prints it; of a check that asked for it")
+    ] = []
 
 
 class Pending(BaseModel):
@@ -190,8 +235,10 @@ class Problem(BaseModel):
 
 def result_of(reply: Reply, request_id: str) -> dict[str, Any]:
     """A reply as a :class:`Result`, in values that JSON has."""
+    infotree = {} if reply.infotree is None else {"infotree": msgspec.Raw(reply.infotree)}
     return {
         **check_reply_to_json(reply),
+        **infotree,
         "request_id": request_id,
         "failed": [asdict(failure) for failure in reply.failed],
         "state": reply.state,

@@ -1,1 +1,31 @@
-"""Lean: environments, drivers, and what runs beside a candidate."""
+"""Lean: environments, drivers, and what runs beside a candidate.
+
+In the order in which to read them::
+
+    driver.py         what turns an operation into Lean's answer
+    lean_driver.py    the driver that runs the ``lean`` program
+    repl/             the driver that runs leanprover-community/repl
+    echo.py           the driver without a Lean
+    toolchain.py      finding Lean, and the command that starts it
+    environment.py    what a check can import, and its fingerprint
+    files.py          the files of an environment, as they are found
+    hashes.py         their contents' hashes, remembered in the cache folder
+    baked_hashes.py   those that an image brings
+    process.py        one run of ``lean``
+    sandbox/          the walls and limits around it
+    fork_server/      a process that has imported a header, forked for each text
+    prefixes.py       what Lean has made of what texts begin with
+    check.py          a text compiled, and judged
+    syntax.py         as much of Lean's surface syntax as that needs
+    diagnostics.py    what Lean printed and how it ended, as a verdict
+    audit/            what is held against Lean's own word: accepted means proved
+    pass_memory.py    what a self-test has shown of this machine
+    targets.py        what candidates are verified against
+    completions.py    what models write, made into such texts
+    declarations.py   what a text declares, from its compiled data
+    rewrites.py       texts made of others: statements, lemmas, negations
+    steps/            the goals of a text's holes, and tactics tried on them
+    recipes.py        what a state is, and its id
+    snapshots/        prefixes that were elaborated: kept, fetched, weighed against a replay
+    data/             the small Core, the filter of system calls, what starts Lean
+"""

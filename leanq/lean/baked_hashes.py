@@ -1,6 +1,6 @@
 """Content hashes that an image brings beside its compiled modules.
 
-A new pod has an empty cache folder, and Mathlib is gigabytes. So whoever builds the image has them
+A new pod has an empty cache folder, and Mathlib is gigabytes. So the image's builder has them
 hashed once, ``python -m leanq.lean.baked_hashes FOLDER``, and each worker believes that list
 
 - if it is the superuser's or this user's own, and no other user can write to it or to the folder;
@@ -19,7 +19,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from leanq.lean.hashes import File, hash_file, keep, read_kept
+from leanq.lean.files import File, compiled_modules
+from leanq.lean.hashes import hash_file, keep, read_kept
 
 log = logging.getLogger("leanq.lean")
 
@@ -74,8 +75,6 @@ def _is_ours(folder: Path) -> bool:
 
 def main() -> None:
     """``python -m leanq.lean.baked_hashes FOLDER``: hashes the compiled modules in FOLDER."""
-    from leanq.lean.environment import compiled_modules
-
     if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
         sys.exit("usage: python -m leanq.lean.baked_hashes FOLDER, that of compiled modules")
     folder = Path(sys.argv[1])

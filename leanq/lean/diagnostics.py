@@ -14,7 +14,9 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self, TypeGuard, get_args
 
-from msgspec import Struct
+from msgspec import DecodeError, Raw, Struct, ValidationError
+from msgspec.json import Decoder
+from msgspec.json import decode as decode_json
 from msgspec.structs import replace
 
 from leanq.lean.sandbox.sandbox import Exit, Finished, Limits
@@ -51,6 +53,26 @@ _OUT_OF_MEMORY = re.compile(rb"out of memory", re.IGNORECASE)
 
 _OBJECTS_IN_A_LINE = 8
 _MAX_MESSAGES = 10_000
+
+# A longer line is read by msgspec alone, which builds nothing of what it passes over. Of 60 MB that
+# a candidate prints as JSON, Python's reader makes millions of objects and holds up every thread
+# for as much as 18 s.
+_BUILT_CHARACTERS = 1 << 20
+# Lean's severity, kind and positions are shorter.
+_FIELD_BYTES = 1 << 10
+
+
+class _Line(Struct, rename={"end_pos": "endPos"}):
+    """What is read of Lean's object for a message."""
+
+    data: Raw = Raw(b"null")
+    severity: Raw = Raw(b"null")
+    kind: Raw = Raw(b'""')
+    pos: Raw = Raw(b"null")
+    end_pos: Raw = Raw(b"null")
+
+
+_LINES = Decoder(_Line)
 
 
 class Printed:
@@ -182,6 +204,8 @@ def _end(end: Exit, limits: Limits, stderr: bytes) -> tuple[Verdict, Reason, str
     if end.stopped == "memory":
         used = f"Lean was stopped when it held {used_mb} MB of memory"
         return "memory", "memory", f"{used}; the request allows {allowed_mb} MB"
+    if end.stopped == "processes":
+        return "memory", "memory", "Lean was stopped because it had too many processes and threads"
     if end.stopped == "scratch":
         used = f"Lean was stopped when its files took {end.scratch_bytes >> 20} MB of disk space"
         allowed = f"the request allows {limits.scratch_bytes / 2**20:g} MB"
@@ -226,11 +250,41 @@ def _parse(line: bytes) -> Found | None:
     # Text that code printed without a newline stands before Lean's object.
     for start in _starts(text):
         try:
-            value = json.loads(text[start:])
+            value = _decode(text[start:])
         except (ValueError, RecursionError):
             continue
         return message_of(value)
     return None
+
+
+def _decode(text: str) -> Any:
+    """The value of a text in JSON, of an object at least what a message has; ValueError if none."""
+    try:
+        line = _LINES.decode(text)
+        return {
+            "data": _text(line.data),
+            "severity": _field(line.severity),
+            "kind": _field(line.kind),
+            "pos": _field(line.pos),
+            "endPos": _field(line.end_pos),
+        }
+    except DecodeError:
+        # It is stricter: NaN and halves of surrogate pairs are errors.
+        if len(text) > _BUILT_CHARACTERS:
+            raise
+        return json.loads(text)
+
+
+def _text(value: Raw) -> str | None:
+    try:
+        return decode_json(value, type=str)
+    except ValidationError:
+        return None
+
+
+def _field(value: Raw) -> Any:
+    raw = bytes(value)
+    return decode_json(raw) if len(raw) <= _FIELD_BYTES else None
 
 
 def _starts(text: str) -> list[int]:

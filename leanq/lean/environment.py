@@ -28,14 +28,15 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from leanq.errors import ToolchainError
 from leanq.lean.baked_hashes import baked
-from leanq.lean.hashes import File, content_hashes, hash_bytes
+from leanq.lean.files import File, compiled_modules, files_below
+from leanq.lean.hashes import content_hashes, hash_bytes
 from leanq.lean.syntax import Header, split_header
 from leanq.lean.toolchain import (
     LAUNCHER,
@@ -52,7 +53,6 @@ CORE_AXIOMS = frozenset({"eq_of_heq"})
 _CORE_SOURCE = Path(__file__).resolve().parent / "data" / "Core.lean"
 _CORE_HEADER = "prelude\nimport Core\n"
 _CORE_NEEDS_BYTES = 4 << 20
-_MODULE_PARTS = (".olean", ".olean.private", ".olean.server", ".ir")
 _PROJECT_FILES = (".lean", "lakefile.toml", "lake-manifest.json", "lean-toolchain")
 _NAME_PART = re.compile(r"«([^»]+)»|([^.«»]+)")
 
@@ -268,19 +268,13 @@ def _scan(toolchain: Toolchain, search_path: Sequence[Path], project: Path | Non
     folders = [compiled_modules(folder) if folder.is_dir() else [] for folder in search_path]
     if project is not None:
         # The packages of a project are known by its manifest and by their compiled modules.
-        own = _walk(
+        own = files_below(
             str(project),
-            "",
             _PROJECT_FILES,
             lambda name: not name.startswith(".") and name != "lake-packages",
         )
         folders.append(sorted(own))
     return _Scan(File.at(toolchain.program), folders)
-
-
-def compiled_modules(folder: Path) -> list[File]:
-    """The files of compiled modules below a folder; raises OSError."""
-    return sorted(_walk(str(folder), "", _MODULE_PARTS, lambda _: True))
 
 
 def _brought(search_path: Sequence[Path], scan: _Scan) -> Mapping[File, str]:
@@ -290,28 +284,6 @@ def _brought(search_path: Sequence[Path], scan: _Scan) -> Mapping[File, str]:
         if files:
             found |= baked(folder, files)
     return found
-
-
-def _walk(
-    folder: str,
-    prefix: str,
-    endings: tuple[str, ...],
-    enter: Callable[[str], bool],
-    above: frozenset[tuple[int, int]] = frozenset(),
-) -> Iterator[File]:
-    """The files below ``folder`` whose names end so; links are followed, as Lean follows them."""
-    status = os.stat(folder)
-    here = (status.st_dev, status.st_ino)
-    if here in above:
-        return  # A link to a folder above itself: there is nothing new in it, endlessly.
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            name = prefix + entry.name
-            if entry.is_dir():
-                if enter(entry.name):
-                    yield from _walk(entry.path, f"{name}/", endings, enter, above | {here})
-            elif entry.name.endswith(endings) and entry.is_file():
-                yield File.of(name, entry.path, entry.stat())
 
 
 def _fingerprint(

@@ -18,34 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+
+from leanq.lean.files import File
 
 # A file that was changed this recently may change again within the same tick of its clock.
 _SETTLED_NS = 2_000_000_000
-
-
-class File(NamedTuple):
-    """A file as it was found, without its content."""
-
-    name: str
-    """Relative to the folder that it was found through."""
-    path: str
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    """Unpackers and build tools set mtime back, to the same for all files; not this one."""
-    inode: int
-
-    @classmethod
-    def of(cls, name: str, path: str, status: os.stat_result) -> File:
-        """The file at a path with this status."""
-        times = (status.st_mtime_ns, status.st_ctime_ns)
-        return cls(name, path, status.st_size, *times, status.st_ino)
-
-    @classmethod
-    def at(cls, path: Path) -> File:
-        """The file at a path. Raises OSError."""
-        return cls.of("", str(path), os.stat(path))
 
 
 DIGEST_BYTES = 32

@@ -90,6 +90,8 @@ class LeanDriver:
         forks: when headers are preloaded (:mod:`leanq.lean.fork_server`); None: never.
     """
 
+    gives_infotrees = False
+
     def __init__(
         self,
         open_environment: Callable[[], Environment],
@@ -160,6 +162,11 @@ class LeanDriver:
         }.get(request.op)
         if answer is None:
             return Reply(error=f"the lean driver cannot {request.op}")
+        if request.infotree and not self.gives_infotrees:
+            return Reply(
+                error="no infotree can be had here: the worker's driver is lean, and an infotree "
+                "comes from the repl driver alone; ask for none, or name another environment"
+            )
         started = time.monotonic()
         reply = await self._answer(answer, request)
         # A library that is rebuilt or deleted makes no candidate wrong.

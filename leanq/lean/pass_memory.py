@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 
 from leanq.lean.environment import Environment
-from leanq.lean.hashes import File, content_hashes, hash_bytes, keep, read_kept
+from leanq.lean.files import File
+from leanq.lean.hashes import content_hashes, hash_bytes, keep, read_kept
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PASSED = b"passed"

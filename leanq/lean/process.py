@@ -9,7 +9,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from leanq.errors import SandboxError, ToolchainError
@@ -18,7 +18,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.fork_server.proof import RunBytes, compiled_by
 from leanq.lean.fork_server.server import ForkServer, Key
 from leanq.lean.sandbox.demands import advice, missing_walls
-from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
+from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Sandbox
 from leanq.lean.snapshots.store import LocalSnapshot
 from leanq.queue.metrics import count
 from leanq.queue.requests import Request, Way
@@ -35,6 +35,8 @@ _PRINTED_AT_ONCE_BYTES = 20_000
 _TRIAL = "theorem leanq_trial (p : Prop) (h : p) : p := h\n"
 # Lean's start takes less.
 _AT_ONCE_CPU_S = 1.0
+# A fork that spends less of its wall time on a processor may wait for what it does not have.
+_WORKING_SHARE = 0.5
 # Asking for axioms only imports and prints, but a library may be large and a disk cold.
 _ASK_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
 
@@ -225,11 +227,17 @@ class Lean:
         compile_: bool,
     ) -> Run:
         args = [*options, *(_COMPILE if compile_ else ())]
-        done = None
+        done: Finished | None = None
+        lost: Finished | None = None
         if load is None and not any(each.startswith("--incr") for each in args):
             done = await self._forked(slot, code, limits, args)
+            if done is not None and _is_doubtful(done.exit):
+                done, lost = None, done
         if done is None:
             done = await self._started(slot, code, limits, args, load)
+        if lost is not None:
+            end = replace(done.exit, cpu_s=done.exit.cpu_s + lost.exit.cpu_s)
+            done = replace(done, exit=end)
         return await read_run(done, limits, compiled=not compile_ or olean(slot).is_file())
 
     async def _started(
@@ -282,10 +290,7 @@ class Lean:
             compiled = compiled_by(command, sandbox.left)
             seen = await asyncio.to_thread(RunBytes.of, done, compiled)
             self.forks.prove(key, code, limits, seen)
-        # What waits for a thread that no fork has would wait for ever. And that Lean has died is
-        # said by one that was started for the text alone.
-        died = done.exit.stopped is None and done.exit.signal is not None
-        return None if died or done.exit.stopped == "wall" else done
+        return done
 
     async def ask(self, source: str) -> str:
         """What Lean prints about a source of ours, which imports the environment alone.
@@ -378,6 +383,15 @@ class Lean:
             "libraries and the system's folders there. Repair or reinstall it, name the program "
             "itself with --lean or LEANQ_LEAN and not a wrapper, and look with: leanq doctor"
         )
+
+
+def _is_doubtful(end: Exit) -> bool:
+    """Whether a Lean that is started for the text alone has to say how it ends, since it could be
+    the fork that has died, or that waits for a thread which no fork has. What has worked for most
+    of its wall time waits for nothing: to run it again would cost as much once more."""
+    if end.stopped == "wall":
+        return end.cpu_s < _WORKING_SHARE * end.wall_s
+    return end.stopped is None and end.signal is not None
 
 
 async def read_run(done: Finished, limits: Limits, *, compiled: bool) -> Run:

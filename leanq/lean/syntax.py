@@ -93,6 +93,10 @@ class Header:
     is_prelude: bool
 
 
+_NO_HEADER = Header("", 0, (), is_module=False, is_prelude=False)
+_MAY_HAVE_HEADER = re.compile("module|prelude|import")
+
+
 def quote(part: str) -> str:
     """One component of a name as Lean writes it, in «» if it needs them.
 
@@ -106,6 +110,9 @@ def split_header(code: str) -> Header:
 
     Never fails: the header ends where Lean would find the first token that does not belong to it.
     """
+    # Most texts have none, and searching them is ten times as fast as reading their beginning.
+    if not _MAY_HAVE_HEADER.search(code):
+        return _NO_HEADER
     end = 0
     imports: list[str] = []
 

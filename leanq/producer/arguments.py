@@ -6,8 +6,11 @@ InvalidRequestError, which says what was expected and what came.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from numbers import Integral, Real
+from typing import Any
+
+import msgspec
 
 from leanq.errors import InvalidRequestError
 
@@ -17,6 +20,9 @@ _MAX_WHOLE = 1 << 53
 
 def text(name: str, value: object) -> str:
     """A text."""
+    # What nearly always comes needs no more than one look.
+    if type(value) is str:
+        return value
     if not isinstance(value, str):
         raise wrong_type(name, "a text (str)", value)
     # Of a subclass, such as NumPy's, a plain one: no other is written to the wire.
@@ -25,6 +31,8 @@ def text(name: str, value: object) -> str:
 
 def data(name: str, value: object) -> bytes:
     """Bytes."""
+    if type(value) is bytes:
+        return value
     if not isinstance(value, bytes | bytearray | memoryview):
         raise wrong_type(name, "bytes", value)
     return bytes(value)
@@ -39,6 +47,8 @@ def flag(name: str, value: object) -> bool:
 
 def number(name: str, value: object) -> float:
     """A number, such as a time in seconds."""
+    if type(value) is float:
+        return value
     if isinstance(value, bool) or not isinstance(value, Real):
         raise wrong_type(name, "a number", value)
     try:
@@ -62,6 +72,17 @@ def texts(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise wrong_type(name, "a list of texts", value)
     return tuple(text(f"an element of {name}", each) for each in value)
+
+
+def json_values(name: str, value: object) -> dict[str, Any]:
+    """Values by name, as JSON has them; a copy."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise wrong_type(name, "values by name (dict)", value)
+    try:
+        copied: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{name} must have only what JSON has: {error}") from None
+    return copied
 
 
 def one_of(name: str, value: object, words: Collection[str]) -> None:

@@ -13,7 +13,6 @@ import math
 import random
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -268,7 +267,8 @@ class ClusterRouter:
 
     Args:
         clusters: which they are, and their weights.
-        when_full, unavailable_timeout_s, no_worker, timings: as of each cluster's route.
+        when_full, unavailable_timeout_s, no_worker, timings, shares_ends: as of each cluster's
+            route.
     """
 
     def __init__(
@@ -279,6 +279,7 @@ class ClusterRouter:
         unavailable_timeout_s: float,
         no_worker: NoWorker,
         timings: Timings,
+        shares_ends: bool = False,
     ) -> None:
         self._weights = clusters
         self.clusters: list[Cluster] = []
@@ -289,6 +290,7 @@ class ClusterRouter:
                 unavailable_timeout_s=unavailable_timeout_s,
                 no_worker=no_worker,
                 timings=timings,
+                shares_ends=shares_ends,
                 on_trouble=partial(self._note_trouble, number),
             )
             self.clusters.append(Cluster(settings, router, timings.probe_s))
@@ -459,7 +461,7 @@ class ClusterRouter:
                         environment=submission.environment or where.environment,
                         affinity=submission.affinity or where.warmth,
                     )
-                    sent.prepared = replace(sent.prepared, submission=submission)
+                    sent.prepared = structs.replace(sent.prepared, submission=submission)
                     self._homes[state] = looks[look]
                     self._assign(sent, looks[look])
                     return

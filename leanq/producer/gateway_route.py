@@ -22,9 +22,11 @@ import httpx2
 
 from leanq.errors import (
     ClosedError,
+    ConflictError,
     InvalidRequestError,
     LeanQError,
     LostError,
+    NotPermittedError,
     NoWorkerError,
     QueueFullError,
     RecipeError,
@@ -37,7 +39,7 @@ from leanq.errors import (
 )
 from leanq.producer.request_builder import PreparedRequest
 from leanq.producer.route import Timings, Waiter
-from leanq.producer.shard_client import failed
+from leanq.producer.route_tasks import RouteTasks
 from leanq.queue.queue import backoff_s
 from leanq.queue.requests import Failure, Message, Reply, Request, Sorry, Theorem
 from leanq.queue.wire import unpack_request
@@ -54,6 +56,7 @@ _CONNECT_S = 10.0
 _FIELDS = (
     *("timeout_s", "memory_mb", "scratch_mb", "allow_axioms", "audit", "trust_programs"),
     *("code", "target", "theorems", "holes", "state", "tactic", "traceparent"),
+    "infotree",
 )
 
 
@@ -93,7 +96,7 @@ class GatewayRoute:
         self._outbox: deque[_Sent] = deque()
         self._work = asyncio.Event()
         self._room = asyncio.Semaphore(_BATCHES)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = RouteTasks(self._close_with)
         self._rng = random.Random()
         # Once requests are refused: the error that each of them ends with.
         self._over: Callable[[], LeanQError] | None = None
@@ -107,9 +110,9 @@ class GatewayRoute:
         except BaseException as error:
             await self._http.aclose()
             if isinstance(error, httpx2.TransportError):
-                raise _unavailable(error) from None
+                raise unavailable(error) from None
             raise
-        self._spawn(self._send_forever())
+        self._tasks.spawn(self._send_forever())
 
     def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
         """Submits a request with the next batch."""
@@ -119,7 +122,7 @@ class GatewayRoute:
             waiter.ended(InvalidRequestError("a gateway serves no echo; give the client a Redis"))
         elif self._enter(sent):
             if request.op in ("export", "import"):
-                self._spawn(self._ask(sent, partial(self._moved, prepared, request)))
+                self._tasks.spawn(self._ask(sent, partial(self._moved, prepared, request)))
             else:
                 self._outbox.append(sent)
                 self._work.set()
@@ -128,7 +131,7 @@ class GatewayRoute:
         """Waits for a request that was submitted before."""
         sent = _Sent(request_id, waiter)
         if self._enter(sent):
-            self._spawn(self._ask(sent, partial(self._fetched, request_id)))
+            self._tasks.spawn(self._ask(sent, partial(self._fetched, request_id)))
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
         """Withdraws a request; False where it has ended already."""
@@ -136,18 +139,14 @@ class GatewayRoute:
         if sent is None or sent.waiter is not waiter:
             return False
         del self._outstanding[request_id]
-        self._spawn(self._withdraw(request_id))
+        self._tasks.spawn(self._withdraw(request_id))
         return True
 
     async def close(self, *, withdraw: bool) -> None:
         """Ends every outstanding request, withdrawn from the queue or running on."""
-        self._over = partial(ClosedError, "the client was closed before the request ended")
         names = list(self._outstanding)
-        self._end_all(self._over)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._close_with(partial(ClosedError, "the client was closed before the request ended"))
+        await self._tasks.cancel()
         if withdraw:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._timings.close_s):
@@ -174,17 +173,10 @@ class GatewayRoute:
         for sent in list(self._outstanding.values()):
             self._end(sent, error())
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (fault := task.exception()):
-            # Nothing else would end the outstanding requests, and they must not hang.
-            self._over = partial(failed, fault)
-            self._end_all(self._over)
+    def _close_with(self, error: Callable[[], LeanQError]) -> None:
+        """Ends each request with an error, and refuses all others with it."""
+        self._over = error
+        self._end_all(error)
 
     # Batches
 
@@ -198,7 +190,7 @@ class GatewayRoute:
             if not self._outbox:
                 self._work.clear()
             begun = asyncio.Event()
-            self._spawn(self._batch(batch, begun))
+            self._tasks.spawn(self._batch(batch, begun))
             # Others gather meanwhile, or each would be a batch of its own.
             await begun.wait()
 
@@ -211,7 +203,7 @@ class GatewayRoute:
                         give_up_s = time.monotonic() + self._unavailable_timeout_s
                 except (httpx2.TransportError, UnavailableError) as error:
                     if time.monotonic() > give_up_s:
-                        self._end_each(batch, partial(_unavailable, error))
+                        self._end_each(batch, partial(unavailable, error))
                         return
                 except LeanQError as error:
                     self._end_each(batch, partial(type(error), str(error)))
@@ -266,7 +258,7 @@ class GatewayRoute:
                 self._end(sent, await ask())
             except (httpx2.TransportError, UnavailableError) as error:
                 if time.monotonic() > give_up_s:
-                    self._end(sent, _unavailable(error))
+                    self._end(sent, unavailable(error))
                     return
                 await asyncio.sleep(pause_s)
             except LeanQError as error:
@@ -301,11 +293,7 @@ class GatewayRoute:
     async def _asked(self, method: str, path: str, **how: Any) -> httpx2.Response:
         answer = await self._http.request(method, path, **how)
         if not answer.is_success:
-            try:
-                problem = answer.json()
-            except ValueError:
-                problem = {"status": answer.status_code, "detail": answer.text[:200]}
-            raise error_of(problem)
+            raise problem_in(answer)
         return answer
 
 
@@ -343,11 +331,13 @@ def reply_of(result: Mapping[str, Any]) -> Reply:
         queued_s=result["queued_s"],
         cpu_s=result["cpu_s"],
         wall_s=result["wall_s"],
+        infotree=json.dumps(result["infotree"]).encode() if "infotree" in result else None,
     )
 
 
 _KINDS: Mapping[str, type[LeanQError]] = {
     "closed": ClosedError,
+    "conflict": ConflictError,
     "invalid-request": InvalidRequestError,
     "lost": LostError,
     "malformed": InvalidRequestError,
@@ -362,12 +352,25 @@ _KINDS: Mapping[str, type[LeanQError]] = {
 }
 
 
+def problem_in(answer: httpx2.Response) -> LeanQError:
+    """The error that an answer tells, which is no success."""
+    try:
+        problem = answer.json()
+    except ValueError:
+        problem = None
+    if not isinstance(problem, dict):
+        problem = {"status": answer.status_code, "detail": answer.text[:200]}
+    return error_of(problem)
+
+
 def error_of(problem: Mapping[str, Any]) -> LeanQError:
     """The error that a gateway shows as ``problem``."""
     detail, status = str(problem.get("detail", "")), int(problem.get("status", 500))
     kind = str(problem.get("type", "")).removeprefix("urn:leanq:")
     if kind in _KINDS:
         return _KINDS[kind](detail)
+    if kind == "not-permitted":
+        return NotPermittedError(f"the gateway: {detail}", detail)
     if status == httpx2.codes.TOO_MANY_REQUESTS:
         return QueueFullError(detail, 1.0)
     if status >= httpx2.codes.INTERNAL_SERVER_ERROR:
@@ -375,5 +378,6 @@ def error_of(problem: Mapping[str, Any]) -> LeanQError:
     return UsageError(f"the gateway refuses the request ({status}): {detail}")
 
 
-def _unavailable(error: Exception) -> UnavailableError:
+def unavailable(error: Exception) -> UnavailableError:
+    """The error of a gateway that cannot be reached."""
     return UnavailableError(f"no gateway answers: {error or type(error).__name__}")

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Generic, TypedDict, TypeVar, cast
+from typing import Any, Generic, TypedDict, TypeVar, cast, get_args
 
+import msgspec
 from cachetools import LRUCache
+from msgspec import Struct
 from msgspec.structs import replace
 
 from leanq.errors import InvalidRequestError, RequestError
@@ -18,7 +20,7 @@ from leanq.lean.syntax import split_header
 from leanq.producer import arguments
 from leanq.queue import wire
 from leanq.queue.keys import new_request_id, shard_of
-from leanq.queue.requests import PRIORITIES, Reply, Request, wall_for
+from leanq.queue.requests import PRIORITIES, Infotree, Reply, Request, wall_for
 from leanq.queue.results import Submission
 from leanq.queue.settings import Settings, check_name
 
@@ -40,9 +42,12 @@ class SubmitOptions(TypedDict, total=False):
         deadline_s: seconds in the queue after which the verdict is ``expired``; none unless given.
         request_id: a name for the request; the same name again gives the same reply.
         traceparent: the caller's trace context (W3C), which the worker's log then names.
+        labels: what a client that records is to keep beside the request, such as the problem or
+            the policy's version: JSON values by name. They are not sent.
     """
 
     traceparent: str
+    labels: Mapping[str, Any]
     tenant: str
     priority: int
     deadline_s: float | None
@@ -72,6 +77,9 @@ class Check(InEnvironment, total=False):
         audit: whether what Lean accepts is judged and audited (True); without, it is ``unjudged``.
         trust_programs: whether the caller vouches for a text that runs programs of its own (False);
             it can then be ``accepted`` and is ``unverified`` otherwise.
+        infotree: which nodes of the text's infotree the reply has, ``full``, ``tactics``,
+            ``original`` or ``substantive`` (none); of a check alone, and from workers with the
+            ``repl`` driver alone.
     """
 
     timeout_s: float
@@ -80,6 +88,12 @@ class Check(InEnvironment, total=False):
     allow_axioms: Iterable[str]
     audit: bool
     trust_programs: bool
+    infotree: Infotree | None
+
+
+def _infotree(name: str, value: object) -> Infotree:
+    arguments.one_of(name, value, get_args(Infotree))
+    return cast("Infotree", value)
 
 
 def _optional(check: Callable[[str, object], Any]) -> Callable[[str, object], Any]:
@@ -92,6 +106,7 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
     "deadline_s": _optional(arguments.number),
     "request_id": _optional(arguments.text),
     "traceparent": arguments.text,
+    "labels": arguments.json_values,
     "env": arguments.text,
     "timeout_s": arguments.number,
     "memory_mb": arguments.whole_number,
@@ -99,6 +114,7 @@ _OPTIONS: Mapping[str, Callable[[str, object], Any]] = {
     "allow_axioms": arguments.texts,
     "audit": arguments.flag,
     "trust_programs": arguments.flag,
+    "infotree": _optional(_infotree),
 }
 
 
@@ -110,19 +126,20 @@ class Whereabouts:
     warmth: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest(Generic[_T]):
+class PreparedRequest(Struct, Generic[_T], frozen=True):
     """One request to be sent, and what its reply means to the caller.
 
     Attributes:
         submission: the request; it has no environment where that of ``state`` is not known yet.
         read: turns the reply into the operation's result.
         state: the state that the request is about, if any.
+        labels: the caller's, as JSON.
     """
 
     submission: Submission
     read: Callable[[Reply], _T]
     state: str = ""
+    labels: str = "{}"
 
 
 class RequestBuilder:
@@ -145,9 +162,18 @@ class RequestBuilder:
 
     def check(self, code: str, options: Check) -> PreparedRequest[Reply]:
         """A check of ``code``."""
+        return self.checks(options)(code)
+
+    def checks(self, options: Check) -> Callable[[str], PreparedRequest[Reply]]:
+        """Checks with the same options, by their texts."""
         options = _checked(Check.__optional_keys__, options)
-        code = arguments.text("the Lean code", code)
-        return self._of_code(_budgeted(Request("check", code=code), options), options)
+        budget = _budget(options)
+
+        def check(code: str) -> PreparedRequest[Reply]:
+            request = Request("check", code=arguments.text("the Lean code", code), **budget)
+            return self._of_code(request, options)
+
+        return check
 
     def verify(
         self,
@@ -165,8 +191,9 @@ class RequestBuilder:
             target="" if target is None else arguments.text("the target", target),
             theorems=arguments.texts("theorems", theorems),
             holes=arguments.texts("holes", holes),
+            **_budget(options),
         )
-        return self._of_code(_budgeted(request, options), options)
+        return self._of_code(request, options)
 
     def _of_code(self, request: Request, options: Check) -> PreparedRequest[Reply]:
         environment = options.get("env", DEFAULT_ENVIRONMENT)
@@ -182,7 +209,8 @@ class RequestBuilder:
                 self._learn(Whereabouts(environment, tuple(keys)), reply)
             return reply
 
-        return PreparedRequest(self._submission(request, environment, options, warmth), read)
+        submission = self._submission(request, environment, options, warmth)
+        return PreparedRequest(submission, read, labels=_labels(options))
 
     def shared(self, options: Check) -> Check:
         """``options`` for any number of checks; what is wrong with them is wrong at once."""
@@ -198,7 +226,7 @@ class RequestBuilder:
         options = _checked(Check.__optional_keys__, options)
         state = arguments.text("the state", state)
         tactic = arguments.text("the tactic", tactic)
-        request = _budgeted(Request("step", state=state, tactic=tactic), options)
+        request = Request("step", state=state, tactic=tactic, **_budget(options))
         known = self._whereabouts(state, options.get("env"))
 
         def read(reply: Reply) -> Reply:
@@ -276,11 +304,9 @@ class RequestBuilder:
         options: SubmitOptions,
         read: Callable[[Reply], _T],
     ) -> PreparedRequest[_T]:
-        if where is None:
-            return PreparedRequest(self._submission(request, None, options), read, state)
-        return PreparedRequest(
-            self._submission(request, where.environment, options, where.warmth), read, state
-        )
+        environment, warmth = (where.environment, where.warmth) if where else (None, ())
+        submission = self._submission(request, environment, options, warmth)
+        return PreparedRequest(submission, read, state, _labels(options))
 
     def _submission(
         self,
@@ -324,18 +350,25 @@ def whereabouts(recipe: Recipe, environment: str) -> Whereabouts:
     return Whereabouts(environment, keys)
 
 
-def _budgeted(request: Request, options: Check) -> Request:
+# Fields of a request that options set; those that are left out have the request's own defaults.
+_OF_BUDGET = ("memory_mb", "scratch_mb", "audit", "trust_programs")
+
+
+def _budget(options: Check) -> dict[str, Any]:
     timeout_s = options.get("timeout_s", 60.0)
-    return replace(
-        request,
-        timeout_s=timeout_s,
-        wall_s=wall_for(timeout_s),
-        memory_mb=options.get("memory_mb", request.memory_mb),
-        scratch_mb=options.get("scratch_mb", request.scratch_mb),
-        allow_axioms=tuple(sorted(set(options.get("allow_axioms", ())))),
-        audit=options.get("audit", True),
-        trust_programs=options.get("trust_programs", False),
-    )
+    given: Mapping[str, Any] = options
+    return {
+        "timeout_s": timeout_s,
+        "wall_s": wall_for(timeout_s),
+        "allow_axioms": tuple(sorted(set(options.get("allow_axioms", ())))),
+        "infotree": options.get("infotree") or "",
+        **{name: given[name] for name in _OF_BUDGET if name in given},
+    }
+
+
+def _labels(options: SubmitOptions) -> str:
+    labels = options.get("labels")
+    return msgspec.json.encode(labels).decode() if labels else "{}"
 
 
 _Options = TypeVar("_Options", SubmitOptions, InEnvironment, Check)

@@ -7,30 +7,32 @@ Everything here runs in one event loop. Three tasks share a table of outstanding
 - the *watchdog* asks for requests that have been silent, and sends again what the server
   no longer knows, which is safe since submit is idempotent by request id.
 
-None of them gives a request up because a connection broke. Only when the server has
-been out of reach for ``unavailable_timeout_s`` do all outstanding requests end with an error.
+None of them gives a request up because a connection broke. Only when the server has been out of
+reach for ``unavailable_timeout_s``, or has refused for some seconds what the client's user needs,
+do all outstanding requests end with an error.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from leanq.errors import (
     ClosedError,
     InvalidRequestError,
     LeanQError,
     LostError,
+    NotPermittedError,
     NoWorkerError,
     QueueFullError,
     RequestError,
@@ -39,6 +41,7 @@ from leanq.errors import (
     WireError,
 )
 from leanq.producer.route import Timings, Waiter, WhenFull
+from leanq.producer.route_tasks import RouteTasks
 from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s
 from leanq.queue.requests import Reply
@@ -46,11 +49,15 @@ from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, U
 from leanq.queue.scripts import script_text
 from leanq.queue.shape import check_shape
 
+log = logging.getLogger("leanq.client")
+
 # A call is bounded in bytes, since a script that moves megabytes delays all other clients.
 _BATCH_BYTES = 512 << 10
 _BATCH_REQUESTS = 1000
 _MAX_SILENCE_S = 60.0
 _ENVIRONMENT_RETRY_S = 1.0
+_WARN_OF_FULL_S = 60.0
+_NOT_PERMITTED_S = 3.0
 
 Replies = list[tuple[str, bytes]]
 
@@ -63,6 +70,9 @@ class Inbox:
         self._client = client
         self._block_ms = int(block_s * 1000)
         self._position = "0-0"
+        # Not with each read, which may bring one reply.
+        self._extend_every_s = queue.settings.reply_ttl_s / 4
+        self._extend_at_s = 0.0
 
     async def read(self, awaited: Callable[[str], bool]) -> AsyncIterator[Replies]:
         """Waits some seconds for replies, as (request id, bytes); large ones only where
@@ -70,7 +80,13 @@ class Inbox:
 
         Raises UnavailableError; the next read then begins with the same replies.
         """
-        reached, pairs = await self._queue.read_inbox(self._client, self._position, self._block_ms)
+        asked_s = time.monotonic()
+        extend = asked_s >= self._extend_at_s
+        reached, pairs = await self._queue.read_inbox(
+            self._client, self._position, self._block_ms, extend=extend
+        )
+        if extend and pairs:
+            self._extend_at_s = asked_s + self._extend_every_s
         yield [pair for pair in pairs if not pair[1].isdigit()]
         large = (
             (request_id, int(size))
@@ -132,6 +148,8 @@ class ShardClient:
         unavailable_timeout_s: how long the server may be out of reach before outstanding requests
             end with UnavailableError.
         timings: how long it waits for what.
+        shares_ends: whether it goes on hearing of a request's end when another client attaches to
+            the request, too.
         on_trouble: called when a call fails, or a submit is slow.
     """
 
@@ -142,9 +160,10 @@ class ShardClient:
         when_full: WhenFull,
         unavailable_timeout_s: float,
         timings: Timings,
+        shares_ends: bool = False,
         on_trouble: Callable[[], None] | None = None,
     ) -> None:
-        self.client = secrets.token_urlsafe(12)
+        self.client = ("+" if shares_ends else "") + secrets.token_urlsafe(12)
         self._queue = queue
         self._when_full: WhenFull = when_full
         self._unavailable_timeout_s = unavailable_timeout_s
@@ -158,9 +177,10 @@ class ShardClient:
         self._work = asyncio.Event()
         self._reading = asyncio.Event()
         self._ask = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = RouteTasks(self._close_with)
         self._rng = random.Random()
         self.down_since: float | None = None
+        self._warn_of_full_at_s = 0.0
         # Once requests are refused: the error that each of them ends with.
         self.over: Callable[[], LeanQError] | None = None
 
@@ -187,7 +207,7 @@ class ShardClient:
     def start(self) -> None:
         """Starts the tasks whether or not a server answers; until one does, they try."""
         for loop in (self._submit_forever, self._read_forever, self._watch_forever):
-            self._spawn(loop())
+            self._tasks.spawn(loop())
 
     def send(self, submission: Submission, waiter: Waiter) -> None:
         """Submits a request with the next batch."""
@@ -213,10 +233,11 @@ class ShardClient:
         self._note_idle()
         return True
 
-    def waiting(self) -> Mapping[str, int]:
-        """How many requests the server has acknowledged and not answered, by environment."""
+    def waiting(self) -> Mapping[tuple[str, str], int]:
+        """How many requests the server has acknowledged and not answered, by environment and
+        tenant."""
         return Counter(
-            entry.submission.environment
+            (entry.submission.environment, entry.submission.tenant)
             for entry in self.outstanding.values()
             if entry.submission and entry.known
         )
@@ -247,24 +268,14 @@ class ShardClient:
                     await self._send_gathered()
                     await self._queue.drop_inbox(self.client)
         finally:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._tasks.cancel()
             self._end_all(self.over)
             await self._queue.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (fault := task.exception()):
-            # Nothing else would end the outstanding requests, and they must not hang.
-            self.over = partial(failed, fault)
-            self._end_all(self.over)
+    def _close_with(self, error: Callable[[], LeanQError]) -> None:
+        """Ends each request with an error, and refuses all others with it."""
+        self.over = error
+        self._end_all(error)
 
     def _enter(self, entry: _Outstanding) -> bool:
         if self.over:
@@ -407,8 +418,11 @@ class ShardClient:
         if self._when_full == "raise":
             error = QueueFullError(f"{why}; retry after {after_s:g} s", after_s)
             self._end(entry.request_id, error)
-        else:
-            self._send_later(entry, after_s)
+            return
+        if time.monotonic() >= self._warn_of_full_at_s:
+            log.warning("%s; meanwhile this client tries again every %g s", why, after_s)
+            self._warn_of_full_at_s = time.monotonic() + _WARN_OF_FULL_S
+        self._send_later(entry, after_s)
 
     def _send_later(self, entry: _Outstanding, after_s: float) -> None:
         asyncio.get_running_loop().call_later(after_s, self._send_again, entry)
@@ -501,14 +515,12 @@ class ShardClient:
             return
         if self.down_since is None:
             self.down_since = now
-        elif now - self.down_since > self._unavailable_timeout_s:
+            return
+        down_s = now - self.down_since
+        if isinstance(error, NotPermittedError):
+            # Rights are loaded in a moment, or missing until a person comes.
+            if down_s > min(_NOT_PERMITTED_S, self._unavailable_timeout_s):
+                self._end_all(partial(NotPermittedError, str(error), error.right))
+        elif down_s > self._unavailable_timeout_s:
             text = f"{error} (for {self._unavailable_timeout_s:g} s)"
             self._end_all(partial(UnavailableError, text))
-
-
-def failed(fault: BaseException) -> LeanQError:
-    """A defect of leanq's, as the end of a request."""
-    text = " ".join(str(fault).split())
-    error = LeanQError(f"the client failed: {type(fault).__name__}: {text}")
-    error.__cause__ = fault
-    return error

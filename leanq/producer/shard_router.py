@@ -96,6 +96,7 @@ class ShardRouter:
         unavailable_timeout_s: float,
         no_worker: NoWorker,
         timings: Timings,
+        shares_ends: bool = False,
         on_trouble: Callable[[], None] | None = None,
     ) -> ShardRouter:
         """The route to the cluster of ``settings``, over connections of its own."""
@@ -106,6 +107,7 @@ class ShardRouter:
                 when_full=when_full,
                 unavailable_timeout_s=unavailable_timeout_s,
                 timings=timings,
+                shares_ends=shares_ends,
                 on_trouble=on_trouble,
             )
             for queue in queues

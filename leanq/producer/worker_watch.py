@@ -1,24 +1,24 @@
-"""Says so when a client's requests wait and no worker is alive for their environment.
+"""Says so when a client's requests wait and no worker is alive for their environment, or an
+operator holds them back.
 
 As long as replies come from an environment nothing is asked. After some seconds of silence the
-queue's status is read, and again at intervals that double.
+queue is asked who serves it, and again at intervals that double.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
 
-from leanq.errors import UnavailableError
-from leanq.fleet.stats import environments_of
+from leanq.errors import NotPermittedError, UnavailableError
+from leanq.fleet.stats import environments_in, info_of
 from leanq.producer.route import NoWorker
 from leanq.queue.queue import Queue
-from leanq.queue.results import Status
 from leanq.queue.settings import without_password
 
 log = logging.getLogger("leanq.client")
@@ -29,8 +29,9 @@ _MAX_INTERVAL_S = 600.0
 class Waiting(Protocol):
     """A shard's client, as the watch sees it."""
 
-    def waiting(self) -> Mapping[str, int]:
-        """How many requests the queue has acknowledged and not answered, by environment."""
+    def waiting(self) -> Mapping[tuple[str, str], int]:
+        """How many requests the queue has acknowledged and not answered, by environment and
+        tenant."""
 
     def take_answered(self) -> AbstractSet[str]:
         """The environments that have answered since the last call."""
@@ -91,34 +92,47 @@ class WorkerWatch:
             waiting = self._waiting()
             answered = {name for shard in self._shards for name in shard.take_answered()}
             if due := self._silence.due(waiting.keys(), answered, time.monotonic()):
-                # The client itself reports a server that is out of reach.
-                with contextlib.suppress(UnavailableError):
-                    self._look(await self._queue.status(), due)
+                try:
+                    served, paused = await self._served(), await self._queue.paused()
+                except NotPermittedError as error:
+                    # As with the users of an older release.
+                    names = ", ".join(due)
+                    log.warning("whether a worker is alive for %s is unknown: %s", names, error)
+                    return
+                except UnavailableError:
+                    # The client itself reports a server that is out of reach.
+                    continue
+                self._look(served, paused, due)
 
-    def _waiting(self) -> dict[str, int]:
-        waiting: dict[str, int] = {}
+    def _waiting(self) -> dict[str, Counter[str]]:
+        """By environment, and there by tenant."""
+        waiting: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for shard in self._shards:
-            for name, count in shard.waiting().items():
-                waiting[name] = waiting.get(name, 0) + count
+            for (environment, tenant), count in shard.waiting().items():
+                waiting[environment][tenant] += count
         return waiting
 
-    def _look(self, status: Status, due: Sequence[str]) -> None:
-        fleet = environments_of(status)
-        served = sorted(name for name, environment in fleet.items() if environment.workers > 0)
+    async def _served(self) -> list[str]:
+        """The environments of living workers."""
+        workers = await self._queue.living()
+        return sorted({name for info in workers for name in environments_in(info_of(info))})
+
+    def _look(self, served: Sequence[str], paused: Mapping[str, float], due: Sequence[str]) -> None:
         # Some may have ended while the server was asked.
         waiting = self._waiting()
         for name in due:
-            if name not in waiting or name in served:
+            if name not in waiting:
                 continue
-            requests = _requests(waiting[name])
-            if f"e:{name}" in status.paused:
+            if f"e:{name}" in paused:
                 # An operator holds them back, perhaps without workers to save costs.
-                log.warning(
-                    "the environment %r is paused: %s of this client will run once an operator "
-                    "resumes it (leanq resume --env %s)",
-                    *(name, requests, name),
-                )
+                _warn_of_pause("environment", "--env", name, waiting[name].total())
                 continue
+            for tenant, count in waiting[name].items():
+                if f"t:{tenant}" in paused:
+                    _warn_of_pause("tenant", "--tenant", tenant, count)
+            if name in served:
+                continue
+            requests = _requests(waiting[name].total())
             text = (
                 f"no worker is alive for the environment {name!r} at "
                 f"{without_password(self._queue.settings.url)}: {requests} of this client wait; "
@@ -130,6 +144,14 @@ class WorkerWatch:
             else:
                 for shard in self._shards:
                     shard.give_up(name, text)
+
+
+def _warn_of_pause(what: str, option: str, name: str, count: int) -> None:
+    log.warning(
+        "the %s %r is paused: %s of this client will run once an operator resumes it "
+        "(leanq resume %s %s)",
+        *(what, name, _requests(count), option, name),
+    )
 
 
 def _requests(count: int) -> str:

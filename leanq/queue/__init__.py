@@ -1,1 +1,18 @@
-"""The queue in Redis: requests, replies, leases, and the scripts that move them."""
+"""The queue in Redis: requests, replies, leases, and the scripts that move them.
+
+In the order in which to read them::
+
+    requests.py     requests and replies, and the words that stand in them
+    keys.py         every key in Redis
+    queue.py        the queue's transitions, one method per script
+    lua/            those scripts: a file each, and the parts that they share
+    scripts.py      what each script is called with, and how its text is put together
+    results.py      what goes into the transitions, and what comes out of them
+    wire.py         requests and replies as msgpack
+    connection.py   a connection to the server, on which calls take turns
+    reaper.py       requeues what workers hold whose lease has expired
+    shape.py        what the workers and clients of one queue must agree on
+    metrics.py      every metric, named once
+    settings.py     every setting, declared once
+    up_file.py      how clients and commands find the queue of ``leanq up``
+"""

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
 import redis.asyncio as redis
+from hiredis import pack_command
 from redis import exceptions as redis_errors
 from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from leanq.errors import QueueFullError, UnavailableError, UsageError
+from leanq.errors import NotPermittedError, QueueFullError, UnavailableError, UsageError
 from leanq.queue.metrics import count
-from leanq.queue.scripts import digest_of
+from leanq.queue.scripts import Library, digest_of, library_of
 from leanq.queue.settings import each_host, without_password
 
 _T = TypeVar("_T")
@@ -34,6 +38,13 @@ _COMMAND_TIMEOUT_S = 20.0
 _CONNECT_TIMEOUT_S = 5.0
 _MAX_REDIRECTIONS = 5
 _READ_BYTES = 1 << 20
+_LARGE_BYTES = 4096
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_PLACE_IN_SCRIPT = re.compile(r" script: \w+, on @user_(script|function):\d+\.?\Z")
+# What a server says that has not the library, or no libraries, or lets the user call none.
+_NO_FUNCTION = re.compile(r"(?i)function not found|unknown command|'fcall'")
+_LOADED_ALREADY = "already exists"
+_SCRIPTS_S = 60.0
 _UNREACHABLE = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
 
 
@@ -49,7 +60,9 @@ class Address:
         self.url, *others = each_host(url)
         self._others = deque(others)
         for each in (self.url, *others):
-            _new_client(each)
+            pool = _new_client(each).connection_pool
+            for option in _FILES:
+                _check_file(each, option, pool.connection_kwargs.get(option))
 
     @property
     def count(self) -> int:
@@ -101,6 +114,8 @@ class Link:
         self._turn = asyncio.Lock()
         self._client: redis.Redis | None = None
         self._url = ""
+        # Until when a script is called as such, by its library's name and the monotonic clock.
+        self._scripts_until_s: dict[str, float] = {}
 
     async def call(self, work: Callable[[redis.Redis], Awaitable[_T]], block_s: float = 0.0) -> _T:
         """What ``work`` makes of the connection; it may block for ``block_s`` seconds.
@@ -112,6 +127,7 @@ class Link:
             UnavailableError: no answer; the call may or may not have happened.
         """
         async with self._turn:
+            sent_on = f"the cluster of {self._address.name} sends from node to node"
             for _ in range(_MAX_REDIRECTIONS):
                 try:
                     async with asyncio.timeout(_COMMAND_TIMEOUT_S + block_s):
@@ -129,24 +145,22 @@ class Link:
                         RETRY_AFTER_S,
                     ) from None
                 except (redis_errors.RedisError, OSError, asyncio.IncompleteReadError) as error:
-                    failed = f"no answer from {self._address.name}: {_text(error)}"
-                    if _is_forbidden(error):
-                        failed = (
-                            f"{self._address.name} does not let this user do that: {_text(error)}; "
-                            "deploy/users.acl has a user for each role"
-                        )
                     count("leanq_redis_errors_total", _kind(error))
+                    if _is_forbidden(error):
+                        raise _not_permitted(self._address, error) from None
+                    failed = f"no answer from {self._address.name}: {_text(error)}"
                     if isinstance(error, redis_errors.ReadOnlyError):
                         # It was a master once. The same name may lead to another server by now.
                         self._address.ask_another()
                         await self._disconnect()
                         if self._address.count > 1:
                             # Nothing was done, so another may be asked at once.
+                            sent_on = f"{failed}; no other server that was named takes writes"
                             continue
                     elif not isinstance(error, redis_errors.ResponseError):
                         await self._disconnect()
                     raise UnavailableError(failed) from None
-            raise UnavailableError(f"the cluster of {self._address.name} sends from node to node")
+            raise UnavailableError(sent_on)
 
     async def ask(self, *commands: Sequence[Any], block_s: float = 0.0) -> list[Any]:
         """What the server answers to the commands, which it gets at once: as it is on the wire.
@@ -161,18 +175,40 @@ class Link:
         return await self.call(converse, block_s)
 
     async def run(self, script: str, key: str, args: Sequence[Any]) -> Any:
-        """What a script answers; raises as :meth:`call`."""
-        digest = digest_of(script)
-        evaluate = ("EVALSHA", digest, 1, key, *args)
+        """What a script answers; raises as :meth:`call`.
 
-        async def converse(client: redis.Redis) -> Any:
+        It is called as a function of the server's where there is its library, or this user may load
+        it, and else as a script, which costs the server more.
+        """
+        return await self.call(lambda client: self._evaluated(client, script, key, args))
+
+    async def load(self, scripts: Iterable[str]) -> None:
+        """Loads the libraries of scripts for users that may call and not load them; raises as
+        :meth:`call`."""
+        for script in scripts:
+            await self.call(partial(_has_loaded, library=library_of(script)))
+
+    async def _evaluated(
+        self, client: redis.Redis, script: str, key: str, args: Sequence[Any]
+    ) -> Any:
+        library = library_of(script)
+        if time.monotonic() >= self._scripts_until_s.get(library.function, 0.0):
+            function = ("FCALL", library.function, 1, key, *args)
             try:
-                return (await _converse(client.connection, [evaluate]))[0]
-            except redis_errors.NoScriptError:
-                load = ("SCRIPT", "LOAD", script)
-                return (await _converse(client.connection, [load, evaluate]))[1]
-
-        return await self.call(converse)
+                return (await _converse(client.connection, [function]))[0]
+            except redis_errors.ResponseError as error:
+                if not _NO_FUNCTION.search(str(error)):
+                    raise
+            if await _has_loaded(client, library):
+                return (await _converse(client.connection, [function]))[0]
+            # The library may be another user's to load, who has not come yet.
+            self._scripts_until_s[library.function] = time.monotonic() + _SCRIPTS_S
+        evaluate = ("EVALSHA", digest_of(script), 1, key, *args)
+        try:
+            return (await _converse(client.connection, [evaluate]))[0]
+        except redis_errors.NoScriptError:
+            load = ("SCRIPT", "LOAD", script)
+            return (await _converse(client.connection, [load, evaluate]))[1]
 
     async def close(self) -> None:
         """Closes the connection; a call under way fails."""
@@ -207,13 +243,20 @@ class Link:
     async def _learn_nodes(self, client: Any) -> None:
         # Managed servers that are no clusters refuse CLUSTER, so it is asked only where it is one.
         with contextlib.suppress(redis_errors.ResponseError):
-            hello = await client.execute_command("HELLO")
-            if not isinstance(hello, dict):
-                hello = dict(zip(hello[::2], hello[1::2], strict=True))
+            hello = _about(await client.execute_command("HELLO"))
             if hello.get(b"mode") == b"cluster":
                 ranges = await client.execute_command("CLUSTER", "SLOTS")
                 nodes = [node for _, _, *nodes in ranges for node in nodes]
                 self._address.learn((str(host or b"", "ascii"), port) for host, port, *_ in nodes)
+
+
+def _about(hello: Any) -> dict[bytes, Any]:
+    """What a server says of itself; raises redis-py's ConnectionError where that is nonsense."""
+    if isinstance(hello, list):
+        hello = {k: v for k, v in zip(hello[::2], hello[1::2], strict=False) if type(k) is bytes}
+    if not isinstance(hello, dict) or b"version" not in hello:
+        raise redis_errors.ConnectionError("what answers there is no Redis")
+    return hello
 
 
 def _new_client(url: str) -> redis.Redis:
@@ -234,15 +277,41 @@ def _new_client(url: str) -> redis.Redis:
         # An option that no connection knows would otherwise show at the first call.
         pool.connection_class(**pool.connection_kwargs)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"not a Redis URL: {without_password(url)!r}: {error}") from None
+        unknown = re.search(r"unexpected keyword argument ('\w+')", str(error))
+        why = f"redis-py knows no option {unknown[1]} for it" if unknown else str(error)
+        raise UsageError(f"not a Redis URL: {without_password(url)!r}: {why}") from None
     return redis.Redis(connection_pool=pool, single_connection_client=True)
+
+
+def _check_file(url: str, option: str, path: str | None) -> None:
+    # At each connection it would be one more server that does not answer.
+    if path is None:
+        return
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{option}={path} of {without_password(url)!r} cannot be read: {error.strerror}"
+        ) from None
+
+
+async def _has_loaded(client: redis.Redis, library: Library) -> bool:
+    """Loads a library; whether it is there now."""
+    try:
+        await _converse(client.connection, [("FUNCTION", "LOAD", library.text)])
+    except redis_errors.ReadOnlyError:
+        raise
+    except redis_errors.ResponseError as error:
+        return _LOADED_ALREADY in str(error)
+    return True
 
 
 async def _converse(connection: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
     if await connection.can_read():
         # The server has closed it meanwhile, and nothing was asked on it yet.
         await connection.disconnect()
-    packed = [part for command in commands for part in connection.pack_command(*command)]
+    packed = [part for command in commands for part in _packed(connection, command)]
     await connection.send_packed_command(packed, check_health=False)
     answers: list[Any] = []
     refused: redis_errors.ResponseError | None = None
@@ -257,10 +326,20 @@ async def _converse(connection: Any, commands: Sequence[Sequence[Any]]) -> list[
     return answers
 
 
+def _packed(connection: Any, command: Sequence[Any]) -> Sequence[bytes]:
+    """The bytes of a command. hiredis takes a seventh of the connection's own time, but for large
+    values, which it copies once more."""
+    if any(type(value) is bytes and len(value) > _LARGE_BYTES for value in command):
+        return cast("Sequence[bytes]", connection.pack_command(*command))
+    return (pack_command(tuple(command)),)
+
+
 def _text(error: Exception) -> str:
     if isinstance(error, redis_errors.AskError):
         return f"slot {error.slot_id} is being moved to another node"
-    return " ".join(str(error).split()) or type(error).__name__
+    # Where in a script it happened is of no use to its caller.
+    text = _PLACE_IN_SCRIPT.sub("", " ".join(str(error).split()))
+    return text or type(error).__name__
 
 
 def _is_forbidden(error: Exception) -> bool:
@@ -268,6 +347,16 @@ def _is_forbidden(error: Exception) -> bool:
     return isinstance(error, redis_errors.NoPermissionError) or (
         isinstance(error, redis_errors.ResponseError)
         and str(error).startswith(("ACL failure", "The user executing the script can't"))
+    )
+
+
+def _not_permitted(address: Address, error: Exception) -> NotPermittedError:
+    user = urlsplit(address.url).username or "default"
+    right = f"the user {user!r} lacks a right: {_text(error)}"
+    return NotPermittedError(
+        f"{address.name} does not let this user do that: {right}; deploy/users.acl has a user for "
+        "each role, with patterns of keys that begin with the prefix",
+        right,
     )
 
 

@@ -9,6 +9,7 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:req:ID`` | string | a request in flight: its record | submit, requeue | at its reply |
 | ``:req:ID`` | string | then its packed reply | settle, cancel, reap, claim | time-to-live |
 | ``:phase`` | hash | id → its phase, if it does not simply wait | submit, claim | at its reply |
+| ``:phase`` | hash | ``r:ENV:DIGEST`` → the run that its like join | claim | with its run |
 | ``:wait:ENV:PRIORITY:TENANT`` | list | ids that wait, next first | submit, requeue | when empty |
 | ``:ring:ENV:PRIORITY`` | list | tenants whose wait list is not empty | the same | when empty |
 | ``:parked:ENV:PRIORITY`` | set | such tenants that are held back | submit, pause | resume |
@@ -22,18 +23,13 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:info`` | hash | worker → what it says of itself | register | leave, reap |
 | ``:environments`` | hash | environment → what its worker says of it | register | never |
 | ``:isolating:ENV`` | string | the worker that empties itself | claim | time-to-live |
-| ``:runs`` | hash | ENV:DIGEST → the run that identical requests join | claim | with its run |
 | ``:joined:ID`` | sorted set | what joined the run: id → submitted | submit, claim | with its run |
 | ``:verdict:FINGERPRINT:DIGEST`` | string | a remembered reply | settle | time-to-live |
 | ``:fingerprints`` | hash | environment → its fingerprint now | register | never |
 | ``:inbox:CLIENT`` | stream | id, reply, id, reply … | each end of a request | time-to-live |
 | ``:warm:ENV:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim | time-to-live |
-| ``:available`` | hash | worker → how many more it would take | claim, submit | leave, reap |
-| ``:reservation:WORKER`` | list | ids that only it may claim, for 100 ms | submit | claim, reap |
-| ``:reservations`` | sorted set | worker → until when that holds, ms | submit | claim, reap |
-| ``:watchdog`` | string | the worker that watches reservations, or ``""`` | claim | time-to-live |
 | ``:wakeup:ENV`` | list | tokens that wake idle workers | submit, requeue, claim | when empty |
-| ``:stop:WORKER`` | list | ids to stop, or ``+`` | cancel, submit, notify_worker | leave, reap |
+| ``:stop:WORKER`` | list | ids to stop, or ``""`` | cancel, notify_worker | leave, reap |
 | ``:stats`` | hash | counters, see ``Status``; affinities' environments | every script | never |
 | ``:minutes`` | sorted set | the totals of each minute, a day long | submit, renew | bounded |
 | ``:scaler`` | hash | environment → the scaler's last decision | the scaler | time-to-live |
@@ -45,14 +41,25 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:making:KEY`` | string | that a worker makes this snapshot | that worker | time-to-live |
 | ``:snap:KEY`` | string | a snapshot's manifest | snapshot_keep | time-to-live |
 | ``:chunk:HASH`` | string | a piece of a snapshot | the worker that made it | time-to-live |
+| ``:replay:names`` | sorted set | replay memory → when it was made, ms | replay_… | dropped |
+| ``:replay:NAME:about`` | hash | a replay memory's bounds, counters | replay_… | dropped |
+| ``:replay:NAME:log`` | stream | its entries in their order | replay_… | bounded |
+| ``:replay:NAME:slots`` | hash | its reservoir: slot → number, entry | replay_write | bounded |
+| ``:replay:NAME:classes`` | hash | class of weights → how many | replay_… | bounded |
+| ``:replay:NAME:index`` | hash | class, place → member, weight | replay_… | bounded |
+| ``:replay:NAME:places`` | hash | member → class, place | replay_… | bounded |
+| ``:replay:NAME:value`` | stream | the value beside it, by its version | replay_publish | dropped |
+| ``:replay:NAME:writer:ID`` | string | a writer's last write | replay_write | time-to-live |
 
 A record (``lua/parts/record.lua`` has its layout) begins with the byte 0x01, a reply with 0x93.
-``lua/parts/phase.lua`` has the layout of ``:phase``: leased, joined to a run, reserved, passed over
-by a warmer request, or waiting for an isolated attempt. A leased request whose client is "" was
+``lua/parts/phase.lua`` has the layout of ``:phase``: leased, joined to a run, passed over by a
+warmer request, or waiting for an isolated attempt. A leased request whose client is "" was
 withdrawn: it runs on for others, and has its reply. A request in flight carries no time-to-live, so
 no eviction policy that spares such keys can lose it. ``:scaler`` is in shard 0 alone; its values
 are JSON objects: ``at`` (seconds since 1970 by the scaler's clock), ``target`` and ``order``
 (workers wanted from now on, and before), ``reason``, ``text``, ``who``.
+
+A replay memory is in one shard, which its name's hash chooses.
 
 One key is of no shard: ``{PREFIX:queue}:shape``, a hash with ``shards`` and ``lease_s`` as the last
 worker that joined an empty fleet has them; it stays for good. Processes that expect another number

@@ -3,6 +3,7 @@
 Fleet-wide truth is kept in Redis and shown by one exporter (``leanq metrics``, or ``leanq scale``,
 which decides by it); what only a process knows is shown by each worker (``--metrics-port``). No
 label's values grow with requests or pods: ``environment`` is one of those that workers offer,
+``route`` one of the gateway's,
 ``tenant`` one of a hundred that used CPU time in the last day or so, and all others are sets that
 stand in the code.
 """
@@ -80,9 +81,18 @@ FLEET = (
     _counter("leanq_requests_remembered_total", "Requests answered by a remembered verdict."),
     _counter("leanq_warm_hits_total", "Requests that went to a worker known to be warm."),
     _counter("leanq_warm_misses_total", "Requests for which no such worker was idle."),
-    _counter("leanq_warm_reassignments_total", "Expired reservations given to another worker."),
     _gauge("leanq_snapshot_bytes", "Snapshots of states in Redis, as accounted."),
     _counter("leanq_snapshot_evictions_total", "Snapshots dropped to make room."),
+    _gauge("leanq_replay_entries", "Entries that a replay memory holds.", "memory"),
+    _gauge("leanq_replay_bytes", "Their packed size, with the reservoir's.", "memory"),
+    _counter("leanq_replay_written_total", "Entries written into a replay memory.", "memory"),
+    _counter("leanq_replay_evicted_total", "Entries that left it, the oldest first.", "memory"),
+    _counter(
+        "leanq_replay_dropped_total",
+        "Entries not written, or taken out, since memory was short; also counted are those that "
+        "writers could not send.",
+        "memory",
+    ),
     _gauge("leanq_redis_memory_bytes", "Memory in use by all shards."),
     _gauge("leanq_redis_memory_limit_bytes", "Their maxmemory; 0 where there is none."),
 )
@@ -113,11 +123,19 @@ WORKER = (
     _counter("leanq_redis_errors_total", "Calls to Redis that failed.", "kind"),
 )
 
+GATEWAY = (
+    _counter("leanq_http_requests_total", "HTTP requests that were answered.", "route", "status"),
+    _histogram("leanq_http_request_seconds", "From an HTTP request to its answer's end.", "route"),
+    _gauge("leanq_http_streams", "Answers that are sent line by line, and have not ended."),
+    _gauge("leanq_http_outstanding", "Requests to the queue whose end this gateway waits for."),
+    _counter("leanq_http_refusals_total", "Requests that keys and limits refused.", "reason"),
+)
+
 
 COUNTS: Counter[tuple[str, ...]] = Counter()
 """What this process has counted: by a metric's name and its labels' values."""
 
 
 def count(name: str, *labels: str) -> None:
-    """Counts one more of a metric in :data:`WORKER`."""
+    """Counts one more of a metric in :data:`WORKER` or :data:`GATEWAY`."""
     COUNTS[name, *labels] += 1

@@ -35,26 +35,30 @@ from leanq.queue.results import (
     DeadLetter,
     End,
     Full,
+    InFlight,
     Job,
     Kind,
+    MemoryRow,
     PriorityRow,
     Queued,
     Reaped,
     Renewed,
-    Reserved,
     Returning,
     Settlement,
     Status,
     Submission,
     Submitted,
+    Time,
     UnknownEnvironment,
     WorkerRow,
     is_record,
     merged,
+    read_in_flight,
     read_job,
     read_minute,
     read_record,
     read_stats,
+    tallies_of,
 )
 from leanq.queue.scripts import SCRIPTS, script_text
 from leanq.queue.settings import Settings
@@ -64,6 +68,12 @@ _T = TypeVar("_T")
 # Each holds what one call settled for the client.
 _INBOX_ENTRIES = 250
 _DECISIONS_MS = 600_000
+# All that a record says beside the body.
+_RECORD_HEAD_BYTES = 1024
+# Scripts whose libraries workers load for clients, who may not.
+_CALLED_BY_CLIENTS = ("submit", "lookup", "cancel")
+# Records that are read for each that is shown.
+_LOOKED_AT = 2
 
 
 class Queue:
@@ -153,7 +163,7 @@ class Queue:
             busy=busy,
             max_attempts=self.settings.max_attempts,
             remember_ms=int(self.settings.remember_s * 1000),
-            ends=[end._asdict() for end in ends],
+            ends=list(ends),
             settlements=rows,
             environments=environments,
         )
@@ -162,8 +172,6 @@ class Queue:
             jobs=tuple(read_job(answer["now_ms"], token, *row) for row in answer["jobs"]),
             held=answer["held"],
             must_empty=answer["must_empty"] == 1,
-            again_s=answer["again_ms"] / 1000,
-            has_affinity=answer["has_affinity"] == 1,
         )
 
     async def reconcile(
@@ -180,11 +188,20 @@ class Queue:
         return tuple(found), [_text(request_id) for request_id in answer["lost"]]
 
     async def renew(
-        self, worker: str, environments: Collection[str] = (), *, idle_factor: float = 1.0
+        self,
+        worker: str,
+        environments: Collection[str] = (),
+        *,
+        idle_factor: float = 1.0,
+        times: Mapping[tuple[str, tuple[Time, ...]], int] | None = None,
     ) -> Renewed:
         """A heartbeat: extends the lease over all that the worker holds.
 
-        ``idle_factor``: how many times longer the lease is if the worker holds nothing.
+        Args:
+            worker: its id.
+            environments: whose waiting requests are counted in the answer.
+            idle_factor: how many times longer the lease is if the worker holds nothing.
+            times: how often results of an environment took such times since the last heartbeat.
         """
         answer = await self.run(
             "renew",
@@ -194,6 +211,7 @@ class Queue:
             max_attempts=self.settings.max_attempts,
             reply_ttl_ms=self._ttl_ms,
             environments=list(environments),
+            tallies=list(tallies_of(times or {}).items()),
         )
         return Renewed(
             held=answer["held"],
@@ -281,6 +299,7 @@ class Queue:
         await self.run(
             "register", worker=worker, lease_ms=self._lease_ms, info=info, environments=rows
         )
+        await self._commands.load(script_text(name) for name in _CALLED_BY_CLIENTS)
 
     async def set_paused(
         self, kind: Literal["environment", "tenant"], name: str, *, paused: bool
@@ -318,7 +337,27 @@ class Queue:
             paused={_text(k): int(v) / 1000 for k, v in _pairs(answer["paused"])},
             decisions={_text(k): v for k, v in _pairs(answer["decisions"])},
             weights={_text(k): float(v) for k, v in _pairs(answer["weights"])},
+            memories={
+                _text(name): MemoryRow.of(dict(_pairs(about))) for name, about in answer["memories"]
+            },
         )
+
+    async def living(self) -> list[bytes]:
+        """What each living worker says of itself; a client's user may ask this."""
+        ((seconds, _),) = await self._commands.ask(("TIME",))
+        living, names = await self._commands.ask(
+            ("ZCOUNT", self.keys.workers, int(seconds) * 1000, "+inf"),
+            # Those with the longest leases first.
+            ("ZREVRANGE", self.keys.workers, 0, -1),
+        )
+        # One name that is none, since no name at all would be an error.
+        (found,) = await self._commands.ask(("HMGET", f"{self._tag}:info", "", *names[:living]))
+        return [info for info in found if info is not None]
+
+    async def paused(self) -> dict[str, float]:
+        """Environments and tenants that are held back, as in :class:`Status`."""
+        found: Any = await self._commands.call(lambda c: c.hgetall(f"{self._tag}:paused"))
+        return {_text(name): int(since_ms) / 1000 for name, since_ms in _pairs(found)}
 
     async def publish_decisions(self, decisions: Mapping[str, bytes]) -> None:
         """Keeps what the scaler decided for environments, for ten minutes after the last call."""
@@ -350,6 +389,57 @@ class Queue:
         worker = _text(fields[b"w"])
         return DeadLetter(submission, client, int(fields[b"n"]), worker, float(died_ms) / 1000)
 
+    async def running(self, workers: Sequence[str], limit: int) -> list[InFlight]:
+        """What these workers hold, those that have run the longest first: up to ``limit`` of each,
+        and up to ``limit`` in all."""
+        zranges = (
+            ("ZRANGE", f"{self._tag}:processing:{worker}", 0, limit - 1, "WITHSCORES")
+            for worker in workers
+        )
+        now, *rows = await self._commands.ask(("TIME",), *zranges)
+        now_s = int(now[0]) + int(now[1]) / 1_000_000
+        held = {
+            _text(request_id): (worker, float(until_ms) / 1000)
+            for worker, row in zip(workers, rows, strict=True)
+            for request_id, until_ms in _pairs(_flat(row))
+        }
+        # What has run the longest mostly has to end first.
+        first = sorted(held, key=lambda request_id: held[request_id][1])[: _LOOKED_AT * limit]
+        found = []
+        for request, longest_s in await self._in_flight(first):
+            worker, until_s = held[request.request_id]
+            running_s = max(0.0, now_s - (until_s - longest_s))
+            found.append(structs.replace(request, worker=worker, running_s=running_s))
+        return sorted(found, key=lambda request: -request.running_s)[:limit]
+
+    async def phase(self, request_id: str) -> tuple[str, str]:
+        """The letter of a request's phase (``lua/parts/phase.lua``) and the worker that it names;
+        empty where it simply waits, or has ended."""
+        (data,) = await self._commands.ask(("HGET", f"{self._tag}:phase", request_id))
+        kind, *fields = _text((data or b"")[:1]), *_text((data or b"")[1:]).split("\0")
+        named = {"l": 1, "j": 1, "r": 0}.get(kind)
+        return kind, fields[named] if named is not None and named < len(fields) else ""
+
+    async def quarantined(self, environment: str, limit: int) -> list[InFlight]:
+        """The next requests that wait for an isolated attempt, up to ``limit``."""
+        (ids,) = await self._commands.ask(
+            ("LRANGE", f"{self._tag}:quarantined:{environment}", 0, limit - 1)
+        )
+        return [request for request, _ in await self._in_flight([_text(id_) for id_ in ids])]
+
+    async def _in_flight(self, request_ids: Sequence[str]) -> list[tuple[InFlight, float]]:
+        """What the records of these say; those that have ended in the meantime are left out."""
+        heads = (
+            ("GETRANGE", self.keys.request(request_id), 0, _RECORD_HEAD_BYTES - 1)
+            for request_id in request_ids
+        )
+        answers = await self._commands.ask(*heads) if request_ids else []
+        found = []
+        for request_id, data in zip(request_ids, answers, strict=True):
+            with contextlib.suppress(ValueError):
+                found.append(read_in_flight(request_id, data))
+        return found
+
     async def drop_dead(self, request_id: str) -> bool:
         """Removes a dead letter for good; whether there was one."""
         letter = ("UNLINK", self.keys.dead_letter(request_id))
@@ -357,19 +447,21 @@ class Queue:
         return bool(removed)
 
     async def read_inbox(
-        self, client: str, after: str, block_ms: int
+        self, client: str, after: str, block_ms: int, *, extend: bool = True
     ) -> tuple[str, list[tuple[str, bytes]]]:
         """Waits for the client's inbox: the new position and (request id, reply) pairs.
 
         A reply that is a number has that many bytes, too many for the inbox, and waits in its
         request's place. What lies up to ``after`` is dropped; reading again from the same position
         gives the same entries, so an answer lost on the wire loses nothing.
+
+        ``extend``: the inbox's time-to-live begins anew. Those who write to it do not extend it.
         """
         inbox = self.keys.inbox(client)
-
+        first = [("PEXPIRE", inbox, self._ttl_ms)] if extend else []
         trim = ("XTRIM", inbox, "MINID", _next_id(after))
         read = ("XREAD", "COUNT", _INBOX_ENTRIES, "BLOCK", block_ms, "STREAMS", inbox, after)
-        _, found = await self._blocking.ask(trim, read, block_s=block_ms / 1000)
+        *_, found = await self._blocking.ask(*first, trim, read, block_s=block_ms / 1000)
         if not found:
             return after, []
         # A map with one stream, or a list with a pair for it, by the protocol's version.
@@ -391,10 +483,10 @@ class Queue:
 
     async def wait_wakeup(
         self, worker: str, environments: Sequence[str], block_s: float
-    ) -> str | Reserved | None:
+    ) -> str | None:
         """Waits until an environment's wake-up rings, or there is something for ``worker`` alone.
 
-        Returns the request id to stop, ``""`` for a wake-up, a reservation, or ``None`` after
+        Returns the request id to stop, ``""`` for a wake-up, or ``None`` after
         ``block_s`` seconds or a :meth:`notify_worker`.
         """
         stop = self.keys.stop(worker)
@@ -404,8 +496,7 @@ class Queue:
             return None
         if _text(found[0]) != stop:
             return ""
-        # No request id looks like this.
-        return Reserved() if found[1] == b"+" else _text(found[1]) or None
+        return _text(found[1]) or None
 
     async def notify_worker(self, worker: str) -> None:
         """Ends the worker's own :meth:`wait_wakeup`."""
@@ -487,6 +578,11 @@ def _pairs(flat: Any) -> Iterator[tuple[bytes, bytes]]:
     if isinstance(flat, dict):
         return iter(flat.items())
     return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _flat(row: Any) -> Any:
+    # With scores, one version of the protocol has pairs and the other a flat list.
+    return [part for pair in row for part in pair] if row and isinstance(row[0], list) else row
 
 
 def _next_id(position: str) -> str:

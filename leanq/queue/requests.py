@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from leanq.errors import InvalidRequestError, NoRewardError
 
@@ -20,6 +20,9 @@ VERSION = 1
 """The version of requests and replies on the wire."""
 
 MAX_TIMEOUT_S = 86_400.0
+
+TIMEOUT_S, MEMORY_MB, SCRATCH_MB = (0.01, MAX_TIMEOUT_S), (16, 1 << 24), (1, 1 << 24)
+"""The least and the most that a request may be given: CPU time, memory, scratch disk."""
 
 Operation = Literal["check", "verify", "step", "export", "import", "echo"]
 Verdict = Literal[
@@ -85,6 +88,13 @@ Rule = Literal[
 
 Severity = Literal["information", "warning", "error"]
 
+Infotree = Literal["full", "tactics", "original", "substantive"]
+"""Which nodes of the tree in which Lean notes how it has elaborated a text: all; tactics; what the
+text itself says; what is no mere structure. In the words of the Lean REPL."""
+
+MAX_INFOTREE_BYTES = 4 << 20
+"""The largest such tree in a reply."""
+
 Way = Literal["warm", "cold", "replayed", "failed"]
 """How Lean came by what a text with holes begins with: by a snapshot from the disk, by one
 from the server, by elaborating it, or by this because the snapshot could not be used."""
@@ -128,6 +138,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
         audit: whether what Lean accepts is judged and audited.
         trust_programs: whether the caller vouches for a text that runs programs of its own.
         traceparent: the caller's trace context as W3C writes it, for the worker's log.
+        infotree: which nodes of the text's infotree the reply is to have (check); "" for none.
     """
 
     op: Operation
@@ -147,6 +158,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
     holes: tuple[str, ...] = ()
     trust_programs: bool = False
     scratch_mb: int = 256
+    infotree: Infotree | Literal[""] = ""
 
     def __post_init__(self) -> None:
         if self.traceparent and not _TRACEPARENT.fullmatch(self.traceparent):
@@ -154,10 +166,10 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
                 f"{self.traceparent!r:.80} is not a traceparent; expected one such as "
                 "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             )
-        _within("timeout", self.timeout_s, 0.01, MAX_TIMEOUT_S, "CPU seconds")
+        _within("timeout", self.timeout_s, *TIMEOUT_S, "CPU seconds")
         _within("wall time", self.wall_s, 0.01, 10 * MAX_TIMEOUT_S, "seconds")
-        _within("memory", self.memory_mb, 16, 1 << 24, "MB")
-        _within("scratch disk", self.scratch_mb, 1, 1 << 24, "MB")
+        _within("memory", self.memory_mb, *MEMORY_MB, "MB")
+        _within("scratch disk", self.scratch_mb, *SCRATCH_MB, "MB")
         _within("delay", self.delay_s, 0, MAX_TIMEOUT_S, "seconds")
         if self.op == "check" and not self.code.strip():
             raise InvalidRequestError("there is no Lean code to check: the text is empty")
@@ -169,7 +181,11 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
             )
         if self.op == "verify":
             self._check_verify()
-        if any("\0" in text for text in (self.code, self.tactic, self.target)):
+        if self.infotree and self.op != "check":
+            raise InvalidRequestError(
+                f"a {self.op} has no infotree; ask for one with a check of the text"
+            )
+        if "\0" in self.code or "\0" in self.tactic or "\0" in self.target:
             raise InvalidRequestError("the text contains a NUL character, so it is not Lean code")
 
     def _check_verify(self) -> None:
@@ -269,6 +285,8 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
         warm: a driver's word to its own worker, which is not sent: others with the same first
             affinity would be fast here now.
         way: the same of how Lean came by what a step's text begins with.
+        infotree: what the request asked for of it, as JSON in UTF-8 and in the REPL's shape; at
+            most ``MAX_INFOTREE_BYTES``.
     """
 
     verdict: Verdict | None = None
@@ -292,6 +310,7 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
     reason: Reason | None = None
     theorems: tuple[Theorem, ...] = ()
     failed: tuple[Failure, ...] = ()
+    infotree: bytes | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Reply) and _answer(self) == _answer(other)
@@ -303,6 +322,13 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
 _OF_ITS_RUN = ("request_id", "worker", "attempts", "queued_s", "cpu_s", "wall_s", "audit_s")
 _OF_ITS_WORKER = ("warm", "way")
 _answer = attrgetter(*(set(Reply.__struct_fields__) - {*_OF_ITS_RUN, *_OF_ITS_WORKER}))
+
+
+def without_infotree(reply: Reply, why: str) -> Reply:
+    """The reply to a check, which stands whatever becomes of the infotree that was asked for."""
+    note = Message("warning", 1, 0, f"leanq: there is no infotree: {why}")
+    # In front, since the last of leanq's messages is about the verdict.
+    return replace(reply, infotree=None, messages=(note, *reply.messages))
 
 
 def reward(verdict: Verdict | None) -> float:

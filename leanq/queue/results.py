@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +21,10 @@ from leanq.queue.metrics import BUCKETS_S
 
 # Version, attempts, priority; submitted, deadline, longest run (ms); then six texts and the body.
 _RECORD = struct.Struct(">BBBddd")
+_RECORD_TEXTS = 6
 _IN_FLIGHT = b"\x01"
+# Of a counter.
+_MOST_DIGITS = 18
 _minutes = msgspec.msgpack.Decoder(tuple[int, dict[str, int]])
 # Counters of environments, and of snapshots.
 _TALLY = re.compile(r"[scfwrtu]:|[wrtu]_ms:|snapshot|minute$")
@@ -117,10 +120,9 @@ class End(NamedTuple):
 
     outcome: str
     reason: str
-    warm: bool
+    warm: int
     way: str
     fingerprint: str
-    times: tuple[Time, ...]
 
 
 class Settlement(Struct, frozen=True):
@@ -133,7 +135,7 @@ class Settlement(Struct, frozen=True):
             remembered; else ``""``.
         warm: its worker would be fast now at others with the same first affinity.
         way: what is to be counted of how Lean came by its prefix.
-        times: how long it waited and ran, see :func:`times_of`.
+        times: how long it waited and ran, see :func:`times_of`; told with the next heartbeat.
         cpu_ms: the CPU time that Lean and the judge took for it.
     """
 
@@ -151,13 +153,13 @@ class Settlement(Struct, frozen=True):
     @property
     def end(self) -> End:
         """What it shares with most others of its batch."""
-        return End(self.outcome, self.reason, self.warm, self.way, self.fingerprint, self.times)
+        return End(self.outcome, self.reason, int(self.warm), self.way, self.fingerprint)
 
 
 def times_of(waited_s: float, ran_s: float) -> tuple[Time, ...]:
     """How long a request waited, ran, and took in all, to two digits.
 
-    The fewer of these there are, the more settlements have the same end.
+    The fewer of these there are, the less a heartbeat has to tell.
     """
     return _times(_rounded_ms(waited_s), _rounded_ms(ran_s))
 
@@ -177,9 +179,14 @@ def _times(waited_ms: int, ran_ms: int) -> tuple[Time, ...]:
     return tuple(Time(what, ms, bisect_left(BUCKETS_S, ms / 1000)) for what, ms in times.items())
 
 
-@dataclass(slots=True, frozen=True)
-class Reserved:
-    """Something waits for this worker alone, until its next claim and not for long."""
+def tallies_of(times: Mapping[tuple[str, tuple[Time, ...]], int]) -> dict[str, int]:
+    """The tallies (see :class:`Status`) of so many results of an environment with such times."""
+    tallies = Counter[str]()
+    for (environment, each), n in times.items():
+        for what, ms, bucket in each:
+            tallies[f"{what}_ms:{environment}"] += n * ms
+            tallies[f"{what}:{environment}:{bucket}"] += n
+    return tallies
 
 
 Returning = Literal["requeue", "retry", "defer"]
@@ -196,18 +203,12 @@ class Claimed:
         held: size of the worker's processing list on the server.
         must_empty: the worker should take nothing until it is empty, to run a quarantined request
             alone.
-        again_s: after how long it should claim again, since it watches over what others were
-            reserved; 0 if it need not.
-        has_affinity: requests of its environments may be reserved to workers that say how many more
-            they take.
     """
 
     accepted: tuple[bool, ...]
     jobs: tuple[Job, ...]
     held: int
     must_empty: bool
-    again_s: float = 0.0
-    has_affinity: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -247,24 +248,19 @@ class DeadLetter:
     died_s: float
 
 
-def read_job(
-    now_ms: int,
-    token: str,
-    request_id: bytes,
-    attempts: int,
-    isolated: int,
-    environment: bytes,
-    submitted_ms: int,
-    body: bytes,
-) -> Job:
+def read_job(now_ms: int, token: str, request_id: bytes, isolated: int, record: bytes) -> Job:
     """A request as the scripts ``claim`` and ``reconcile`` give it out."""
+    _, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
+    begin = end = record.index(0, _RECORD.size)
+    for _ in range(_RECORD_TEXTS - 1):
+        end = record.index(0, end + 1)
     return Job(
         request_id.decode(errors="replace"),
-        environment.decode(errors="replace"),
+        record[_RECORD.size : begin].decode(errors="replace"),
         token,
-        attempts,
+        attempts + 1,
         (now_ms - submitted_ms) / 1000,
-        body,
+        record[end + 1 :],
         isolated == 1,
     )
 
@@ -289,6 +285,44 @@ def read_record(request_id: str, data: bytes) -> tuple[Submission, str]:
     return Submission(
         request_id, environment, tenant, priority, 0, int(run_ms), body, digest, affinity
     ), client
+
+
+class InFlight(Struct, frozen=True):
+    """A request that has not ended, for people to look at.
+
+    Attributes:
+        attempts: how many have ended.
+        submitted_s: when, in seconds since 1970 by the server's clock.
+        worker: which of the workers holds it; ``""`` where none does.
+        running_s: for how long that one has held it, in seconds.
+    """
+
+    request_id: str
+    environment: str
+    tenant: str
+    priority: int
+    attempts: int
+    submitted_s: float
+    worker: str = ""
+    running_s: float = 0.0
+
+
+def read_in_flight(request_id: str, data: bytes) -> tuple[InFlight, float]:
+    """What a record says of a request, of which its first kilobyte is enough, and for how many
+    seconds a worker may hold it.
+
+    Raises:
+        ValueError: it is no record.
+    """
+    if not is_record(data) or len(data) < _RECORD.size:
+        raise ValueError(f"{request_id} has no record")
+    _, attempts, priority, submitted_ms, _, run_ms = _RECORD.unpack_from(data)
+    texts = [text.decode(errors="replace") for text in data[_RECORD.size :].split(b"\0", 6)]
+    if len(texts) < 6:
+        raise ValueError(f"the record of {request_id} is cut short")
+    environment, tenant = texts[0], texts[4]
+    found = InFlight(request_id, environment, tenant, priority, attempts, submitted_ms / 1000)
+    return found, run_ms / 1000
 
 
 def read_minute(data: bytes) -> dict[str, int]:
@@ -336,6 +370,34 @@ class PriorityRow:
 
 
 @dataclass(slots=True, frozen=True)
+class MemoryRow:
+    """What one look says of a replay memory.
+
+    Attributes:
+        entries, size_bytes: what it holds, and that of its reservoir with it.
+        written, evicted, dropped: as of :class:`leanq.ReplayStats`.
+    """
+
+    entries: int
+    size_bytes: int
+    written: int
+    evicted: int
+    dropped: int
+
+    @classmethod
+    def of(cls, about: Mapping[bytes, bytes]) -> Self:
+        """What a memory's counters say; of counters that anybody may have written."""
+
+        def read(name: bytes) -> int:
+            found = about.get(name, b"")
+            return int(found) if found.isdigit() and len(found) <= _MOST_DIGITS else 0
+
+        written, evicted = max(0, read(b"last") - read(b"base")), read(b"evicted")
+        size_bytes = read(b"bytes") + read(b"slot_bytes")
+        return cls(max(0, written - evicted), size_bytes, written, evicted, read(b"dropped"))
+
+
+@dataclass(slots=True, frozen=True)
 class Status:
     """One look at a shard or a whole queue: counters by name, environments by name, and what waits.
 
@@ -347,6 +409,7 @@ class Status:
     ``snapshot_bytes`` and ``snapshots_evicted``. ``paused``: environments (``e:ENVIRONMENT``) and
     tenants (``t:TENANT``) that are held back, and since when, in seconds since 1970. ``decisions``:
     the scaler's last decision on each environment, as JSON. ``weights``: those of tenants.
+    ``memories``: the replay memories, up to a hundred of each shard.
     """
 
     counters: Mapping[str, int]
@@ -359,6 +422,7 @@ class Status:
     paused: Mapping[str, float] = field(default_factory=dict)
     decisions: Mapping[str, bytes] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    memories: Mapping[str, MemoryRow] = field(default_factory=dict)
 
 
 def merged(shards: Sequence[Status]) -> Status:
@@ -369,6 +433,7 @@ def merged(shards: Sequence[Status]) -> Status:
     paused: dict[str, float] = {}
     decisions: dict[str, bytes] = {}
     weights: dict[str, float] = {}
+    memories: dict[str, MemoryRow] = {}
     workers: dict[str, WorkerRow] = {}
     priorities: dict[tuple[str, int], PriorityRow] = {}
     for shard in shards:
@@ -379,6 +444,7 @@ def merged(shards: Sequence[Status]) -> Status:
         paused |= shard.paused
         decisions |= shard.decisions
         weights |= shard.weights
+        memories |= shard.memories
         for row in shard.workers:
             known = workers.get(row.worker, replace(row, held=0))
             lease_s, held = min(row.lease_s, known.lease_s), row.held + known.held
@@ -405,4 +471,5 @@ def merged(shards: Sequence[Status]) -> Status:
         paused,
         decisions,
         weights,
+        memories,
     )

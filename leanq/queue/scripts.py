@@ -4,6 +4,11 @@ A script's arguments are declared here, once and by name. From the declaration c
 of values that a call sends and the lines of Lua that bind them to locals of the same names, so that
 neither side counts positions. ``lua/NAME.lua`` is the script; it names in its second line the parts
 in ``lua/parts/`` that it needs, and is sent these, what they need themselves, and no others.
+
+A script is one Lua function and, before it, what that calls. Called by EVALSHA, a server defines
+all of it anew with each call, which costs as much as fifteen commands; so the same text is also a
+library with one function (:func:`library_of`), which a server defines once. Nothing may therefore
+be kept from one call to the next: parts say in their first lines what ``each call`` begins with.
 """
 
 from __future__ import annotations
@@ -25,7 +30,9 @@ _KINDS = {
     "flag": "{} == '1'",
     "packed": "cmsgpack.unpack({})",
 }
-_HEADER = re.compile(r"-- (parts|arguments): (.*)")
+_HEADER = re.compile(r"-- (parts|arguments|each call): (.*)")
+_HEADER_LINES = 5
+_MAIN, _RETURN = "local function main(KEYS, ARGV)", "return main(KEYS, ARGV)"
 
 
 @dataclass(frozen=True)
@@ -65,20 +72,26 @@ class Script:
                 sent += rows
         return sent
 
+    def declarations(self) -> str:
+        """The lines of Lua that name the arguments, and the function that makes the answer."""
+        names = [name for name, _ in _fields(self.scalars)]
+        lines = [f"local {', '.join(('tag', *names, *(self.rows or ())))}"]
+        if self.answer:
+            named = ", ".join(f"named.{name}" for name in self.answer.split())
+            lines.append(f"local function answer(named) return {{{named}}} end")
+        return "\n".join(lines)
+
     def prologue(self) -> str:
-        """The lines of Lua that bind the arguments, and the function that makes the answer."""
-        lines = ["local tag = KEYS[1]"]
+        """The lines of Lua that bind the arguments of one call."""
+        lines = ["tag = KEYS[1]"]
         scalars = _fields(self.scalars)
         if scalars:
             values = (_read(f"ARGV[{i}]", kind) for i, (_, kind) in enumerate(scalars, 1))
-            lines.append(f"local {', '.join(name for name, _ in scalars)} = {', '.join(values)}")
+            lines.append(f"{', '.join(name for name, _ in scalars)} = {', '.join(values)}")
         if self.rows:
             lines.append(f"local next_arg = {len(scalars) + 1}")
         for name, text in (self.rows or {}).items():
             lines += _rows_prologue(name, _fields(text))
-        if self.answer:
-            named = ", ".join(f"named.{name}" for name in self.answer.split())
-            lines.append(f"local function answer(named) return {{{named}}} end")
         return "\n".join(lines)
 
     def named(self, answer: Any) -> Any:
@@ -106,7 +119,7 @@ def _rows_prologue(name: str, fields: Sequence[tuple[str, str]]) -> Iterator[str
         for n, (field, kind) in enumerate(fields)
     )
     row = f"{{{', '.join(parts)}}}" if fields else "ARGV[i]"
-    yield f"local {name} = {{}}"
+    yield f"{name} = {{}}"
     yield f"for i = next_arg + 1, next_arg + {width} * ARGV[next_arg], {width} do"
     yield f"  {name}[#{name} + 1] = {row}"
     yield "end"
@@ -119,15 +132,18 @@ SCRIPTS: Mapping[str, Script] = {
         {"requests": "request_id kind:int tenant digest body"},
     ),
     "claim": Script(
-        "worker lease_ms:int reply_ttl_ms token want:int busy:int max_attempts:int remember_ms:int"
-        " ends:packed",
-        {"settlements": "request_id token reply how:int cpu_ms:int", "environments": ""},
-        "accepted jobs held must_empty again_ms now_ms has_affinity",
+        "worker lease_ms:int reply_ttl_ms token want:int busy:int max_attempts:int remember_ms:int",
+        {
+            "ends": "outcome reason warm:flag way fingerprint",
+            "settlements": "request_id token reply how:int cpu_ms:int",
+            "environments": "",
+        },
+        "accepted jobs held must_empty now_ms",
     ),
     "reconcile": Script("worker max_attempts:int", {"request_ids": ""}, "jobs lost now_ms"),
     "renew": Script(
         "worker lease_ms:int idle_lease_ms:int max_attempts:int reply_ttl_ms",
-        {"environments": ""},
+        {"environments": "", "tallies": "name n:int"},
         "held expired timed_out known workers waiting",
     ),
     "release": Script(
@@ -144,7 +160,8 @@ SCRIPTS: Mapping[str, Script] = {
     "notify_worker": Script("worker"),
     "pause": Script("kind name set:flag"),
     "status": Script(
-        answer="stats environments workers priorities quarantined dead paused decisions weights"
+        answer="stats environments workers priorities quarantined dead paused decisions weights "
+        "memories"
     ),
     "state_keep": Script(rows={"records": "bucket field record"}),
     "state_recall": Script("id shards:int max_records:int"),
@@ -156,19 +173,59 @@ SCRIPTS: Mapping[str, Script] = {
     "snapshot_room": Script(
         "key bytes:int budget:int max_snapshots:int coming_ms:int away:flag", {"chunks": ""}
     ),
+    "replay_open": Script(
+        "name entries max_bytes reservoir weighted",
+        answer="entries max_bytes reservoir weighted base",
+    ),
+    "replay_write": Script("name writer serial writer_ms randoms", {"items": "weight:int entry"}),
+    "replay_drop": Script("name"),
+    "replay_refuse": Script("name refused:int evict:int"),
+    "replay_publish": Script("name expected value"),
+    "replay_sample": Script("name count:int max_bytes:int by_weight:flag randoms"),
 }
 """The scripts by name; their first lines in ``lua/`` say what each does."""
 
 
 @cache
 def script_text(name: str) -> str:
-    """The script as it is sent: its flags, its arguments, the parts that it needs, its own text."""
+    """The script as EVAL takes it: its flags, the names of its arguments, the parts that it needs,
+    and the function that one call runs."""
     text = _read_file(f"{name}.lua")
     flags, _, body = text.partition("\n")
     parts: dict[str, str] = {}
     for part in needed(text):
         _add_part(part, parts, SCRIPTS[name].names, ())
-    return "\n".join((flags, SCRIPTS[name].prologue(), *parts.values(), body))
+    begins = (" ".join(line) for part in parts.values() if (line := needed(part, "each call")))
+    return "\n".join(
+        (
+            *(flags, SCRIPTS[name].declarations(), *parts.values()),
+            *(_MAIN, SCRIPTS[name].prologue(), *begins, body + "end"),
+            _RETURN,
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Library:
+    """A script as a library of the server's; ``function`` is its name, and that of its function."""
+
+    function: str
+    text: str
+
+
+@cache
+def library_of(script: str) -> Library:
+    """The library that does what the script does.
+
+    It is named by the script's digest, so that those of several releases stand side by side.
+    """
+    flags, _, rest = script.partition("\n")
+    definitions, _, end = rest.rpartition(_RETURN)
+    name = f"leanq_{digest_of(script)}"
+    kinds = ", ".join(f"'{flag}'" for flag in flags.partition("flags=")[2].split(",") if flag)
+    register = f"{{function_name = '{name}', callback = main, flags = {{{kinds}}}}}"
+    text = f"#!lua name={name}\n{definitions}redis.register_function{register}{end}"
+    return Library(name, text)
 
 
 @cache
@@ -182,9 +239,10 @@ def _read_file(name: str) -> str:
 
 
 def needed(text: str, what: str = "parts") -> list[str]:
-    """The parts, or the arguments, that a text says it needs, in its first lines."""
-    head = (_HEADER.fullmatch(line) for line in text.splitlines()[:3])
-    return next((found[2].split() for found in head if found and found[1] == what), [])
+    """The parts, or the arguments, that a text says it needs, in its first lines; or the words with
+    which ``each call`` begins."""
+    head = (_HEADER.fullmatch(line) for line in text.splitlines()[:_HEADER_LINES])
+    return [word for found in head if found and found[1] == what for word in found[2].split()]
 
 
 def _add_part(name: str, parts: dict[str, str], names: set[str], above: tuple[str, ...]) -> None:

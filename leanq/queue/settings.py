@@ -27,7 +27,7 @@ _MOST = 1_000_000_000
 _LIKE = 0.65
 _WEIGHTED = re.compile(r"(?s)(.*?)(?:\*(\d+(?:\.\d+)?))?")
 _HOST = re.compile(r"[^\s*]+\Z")
-_BLOBS = re.compile(r"(?:s3|gs)://[a-z0-9][a-z0-9._-]{1,253}(?:/[\w./-]*)?\Z")
+_BLOBS = re.compile(r"(?:s3|gs)://[a-z0-9][a-z0-9._-]{2,221}(?:/[\w./-]*)?\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z")
 
 
@@ -51,7 +51,7 @@ class Settings:
         10.0, "seconds without a heartbeat after which a worker's requests are requeued", least=0.5
     )
     reply_ttl_s: float = _setting(3600.0, "seconds for which a reply can be collected")
-    max_attempts: int = _setting(3, "workers that a request may take down before it is poisoned")
+    max_attempts: int = _setting(4, "workers that a request may take down before it is poisoned")
     max_waiting: int = _setting(1_000_000, "requests that may wait per environment and tenant")
     remember_s: float = _setting(
         0.0, "seconds for which Lean's verdicts answer identical requests; 0: never", least=0
@@ -84,7 +84,9 @@ class Settings:
         check_name("LEANQ_PREFIX", self.prefix)
         if self.blobs and not _BLOBS.match(self.blobs):
             raise UsageError(
-                f"LEANQ_BLOBS must be s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, got {self.blobs!r}"
+                "LEANQ_BLOBS must be s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, with a bucket of 3 "
+                "to 222 of a-z, 0-9, '.', '_' and '-', and a prefix of letters, digits, '.', '_', "
+                f"'-' and '/'; got {self.blobs!r}"
             )
         for declared in _declared():
             value = getattr(self, declared.name)
@@ -129,6 +131,10 @@ _OTHER_VARIABLES = {
         "",
     ),
     "LEANQ_RQ_URL": ("the Redis of RQ, for campaigns", "LEANQ_URL"),
+    "LEANQ_CAMPAIGNS": (
+        "the folder, shared with campaign workers, for the rows of a client's campaigns",
+        "",
+    ),
     "LEANQ_LEAN": ("the path of the `lean` program", "a Lake project's, PATH's, or the wheel's"),
     "LEANQ_CACHE": ("the folder for snapshots and compiled files", "the user's cache folder"),
 }
@@ -247,15 +253,19 @@ def without_password(url: str) -> str:
 
 
 @lru_cache(4096)
+def _is_name(name: str) -> bool:
+    return _NAME.match(name) is not None
+
+
 def check_name(what: str, name: str) -> str:
     """``name`` itself if it may stand in a key: an environment, a tenant, a prefix.
 
     Raises:
         UsageError: names ``what`` and says what is allowed.
     """
-    if not _NAME.match(name):
+    if not _is_name(name):
         raise UsageError(
-            f"{what} {name!r} is not a valid name; expected 1 to 64 letters, digits and "
+            f"{what} {name!r:.80} is not a valid name; expected 1 to 64 letters, digits and "
             ". _ @ + -, beginning with a letter or digit"
         )
     return name

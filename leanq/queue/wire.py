@@ -160,6 +160,7 @@ def _cut_short(reply: Reply, size_bytes: int) -> Reply:
         goals=tuple(goal[:2000] for goal in reply.goals[:1000]),
         axioms=reply.axioms and tuple(name[:2000] for name in reply.axioms[:1000]),
         error=reply.error and reply.error[:2000],
+        infotree=None,
     )
 
 

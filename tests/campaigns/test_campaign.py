@@ -95,6 +95,7 @@ def test_a_data_set_with_everything_in_it(terminal: Terminal) -> None:
     assert sorted(p.name for p in terminal.folder.iterdir() if p.is_file()) == [
         "data.jsonl",
         "out.jsonl",
+        "out.jsonl.campaign",
     ]
 
 
@@ -118,11 +119,12 @@ def test_folders_and_parquet(terminal: Terminal) -> None:
 def test_a_killed_run_is_resumed_and_checks_nothing_twice(
     client: Terminal, fleet: Settings
 ) -> None:
-    rows = 3000
+    rows = 6000
     client.file("data.jsonl", echoes(rows))
     run = ("campaign", "run", "data.jsonl", "--env", "echo", "--window", "50")
     state = client.folder / "killed.jsonl.state"
-    for share in (0.2, 0.5, 0.8):
+    # So many are left that none ends between two looks.
+    for share in (0.1, 0.25, 0.4):
         process = client.start(*run, "--out", "killed.jsonl")
         part = client.folder / "killed.jsonl.part"
         until(lambda share=share, part=part: lines(part) > share * rows)
@@ -152,7 +154,7 @@ def lines(path: Path) -> int:
 def test_an_interrupt_withdraws_and_the_same_command_resumes(
     client: Terminal, fleet: Settings
 ) -> None:
-    client.file("data.jsonl", echoes(5000))
+    client.file("data.jsonl", echoes(20_000))
     run = ("campaign", "run", "data.jsonl", "--out", "out.jsonl", "--env", "echo")
     process = client.start(*run)
     until(lambda: lines(client.folder / "out.jsonl.part") > 100)
@@ -163,11 +165,11 @@ def test_an_interrupt_withdraws_and_the_same_command_resumes(
     kept = lines(client.folder / "out.jsonl.part")
     status = look(fleet)
     assert sum(row.waiting for row in status.priorities) == 0
-    assert 100 < kept < 5000
+    assert 100 < kept < 20_000
     done = client.run(*run)
     assert done.code == 0
     assert_only_progress(done.err)
-    assert [r["line"] for r in records(client, "out.jsonl")] == list(range(1, 5001))
+    assert [r["line"] for r in records(client, "out.jsonl")] == list(range(1, 20_001))
 
 
 @pytest.mark.slow

@@ -54,6 +54,12 @@ solved and pass@k
   1  25.0 %  4.2 – 71.6 %         2
   2  50.0 %  9.5 – 90.5 %         2
 
+by problem
+  the hardest first
+  problem  samples  accepted
+  line 2         2         0
+  line 1         2         1
+
 times
   0.02 hours of CPU in Lean
                     p50       p90       p99       max
@@ -92,7 +98,7 @@ errors
   records  text, its names and numbers left out
         1  sample # is empty
 
-written: {page}, {plot}
+written: {page}, {html}, {plot}
 """
 
 
@@ -100,7 +106,9 @@ def test_what_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixtu
     path = write(tmp_path / "run.jsonl", FIXTURE)
     assert report(path, None, None, as_json=False) == 0
     page, plot = tmp_path / "run.report.md", tmp_path / "run.report.png"
-    assert capsys.readouterr() == (PRINTED.format(path=path, page=page, plot=plot), "")
+    html = tmp_path / "run.report.html"
+    printed = PRINTED.format(path=path, page=page, html=html, plot=plot)
+    assert capsys.readouterr() == (printed, "")
     assert plot.read_bytes().startswith(b"\x89PNG")
     written = page.read_text()
     assert "![The same as a plot](run.report.png)" in written
@@ -124,7 +132,9 @@ def test_json_with_an_older_file(tmp_path: Path, capsys: pytest.CaptureFixture[s
         {"name": "a2", "old": "accepted", "new": "crashed", "other_code": False}
     ]
     assert against["pass_1"]["estimate"] == 0
-    assert record["written"] == [str(page), str(tmp_path / "deep.er.png")]
+    assert record["written"] == [
+        str(tmp_path / f"deep.er.{kind}") for kind in ("md", "html", "png")
+    ]
     assert (tmp_path / "deep.er.png").read_bytes().startswith(b"\x89PNG")
     written = page.read_text()
     assert "| a1 | rejected | accepted | same |" in written
@@ -205,7 +215,7 @@ def test_without_matplotlib_there_is_no_plot(
     assert report(path, None, None, as_json=False) == 0
     printed = capsys.readouterr()
     assert "it needs matplotlib" in printed.err
-    assert printed.out.endswith(f"\nwritten: {tmp_path / 'run.report.md'}\n")
+    assert printed.out.endswith(f", {tmp_path / 'run.report.html'}\n")
     assert "![" not in (tmp_path / "run.report.md").read_text()
 
 
@@ -267,7 +277,8 @@ def test_files_without_a_common_record_are_not_compared(
         "  No record is in both files: 2 in the newer (b1, b2) and 40 in the older "
         "(a0, a1, a2, …), so nothing is compared."
     )
-    assert (blank, written) == ("", f"written: {tmp_path / 'new.report.md'}")
+    page = tmp_path / "new.report"
+    assert (blank, written) == ("", f"written: {page}.md, {page}.html")
     assert "before" not in out
     assert err == ""
     assert not (tmp_path / "new.report.png").exists()

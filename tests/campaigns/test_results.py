@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanq.campaigns import results
+from leanq.campaigns import tables
 from leanq.campaigns.dataset import BadRow, Row
 from leanq.campaigns.journal import Journal
 from leanq.campaigns.results import cancelled, of_error, of_reply, pack, read_results, write_results
@@ -94,6 +94,7 @@ ROWS = st.builds(
     codes=st.lists(TEXTS, min_size=1, max_size=3).map(tuple),
     listed=st.booleans(),
     target=st.none() | TEXTS,
+    holes=st.lists(TEXTS, max_size=2).map(tuple),
 )
 BAD_ROWS = st.builds(BadRow, COUNTS, COUNTS, st.none() | TEXTS | st.integers(), TEXTS)
 
@@ -224,7 +225,7 @@ def test_texts_stay_readable_and_what_is_no_text_survives() -> None:
 @given(st.lists(records(), max_size=8), st.sampled_from(["jsonl", "parquet"]), st.integers(1, 4))
 def test_what_is_written_is_read(found: list[dict[str, Any]], ending: str, group: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(results, "_GROUP_RECORDS", group)
+        patch.setattr(tables, "_GROUP_ROWS", group)
         path = f"{folder}/results.{ending}"
         write_results(path, iter(found))
         expected = found if ending == "jsonl" else [with_texts(record) for record in found]
@@ -237,8 +238,8 @@ def test_parquet_has_all_columns_whatever_the_records_have(tmp_path: Path) -> No
     path = tmp_path / "results.parquet"
     write_results(str(path), [of_error(BadRow(1, 1, 5, "no JSON"), None, "no JSON")])
     table = pq.read_table(path)
-    assert table.column_names[:4] == ["id", "line", "sample", "problem"]
-    assert {*REPLY_FIELDS, "error"} == set(table.column_names[4:])
+    assert table.column_names[:6] == ["id", "line", "sample", "problem", "tags", "holes"]
+    assert {*REPLY_FIELDS, "error"} == set(table.column_names[6:])
     assert table.schema.field("id").type == pa.string()
     [row] = table.to_pylist()
     assert {name: value for name, value in row.items() if value is not None} == {
@@ -257,7 +258,7 @@ def test_what_is_no_text_is_replaced_in_parquet(tmp_path: Path) -> None:
 def test_row_groups_are_bounded_by_their_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(results, "_GROUP_CHARS", 100_000)
+    monkeypatch.setattr(tables, "_GROUP_CHARS", 100_000)
     path = str(tmp_path / "results.parquet")
     write_results(path, some(100, "x" * 10_000))
     metadata = pq.read_metadata(path)
@@ -267,7 +268,7 @@ def test_row_groups_are_bounded_by_their_text(
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_memory_is_flat(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "_GROUP_RECORDS", 500)
+    monkeypatch.setattr(tables, "_GROUP_ROWS", 500)
     path = str(tmp_path / f"results.{ending}")
     tracemalloc.start()
     try:
@@ -380,7 +381,7 @@ def test_without_pyarrow_a_campaign_does_not_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[campaigns\]'"):
+    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[data\]'"):
         Journal(str(tmp_path / "results.parquet"), {})
     assert left_in(tmp_path) == []
 
@@ -391,7 +392,7 @@ def test_without_pyarrow_nothing_is_touched(
     path = tmp_path / "results.parquet"
     path.write_text("old")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[campaigns\]'"):
+    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[data\]'"):
         write_results(str(path), some(1))
     with pytest.raises(UsageError, match="needs pyarrow"):
         list(read_results(str(path)))

@@ -151,7 +151,7 @@ def test_a_row_group_is_not_held(tmp_path: Path) -> None:
 def test_without_pyarrow_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(tmp_path / "data.parquet", id=[1], code=["x"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[campaigns\]'"):
+    with pytest.raises(UsageError, match=r"needs pyarrow, .*: pip install 'leanq\[data\]'"):
         open_dataset(str(path), Fields())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import tempfile
 import tomllib
 from collections.abc import Awaitable, Callable, Iterable
@@ -13,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cheats import CHEATS, TABLE, open_libraries, request
+from support.kimina_reading import reading
 from support.sites import new_site
 
+from leanq.gateway.kimina_results import result_of
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment, open_environment
 from leanq.queue.requests import Reply, Request
 
-HERE = Path(__file__).parent
-TABLE: dict[str, dict[str, Any]] = tomllib.loads((HERE / "table.toml").read_text())
-FULL: dict[str, dict[str, Any]] = tomllib.loads((HERE / "full_library.toml").read_text())
+FULL: dict[str, dict[str, Any]] = tomllib.loads((CHEATS / "full_library.toml").read_text())
 KINDS = ("lean", "repl")
 
 Replies = Callable[[str, str], dict[str, Reply]]
@@ -38,34 +38,10 @@ def rows(operation: str) -> list[Any]:
     return found
 
 
-def text(name: str) -> str:
-    return (HERE / f"{name}.lean").read_text()
-
-
-def request(operation: str, name: str) -> Request:
-    row = TABLE[name]
-    allowed = tuple(row.get("allow", ()))
-    if operation == "check":
-        return Request(op="check", code=text(name), allow_axioms=allowed)
-    target = f"prelude\nimport {row.get('library', 'Core')}\n{row['target']}"
-    holes = tuple(row.get("holes", ()))
-    return Request(op="verify", code=text(name), target=target, holes=holes, allow_axioms=allowed)
-
-
 def said(reply: Reply) -> str:
     """The reply's words as the table has them."""
     assert reply.error is None, reply.error
     return " ".join(filter(None, (reply.verdict, reply.reason)))
-
-
-def compile_libraries(core: Environment, folder: Path) -> None:
-    """Compiles what is imported beside Core."""
-    for source in (HERE / "library").glob("*.lean"):
-        copy = folder / source.name
-        copy.write_text(source.read_text())
-        command = (*core.toolchain.command, "-o", f"{source.stem}.olean", source.name)
-        subprocess.run(command, env=core.process_env(), cwd=folder, check=True, timeout=60)
-        copy.unlink()
 
 
 async def a_few_at_a_time(work: Iterable[Awaitable[Reply]]) -> list[Reply]:
@@ -82,9 +58,7 @@ async def a_few_at_a_time(work: Iterable[Awaitable[Reply]]) -> list[Reply]:
 @pytest.fixture(scope="session")
 def replies(core: Environment, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Replies:
     """What is said of all texts of an operation by a driver of a kind; asked once."""
-    folder = tmp_path_factory.mktemp("library")
-    compile_libraries(core, folder)
-    environment = open_environment("cheats", folder, cache=cache, environ={})
+    environment = open_libraries(core, cache, tmp_path_factory.mktemp("library"))
 
     async def ask(kind: str, operation: str) -> dict[str, Reply]:
         names = [name for name, row in TABLE.items() if operation in row]
@@ -104,12 +78,12 @@ def replies(core: Environment, cache: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def test_every_text_is_in_its_table() -> None:
-    assert {path.stem for path in HERE.glob("*.lean")} == set(TABLE)
-    assert {path.stem for path in (HERE / "full_library").glob("*.lean")} == set(FULL)
+    assert {path.stem for path in CHEATS.glob("*.lean")} == set(TABLE)
+    assert {path.stem for path in (CHEATS / "full_library").glob("*.lean")} == set(FULL)
 
 
 def full_text(name: str) -> str:
-    return (HERE / "full_library" / f"{name}.lean").read_text()
+    return (CHEATS / "full_library" / f"{name}.lean").read_text()
 
 
 @pytest.mark.parametrize(
@@ -156,6 +130,8 @@ async def test_full_library(
 def test_check(replies: Replies, kind: str, name: str) -> None:
     reply = replies(kind, "check")[name]
     assert said(reply) == TABLE[name]["check"], reply.messages
+    # Nor is a client fooled that came from Kimina Lean Server, and reads severities alone.
+    assert (reading(result_of(reply, 60)) == "valid") == (reply.verdict == "accepted")
 
 
 @pytest.mark.slow
@@ -166,7 +142,7 @@ def test_verify(replies: Replies, kind: str, name: str) -> None:
     assert said(reply) == TABLE[name]["verify"], (reply.messages, reply.failed)
 
 
-STEPS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "steps.toml").read_text())
+STEPS: dict[str, dict[str, Any]] = tomllib.loads((CHEATS / "steps.toml").read_text())
 
 
 @pytest.fixture(scope="session")

@@ -31,6 +31,9 @@ SIMPLE = [
     "campaign",
     "dead",
     "doctor",
+    "export-traces",
+    "extract",
+    "mcp",
     "metrics",
     "pause",
     "reap",
@@ -95,7 +98,7 @@ def test_every_command_and_option_is_explained(words: str) -> None:
 
 
 # Those that start a server of their own, or read files.
-WITHOUT_A_QUEUE = {"up", "campaign report"}
+WITHOUT_A_QUEUE = {"up", "campaign report", "export-traces", "extract"}
 
 
 @pytest.mark.parametrize(
@@ -209,7 +212,7 @@ def test_status_of_an_empty_queue(place: Terminal) -> None:
         assert record[name] == []
     for name in ("running", "dead", "submitted", "settled", "reaped", "released", "fenced"):
         assert record[name] == 0
-    for name in ("warm_hits", "warm_misses", "reassignments"):
+    for name in ("warm_hits", "warm_misses"):
         assert record[name] == 0
     for name in ("quarantined", "verdicts", "reasons", "environments"):
         assert record[name] == {}
@@ -261,7 +264,7 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     assert done.code == 0
     assert "waiting     3\n" in done.out
     assert "reasons     1 withdrawn\n" in done.out
-    assert "warm        0 of 1 request went where their header or state is; 0 rea" in done.out
+    assert "warm        0 of 1 request went where their header or state is\n" in done.out
     words = [line.split() for line in done.out.splitlines()]
     assert ["echo", "1", "3", "0"] in [line[:4] for line in words]
     assert ["w1", "2", "4"] in [line[:3] for line in words]

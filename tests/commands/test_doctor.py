@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import shlex
@@ -14,10 +15,15 @@ from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner
+from support.s3 import serving_s3
+from support.servers import own_server
 from support.sites import STANDIN, repl_command
 from support.terminals import Terminal, ended, read_terminal, screen
 
 from leanq import __version__
+from leanq.cli import cli
+from leanq.commands.doctor import blobs_findings, server_findings
 from leanq.lean.environment import Environment
 from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
@@ -96,6 +102,20 @@ def test_doctor_without_lean(terminal: Terminal) -> None:
     assert "\nok      sandbox" in done.out
 
 
+def test_doctor_tries_the_object_store() -> None:
+    """Where it is right, where it has no such bucket, where no URL is."""
+    with serving_s3() as url:
+        (found,) = asyncio.run(blobs_findings(url))
+        assert (found.works, found.text) == (True, f"{url} took an object and gave it back")
+        (found,) = asyncio.run(blobs_findings("s3://another/leanq"))
+        assert not found.works
+        assert "s3://another/leanq does not answer: " in found.text
+    (found,) = asyncio.run(blobs_findings("s3://a b"))
+    assert not found.works
+    assert "LEANQ_BLOBS must be s3://BUCKET/PREFIX" in found.text
+    assert asyncio.run(blobs_findings("")) == []
+
+
 @pytest.mark.slow
 def test_doctor_without_a_server(terminal: Terminal) -> None:
     done = terminal.run("doctor", "--json", "--url", "redis://:secret@127.0.0.1:1")
@@ -113,6 +133,17 @@ def test_doctor_warns_of_a_server_that_evicts_requests(terminal: Terminal) -> No
     finding = by_name(done.lines)["server"]
     assert (done.code, finding["works"]) == (3, False)
     assert "set noeviction" in finding["text"]
+
+
+async def test_doctor_and_status_say_that_a_server_is_full() -> None:
+    with own_server("--maxmemory", "1") as server:
+        (found,) = await server_findings(server.settings.url)
+        assert not found.works
+        assert "it is full (" in found.text
+        done = await asyncio.to_thread(
+            CliRunner().invoke, cli, ["status", "--url", server.settings.url]
+        )
+        assert "of the server's maxmemory; a full server takes no requests" in done.output
 
 
 @pytest.mark.slow

@@ -142,6 +142,7 @@ def test_times_have_four_digits_in_json() -> None:
     assert times == [0.3, 0.3333, 0.6667]
 
 
+@pytest.mark.slow
 def test_requests_that_are_paused_are_counted_apart(place: Terminal, settings: Settings) -> None:
     with serving(settings, Recorder(), slots=1), LeanQClient(settings) as lean:
         held = lean.echo(b"held")

@@ -83,6 +83,7 @@ async def test_a_killed_worker_leaves_no_repl(place: Terminal, core: Environment
         (["--driver", "repl"], 2, "--driver repl needs --repl"),
         (["--repl", "lake env repl"], 2, "--repl and --trust-steps are for --driver repl"),
         (["--trust-steps"], 2, "--repl and --trust-steps are for --driver repl"),
+        (["--driver", "echo", "--env", "a=/srv"], 2, "echo offers 'echo' alone"),
         (["--driver", "repl", "--repl", " "], 2, "names no program"),
         (["--driver", "repl", "--repl", "lake env no/repl"], 3, "no program 'no/repl'"),
         (["--driver", "repl", "--repl", "/bin/true"], 3, "does not answer like a REPL"),

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from support.fleets import look, until
 from support.gateways import key_file
 from support.kimina_reading import reading
+from support.metrics import parsed, port_in, scrape
 from support.terminals import Terminal, ended, samples, wait_for_line
 
 from leanq.cli import cli
@@ -52,7 +53,7 @@ def test_wrong_usage_is_one_line_and_code_2(
 def test_a_grace_that_is_no_number() -> None:
     done = CliRunner().invoke(cli, ["serve", "--grace", "nan"])
     assert done.exit_code == 2
-    assert "'nan' is not a number" in done.output
+    assert "expected a number between 1 and 3600 seconds, got 'nan'" in done.output
 
 
 @pytest.mark.slow
@@ -88,3 +89,39 @@ def test_commands_of_operations_take_a_gateway_for_a_queue(client: Terminal) -> 
     assert client.run("state", "export", "--url", url, state, "--output", "kept").code == 0
     looked = client.run("status", "--url", url)
     assert (looked.code, "not a Redis URL" in looked.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_what_cannot_be_finished_within_the_grace_is_handed_back(
+    client: Terminal, fleet: Settings
+) -> None:
+    url = serve(client, "--grace", "1", "--metrics-port", "0")
+    process = client.processes[-1]
+    body = {"code": LONG * 5, "request_id": "kept"}
+    with httpx2.Client(base_url=url, timeout=100) as http, ThreadPoolExecutor() as threads:
+        asked = threads.submit(http.post, "/v1/check", json=body)
+        until(lambda: any(row.held for row in look(fleet).workers))
+        process.send_signal(signal.SIGTERM)
+        answer = asked.result(timeout=100)
+    assert (answer.status_code, answer.json()["title"]) == (503, "Service Unavailable")
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert ended(process).code == 0
+    # It runs on, and another gateway knows it.
+    with httpx2.Client(base_url=serve(client), timeout=200) as http:
+        assert http.get("/v1/requests/kept?wait=100").status_code == 200
+
+
+@pytest.mark.slow
+def test_metrics_and_readiness_have_a_port_of_their_own(client: Terminal) -> None:
+    process = client.start("serve", "--port", "0", "--metrics-port", "0")
+    port = port_in(wait_for_line(process.stderr, "metrics of this gateway"))
+    found = re.search(r"http://\S+", wait_for_line(process.stderr, "the gateway is at"))
+    assert found
+    with httpx2.Client(base_url=found[0]) as http:
+        assert http.get("/ready").json() == {"status": "ready"}
+        # Where they would be read by whoever may call.
+        assert http.get("/metrics").status_code == 404
+    assert scrape(port, "/healthz")[0] == 200
+    status, page = scrape(port)
+    assert status == 200
+    assert parsed(page)['leanq_http_requests_total{route="/ready",status="200"}'] == 1

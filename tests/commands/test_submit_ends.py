@@ -43,13 +43,14 @@ def through(terminal: Terminal, reader: str, *arguments: str) -> Process:
     return terminal.start(*arguments, program=(*SHELL_PIPE, reader, *LEANQ))
 
 
-def test_a_reader_that_leaves(client: Terminal) -> None:
+@pytest.mark.parametrize("reader", ["head -1", pytest.param("true", marks=pytest.mark.slow)])
+def test_a_reader_that_leaves(client: Terminal, reader: str) -> None:
     files = samples("and_swap", "or_swap", "standalone")
-    for reader in ("head -1", "true"):
-        done = ended(through(client, reader, "submit", "--json", *files))
-        assert (done.code, done.err) == (141, "")
+    done = ended(through(client, reader, "submit", "--json", *files))
+    assert (done.code, done.err) == (141, "")
 
 
+@pytest.mark.slow
 def test_an_output_that_takes_nothing(client: Terminal) -> None:
     with open("/dev/full", "wb") as full:
         done = ended(client.start("submit", *samples("and_swap"), stdout=full))
@@ -112,7 +113,10 @@ def test_a_whole_queue_for_one_call(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+    [
+        signal.SIGKILL,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGTERM)),
+    ],
 )
 def test_an_end_by_a_signal_leaves_nothing(terminal: Terminal, number: signal.Signals) -> None:
     process = terminal.start("submit", *samples("stack_overflow", "stack_overflow"))
@@ -173,6 +177,7 @@ def test_two_terminals_share_a_queue(client: Terminal, fleet: Settings) -> None:
     assert {line["worker"] for d in done for line in d.lines} == {worker.worker}
 
 
+@pytest.mark.slow
 def test_a_file_waits_for_its_worker(terminal: Terminal, server: EmbeddedServer) -> None:
     settings = Settings(url=server.url, prefix=f"t{os.urandom(6).hex()}")
     terminal.use(settings)

@@ -12,8 +12,10 @@ import termios
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from support.fleets import Recorder, connections, serving, until
@@ -91,6 +93,7 @@ def test_each_look_is_an_object(place: Terminal, settings: Settings) -> None:
         stop(process)
 
 
+@pytest.mark.slow
 def test_plain_looks_are_blocks_of_lines(place: Terminal, settings: Settings) -> None:
     # Even where the user forces colours.
     environ = {"FORCE_COLOR": "1", "TERM": "xterm"}
@@ -107,6 +110,7 @@ def test_plain_looks_are_blocks_of_lines(place: Terminal, settings: Settings) ->
     assert shown[9].split() == ["echo", "0", "–", "0.0", "0.0", "0", "2", "1"]
 
 
+@pytest.mark.slow
 def test_all_looks_are_over_one_connection(place: Terminal) -> None:
     with own_server() as server:
         place.use(server.settings)
@@ -138,6 +142,7 @@ def test_a_server_that_goes_away_and_comes_back(place: Terminal) -> None:
         stop(process)
 
 
+@pytest.mark.slow
 def test_it_begins_without_a_server(place: Terminal) -> None:
     place.environ["LEANQ_URL"] = "unix://:secret@/no/such/place"
     process = place.start("status", "--watch")
@@ -186,6 +191,42 @@ def test_what_was_noted_fits_a_terminal(place: Terminal, settings: Settings) -> 
     assert rows
     assert means.startswith("WAIT and RUN are means")
     assert all(len(line) <= 80 for line in (titles, *rows, means))
+
+
+def test_what_was_noted_is_written_as_parquet(
+    place: Terminal, settings: Settings, tmp_path: Path
+) -> None:
+    out = tmp_path / "history.parquet"
+    with serving(settings, slots=1), LeanQClient(settings) as lean:
+        assert lean.echo(b"x").result(20) == b"x"
+
+        def finished() -> list[dict[str, Any]]:
+            done = place.run("status", "--since", "1h", "--out", str(out))
+            assert (done.code, done.err) == (0, "")
+            rows = pq.read_table(out).to_pylist()
+            assert f"{out}: {len(rows)} rows of 60 min" in done.out
+            return [row for row in rows if row["what"] == "finished"]
+
+        until(finished)
+        (row,) = finished()
+    assert (row["part"], row["value"]) == ("echo", 1.0)
+    assert row["start"].tzinfo is not None
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--out", "history.parquet"), "--since 24h"),
+        (("--since", "1h", "--out", "absent/history.parquet"), "No such file or directory"),
+    ],
+)
+def test_a_history_that_cannot_be_written(
+    place: Terminal, arguments: tuple[str, ...], said: str
+) -> None:
+    done = place.run("status", *arguments)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
 
 
 def test_no_more_than_a_day_is_noted(place: Terminal) -> None:

@@ -85,6 +85,7 @@ WAYS: dict[str, Callable[[Toolchain], None]] = {
     "a deleted program": Toolchain.delete,
     "a deleted library": Toolchain.lose_a_library,
 }
+NOT_SLOW = "a replaced program"
 
 
 @pytest.fixture
@@ -113,7 +114,10 @@ async def running(
         await asyncio.wait([task])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param(way, marks=() if way == NOT_SLOW else pytest.mark.slow) for way in WAYS],
+)
 async def test_a_worker_whose_lean_does_not_start_registers_for_nothing(
     settings: Settings, queue: Queue, lean: AsyncLeanQClient, toolchain: Toolchain, way: str
 ) -> None:

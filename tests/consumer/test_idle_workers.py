@@ -30,6 +30,14 @@ async def test_the_lease_of_who_holds_nothing_is_longer(shard: Shard) -> None:
     assert (await shard.queue.renew("idle", ["a", "b"])).waiting == 0
 
 
+async def test_a_claim_that_finds_nothing_leaves_the_longer_lease(shard: Shard) -> None:
+    await shard.queue.register("idle", b"", {})
+    await shard.queue.renew("idle", ["a"], idle_factor=6.0)
+    # Its next heartbeat is as far away as the lease was long.
+    assert not (await shard.claim("idle", 1)).jobs
+    assert shard.dump().workers["idle"] == shard.now_ms + 6 * LEASE_MS
+
+
 @pytest.mark.slow
 async def test_idle_workers_of_a_large_fleet_renew_seldom(settings: Settings) -> None:
     brief, queue = replace(settings, lease_s=1.5), Queue(settings)

@@ -6,34 +6,25 @@ import asyncio
 import contextlib
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
-import redis
 from msgspec import structs
 from support.fleets import (
     Recorder,
     ask,
-    counter,
-    counts,
     is_idle,
-    new_token,
     worker_processes,
     working,
 )
-from support.shards import set_clock, with_test_clock
 from support.waiting import eventually
 
-import leanq.queue.queue
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import Timings
-from leanq.queue.keys import Keys
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
-from leanq.queue.results import Settlement
 from leanq.queue.settings import Settings
-from leanq.queue.wire import pack_reply
 from leanq.worker import Worker
 
 # What makes the echo driver of a worker process warm for whatever it ran.
@@ -60,17 +51,6 @@ def silent(settings: Settings) -> Settings:
     return replace(settings, lease_s=1e6)
 
 
-@pytest.fixture
-def still(silent: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[Settings]:
-    """The same where the server's time stands still, so that no reservation expires."""
-    monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
-    tag = Keys(silent.prefix, 0, 1).tag
-    with redis.Redis.from_url(silent.url) as server:
-        set_clock(server, tag, 1_000_000)
-        yield silent
-        server.delete(*(f"{tag}:{name}" for name in ("clock", "watchdog", "watchdog_ends")))
-
-
 @contextlib.asynccontextmanager
 async def several(settings: Settings, count: int, slots: int = 1) -> AsyncIterator[list[Worker]]:
     """Idle workers of drivers that get warm."""
@@ -92,101 +72,23 @@ async def pinned(
     return await ask(lean, payload, delay_s, affinity=affinity)
 
 
-async def dead_but_warm(queue: Queue, *affinity: str, available: int = 1) -> None:
-    """Makes the fleet believe in an idle worker that is warm, and never comes."""
-    claimed = await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())
-    (job,) = claimed.jobs
-    reply = pack_reply(job.token, Reply(payload=b""))
-    done = Settlement(job.request_id, job.token, "echo", reply, warm=True)
-    token = new_token()
-    await queue.claim("dead", ["echo"], available, busy=0, token=token, settlements=[done])
-
-
-async def test_what_is_pinned_goes_where_it_is_warm(
-    still: Settings, queue: Queue, lean: AsyncLeanQClient
-) -> None:
-    async with several(still, 4):
-        homes = {}
-        for state in ("s0", "s1", "s2"):
-            homes[state] = (await pinned(lean, b"first", state)).worker
-        for _ in range(10):
-            for state, home in homes.items():
-                assert (await pinned(lean, b"next", state)).worker == home
-    assert await counter(queue, "warm_hits") == 30
-    assert await counter(queue, "warm_misses") == 3
-    assert await counter(queue, "reassignments") == 0
-
-
 async def test_a_warm_worker_that_is_busy_delays_nothing(
-    still: Settings, queue: Queue, lean: AsyncLeanQClient
-) -> None:
-    async with several(still, 2) as workers:
-        home = (await pinned(lean, b"first", "state")).worker
-        held = asyncio.create_task(pinned(lean, b"held", "state"))
-        (busy,) = (worker for worker in workers if worker.id == home)
-        driver = busy.drivers["echo"]
-        assert isinstance(driver, Warming)
-        await eventually(lambda: driver.running == [b"held"])
-        assert (await pinned(lean, b"next", "state")).worker != home
-        driver.let_go()
-        assert (await held).worker == home
-    assert await counter(queue, "reassignments") == 0
-
-
-async def test_a_worker_that_takes_nothing_more_gives_reservations_up(
     silent: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
-    async with several(silent, 1, slots=2) as (draining,):
-        await pinned(lean, b"first", "state")
-        held = asyncio.create_task(pinned(lean, b"held", "state"))
-        driver = draining.drivers["echo"]
-        assert isinstance(driver, Warming)
-        await eventually(lambda: driver.running == [b"held"])
-        async with several(silent, 1) as (other,):
-            draining.stop(grace_s=60)
-            assert (await pinned(lean, b"next", "state")).worker == other.id
-            driver.let_go()
-            assert (await held).worker == draining.id
-    assert await counter(queue, "reassignments") == 0
-
-
-@pytest.mark.slow
-async def test_what_the_killed_was_reserved_is_stolen(
-    silent: Settings, queue: Queue, lean: AsyncLeanQClient
-) -> None:
-    with worker_processes(silent, slots=1, prelude=WARMING) as (victim,):
-        home = (await pinned(lean, b"first", "state")).worker
-        assert f"-{victim.process.pid}-" in home
-        assert (await pinned(lean, b"next", "state")).worker == home
-        async with several(silent, 1) as (other,):
-            victim.send(signal.SIGKILL)
-            victim.process.wait()
-            for _ in range(3):
-                assert (await pinned(lean, b"stolen", "state")).worker == other.id
-    assert await counter(queue, "reassignments") == 1
-    await queue.release(home, [], leave=True)
-
-
-async def test_a_watchdog_that_got_busy_has_another_look(
-    silent: Settings, queue: Queue, lean: AsyncLeanQClient
-) -> None:
-    first = asyncio.create_task(pinned(lean, b"first", "state"))
-    await eventually(counts(queue, "submitted", 1))
-    await dead_but_warm(queue, "state", available=5)
-    await first
     async with several(silent, 2) as workers:
-        drivers = [worker.drivers["echo"] for worker in workers]
-        for number in range(1, 4):
-            reserved = asyncio.create_task(pinned(lean, b"reserved", "state"))
-            held = asyncio.create_task(lean.echo(b"held"))
-            assert (await reserved).payload == b"reserved"
-            for driver in drivers:
-                assert isinstance(driver, Warming)
-                driver.let_go()
-            await held
-            await eventually(counts(queue, "settled", 1 + 2 * number))
-    assert await counter(queue, "reassignments") == 1
-    await queue.release("dead", [], leave=True)
+        drivers = {w.id: d for w in workers if isinstance(d := w.drivers["echo"], Warming)}
+        held = asyncio.create_task(pinned(lean, b"held", "state"))
+        await eventually(lambda: any(driver.running for driver in drivers.values()))
+        (home,) = (name for name, driver in drivers.items() if driver.running)
+        drivers[home].let_go()
+        assert (await held).worker == home
+        other = (drivers.keys() - {home}).pop()
+        held = asyncio.create_task(pinned(lean, b"held", "state"))
+        await eventually(lambda: any(driver.running for driver in drivers.values()))
+        busy = home if drivers[home].running else other
+        assert (await pinned(lean, b"next", "state")).worker != busy
+        drivers[busy].let_go()
+        assert (await held).worker == busy
 
 
 @pytest.mark.slow
@@ -201,7 +103,7 @@ async def test_all_is_answered_while_warm_workers_are_killed(
             names = (f"s{rng.randrange(20)}", f"h{rng.randrange(3)}")[: rng.randrange(3)]
             work = pinned(lean, b"%d" % number, *names, delay_s=rng.random() * 0.01)
             asked.append(asyncio.create_task(work))
-            # Now and then they catch up, so that some are reserved and some are drawn.
+            # Now and then they catch up, so that some are waited for and some wait.
             if rng.random() < 0.1:
                 await asyncio.gather(*rng.sample(asked, min(10, len(asked))))
             if number in (200, 400):

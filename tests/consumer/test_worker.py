@@ -25,10 +25,10 @@ from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
 from leanq.consumer.consumer import Timings
-from leanq.errors import RequestError, SandboxError, ToolchainError, WorkerError
+from leanq.errors import RequestError, SandboxError, ToolchainError, UnavailableError, WorkerError
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
-from leanq.queue.results import Queued
+from leanq.queue.results import Queued, Status
 from leanq.queue.settings import Settings
 from leanq.states import States
 from leanq.worker import Worker
@@ -103,7 +103,7 @@ async def test_a_worker_serves_several_environments(
 async def test_a_quarantined_runs_alone(settings: Settings, queue: Queue, silent: Settings) -> None:
     driver = Recorder()
     await queue.submit("client", [submission("0-quarantined", echo_body(b"held quarantined"))])
-    for _ in range(2):
+    for _ in range(settings.max_attempts - 1):
         (job,) = (await queue.claim("dead", ["echo"], 1, busy=0, token=new_token())).jobs
         await queue.release("dead", [(job.request_id, job.token)], how="retry", leave=True)
     async with working(silent, driver, slots=4, timings=SILENT) as worker:
@@ -128,7 +128,8 @@ async def test_an_idle_worker_hears_the_wakeup(silent: Settings, lean: AsyncLean
         for n in range(3):
             await eventually(lambda: is_idle(worker))
             assert await lean.echo(b"%d" % n) == b"%d" % n
-    assert wire.calls["renew"] == 0
+        # No heartbeat came to its help.
+        assert wire.calls["renew"] == 0
 
 
 async def test_a_wakeup_that_rings_during_a_claim_is_heard(
@@ -202,7 +203,7 @@ async def test_a_machines_failure_gives_back_and_counts_the_attempt(
     assert (reply.payload, reply.attempts) == (b"x", 3)
 
 
-async def test_a_worker_that_fails_three_times_in_a_row_ends(
+async def test_a_worker_that_fails_four_times_in_a_row_ends(
     settings: Settings, lean: AsyncLeanQClient
 ) -> None:
     patient = replace(settings, max_attempts=10)
@@ -212,8 +213,8 @@ async def test_a_worker_that_fails_three_times_in_a_row_ends(
         async with working(patient, driver, slots=1, timings=QUICK) as worker:
             await eventually(lambda: worker.slot_pool.breaker.fault is not None)
     async with working(patient):
-        # Each of the three counts, the last one too.
-        assert (await task).attempts == 4
+        # Each of the four counts, the last one too.
+        assert (await task).attempts == 5
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a fault\nof two lines"), KeyError("x")])
@@ -328,3 +329,34 @@ async def test_a_worker_that_waits_for_its_server_can_be_stopped(
     worker.stop()
     await asyncio.wait_for(running, 5)
     assert not worker.joined.is_set()
+
+
+async def test_a_worker_that_is_stopped_while_it_joins_leaves_the_shards_that_know_it(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    register = Queue.register
+
+    async def register_where_it_answers(queue: Queue, *what: Any) -> None:
+        await register(queue, *what)
+        if queue.keys.shard == 1:
+            raise UnavailableError("its answer was lost")
+
+    monkeypatch.setattr(Queue, "register", register_where_it_answers)
+    sharded = replace(settings, shards=2)
+    worker = Worker(sharded, [Recorder()], slots=1)
+    running = asyncio.create_task(worker.run())
+    await eventually(lambda: "not ready" in caplog.text)
+    assert {len(status.workers) for status in await _statuses(sharded)} == {1}
+    worker.stop()
+    await asyncio.wait_for(running, 30)
+    assert not worker.joined.is_set()
+    assert {len(status.workers) for status in await _statuses(sharded)} == {0}
+
+
+async def _statuses(settings: Settings) -> list[Status]:
+    found = []
+    for shard in range(settings.shards):
+        queue = Queue(settings, shard)
+        found.append(await queue.status())
+        await queue.close()
+    return found

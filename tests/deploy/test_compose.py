@@ -32,7 +32,8 @@ from leanq.queue.settings import check_url
 
 COMPOSE = read("compose.yaml")
 SERVICES: dict[str, Any] = COMPOSE["services"]
-OURS = ("worker", "exporter")
+OURS = ("worker", "exporter", "gateway")
+PROFILES = {"gateway": ["http"], "prometheus": ["obs"], "grafana": ["obs"]}
 RELEASE_S = 5
 
 
@@ -116,9 +117,11 @@ def test_workers_can_be_many() -> None:
     assert not {"ports", "hostname"} & set(worker)
     # A look-up by name finds all of them.
     jobs = read("deploy/observability/prometheus.yml")["scrape_configs"]
-    (found,) = (config for job in jobs for config in job.get("dns_sd_configs", ()))
-    assert found["names"] == ["worker"]
-    assert str(found["port"]) == parse(worker["command"])[1]["--metrics-port"]
+    configs = [config for job in jobs for config in job.get("dns_sd_configs", ())]
+    assert [config["names"] for config in configs] == [["worker"], ["gateway"]]
+    for config in configs:
+        (name,) = config["names"]
+        assert str(config["port"]) == parse(SERVICES[name]["command"])[1]["--metrics-port"]
     (fleet,) = (job for job in jobs if "static_configs" in job)
     port = parse(SERVICES["exporter"]["command"])[1]["--port"]
     assert fleet["static_configs"] == [{"targets": [f"exporter:{port}"]}]
@@ -126,15 +129,15 @@ def test_workers_can_be_many() -> None:
 
 def test_candidates_have_no_way_out() -> None:
     assert COMPOSE["networks"]["queue"] == {"internal": True}
-    for name in OURS:
+    for name in ("worker", "exporter"):
         assert SERVICES[name]["networks"] == ["queue"]
 
 
 def test_profiles() -> None:
     always = {name for name, each in SERVICES.items() if "profiles" not in each}
-    assert always == {"valkey", *OURS}
+    assert always == {"valkey", "worker", "exporter"}
     for name, each in SERVICES.items():
-        assert name in always or each["profiles"] == ["obs"]
+        assert name in always or each["profiles"] == PROFILES[name]
         # What is always there waits for nothing that is not.
         assert set(each.get("depends_on", ())) <= always or name not in always
         conditions = {how["condition"] for how in each.get("depends_on", {}).values()}
@@ -146,12 +149,25 @@ def test_commands_and_settings_are_leanqs() -> None:
         each = SERVICES[name]
         assert each["image"] == f"leanq:{__version__}"
         _, options = parse(each["command"])
-        port = options.get("--port") or options["--metrics-port"]
+        port = options.get("--metrics-port") or options["--port"]
         assert each["expose"] == [port]
         assert f"127.0.0.1:{port}/" in each["healthcheck"]["test"][-1]
         assert set(each["environment"]) <= settings()
         check_url(filled(each["environment"]["LEANQ_URL"]))
-    assert "/healthz" in SERVICES["worker"]["healthcheck"]["test"][-1]
+    for name in ("worker", "gateway"):
+        assert "/healthz" in SERVICES[name]["healthcheck"]["test"][-1]
+
+
+def test_the_gateway_has_keys_and_time_to_end() -> None:
+    gateway = SERVICES["gateway"]
+    _, options = parse(gateway["command"])
+    (secret,) = gateway["secrets"]
+    assert options["--keys"] == f"/run/secrets/{secret}"
+    assert COMPOSE["secrets"][secret]["file"].startswith("${LEANQ_KEYS:-")
+    (port,) = gateway["ports"]
+    assert port.endswith(f":{options['--port']}")
+    stop_s = float(gateway["stop_grace_period"].removesuffix("s"))
+    assert float(options["--grace"]) + RELEASE_S <= stop_s
 
 
 def test_a_worker_has_time_and_room() -> None:

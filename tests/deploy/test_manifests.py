@@ -279,6 +279,46 @@ def test_campaign_workers_have_what_the_page_says(tmp_path: Path) -> None:
     assert worker.is_ours
 
 
+def test_gateways_have_what_the_page_says(tmp_path: Path) -> None:
+    objects = _with_component(tmp_path, "gateway")
+    gateway = pod(objects, "leanq-gateway")
+    command, options = gateway.command
+    assert command == "serve"
+    assert gateway.ports == {
+        "http": int(options["--port"]),
+        "metrics": int(options["--metrics-port"]),
+    }
+    # The last words take 2 s.
+    sleep_s = int(gateway.container["lifecycle"]["preStop"]["exec"]["command"][1])
+    needed_s = sleep_s + float(options["--grace"]) + RELEASE_S
+    assert needed_s <= gateway.spec["terminationGracePeriodSeconds"]
+    assert gateway.container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": "metrics"}
+    assert gateway.container["livenessProbe"]["tcpSocket"] == {"port": "http"}
+    (url,) = (item["valueFrom"]["secretKeyRef"] for item in gateway.container["env"])
+    volumes = {volume["name"]: volume.get("secret") for volume in gateway.spec["volumes"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in gateway.container["volumeMounts"]}
+    keys = volumes["keys"]
+    assert keys
+    assert options["--keys"] == f"{mounts['keys']}/{keys['items'][0]['path']}"
+    page = (ROOT / "docs" / "operations.md").read_text()
+    for word in (url["key"], keys["secretName"], keys["items"][0]["key"], "leanq-gateway-client"):
+        assert f"`{word}`" in page
+    for kind in ("Deployment", "Service", "HorizontalPodAutoscaler", "PodDisruptionBudget"):
+        assert named(objects, kind, "leanq-gateway")
+    scaled = named(objects, "HorizontalPodAutoscaler", "leanq-gateway")["spec"]
+    assert scaled["scaleTargetRef"]["name"] == "leanq-gateway"
+    assert scaled["minReplicas"] >= 2
+    assert "replicas" not in named(objects, "Deployment", "leanq-gateway")["spec"]
+    # It is one of those that the policies let out to Redis, and in to it on one port alone.
+    assert gateway.is_ours
+    (rule,) = named(objects, "NetworkPolicy", "gateway-from-clients")["spec"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": "http"}]
+    for name in ("PodDisruptionBudget", "Service"):
+        selector = named(objects, name, "leanq-gateway")["spec"]["selector"]
+        selector = selector if "matchLabels" in selector else {"matchLabels": selector}
+        assert [each.name for each in pods(objects) if each.matches(selector)] == ["leanq-gateway"]
+
+
 def test_the_component_of_walls_has_all_that_they_need(tmp_path: Path) -> None:
     worker = pod(_with_component(tmp_path, "walls"), "leanq-worker")
     assert "--require-walls" in worker.container["args"]

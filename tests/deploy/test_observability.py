@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,16 +14,32 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 from support.manifests import ROOT, named, overlay, read
+from support.metrics import port_in, scrape
+from support.terminals import Terminal, ended, samples, wait_for_line
 
 from leanq.queue.metrics import FLEET, SCALER, WORKER, Metric
 from leanq.queue.requests import Verdict
+from leanq.queue.settings import Settings
 
 FOLDER = ROOT / "deploy" / "observability"
 TESTS = (FOLDER / "alerts_test.yaml", FOLDER / "alerts_scaler_test.yaml")
 DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
 METRICS = {each.name: each for each in (*FLEET, *SCALER, *WORKER)}
 SHARED = {each.name for each in FLEET}
+
+# What is told once it has happened: in trouble, or with what not every fleet uses.
+SOMETIMES = {
+    "leanq_fork_server_total",
+    "leanq_lean_deaths_total",
+    "leanq_redis_errors_total",
+    "leanq_scaler_errors_total",
+    "leanq_scaler_unsized_requests",
+    "leanq_tenant_weight",
+    "leanq_worker_snapshots_total",
+    *(name for name in METRICS if name.startswith("leanq_replay_")),
+}
 
 _USE = re.compile(r"(?P<name>leanq_\w+)(?:\{(?P<matchers>[^}]*)\})?(?P<range>\[[^]]+\])?")
 _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
@@ -141,6 +158,30 @@ def _check_values(metric: Metric, label: str, how: str, value: str) -> None:
         known["state"] = set(named_states[1].split(", "))
     values = set(value.split("|")) if "~" in how else {value}
     assert values <= known[label], f"{metric.name} has no {label} of {values - known[label]}"
+
+
+@pytest.mark.slow
+def test_a_living_fleet_tells_what_is_asked_for(terminal: Terminal, settings: Settings) -> None:
+    terminal.use(settings)
+    worker = terminal.start("worker", "--slots", "1", "--metrics-port", "0")
+    ports = [port_in(wait_for_line(worker.stderr, "metrics of this worker"))]
+    wait_for_line(worker.stderr, "serves")
+    assert terminal.run("submit", *samples("and_swap", "wrong")).code == 1
+    scaler = terminal.start("scale", "--target", "print", "--port", "0", "--every", "1s")
+    ports.append(port_in(wait_for_line(scaler.stderr, "metrics at")))
+    wait_for_line(scaler.stdout, "default: ")
+    told: dict[str, set[str]] = {}
+    for port in ports:
+        for family in text_string_to_metric_families(scrape(port)[1]):
+            for sample in family.samples:
+                told.setdefault(sample.name, set()).update(sample.labels)
+    for each in QUERIES:
+        for use in uses(each.text):
+            if use.metric.name not in SOMETIMES:
+                assert told.get(use.name) == use.labels, use.name
+    for process in (scaler, worker):
+        process.send_signal(signal.SIGTERM)
+        assert ended(process).code == 0
 
 
 def test_counters_are_rates_and_gauges_are_not(query: Query) -> None:

@@ -8,6 +8,7 @@ Debian's packages and one of PyPI's; pulls nothing. Where an engine cannot be ha
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import yaml
 from support.paths import ROOT
 
@@ -37,6 +39,8 @@ DOCTORS_CODES = (0, 3)
 ALL_WALLS = {"user-ns", "mount-ns", "pid-ns", "net-ns", "ipc-ns", "landlock", "seccomp"}
 SAMPLES = sorted((ROOT / "examples").glob("*.lean"))
 BURST = 40
+SERVICES = ("valkey", "worker", "exporter", "gateway")
+KEY = "of-the-course"
 # Some seconds of Lean.
 LONG = "prelude\nimport Core\n" + "\n".join(
     f"theorem t{n} (p q : Prop) : And p q → And q p := by\n"
@@ -70,12 +74,15 @@ class Course:
     def __init__(self, engine: Engine, folder: Path) -> None:
         self._engine = engine
         self._folder = folder
-        with socket.socket() as free:
+        with socket.socket() as free, socket.socket() as other:
             free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+            other.bind(("127.0.0.1", 0))
+            self._port, self._http_port = free.getsockname()[1], other.getsockname()[1]
         self._environ = dict(engine.environ) | {
             "LEANQ_PORT": str(self._port),
             "LEANQ_PASSWORD": PASSWORD,
+            "LEANQ_KEYS": str(self._keys()),
+            "LEANQ_HTTP_PORT": str(self._http_port),
             "WORKER_CPUS": str(min(2, len(os.sched_getaffinity(0)))),
         }
         self._client_environ = os.environ | {
@@ -93,6 +100,7 @@ class Course:
         self._image()
         with self._fleet():
             self._samples()
+            self._over_http()
             self._no_way_out()
             self._killed_among_three()
             self._drained()
@@ -142,7 +150,8 @@ class Course:
     # The fleet
 
     def _compose(self, *args: str) -> str:
-        return run(*self._engine.compose, *args, environ=self._environ, folder=ROOT, timeout_s=180)
+        command = (*self._engine.compose, "--profile", "http")
+        return run(*command, *args, environ=self._environ, folder=ROOT, timeout_s=180)
 
     def _containers(self, service: str, *options: str) -> list[str]:
         labels = ["com.docker.compose.project=leanq", f"com.docker.compose.service={service}"]
@@ -168,12 +177,12 @@ class Course:
     def _fleet(self) -> Iterator[None]:
         try:
             self._compose("up", "-d", "--no-build")
-            for service in ("valkey", "worker", "exporter"):
+            for service in SERVICES:
                 until(lambda service=service: self._is_healthy(service))  # type: ignore[misc]
-            self._done("compose up: server, worker and exporter are healthy")
+            self._done("compose up: server, worker, exporter and gateway are healthy")
             yield
         except BaseException:
-            for service in ("valkey", "worker", "exporter"):
+            for service in SERVICES:
                 for container in self._containers(service):
                     print(f"--- {service} {container}", file=sys.stderr)
                     subprocess.run(
@@ -214,6 +223,23 @@ class Course:
         wanted = {path.name: path.read_text().split()[1].rstrip(":").lower() for path in SAMPLES}
         assert got == wanted, f"{got}, and not {wanted}"
         self._done(f"{len(got)} samples have the verdicts that they should")
+
+    def _keys(self) -> Path:
+        """A file of keys with one, whose secret is KEY, that the image's user can read."""
+        path = self._folder / "keys.toml"
+        digest = hashlib.sha256(KEY.encode()).hexdigest()
+        path.write_text(
+            f'secret = "{"5" * 32}"\n[[key]]\nname = "k"\ntenant = "t"\nsha256 = "{digest}"\n'
+        )
+        path.chmod(0o644)
+        return path
+
+    def _over_http(self) -> None:
+        url = f"http://127.0.0.1:{self._http_port}"
+        with LeanQClient(url, key=KEY) as lean:
+            assert lean.check(_small(0)).result(120).verdict == "accepted"
+        assert httpx2.get(f"{url}/v1/status").status_code == 401
+        self._done("the gateway takes a key, and no caller without one")
 
     def _no_way_out(self) -> None:
         for service in ("worker", "exporter"):

@@ -6,8 +6,9 @@ import pytest
 from support.shards import Shard
 from support.terminals import Terminal, ended, samples, wait_for_line
 
-from leanq.fleet.history import Period, periods
+from leanq.fleet.history import Measure, Period, measures, periods
 from leanq.lean.environment import Environment
+from leanq.queue.metrics import BUCKETS_S
 from leanq.queue.results import read_minute
 from leanq.queue.settings import Settings
 
@@ -24,13 +25,16 @@ async def test_a_minute_is_noted_once_and_a_day_is_kept(shard: Shard) -> None:
         shard.advance(MINUTE_MS)
         await shard.submit(f"0-{number}")
         await shard.queue.renew("w")
+        shard.server.hincrby(f"{shard.tag}:stats", "t:a:4", 1)
+        shard.server.hincrby(f"{shard.tag}:stats", "w:a:4", 1)
     notes = await shard.queue.minutes(first + 1)
-    assert [(n["minute"] - first, n.get("s:a")) for n in notes] == [
+    assert [(n["minute"] - first, n.get("s:a"), n.get("t:a:4")) for n in notes] == [
         # As it was before the request that came first.
-        (1, None),
-        (2, 1),
-        (3, 2),
+        (1, None, None),
+        (2, 1, 1),
+        (3, 2, 2),
     ]
+    assert not any("w:a:4" in n for n in notes)
     key = f"{shard.tag}:minutes"
     shard.server.zadd(key, {f"old {n}".encode(): n for n in range(2000)})
     shard.advance(MINUTE_MS)
@@ -81,6 +85,45 @@ def test_cpu_time_by_tenant() -> None:
     assert period.tenants_cpu_s == pytest.approx({"x": 3.2, "": 0.5})
 
 
+def test_times_by_bucket_are_those_of_the_period() -> None:
+    before = {"minute": 60, "t:a:3": 10, "t:a:5": 1, "t:b:3": 7}
+    after = {"minute": 61, "t:a:3": 12, "t:a:5": 1, "t:b:3": 8, "t:b:0": 4, "t:a:99": 1, "t:a:x": 1}
+    (period,) = periods([[before, after]], 600)
+    assert period.took == [4, 0, 0, 3] + [0] * (len(BUCKETS_S) - 3)
+    (period,) = periods([[before, after]], 600, environments=["b"])
+    assert period.took[:4] == [4, 0, 0, 1]
+
+
+def test_measures_of_all_shards_by_the_minute() -> None:
+    one = [
+        {"minute": 60, "s:a": 5, "workers": 4, "waiting:a": 2, "f:a:accepted": 1, "s:b": 1},
+        {
+            "minute": 61,
+            "s:a": 8,
+            "workers": 4,
+            "f:a:accepted": 3,
+            "t:a:0": 2,
+            "t:a:17": 1,
+            "s:b": 0,
+        },
+        {"minute": 65, "s:a": 8, "f:a:accepted": 3, "u_ms:a": 1500, "u:a:x": 1500, "r_ms:a": 20},
+    ]
+    two = [{"minute": 60, "workers": 3, "waiting:a": 1}, {"minute": 61, "f:a:accepted": 4}]
+    assert measures([one, two, [note(7)]]) == [
+        Measure(3600, "", "workers", "", 4),
+        Measure(3600, "a", "finished", "accepted", 6),
+        Measure(3600, "a", "submitted", "", 3),
+        Measure(3600, "a", "took", "0.005", 2),
+        Measure(3600, "a", "took", "inf", 1),
+        Measure(3600, "a", "waiting", "", 3),
+        Measure(3660, "", "workers", "", 4),
+        Measure(3660, "a", "cpu_s", "", 1.5),
+        Measure(3660, "a", "ran_s", "", 0.02),
+        Measure(3660, "a", "tenant_cpu_s", "x", 1.5),
+    ]
+    assert measures([]) == []
+
+
 def test_no_notes() -> None:
     assert periods([[], [note(5)], [{}]], 3600) == []
     assert read_minute(b"nonsense") == read_minute(b"\x92\x01\x02") == {}
@@ -91,7 +134,7 @@ def test_no_notes() -> None:
 def test_a_time_that_is_none(terminal: Terminal, text: str) -> None:
     done = terminal.run("status", "--since", text)
     assert done.code == 2
-    assert "expected 30m, 24h or 1d" in done.err
+    assert "expected 90s, 30m, 24h or 1d" in done.err
 
 
 @pytest.mark.slow

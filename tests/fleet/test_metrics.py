@@ -7,6 +7,7 @@ import json
 import re
 import signal
 from bisect import bisect_left
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fleets import counts
 from support.metrics import parsed, port_in, scrape
+from support.replays import open_memory
 from support.sandboxes import PYTHON, python
+from support.servers import own_server
 from support.terminals import Terminal, ended, samples, wait_for_line
 from support.waiting import eventually
 
@@ -52,7 +55,7 @@ def test_names_follow_the_conventions() -> None:
         assert metric.text.endswith(".")
         assert set(metric.labels) <= {
             *("environment", "tenant", "state", "verdict", "input", "term"),
-            *("reason", "program", "event", "kind"),
+            *("reason", "program", "event", "kind", "memory"),
         }
 
 
@@ -153,7 +156,8 @@ async def test_other_ends_are_counted_as_well(
 async def test_all_samples_are_of_known_metrics(settings: Settings, queue: Queue) -> None:
     known = {metric.name: metric for metric in FLEET}
     await queue.register("w", b"", {"core": b""})
-    found = list(fleet_samples(await fleet_stats(settings)))
+    async with open_memory(settings):
+        found = list(fleet_samples(await fleet_stats(settings)))
     await queue.release("w", [], leave=True)
     for name, labels, value in found:
         assert len(labels) == len(known[name].labels)
@@ -241,7 +245,6 @@ def test_a_worker_and_the_exporter(place: Terminal, core: Environment) -> None:
     assert found['leanq_slots{environment="default",state="idle"}'] == 2
     verdict = 'leanq_requests_finished_total{{environment="default",verdict="{}"}}'
     assert found[verdict.format("rejected")] == 1
-    assert found['leanq_request_run_seconds_count{environment="default"}'] == 2
     exporter.send_signal(signal.SIGTERM)
     assert ended(exporter).code == 0
 
@@ -251,6 +254,9 @@ def test_a_worker_and_the_exporter(place: Terminal, core: Environment) -> None:
     assert {"metric": "leanq_up", "labels": [], "value": 1} in lines
     worker.send_signal(signal.SIGTERM)
     assert ended(worker).code == 0
+    # By its last heartbeat at the latest.
+    count = 'leanq_request_run_seconds_count{environment="default"} 2.0'
+    assert count in place.run("metrics", "--once").out.splitlines()
 
 
 @pytest.mark.slow
@@ -262,6 +268,27 @@ def test_an_exporter_without_a_server(place: Terminal) -> None:
     exporter.send_signal(signal.SIGINT)
     assert ended(exporter).code == 0
     assert place.run("metrics", "--once").code == 3
+
+
+@pytest.mark.slow
+def test_an_exporter_of_a_silent_server_answers_before_prometheus_gives_up(
+    terminal: Terminal,
+) -> None:
+    """Or else the alert would be that the exporter is gone."""
+    with own_server() as server:
+        terminal.use(server.settings)
+        exporter = terminal.start("metrics", "--port", "0")
+        port = port_in(wait_for_line(exporter.stderr, "metrics at"))
+        assert parsed(scrape(port)[1])["leanq_up"] == 1
+        server.send(signal.SIGSTOP)
+        try:
+            asked_s = monotonic()
+            assert parsed(scrape(port)[1])["leanq_up"] == 0
+            assert monotonic() - asked_s < 10
+        finally:
+            server.send(signal.SIGCONT)
+        exporter.send_signal(signal.SIGTERM)
+        assert "no answer from unix://" in ended(exporter).err
 
 
 def test_a_port_that_is_taken(place: Terminal) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from lightkube.config.kubeconfig import SingleConfig
 from lightkube.config.models import Cluster, Context, User
 from support.kube_standin import KubeStandin
 
-from leanq.errors import TargetError
+from leanq.errors import TargetError, UsageError
 from leanq.fleet.scaler.kubernetes import KubernetesTarget
 from leanq.fleet.stats import FleetStats
 from leanq.queue import wire
@@ -317,3 +318,23 @@ async def test_a_cluster_that_is_gone_is_the_targets_trouble() -> None:
     with pytest.raises(TargetError, match="no answer"):
         await target.look("default", NO_WORKERS)
     await target.close()
+
+
+# What a hurried operator writes
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: 1", "", "just text", "clusters: 5"])
+def test_a_kubeconfig_of_another_shape_is_said(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config"
+    file.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(file))
+    with pytest.raises(UsageError, match="the kubeconfig cannot be read"):
+        KubernetesTarget("default", "leanq-worker", identity="a")
+
+
+@pytest.mark.parametrize("name", ["leanq-{environment}", "leanq-{", "leanq-{env}}"])
+def test_other_braces_than_the_environments_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"only {env} may stand in braces"):
+        KubernetesTarget("default", name, identity="a")

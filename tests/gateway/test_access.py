@@ -8,10 +8,45 @@ import pytest
 from fastapi import HTTPException
 from support.gateways import STATE, key_file
 
-from leanq.errors import UnknownStateError
+from leanq.errors import UnknownStateError, UsageError
 from leanq.gateway.access import Access
 from leanq.gateway.keys import KeyFile
 from leanq.queue.requests import Reply
+
+
+class Nothing:
+    """A gateway without requests, but for texts of so many bytes."""
+
+    def __init__(self, texts_bytes: int = 0) -> None:
+        self._texts_bytes = texts_bytes
+
+    def outstanding(self, _tenant: str) -> int:
+        return 0
+
+    def outstanding_bytes(self, _tenant: str) -> int:
+        return self._texts_bytes
+
+
+def test_bodies_on_their_way_and_texts_that_wait_share_one_limit(tmp_path: Path) -> None:
+    limits = {"body_mb": 1, "outstanding_mb": 2, "tenant": "alice"}
+    keys = key_file(tmp_path, {"secret": "a", **limits}, {"secret": "b"})
+    access = Access(KeyFile(keys), "default")
+    alice, bob = access.key_of("a"), access.key_of("b")
+    with access.body(alice) as first, access.body(alice) as second, access.body(bob) as other:
+        first(1 << 20)
+        second(1 << 20)
+        other(64 << 20)
+        access.admit(alice, 1, Nothing())
+        for refused in (lambda: second(1), lambda: access.admit(alice, 1, Nothing(1))):
+            with pytest.raises(HTTPException, match="take the 2 MiB") as error:
+                refused()
+            assert error.value.status_code == 429
+    access.admit(alice, 1, Nothing(2 << 20))
+    with access.body(alice) as again:
+        again(2 << 20)
+    path = key_file(tmp_path, {"secret": "a", "outstanding_mb": 1})
+    with pytest.raises(UsageError, match="outstanding_mb must be at least body_mb"):
+        KeyFile(path)
 
 
 def test_a_rate_is_kept_and_a_large_batch_is_waited_for_afterwards(tmp_path: Path) -> None:
@@ -22,7 +57,7 @@ def test_a_rate_is_kept_and_a_large_batch_is_waited_for_afterwards(tmp_path: Pat
 
     def wait_s(count: int) -> int:
         try:
-            access.admit(key, count, 0)
+            access.admit(key, count, Nothing())
         except HTTPException as error:
             return int((error.headers or {})["Retry-After"])
         return 0

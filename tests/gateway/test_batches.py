@@ -6,29 +6,17 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fleets import working
-from support.gateways import Gateway, Scripted, new_gateway
+from support.gateways import Gateway, Scripted, key_file, new_gateway
 from support.waiting import eventually
 
+from leanq.gateway.keys import KeyFile
 from leanq.queue.settings import Settings
 
 TIMEOUT_S = 60.0
-
-
-@pytest.fixture
-async def scripted(settings: Settings) -> AsyncIterator[Scripted]:
-    driver = Scripted()
-    async with working(settings, driver, slots=16):
-        yield driver
-
-
-@pytest.fixture
-async def gateway(settings: Settings, scripted: Scripted) -> AsyncIterator[Gateway]:
-    async with new_gateway(settings) as made:
-        yield made
 
 
 def line(code: str, **fields: Any) -> bytes:
@@ -62,12 +50,13 @@ class Sender:
 
 
 @contextlib.asynccontextmanager
-async def sending(gateway: Gateway) -> AsyncIterator[Sender]:
+async def sending(gateway: Gateway, key: str = "") -> AsyncIterator[Sender]:
     host, _, port = gateway.url.removeprefix("http://").partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(
         b"POST /v1/batch HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        b"Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b"Authorization: %s\r\n"
+        b"Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n" % key.encode()
     )
     try:
         yield Sender(reader, writer)
@@ -135,6 +124,22 @@ async def test_any_number_of_requests_pass_through_and_events_are_framed(
     assert json.loads(data.removeprefix("data: "))["index"] == 0
 
 
+async def test_lines_may_be_cut_anywhere(gateway: Gateway) -> None:
+    async with sending(gateway) as sender:
+        for byte in line("-- accepted") + b"\n\n" + line("-- rejected"):
+            await sender.send(bytes((byte,)))
+        # A piece with the ends of three lines, and a line of many pieces.
+        held = line("-- incomplete")
+        await sender.send(held[:5])
+        await sender.send(held[5:] + held + line(f"-- timeout {'x' * 3_000_000}")[:1000])
+        rest = line(f"-- timeout {'x' * 3_000_000}")[1000:]
+        for start in range(0, len(rest), 10_000):
+            await sender.send(rest[start : start + 10_000])
+        found = [await sender.result() for _ in range(5)]
+        verdicts = [r["result"]["verdict"] for r in sorted(found, key=lambda each: each["index"])]
+        assert verdicts == ["accepted", "rejected", "incomplete", "incomplete", "timeout"]
+
+
 async def test_a_line_without_an_end_is_refused(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +150,38 @@ async def test_a_line_without_an_end_is_refused(
         problems = [each["problem"]["type"] for each in results if "problem" in each]
         assert problems == ["urn:leanq:too-large"]
         assert (await sender.rest()).strip() == b"0"
+
+
+@pytest.mark.parametrize(
+    ("after", "status"),
+    [
+        ({"secret": "bob"}, 401),
+        ({"secret": "alice", "tenant": "another"}, 401),
+        ({"secret": "alice", "rights": ["status"]}, 403),
+    ],
+)
+async def test_a_key_that_is_taken_back_sends_nothing_more_on_a_batch_that_is_open(
+    settings: Settings, scripted: Scripted, tmp_path: Path, after: dict[str, Any], status: int
+) -> None:
+    now_s = 0.0
+    keys = KeyFile(key_file(tmp_path, {"secret": "alice"}), clock=lambda: now_s)
+    async with (
+        new_gateway(settings, keys=keys) as gateway,
+        sending(gateway, key="alice") as sender,
+    ):
+        await sender.send(line("-- held") + line("-- rejected"))
+        assert (await sender.result())["result"]["verdict"] == "rejected"
+        key_file(tmp_path, after)
+        now_s = 2.0
+        await sender.send(line("-- timeout") + line("-- timeout"))
+        refused = await sender.result()
+        assert (refused["index"], refused["problem"]["status"]) == (2, status)
+        # What was let in before has its end.
+        scripted.gate.set()
+        last = await sender.result()
+        assert (last["index"], last["result"]["verdict"]) == (0, "accepted")
+        assert (await sender.rest()).strip() == b"0"
+    assert [request.code for request in scripted.seen] == ["-- held", "-- rejected"]
 
 
 @pytest.mark.slow

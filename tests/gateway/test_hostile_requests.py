@@ -77,6 +77,53 @@ def ask() -> Iterator[Ask]:
         runner.run(http.aclose())
 
 
+MANY = 2000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/check", {"code": "x", "allow_axioms": [1] * MANY}),
+        ("/v1/verify", {"code": "x", "target": "y", "holes": [1] * MANY}),
+        ("/v1/check", {"code": "x", **{f"unknown{number}": 1 for number in range(MANY)}}),
+        ("/v1/batch", {"op": "check", "code": "x", **{f"no{number}": 1 for number in range(MANY)}}),
+        ("/v1/batch", {"op": "check", "code": "x", "allow_axioms": [1] * MANY}),
+        ("/v1/batch", {"op": "check", "code": "x", "id": "i" * 1001}),
+        ("/api/check", {"snippets": [{}] * MANY}),
+        ("/verify", {"codes": [1] * MANY}),
+    ],
+)
+def test_of_many_faults_in_a_body_few_are_told(ask: Ask, path: str, body: dict[str, Any]) -> None:
+    # To collect all of them takes the gateway's time and memory, by a body that costs nothing.
+    answer = ask(path, json.dumps(body).encode(), "application/json")
+    told = answer.json()
+    faults = told["detail"] if path in ("/api/check", "/verify") else None
+    faults = faults or told.get("problem", told)["errors"]
+    assert 1 <= len(faults) <= 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/batch", {"op": "o" * 100_000, "code": "x"}),
+        ("/v1/check", {"code": "x", "environment": "e" * 100_000}),
+        ("/v1/check", {"code": "x", "request_id": "r" * 100_000}),
+        ("/v1/check", {"code": "x", "u" * 100_000: 1}),
+        ("/v1/step", {"state": "s" * 100_000, "tactic": "x"}),
+        ("/api/check", {"snippets": [{"id": "1", "code": "x"}], "environment": "e" * 100_000}),
+        ("/api/check", {"snippets": [{"id": "1", "code": "x"}], "infotree": "i" * 100_000}),
+    ],
+)
+def test_an_answer_does_not_repeat_what_was_sent(ask: Ask, path: str, body: dict[str, Any]) -> None:
+    # Of a batch the answers wait until they are read, and of a check each text has one.
+    assert len(ask(path, json.dumps(body).encode(), "application/json").content) < 5000
+
+
+def test_a_field_that_there_is_not_is_named(ask: Ask) -> None:
+    answer = ask("/v1/check", b'{"code": "x", "timeouts": 5}', "application/json")
+    assert (answer.status_code, "`timeouts`" in answer.json()["detail"]) == (422, True)
+
+
 @pytest.mark.slow
 @given(path=st.sampled_from(PATHS), body=BODIES, kind=TYPES)
 def test_no_request_is_an_internal_error(ask: Ask, path: str, body: bytes, kind: str) -> None:

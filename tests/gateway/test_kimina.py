@@ -16,29 +16,19 @@ from support.gateways import Gateway, Scripted, key_file, new_gateway
 from support.kimina_reading import reading
 from support.waiting import eventually
 
+from leanq import AsyncLeanQClient
+from leanq.errors import InvalidRequestError
+from leanq.gateway import kimina
 from leanq.gateway.access import Access
 from leanq.gateway.app import make_app
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import MAX_BODY_MB, KeyFile
 from leanq.queue.queue import Queue
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
 
 JSON = {"Content-Type": "application/json"}
 VERDICTS = ("accepted", "incomplete", "rejected", "timeout", "crashed", "unverified", "unjudged")
-
-
-@pytest.fixture
-async def scripted(settings: Settings) -> AsyncIterator[Scripted]:
-    """What the one worker of the test's queue runs."""
-    driver = Scripted()
-    async with working(settings, driver, slots=16):
-        yield driver
-
-
-@pytest.fixture
-async def gateway(settings: Settings, scripted: Scripted) -> AsyncIterator[Gateway]:
-    async with new_gateway(settings) as made:
-        yield made
 
 
 @pytest.fixture
@@ -118,9 +108,45 @@ async def test_an_environment_is_chosen_by_its_name(gateway: Gateway, settings: 
     assert "not a valid name" in malformed["error"]
 
 
-async def test_an_infotree_is_refused_in_each_result(gateway: Gateway) -> None:
-    [result] = await gateway.check("-- accepted", infotree="full")
-    assert "infotree is not served" in result["error"]
+async def test_an_infotree_stands_in_the_response_as_the_repl_has_printed_it(
+    gateway: Gateway, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = [{"node": {"stx": {"pp": "é"}}, "kind": "CommandInfo", "children": []}]
+    reply = Reply("accepted", infotree=json.dumps(tree).encode())
+    refusal = "no infotree can be had here"
+    scripted.replies = {"-- tree": reply, "-- again": reply, "-- none": Reply(error=refusal)}
+    monkeypatch.setattr(kimina, "_MOST_INFOTREES_BYTES", len(reply.infotree or b"") + 10)
+    with_tree, none, again = await gateway.check("-- tree", "-- none", "-- again", infotree="full")
+    assert (reading(with_tree), with_tree["response"]["infotree"]) == ("valid", tree)
+    assert (reading(none), none["error"]) == ("server_error", refusal)
+    # Others of the same answer keep within what one may have of them.
+    assert (reading(again), again["response"].get("infotree")) == ("valid", None)
+    assert "there is no infotree" in again["response"]["messages"][0]["data"]
+    assert {request.infotree for request in scripted.seen} == {"full"}
+
+    codes = [{"custom_id": 1, "proof": "-- tree"}]
+    asked = {"codes": codes, "infotree_type": "original"}
+    [result] = (await gateway.http.post("/verify", json=asked)).json()["results"]
+    assert result["response"]["infotree"] == tree
+
+
+async def test_an_infotree_by_our_own_interface_and_client(
+    gateway: Gateway, scripted: Scripted
+) -> None:
+    tree = [{"node": {}, "kind": "CommandInfo", "children": []}]
+    scripted.replies = {"-- tree": Reply("accepted", infotree=json.dumps(tree).encode())}
+    body = {"code": "-- tree", "infotree": "tactics"}
+    result = (await gateway.http.post("/v1/check", json=body)).json()
+    assert (result["verdict"], result["infotree"]) == ("accepted", tree)
+    assert "infotree" not in (await gateway.http.post("/v1/check", json={"code": "-- x"})).json()
+    async with AsyncLeanQClient(gateway.url) as lean:
+        reply = await lean.check("-- tree", infotree="tactics")
+        assert json.loads(reply.infotree or b"") == tree
+        with pytest.raises(InvalidRequestError, match="a step has no infotree"):
+            await lean.step("0" * 64, "exact h", infotree="tactics")
+        with pytest.raises(InvalidRequestError, match="infotree must be 'full' or"):
+            await lean.check("-- tree", infotree="all")  # type: ignore[arg-type]
+    assert [request.infotree for request in scripted.seen] == ["tactics", "", "tactics"]
 
 
 def _with(**fields: Any) -> dict[str, Any]:
@@ -131,7 +157,9 @@ MALFORMED: list[tuple[str, dict[str, Any], list[Any]]] = [
     ("/api/check", _with(snippets=[]), ["snippets"]),
     ("/api/check", _with(snippets=[{"id": "a", "code": "x"}] * 2), ["snippets"]),
     ("/api/check", _with(snippets=[{"id": "a"}]), ["snippets", 0, "code"]),
-    ("/api/check", _with(snippets=[{"id": "\ud800", "code": "x"}]), ["snippets", 0, "id"]),
+    ("/api/check", _with(snippets=[{"id": "\ud800", "code": "x"}]), []),
+    ("/api/check", _with(snippets=[1] * 3), ["snippets", 0]),
+    ("/verify", {"codes": [{}, {}]}, ["codes", 0, "custom_id"]),
     ("/api/check", _with(timeout=-1), ["timeout"]),
     ("/api/check", _with(timeout=1e300), ["timeout"]),
     ("/api/check", _with(infotree="some"), ["infotree"]),

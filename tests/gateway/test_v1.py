@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from support.fleets import working
 from support.gateways import STATE, Gateway, Scripted, key_file, new_gateway
 from support.waiting import eventually
 
@@ -18,20 +18,6 @@ from leanq.gateway.keys import KeyFile
 from leanq.queue.settings import Settings
 
 PENDING = {"status": "pending"}
-
-
-@pytest.fixture
-async def scripted(settings: Settings) -> AsyncIterator[Scripted]:
-    """What the one worker of the test's queue runs."""
-    driver = Scripted()
-    async with working(settings, driver, slots=16):
-        yield driver
-
-
-@pytest.fixture
-async def gateway(settings: Settings, scripted: Scripted) -> AsyncIterator[Gateway]:
-    async with new_gateway(settings) as made:
-        yield made
 
 
 def problem(answer: httpx2.Response) -> tuple[int, str]:
@@ -187,6 +173,29 @@ async def test_the_limits_of_a_key_are_kept(
         assert (status["tenant"], status["outstanding"]) == ("bob", 0)
         [environment] = status["environments"]
         assert (environment["name"], environment["workers"]) == ("default", 1)
+
+
+async def test_texts_that_wait_take_no_more_memory_than_their_key_allows(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    async with tenants(settings, tmp_path, outstanding_mb=1, body_mb=1) as (gateway, keys):
+        http, alice = gateway.http, {"headers": keys["alice"]}
+        held = {"code": f"-- held {'x' * 700_000}", "request_id": "large"}
+        assert (await http.post("/v1/check?wait=0", json=held, **alice)).status_code == 202
+        large = {"code": f"-- accepted {'x' * 700_000}"}
+        refused = await http.post("/v1/check", json=large, **alice)
+        assert problem(refused) == (429, "about:blank")
+        assert refused.json()["detail"].startswith("the tenant's texts take the 1 MiB")
+        assert (await http.post("/v1/check", json=large, headers=keys["bob"])).is_success
+        # A batch waits where a single request is refused.
+        lines = "".join(f"{json.dumps({'op': 'check', **large})}\n" for _ in range(3))
+        batch = asyncio.create_task(http.post("/v1/batch", content=lines, **alice))
+        await eventually(lambda: gateway.lean.outstanding_bytes("alice") > 1 << 20)
+        scripted.gate.set()
+        assert (await batch).text.count('"accepted"') == 3
+        await http.get("/v1/requests/large?wait=60", **alice)
+        assert gateway.lean.outstanding_bytes("alice") == 0
+        assert (await http.post("/v1/check", json=large, **alice)).is_success
 
 
 async def test_what_cannot_be_asked_is_a_problem_that_says_why(gateway: Gateway) -> None:

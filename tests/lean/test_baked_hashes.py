@@ -13,7 +13,7 @@ import pytest
 
 from leanq.lean import baked_hashes
 from leanq.lean.baked_hashes import NAME, bake, baked
-from leanq.lean.environment import compiled_modules
+from leanq.lean.files import compiled_modules
 from leanq.lean.hashes import content_hashes, hash_bytes
 
 COUNT = 100
@@ -85,6 +85,7 @@ def test_a_list_that_is_not_to_be_trusted(folder: Path, harm: str) -> None:
     assert baked(folder, compiled_modules(folder)) == {}
 
 
+@pytest.mark.slow
 def test_it_is_a_program(tmp_path: Path) -> None:
     def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", baked_hashes.__name__, *words]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from leanq.lean.diagnostics import Outcome, Printed, classify
+from leanq.lean.diagnostics import Outcome, Printed, classify, message_of
 from leanq.lean.sandbox.process import Exit, Finished, Limits
 from leanq.queue.requests import Message, Reply
 from leanq.queue.wire import pack_reply, unpack_reply
@@ -423,6 +424,19 @@ def test_text_that_is_no_unicode_can_travel() -> None:
     assert_fit_for_the_queue(Printed(broken))
 
 
+@pytest.mark.parametrize("part", ["[],", "1,", "1e5,", '"a",', "{},"])
+def test_long_json_of_a_candidate_is_passed_over_and_not_built(part: str) -> None:
+    hostile = f'{{"x":[{part * (4_000_000 // len(part))}0],"severity":"error","data":"d"}}'.encode()
+    tracemalloc.start()
+    try:
+        (message,) = Printed(hostile).messages
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (message.severity, message.text) == ("error", "d")
+    assert peak_bytes < 8 * len(hostile)
+
+
 def assert_fit_for_the_queue(printed: Printed) -> None:
     data = pack_reply("token", Reply(verdict="rejected", messages=printed.messages))
     (message,) = unpack_reply("request_id", data).messages
@@ -449,6 +463,25 @@ LINES = st.lists(
     ),
     max_size=8,
 )
+
+
+OBJECTS = st.dictionaries(
+    st.sampled_from(["severity", "data", "pos", "endPos", "kind", "other"]),
+    st.sampled_from(["error", "warning", "é\ud800", {"line": 3, "column": 1}, {"line": -1}])
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=9) | st.floats(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+        max_leaves=5,
+    ),
+)
+
+
+@given(OBJECTS, st.booleans())
+def test_a_line_is_read_as_pythons_own_reader_does(value: dict[str, Any], ascii_: bool) -> None:
+    text = json.dumps({"severity": "error", "data": "d"} | value, ensure_ascii=ascii_)
+    found = Printed(text.encode(errors="replace")).messages
+    expected = message_of(json.loads(text.encode(errors="replace")))
+    assert found == (() if expected is None else (expected[0],))
 
 
 @pytest.mark.slow

@@ -65,11 +65,12 @@ async def test_steps(either: Site) -> None:
 @pytest.mark.slow
 async def test_a_step_that_meets_a_limit_says_so_behind_what_lean_said(site: Site) -> None:
     driver = await site.one()
-    (sorry,) = (await driver.run(check(BOTH))).sorries
-    request = Request("step", state=str(sorry.state), tactic="constructor", wall_s=0.01)
+    endless = sample("heartbeats").replace("maxHeartbeats 2000", "maxHeartbeats 0")
+    (sorry,) = (await driver.run(check(endless.replace("exact rfl", "exact sorry")))).sorries
+    request = Request("step", state=str(sorry.state), tactic="exact rfl", wall_s=0.3)
     reply = await driver.run(request)
     assert (reply.verdict, reply.reason) == ("timeout", "wall_time")
-    assert "the request allows 0.01 s" in reply.messages[-1].text
+    assert "the request allows 0.3 s" in reply.messages[-1].text
 
 
 @pytest.mark.slow

@@ -228,6 +228,7 @@ def test_any_text_has_a_header(code: str) -> None:
     assert split_header(header.text) == header
 
 
+@pytest.mark.slow
 @given(TEXT)
 def test_naming_examples_changes_nothing_else(code: str) -> None:
     named = name_examples(code, "salt")

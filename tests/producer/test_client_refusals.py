@@ -116,7 +116,9 @@ def test_a_full_queue_raises_or_waits(settings: Settings) -> None:
             ]
 
 
-def test_a_full_memory_raises_or_waits_while_workers_go_on() -> None:
+def test_a_full_memory_raises_or_waits_while_workers_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with own_server() as server:
         driver = Recorder()
         with (
@@ -129,8 +131,11 @@ def test_a_full_memory_raises_or_waits_while_workers_go_on() -> None:
             server.configure("maxmemory", "1")
             with pytest.raises(QueueFullError, match="out of memory"):
                 quick.echo(b"").result(DEADLINE_S)
-            later = patient.echo(b"later")
+            later = [patient.echo(b"later") for _ in range(3)]
             driver.let_go()
             assert [future.result(DEADLINE_S) for future in before] == [b"held", b"next"]
+            until(lambda: "meanwhile this client tries again every 1 s" in caplog.text)
             server.configure("maxmemory", "0")
-            assert later.result(DEADLINE_S) == b"later"
+            assert [future.result(DEADLINE_S) for future in later] == 3 * [b"later"]
+    # Once in a while, and not for each request.
+    assert caplog.text.count("out of memory") == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -117,19 +117,43 @@ def test_a_worker_outlives_the_server_as_well(own: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("watchful")
-def test_a_known_environment_is_waited_for_after_a_loss(own: Server) -> None:
+def test_a_known_environment_is_waited_for_after_a_loss(
+    own: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with LeanQClient(own.settings) as lean:
         future = lean.echo(b"mine")
-        until(lambda: look(own.settings).counters.get("submitted") == 1)
+        until(lambda: is_acknowledged(lean, future.request_id))
+        may_ask = block_lookups(monkeypatch)
         own.stop()
         own.start()
         # Another environment's worker is back sooner, and now this one looks like a mistake.
         with serving(own.settings, Recorder("other")):
+            until(lambda: len(look(own.settings).workers) == 1)
+            may_ask.set()
             wrong = lean.check("x", env="never")
             assert isinstance(wrong.exception(DEADLINE_S), UnknownEnvironmentError)
             until(lambda: future.done() or asked_again(lean, future.request_id))
             with serving(own.settings):
                 assert future.result(DEADLINE_S) == b"mine"
+
+
+def block_lookups(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Until the event is set, clients that ask for their requests find no server."""
+    real = Queue.lookup
+    may_ask = threading.Event()
+
+    async def lookup(self: Queue, client: str, request_ids: Sequence[str]) -> list[bytes | bool]:
+        if not may_ask.is_set():
+            raise UnavailableError("the wire is broken")
+        return await real(self, client, request_ids)
+
+    monkeypatch.setattr(Queue, "lookup", lookup)
+    return may_ask
+
+
+def is_acknowledged(lean: LeanQClient, request_id: str) -> bool:
+    entry = first_shard(lean).outstanding.get(request_id)
+    return entry is not None and entry.known
 
 
 def asked_again(lean: LeanQClient, request_id: str) -> bool:
@@ -272,7 +296,7 @@ def test_a_request_on_its_way_arrives_before_the_client_has_closed(
 def test_a_bug_ends_all_futures_rather_than_hang(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise TypeError("a fault\nof two lines")
 
     with LeanQClient(settings) as lean:

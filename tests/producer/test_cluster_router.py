@@ -227,15 +227,21 @@ def test_a_cluster_that_was_down_at_first(one: Server, other: Server) -> None:
     other.start()
     here = Recorder()
     with serving(other.settings), LeanQClient(urls(one, other)) as lean:
-        assert results([lean.echo(payload) for payload in payloads(20)]) == payloads(20)
+        down = clusters_of(lean).clusters[0]
+        futures = [lean.echo(payload) for payload in payloads(20)]
+        tried: list[str] = []
+        in_its_thread(lean, lambda: tried.extend(down.waiting))
+        assert tried == []
+        assert results(futures) == payloads(20)
         one.start()
         with serving(one.settings, here):
-            until(lambda: clusters_of(lean).clusters[0].up)
+            until(lambda: down.up)
             lean.set_weights({other.settings.url: 0})
             assert results([lean.echo(payload) for payload in payloads(20)]) == payloads(20)
             assert len(here.started) == 20
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_patience_ends_where_no_cluster_answers(one: Server, other: Server) -> None:
     with LeanQClient(urls(one, other), unavailable_timeout_s=0.5) as lean:

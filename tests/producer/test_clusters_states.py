@@ -91,6 +91,7 @@ def test_a_step_goes_to_its_state(one: Server, other: Server) -> None:
             second.step("0" * 64, "simp").result(DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_does_not_answer_may_know_it(one: Server, other: Server) -> None:
     with serving(other.settings, Checker()):
         one.stop()

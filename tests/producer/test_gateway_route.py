@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from support.fleets import working
 from support.gateways import STATE, Gateway, Scripted, key_file, new_gateway
 from support.waiting import eventually
 
@@ -23,20 +21,6 @@ from leanq.errors import (
 )
 from leanq.gateway.keys import KeyFile
 from leanq.queue.settings import Settings
-
-
-@pytest.fixture
-async def scripted(settings: Settings) -> AsyncIterator[Scripted]:
-    """What the one worker of the test's queue runs."""
-    driver = Scripted()
-    async with working(settings, driver, slots=16):
-        yield driver
-
-
-@pytest.fixture
-async def gateway(settings: Settings, scripted: Scripted) -> AsyncIterator[Gateway]:
-    async with new_gateway(settings) as made:
-        yield made
 
 
 @pytest.mark.slow

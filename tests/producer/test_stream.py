@@ -82,7 +82,7 @@ async def streams(settings: Settings) -> AsyncIterator[dict[str, Stream]]:
             yield {"a thread": in_threads(lean), "a loop": lean.amap, "asyncio": other.amap}
 
 
-@pytest.fixture(params=["a thread", "a loop", "asyncio"])
+@pytest.fixture(params=["a thread", pytest.param("a loop", marks=pytest.mark.slow), "asyncio"])
 def stream(streams: dict[str, Stream], request: pytest.FixtureRequest) -> Stream:
     """``map`` or ``amap`` of each kind of client."""
     return streams[request.param]

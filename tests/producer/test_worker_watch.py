@@ -97,6 +97,29 @@ def test_a_paused_environment_is_no_error(
     assert look(settings).counters["settled"] == 1
 
 
+def test_a_paused_tenant_is_said_though_workers_are_alive(
+    settings: Settings, warnings: Callable[[], list[str]]
+) -> None:
+    async def pause(hold: bool) -> None:
+        queue = Queue(settings)
+        await queue.set_paused("tenant", "forgotten", paused=hold)
+        await queue.close()
+
+    asyncio.run(pause(True))
+    try:
+        with serving(settings), LeanQClient(settings, no_worker="raise") as lean:
+            future = lean.echo(b"x", tenant="forgotten")
+            until(lambda: bool(warnings()))
+            assert warnings()[0] == (
+                "the tenant 'forgotten' is paused: 1 request of this client will run once an "
+                "operator resumes it (leanq resume --tenant forgotten)"
+            )
+            asyncio.run(pause(False))
+            assert future.result(DEADLINE_S) == b"x"
+    finally:
+        asyncio.run(pause(False))
+
+
 def test_nothing_is_said_while_a_worker_is_alive(
     settings: Settings, warnings: Callable[[], list[str]]
 ) -> None:

@@ -13,7 +13,9 @@ import redis
 from click.testing import CliRunner
 from msgspec import structs
 from support.campaigns import desk_at, stop_worker
-from support.fleets import Recorder, echo_body, serving, submission, working
+from support.fleets import Recorder, echo_body, hurry, serving, submission, working
+from support.gateways import Scripted, key_file, new_gateway
+from support.pages import bury, log_in
 from support.paths import ROOT
 from support.required import missing
 from support.scalers import Loop
@@ -23,22 +25,31 @@ from support.waiting import eventually
 
 from leanq.cli import cli
 from leanq.client import AsyncLeanQClient
-from leanq.errors import UnavailableError, UsageError
-from leanq.fleet.stats import fleet_stats_of
+from leanq.errors import NotPermittedError, NoWorkerError, UnavailableError, UsageError
+from leanq.fleet.stats import environments_in, fleet_stats_of, info_of
+from leanq.gateway.keys import KeyFile
 from leanq.lean.recipes import Hole, Recipe, Source
 from leanq.local import find_server
 from leanq.producer.shard_router import StateLocator
+from leanq.queue import keys
+from leanq.queue.keys import new_request_id
 from leanq.queue.queue import Queue, look
 from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply
 from leanq.queue.results import Full, Queued, Settlement, merged
+from leanq.queue.scripts import SCRIPTS, library_of, script_text
 from leanq.queue.settings import Settings
 from leanq.queue.shape import announce_shape, check_shape
 from leanq.queue.wire import pack_reply
 from leanq.states import Packed, RedisStates
+from leanq.trainers.replay import ReplayMemory
+from leanq.trainers.replay_bounds import ReplayBounds
+from leanq.trainers.replay_entry import ReplayEntry
 
 USERS = ROOT / "deploy" / "users.acl"
-ROLES = ("client", "worker", "observer", "scaler", "operator", "campaigns")
+# What no script of this release needs any more.
+FORMER = {":runs"}
+ROLES = ("client", "learner", "gateway", "worker", "observer", "scaler", "operator", "campaigns")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +61,14 @@ def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for role in ROLES:
         rules = rules.replace(f">{role.upper()}-PASSWORD", f">{role}")
     assert "PASSWORD" not in rules
+    # One of an older release, in which clients could not see who is alive.
+    (client,) = (line for line in rules.splitlines() if line.startswith("user leanq-client "))
+    rules += (
+        client.replace("leanq-client", "leanq-older")
+        .replace(">client", ">older")
+        .replace(" %R~{leanq:*}:info", "")
+    )
+    rules += "\nuser leanq-admin on >admin ~* +@all\n"
     file = tmp_path_factory.mktemp("acl") / "users.acl"
     file.write_text(rules)
     with own_server("--aclfile", str(file)) as server:
@@ -73,6 +92,99 @@ async def test_each_role_can_do_its_part(socket: Path) -> None:
         await eventually(lambda: driver.stopped == [b"held"])
         driver.let_go()
         assert await asyncio.gather(*tasks[1:]) == [b"held"] * 2
+
+
+async def test_workers_load_the_libraries_that_clients_call(socket: Path) -> None:
+    """A client who could write a library would write what workers run with their own rights."""
+    library = library_of(script_text("submit"))
+    early, late = Queue(as_role(socket, "client")), Queue(as_role(socket, "client"))
+    worker = Queue(as_role(socket, "worker"))
+    with (
+        redis.Redis.from_url(as_role(socket, "admin").url) as admin,
+        redis.Redis.from_url(as_role(socket, "client").url) as client,
+    ):
+        admin.function_flush()
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.function_load(library.text)
+        # Without the library, the script does the same.
+        await early.submit("c", [submission("0-early", echo_body(b""))])
+        assert admin.function_list() == []
+        await worker.register("w", b"", {"echo": b""})
+        assert library.function in str(admin.function_list())
+        admin.config_resetstat()
+        await early.submit("c", [submission("0-early", echo_body(b""))])
+        await late.submit("c", [submission("0-late", echo_body(b""))])
+        called = admin.info("commandstats")
+        assert (called["cmdstat_evalsha"]["calls"], called["cmdstat_fcall"]["calls"]) == (1, 1)
+    assert await late.cancel(["0-early", "0-late"]) == [True, True]
+    await worker.claim("w", ["echo"], 1, busy=0, token="n")
+    await worker.release("w", [], leave=True)
+    for queue in (early, late, worker):
+        await queue.close()
+
+
+async def test_a_gateway_does_what_clients_do_and_shows_the_fleet(socket: Path) -> None:
+    settings, driver = as_role(socket, "gateway"), Scripted()
+    async with (
+        working(as_role(socket, "worker"), driver, slots=4),
+        new_gateway(settings) as gateway,
+    ):
+        http = gateway.http
+        answer = await http.post("/v1/check", json={"code": "-- incomplete", "request_id": "mine"})
+        assert answer.json()["verdict"] == "incomplete", answer.text
+        assert (await http.get("/v1/requests/mine")).json()["verdict"] == "incomplete"
+        await http.post("/v1/check?wait=0", json={"code": "-- held", "request_id": "held"})
+        await eventually(lambda: len(driver.running) == 1)
+        assert (await http.delete("/v1/requests/held")).json()["verdict"] == "cancelled"
+        status = (await http.get("/v1/status")).json()
+        assert "default" in {each["name"] for each in status["environments"]}
+        assert (await http.get("/ready")).json() == {"status": "ready"}
+
+
+async def test_a_gateways_page_shows_and_changes_what_it_may(socket: Path, tmp_path: Path) -> None:
+    operator = Queue(as_role(socket, "operator"))
+    keys = key_file(tmp_path, {"secret": "chief", "rights": ["submit", "status", "operate"]})
+    async with (
+        working(as_role(socket, "worker"), Scripted(), slots=4),
+        new_gateway(as_role(socket, "gateway"), keys=KeyFile(keys)) as gateway,
+    ):
+        headers = await log_in(gateway.http, gateway.url, "chief")
+
+        async def change(what: str, **fields: str) -> None:
+            answer = await gateway.http.post(f"/page/{what}", data=fields, headers=headers)
+            assert answer.status_code == 303, answer.text
+
+        for what, how in (("dead/retry", "retried"), ("dead/drop", "dropped")):
+            letter = new_request_id(1)
+            await bury(as_role(socket, "operator"), letter, tenant="a", code=f"-- {how}")
+            page = await gateway.http.get("/", headers=headers)
+            assert letter in page.text
+            assert "the queue did not tell" not in page.text
+            assert how in (await gateway.http.get(f"/page/requests/{letter}", headers=headers)).text
+            await change(what, request_id=letter)
+            assert await operator.dead_request_ids(9) == []
+        for kind, name in (("tenant", "a"), ("environment", "default")):
+            for paused, held in (("yes", {f"{kind[0]}:{name}"}), ("no", set[str]())):
+                await change("pause", kind=kind, name=name, paused=paused)
+                assert {*(await operator.status()).paused} == held
+        await change("weight", tenant="a", weight="2")
+        assert (await operator.status()).weights == {"a": 2.0}
+        await change("weight", tenant="a", weight="")
+    await operator.close()
+
+
+async def test_a_gateway_whose_user_lacks_a_right_says_which_user(socket: Path) -> None:
+    """It is no outage, and the server's address is not the caller's business."""
+    async with new_gateway(as_role(socket, "client")) as gateway:
+        answer = await gateway.http.get("/v1/status")
+    problem = answer.json()
+    assert (answer.status_code, problem["type"]) == (500, "urn:leanq:not-permitted")
+    assert "the user 'leanq-client' lacks a right" in problem["detail"]
+    assert "Retry-After" not in answer.headers
+    assert str(socket) not in answer.text
+    async with new_gateway(as_role(socket, "observer")) as gateway:
+        answer = await gateway.http.post("/v1/check", json={"code": "x"})
+        assert (answer.status_code, answer.json()["type"]) == (500, "urn:leanq:not-permitted")
 
 
 async def test_workers_announce_the_shape_of_the_queue_and_all_others_read_it(socket: Path) -> None:
@@ -108,6 +220,31 @@ async def test_a_full_line_stays_within_the_roles(socket: Path) -> None:
     await worker.close()
 
 
+async def test_clients_see_that_no_worker_is_alive(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch, no_worker_s=0.05)
+    async with working(as_role(socket, "worker"), Recorder()):
+        queue = Queue(as_role(socket, "client"))
+        assert [environments_in(info_of(info)) for info in await queue.living()] == [["echo"]]
+        await queue.close()
+    async with AsyncLeanQClient(as_role(socket, "client"), no_worker="raise") as lean:
+        with pytest.raises(NoWorkerError, match="no worker is alive for the environment 'echo'"):
+            await asyncio.wait_for(lean.echo(b"x"), 30)
+
+
+async def test_clients_who_may_not_see_it_say_so(
+    socket: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hurry(monkeypatch, no_worker_s=0.05)
+    async with AsyncLeanQClient(as_role(socket, "older"), no_worker="raise") as lean:
+        waiting = asyncio.create_task(lean.echo(b"x"))
+        await eventually(lambda: "whether a worker is alive for echo is unknown" in caplog.text)
+        assert not waiting.done()
+        async with working(as_role(socket, "worker"), Recorder()):
+            assert await asyncio.wait_for(waiting, 30) == b"x"
+
+
 async def test_operators_pause_and_clients_do_not(socket: Path) -> None:
     client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
     operator = Queue(as_role(socket, "operator"))
@@ -119,38 +256,11 @@ async def test_operators_pause_and_clients_do_not(socket: Path) -> None:
         await client.submit("c", [submission(f"0-{kind}", echo_body(b""))])
         assert not (await worker.claim("w", ["echo"], 9, busy=0, token="n:")).jobs
         assert await operator.set_paused(kind, name, paused=False)
-        with pytest.raises(UnavailableError, match=r"(?i)permission"):
+        with pytest.raises(NotPermittedError, match=r"(?i)permission"):
             await client.set_paused(kind, name, paused=True)
     assert await client.cancel(["0-p1", "0-environment", "0-tenant"]) == [True] * 3
     await worker.claim("w", ["echo"], 9, busy=0, token="o:")
     await worker.release("w", [], leave=True)
-    for queue in (client, operator, worker):
-        await queue.close()
-
-
-async def test_reservations_stay_within_the_roles(socket: Path) -> None:
-    client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
-    operator = Queue(as_role(socket, "operator"))
-    for who, submitter in (("c", client), ("o", operator)):
-        await worker.register("warm", b"", {"echo": b""})
-        await worker.register("other", b"", {"echo": b""})
-        first, reserved, recalled = (
-            structs.replace(submission(f"0-{who}{number}", echo_body(b"")), affinity=("state",))
-            for number in range(3)
-        )
-        await submitter.submit("c", [first])
-        (job,) = (await worker.claim("warm", ["echo"], 1, busy=0, token="n:")).jobs
-        settled = Settlement(
-            job.request_id, job.token, "echo", pack_reply(job.token, Reply()), warm=True
-        )
-        await worker.claim("warm", ["echo"], 1, busy=0, token="m:", settlements=[settled])
-        await submitter.submit("c", [reserved])
-        assert not (await worker.claim("other", ["echo"], 1, busy=0, token="o:")).jobs
-        assert (await worker.claim("warm", ["echo"], 2, busy=0, token="p:")).jobs
-        await submitter.submit("c", [recalled])
-        assert await submitter.cancel([reserved.request_id, recalled.request_id]) == [True, True]
-        for name in ("warm", "other"):
-            await worker.release(name, [], leave=True)
     for queue in (client, operator, worker):
         await queue.close()
 
@@ -173,6 +283,48 @@ async def test_states_and_snapshots(socket: Path) -> None:
     await worker.release("w", [], leave=True)
     for queue in (client, worker):
         await queue.close()
+
+
+@pytest.mark.parametrize("role", ["client", "learner"])
+@pytest.mark.parametrize("reservoir", [False, True])
+async def test_clients_and_learners_keep_replay_memories(
+    socket: Path, role: str, reservoir: bool
+) -> None:
+    bounds = ReplayBounds(entries=3, reservoir=reservoir, weighted=True)
+    async with ReplayMemory("m", as_role(socket, role), bounds=bounds) as memory:
+        for weight in (1.0, 2.0, 3.0, 4.0, 5.0):
+            await memory.write([ReplayEntry("accepted", "x", weight=weight)])
+        assert len(await memory.read()) == 3
+        assert len(await memory.read((await memory.stats()).last, wait_s=0.01)) == 0
+        assert len(await memory.sample(2)) == len(await memory.sample(2, weighted=True)) == 2
+        assert await memory.publish({"policy": "p"}, expected=0)
+        watching = memory.watch()
+        assert await anext(watching) == await memory.published()
+        await watching.aclose()
+        queue = Queue(as_role(socket, role))
+        assert await queue.run("replay_refuse", name="m", refused=1, evict=1) == 2
+        await queue.close()
+        for other in ("observer", "scaler", "gateway", "operator"):
+            queue = Queue(as_role(socket, other))
+            assert (await queue.status()).memories["m"].dropped == 2
+            await queue.close()
+        await memory.drop()
+    with redis.Redis.from_url(as_role(socket, "admin").url) as admin:
+        assert [*admin.scan_iter("*:replay:m:[^w]*")] == []
+
+
+async def test_a_learner_does_nothing_but_that(socket: Path) -> None:
+    queue = Queue(as_role(socket, "learner"))
+    with pytest.raises(NotPermittedError):
+        await queue.submit("c", [submission("0-learner", echo_body(b""))])
+    with pytest.raises(NotPermittedError):
+        await queue.register("w", b"", {"echo": b""})
+    await queue.close()
+    async with ReplayMemory("m", as_role(socket, "client")) as memory:
+        await memory.drop()
+    with pytest.raises(NotPermittedError):
+        async with ReplayMemory("m", as_role(socket, "observer")):
+            pass
 
 
 async def test_identical_requests_are_shared_and_remembered(socket: Path) -> None:
@@ -291,10 +443,21 @@ def test_campaigns_run_as_two_of_them(socket: Path, terminal: Terminal) -> None:
         ("client", "KEYS *"),
         ("client", "FLUSHALL"),
         ("client", "CONFIG GET *"),
+        ("gateway", "HSET {leanq:0}:environments x 1"),
+        ("gateway", "HSET {leanq:0}:scaler a 2"),
+        ("gateway", "ZREM {leanq:0}:workers x"),
+        ("gateway", "ZADD {leanq:0}:workers 1 x"),
+        ("gateway", "SET {leanq:0}:snap:x y"),
+        ("gateway", "GET another"),
+        ("gateway", "KEYS *"),
+        ("gateway", "FLUSHALL"),
         ("worker", "SET another x"),
         ("worker", "XREAD STREAMS {leanq:0}:inbox:c 0"),
         ("worker", "CONFIG SET maxmemory 1"),
         ("worker", "FLUSHALL"),
+        ("worker", "HSET {leanq:0}:weights a 2"),
+        ("worker", "HSET {leanq:0}:paused e:x 1"),
+        ("worker", "HSET {leanq:0}:scaler echo x"),
         ("observer", "SET {leanq:0}:reply:x y"),
         ("observer", "DEL {leanq:0}:dead"),
         ("observer", "GET another"),
@@ -327,6 +490,7 @@ def test_and_nothing_else(socket: Path, role: str, words: str) -> None:
     [
         ("operator", "status"),
         ("operator", "status --since 1h"),
+        ("operator", "metrics --once"),
         ("operator", "pause --tenant a"),
         ("operator", "resume --tenant a"),
         ("operator", "tenant weight a 2"),
@@ -337,6 +501,10 @@ def test_and_nothing_else(socket: Path, role: str, words: str) -> None:
         ("observer", "status --since 1h"),
         ("observer", "tenant list"),
         ("scaler", "status"),
+        ("gateway", "status"),
+        ("gateway", "status --since 1h"),
+        ("gateway", "dead list"),
+        ("gateway", "tenant list"),
     ],
 )
 def test_each_role_has_its_commands(socket: Path, role: str, words: str) -> None:
@@ -364,6 +532,114 @@ def test_what_a_role_may_not_is_said(socket: Path, words: str) -> None:
     assert "no answer" not in str(done.exception or done.output)
 
 
+def rules_of(role: str) -> list[str]:
+    (line,) = (line for line in USERS.read_text().splitlines() if f"leanq-{role} " in line)
+    return line.split()[2:]
+
+
+def keys_that_workers_write() -> set[str]:
+    """As ``:phase``, or ``:req:`` where something follows."""
+    table = re.findall(r"^\| ``(:[a-z]+:?)", keys.__doc__ or "", re.MULTILINE)
+    return {*table} - {":weights", ":paused", ":scaler", ":replay:"}
+
+
+def asked_for() -> list[set[str]]:
+    """The keys and the commands that a worker is asked for as it joins."""
+    lists = re.findall(r"local [A-Z]+ = \[\[(.*?)\]\]", script_text("register"), re.DOTALL)
+    return [{*found.split()} for found in lists]
+
+
+def test_a_worker_writes_all_keys_but_those_of_operator_scaler_and_learner() -> None:
+    """A key that the scripts have and a rule has not would stop a worker in the middle of one."""
+    written = {
+        rule[10:].rstrip("*") for rule in rules_of("worker") if rule.startswith("~{leanq:*}:")
+    }
+    assert written - FORMER == {*keys_that_workers_write(), ":shape"}
+
+
+def test_the_roles_keep_what_the_release_before_needs() -> None:
+    """The roles are changed first, while its workers and clients run."""
+    for role in ("client", "gateway", "worker"):
+        assert {f"~{{leanq:*}}{key}" for key in FORMER} <= {*rules_of(role)}
+
+
+def test_what_a_worker_asks_for_as_it_joins_is_all_that_its_scripts_need() -> None:
+    names, commands = asked_for()
+    assert {f":{name}" for name in names} == keys_that_workers_write()
+    # Those of the scripts that neither clients nor operators alone run; TIME has no key.
+    others = {"submit", "lookup", "cancel", "pause", "status"}
+    scripts = [name for name in SCRIPTS if name not in others and not name.startswith("replay_")]
+    called = {
+        command
+        for name in scripts
+        for command in re.findall(r"call\('([A-Z]+)'", script_text(name))
+    }
+    assert commands == called - {"SET", "TIME"}
+
+
+async def test_a_worker_that_lacks_a_right_does_not_join(socket: Path) -> None:
+    """Its scripts would end in the middle, with requests in no list."""
+    whole = [">lacking" if rule.startswith(">") else rule for rule in rules_of("worker")]
+    lacks = [f"+{command.lower()}" for command in asked_for()[1]]
+    patterns = (key + "*" if key.endswith(":") else key for key in keys_that_workers_write())
+    lacks += [f"~{{leanq:*}}{pattern}" for pattern in patterns]
+    assert {*lacks} <= {*whole}
+    with redis.Redis.from_url(as_role(socket, "admin").url) as admin:
+        for lack in lacks:
+            left = [rule for rule in whole if rule != lack]
+            admin.execute_command("ACL", "SETUSER", "leanq-lacking", "reset", *left)
+            queue = Queue(as_role(socket, "lacking"))
+            with pytest.raises(NotPermittedError, match="a worker needs the right to"):
+                await queue.register("w", b"", {"echo": b""})
+            await queue.close()
+        admin.execute_command("ACL", "SETUSER", "leanq-lacking", "reset", *whole)
+        queue = Queue(as_role(socket, "lacking"))
+        await queue.register("w", b"", {"echo": b""})
+        await queue.release("w", [], leave=True)
+        await queue.close()
+        admin.execute_command("ACL", "DELUSER", "leanq-lacking")
+
+
+async def test_workers_keep_the_accounts_of_tenants_with_weights(socket: Path) -> None:
+    client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
+    operator = Queue(as_role(socket, "operator"))
+    await operator.set_weight("a", 2.0)
+    await worker.register("w", b"", {"echo": b""})
+    await client.submit("c", [structs.replace(submission("0-weighed", echo_body(b"")), tenant="a")])
+    (job,) = (await worker.claim("w", ["echo"], 1, busy=0, token="n:")).jobs
+    done = Settlement(
+        job.request_id, job.token, "accepted", pack_reply(job.token, Reply("accepted"))
+    )
+    await worker.claim("w", ["echo"], 1, busy=0, token="m:", settlements=[done])
+    assert (await client.replies(["0-weighed"])) == [done.reply]
+    await operator.set_weight("a", None)
+    await worker.release("w", [], leave=True)
+    for queue in (client, operator, worker):
+        await queue.close()
+
+
+async def test_workers_move_cold_snapshots_away(socket: Path) -> None:
+    shelf: dict[str, bytes] = {}
+
+    class Shelf:
+        async def put(self, digest: str, chunk: bytes) -> None:
+            shelf[digest] = chunk
+
+        async def get(self, digest: str) -> bytes | None:
+            return shelf.get(digest)
+
+    worker = Queue(replace(as_role(socket, "worker"), snapshot_mb=1))
+    states = RedisStates([worker], Shelf())
+    kept = {f"k{n}": Packed(b"manifest", (bytes([n]) * 240_000,)) for n in range(6)}
+    for key, snapshot in kept.items():
+        assert await states.keep_snapshot(key, snapshot)
+    assert shelf
+    for key, snapshot in kept.items():
+        assert await states.find_snapshot(key) == snapshot
+        await states.drop_snapshot(key)
+    await worker.close()
+
+
 def test_redis_7_0_knows_the_commands() -> None:
     """It ends at its start where a rule names a command that it does not have, such as CLIENT
     SETINFO of 7.2."""
@@ -371,6 +647,7 @@ def test_redis_7_0_knows_the_commands() -> None:
     assert {rule for rule in rules if "|" in rule} == {
         "+client|setname",
         "+cluster|slots",
+        "+function|load",
         "+script|load",
     }
 

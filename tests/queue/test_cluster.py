@@ -57,6 +57,7 @@ async def test_shards_lie_on_all_nodes_with_two_connections_each(
     await eventually(lambda: [own_connections(node) for node in cluster.nodes] == before)
 
 
+@pytest.mark.slow
 async def test_a_slot_that_moves_takes_its_shard_along(
     cluster: Cluster, settings: Settings
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from support.fleets import echo_body, until
+from support.fleets import echo_body, serving, until
 from support.shards import Shard, submission
 from support.terminals import Terminal
 
@@ -125,6 +125,24 @@ def test_retry_is_a_new_request_and_drop_is_for_good(buried: Terminal, settings:
     assert record == {"request_id": "0-check", "dropped": True}
     left = [row["request_id"] for row in buried.run("dead", "list", "--json").lines]
     assert left == ["0-bad"]
+
+
+def test_each_retry_is_said_before_the_next_one_fails(buried: Terminal, settings: Settings) -> None:
+    """The new request's id would be lost otherwise, with the request sent and the letter gone."""
+    done = buried.run("dead", "retry", "0-echo", "0-check")
+    assert (done.code, done.out) == (2, "0-echo -> 0-echo.r1\n")
+    assert "no worker offers the environment 'gone'" in done.err
+    with serving(settings), LeanQClient(settings) as client:
+        (future,) = client.attach(["0-echo.r1"])
+        assert future.result(timeout=60).payload == b"again"
+
+
+def test_nothing_is_dropped_where_one_of_several_is_no_dead_letter(buried: Terminal) -> None:
+    done = buried.run("dead", "drop", "0-echo", "0-unknown")
+    assert (done.code, done.out) == (2, "")
+    done = buried.run("dead", "list", "--limit", "2")
+    assert len(done.out.splitlines()) == 3
+    assert done.err == "only the newest 2 are shown; --limit shows more\n"
 
 
 @pytest.mark.slow

@@ -298,6 +298,30 @@ async def test_after_a_silence_of_all_each_worker_can_be_heard_before_leases_are
     assert set(shard.dump().workers) == {"w1", "w2"}
 
 
+async def test_a_clock_that_goes_back_prolongs_neither_leases_nor_the_expiry_grace(
+    shard: Shard,
+) -> None:
+    for worker in ("alive", "dead"):
+        await shard.queue.register(worker, b"", {"a": b""})
+        await shard.submit(worker)
+        await shard.job(worker)
+        await shard.queue.renew(worker)
+    # It goes ahead first, so that an expiry grace begins by that time.
+    for jump_ms in (100 * LEASE_MS, -100 * LEASE_MS):
+        shard.advance(jump_ms)
+        for _ in range(3):
+            assert not (await shard.queue.renew("alive")).lapsed
+            await shard.queue.renew("dead")
+    shard.advance(-100 * LEASE_MS)
+    assert not (await shard.queue.renew("alive")).lapsed
+    for _ in range(2):
+        shard.advance(LEASE_MS // 2)
+        renewed = await shard.queue.renew("alive")
+    assert (renewed.lapsed, renewed.held) == (True, 1)
+    assert await shard.queue.reap() == Reaped(1, 0, more=True)
+    assert set(shard.dump().workers) == {"alive"}
+
+
 async def test_timed_out_is_taken_away_by_renew(shard: Shard) -> None:
     await shard.submit("r", longest_run_ms=5000)
     await shard.submit("q", longest_run_ms=5001)

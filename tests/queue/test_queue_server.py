@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec import structs
 from redis.client import Monitor
+from support.replays import attempts
 from support.shards import LEASE_MS, Shard, open_shard, settlement
 from support.waiting import eventually
 
@@ -24,12 +25,13 @@ from leanq.queue.queue import Queue, backoff_s
 from leanq.queue.results import PriorityRow, Settlement, WorkerRow
 from leanq.queue.settings import Settings
 from leanq.states import Packed, RedisStates
+from leanq.trainers.replay import ReplayMemory
 
 
 async def waiting_for_wakeup(shard: Shard) -> asyncio.Task[str | None]:
     """Worker w, which waits already on the server."""
     task = asyncio.create_task(shard.queue.wait_wakeup("w", ["a"], 30.0))
-    await eventually(lambda: shard.server.info("clients")["blocked_clients"] > 0)
+    await eventually(shard.is_waited_for)
     return task
 
 
@@ -104,7 +106,7 @@ async def test_cancelled_wait_leaves_the_connection_usable(shard: Shard) -> None
     waiting = await waiting_for_wakeup(shard)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await eventually(lambda: shard.server.info("clients")["blocked_clients"] == 0)
+    await eventually(lambda: not shard.is_waited_for())
     await shard.submit("r")
     assert await shard.queue.wait_wakeup("w", ["a"], 5.0) == ""
 
@@ -131,11 +133,28 @@ async def test_inbox_can_be_read_again_until_it_is_read_on(shard: Shard) -> None
     assert None not in await queue.replies(["r1", "r2", "r3"])
 
 
+async def test_an_inbox_lives_as_long_as_it_is_read(shard: Shard) -> None:
+    async def reply(request_id: str) -> int:
+        await shard.submit(request_id)
+        await shard.settle(await shard.job())
+        return int(shard.server.pttl(inbox))
+
+    inbox, full_ms = shard.queue.keys.inbox("c"), shard.settings.reply_ttl_s * 1000
+    assert full_ms / 2 < await reply("first") <= full_ms
+    shard.server.pexpire(inbox, int(full_ms / 4))
+    # Not with each reply, which would be one more command for each.
+    assert await reply("second") <= full_ms / 4
+    await shard.queue.read_inbox("c", "0-0", 1, extend=False)
+    assert shard.server.pttl(inbox) <= full_ms / 4
+    await shard.queue.read_inbox("c", "0-0", 1)
+    assert shard.server.pttl(inbox) > full_ms / 2
+
+
 async def test_waiting_reader_is_woken(shard: Shard) -> None:
     await shard.submit("r")
     job = await shard.job()
     reading = asyncio.create_task(shard.queue.read_inbox("c", "0-0", 30_000))
-    await eventually(lambda: shard.server.info("clients")["blocked_clients"] > 0)
+    await eventually(shard.is_waited_for)
     await shard.settle(job)
     assert (await reading)[1] == [("r", settlement(job).reply)]
     await shard.queue.drop_inbox("c")
@@ -217,7 +236,6 @@ async def live_a_full_life(shard: Shard) -> None:
     await shard.quarantined("quarantined", environment="b")
     assert (await shard.claim(environments=["b"], busy=2)).must_empty
     await shard.warm("w", "state", environment="b2")
-    await shard.submit("reserved", environment="b2", affinity=("state",))
     assert await queue.lookup("c", ["leased", "waits", "gone"]) == [True, True, False]
     await queue.reconcile("w", [])
     await queue.renew("w")
@@ -231,6 +249,9 @@ async def live_a_full_life(shard: Shard) -> None:
     assert not await states.begin_snapshot("key")
     assert await states.keep_snapshot("key", Packed(b"manifest", (b"chunk",)))
     await states.collect()
+    async with ReplayMemory("m", shard.settings) as memory:
+        assert await memory.write(attempts(["text"])) == 1
+        assert await memory.publish({"policy": "first"})
     await queue.read_inbox("c", "0-0", 1)
     await queue.environments()
     await queue.publish_decisions({"a": b"{}"})
@@ -249,9 +270,7 @@ async def test_every_key_stands_in_the_table_and_lives_as_long_as_it_says(shard:
     row = re.compile(r"\| ``:(\w+).*?`` \| (.*?) \|.*\| (.*?) \|")
     table = row.findall(leanq.queue.keys.__doc__ or "")
     await live_a_full_life(shard)
-    shard.server.delete(f"{shard.tag}:clock", f"{shard.tag}:watchdog_ends")
-    # By the test's clock it ends otherwise.
-    shard.server.pexpire(f"{shard.tag}:watchdog", 60_000)
+    shard.server.delete(f"{shard.tag}:clock")
     names = [key.decode() for key in shard.server.scan_iter(f"*{shard.settings.prefix}*")]
     assert all(name.startswith(f"{{{shard.settings.prefix}:0}}:") for name in names)
     found = {
@@ -286,6 +305,8 @@ def test_scripts_say_whether_a_full_memory_stops_them() -> None:
         "submit": "",
         "state_keep": "",
         "snapshot_keep": "",
+        "replay_write": "",
+        "replay_sample": " flags=no-writes",
         "reconcile": " flags=no-writes",
         "snapshot_cold": " flags=no-writes",
         "status": " flags=no-writes",

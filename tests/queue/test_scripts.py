@@ -9,7 +9,7 @@ import pytest
 from support.shards import Shard
 
 from leanq.queue import scripts
-from leanq.queue.scripts import SCRIPTS, Script, script_text
+from leanq.queue.scripts import SCRIPTS, Script, library_of, script_text
 
 LUA = resources.files("leanq.queue") / "lua"
 
@@ -49,6 +49,30 @@ def test_a_part_names_all_that_it_uses() -> None:
                 assert part in scripts.needed(text), f"{name} uses {part}"
 
 
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_script_is_a_library_that_a_server_takes(shard: Shard, name: str) -> None:
+    library = library_of(script_text(name))
+    shard.server.function_load(library.text, replace=True)
+    ((_, functions),) = [
+        (found[1], found[5]) for found in shard.server.function_list(library.function)
+    ]
+    ((_, function, _, _, _, flags),) = functions
+    assert function.decode() == library.function
+    head = script_text(name).partition("\n")[0]
+    assert {flag.decode() for flag in flags} == {*head.partition("flags=")[2].split(",")} - {""}
+
+
+def test_what_parts_keep_for_a_call_begins_anew_with_each() -> None:
+    """A library's locals outlive a call."""
+    for part in (LUA / "parts").iterdir():
+        text = part.read_text()
+        begun = " ".join(scripts.needed(text, "each call"))
+        name = part.name.removesuffix(".lua")
+        code = re.sub(r"--.*", "", text)
+        assigned = set(re.findall(rf"^\s+({name}\.\w+)(?:\[.*?\])* = ", code, re.MULTILINE))
+        assert {field for field in assigned if field not in begun} == set(), name
+
+
 def test_a_call_must_name_all_arguments_and_no_others() -> None:
     script = Script("worker count:int", {"pairs": "a b", "names": ""})
     good = {"worker": "w", "count": 2, "pairs": [("1", "2")], "names": ["x"]}
@@ -80,7 +104,7 @@ async def test_lua_sees_arguments_by_the_same_names(shard: Shard) -> None:
     body = """return answer({
       text = text, sum = number + packed.list[2] + rows[1].size, plain = plain,
       yes = yes and 1 or 0, no = no and 1 or 0, first = rows[1].name, last = rows[#rows].name})"""
-    text = "\n".join(("#!lua", script.prologue(), body))
+    text = "\n".join(("#!lua", script.declarations(), script.prologue(), body))
     answer = shard.server.execute_command("EVAL", text, 1, shard.tag, *sent)
     assert script.named(answer) == {
         "text": b"\xff",

@@ -15,7 +15,8 @@ from support.servers import Server, own_server
 from support.streams import stream
 from support.waiting import eventually
 
-from leanq.queue.queue import look
+from leanq.errors import UnavailableError
+from leanq.queue.queue import Queue, look
 from leanq.queue.settings import Settings
 
 LASTING = ("--appendonly", "yes", "--appendfsync", "always")
@@ -182,3 +183,35 @@ async def test_workers_and_clients_start_where_the_first_host_is_the_replica(
     turned = replace(settings, url=f"redis://{hosts[1]},{hosts[0]}")
     async with stream(turned) as made:
         await made.goes_on()
+
+
+async def test_where_all_servers_are_replicas_that_is_said(
+    pair: tuple[Server, Server, Settings],
+) -> None:
+    first, _, settings = pair
+    call(first, "REPLICAOF", "127.0.0.1", settings.url.rpartition(":")[2])
+    queue = Queue(settings)
+    try:
+        said = r"(?i)read.only.*; no other server that was named takes writes"
+        with pytest.raises(UnavailableError, match=said):
+            await queue.call(lambda client: client.set("x", "y"))
+    finally:
+        await queue.close()
+
+
+@pytest.mark.parametrize(
+    "answer", [b"+OK\r\n", b":1\r\n", b"*0\r\n", b"$0\r\n\r\n", b"*2\r\n*0\r\n:1\r\n"]
+)
+async def test_what_is_no_redis_is_told_from_one(answer: bytes) -> None:
+    """To whatever it is asked it gives an answer of Redis' protocol that means nothing."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while request := await reader.read(65536):
+            # As many answers as commands have come.
+            writer.write(answer * request.count(b"*"))
+        writer.close()
+
+    async with await asyncio.start_server(talk, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        with pytest.raises(UnavailableError, match="what answers there is no Redis"):
+            await asyncio.wait_for(look(Settings(f"redis://{host}:{port}")), 60)

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 import redis
-from support.fleets import Recorder, working
+from support.fleets import Recorder, short_lease, working
 from support.terminals import Terminal
+from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import UsageError
@@ -120,3 +121,21 @@ async def test_commands_that_expect_other_shards_say_so(
             assert len(done.err.splitlines()) == 1
         shown = (await asyncio.to_thread(terminal.run, "doctor")).out.splitlines()
         assert any(line.startswith("FAILED  server") and OTHER_SHARDS in line for line in shown)
+
+
+async def test_a_fleet_that_the_server_forgot_writes_it_again(
+    settings: Settings, three: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after FLUSHALL, or a failover to a replica that had nothing yet."""
+    hasty = short_lease(settings, 1.0)
+    async with working(hasty, EchoDriver()) as worker:
+        other = Queue(three)
+        with redis.Redis.from_url(settings.url) as connection:
+            connection.delete(*connection.keys(f"{{{settings.prefix}:*"))
+            await eventually(lambda: bool(connection.exists(shape_key(settings.prefix))))
+        await eventually(lambda: f"no longer knew worker {worker.id}" in caplog.text)
+        with pytest.raises(UsageError, match=OTHER_SHARDS):
+            await check_shape(other)
+        async with AsyncLeanQClient(hasty) as lean:
+            assert await lean.echo(b"x") == b"x"
+        await other.close()

@@ -69,6 +69,7 @@ async def test_a_tenant_of_short_checks_is_not_kept_waiting(shard: Shard) -> Non
     assert fleet.shares()["short"] > 0.4
 
 
+@pytest.mark.slow
 async def test_a_tenant_that_was_idle_has_not_saved_up(shard: Shard) -> None:
     await shard.queue.set_weight("often", 1.0)
     fleet = FairFleet(shard, 4, {"often": lambda: 1.0, "seldom": lambda: 1.0})
@@ -115,6 +116,20 @@ async def test_what_goes_back_unfinished_is_not_charged(shard: Shard) -> None:
     job = await shard.job()
     await shard.queue.release("w", [(job.request_id, job.token)], how="retry")
     assert shard.dump().shares["a:1"]["t"] == (10_000.0, 5000.0)
+
+
+async def test_numbers_that_are_none_starve_nobody(shard: Shard) -> None:
+    """As another program or an old release may have left them."""
+    shard.server.hset(f"{shard.tag}:weights", mapping={"t": "nan", "u": "inf", "v": "0", "w": "2"})
+    shard.server.hset(f"{shard.tag}:shares:a:1", mapping={"": "nan", "t": "nan nan", "u": "- -"})
+    for tenant in "tuvw":
+        await shard.submit(f"{tenant}1", f"{tenant}2", tenant=tenant)
+    for _ in range(8):
+        await shard.claim(want=0, settle=[_used(settlement(await shard.job()), 5000)])
+    assert set(shard.dump().shares["a:1"]) == set("tuvw")
+    assert all(
+        math.isfinite(number) for each in shard.dump().shares["a:1"].values() for number in each
+    )
 
 
 async def test_a_queue_without_weights_keeps_no_accounts(shard: Shard) -> None:

@@ -16,6 +16,7 @@ from support.fleets import echo_body, submission, until, working
 from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient
+from leanq.commands.doctor import server_findings
 from leanq.errors import UnavailableError
 from leanq.queue.queue import Queue, look
 from leanq.queue.reaper import reap
@@ -140,3 +141,15 @@ async def test_a_certificate_without_the_servers_name_is_a_matter_of_its_own_ca(
     with pytest.raises(UnavailableError, match="certificate verify failed"):
         async with AsyncLeanQClient(settings("theirs.crt", "&ssl_check_hostname=false")):
             pass
+
+
+async def test_the_doctor_says_what_the_url_lacks(secure: Secure) -> None:
+    files = secure.settings(**OURS).url.partition("?")[2]
+    for url, hint in (
+        (f"redis://127.0.0.1:{secure.port}", "the URL begins with rediss://"),
+        (f"rediss://127.0.0.1:{secure.port}", "ssl_ca_certs=FILE in the URL"),
+        (f"rediss://localhost:{secure.port}?{files}", "ssl_check_hostname=false"),
+    ):
+        (found,) = await server_findings(url)
+        assert not found.works
+        assert hint in found.text, found

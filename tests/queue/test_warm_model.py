@@ -30,7 +30,6 @@ from leanq.queue.results import Submission
 from leanq.queue.settings import Settings
 
 affinities = st.lists(st.sampled_from(("x", "y", "z")), max_size=2, unique=True)
-names = st.sampled_from((["x"], ["y", "z"], ["z", "x"]))
 workers = st.integers(0, 1)
 batches = st.lists(st.tuples(submissions, affinities), min_size=1, max_size=6)
 
@@ -38,8 +37,6 @@ batches = st.lists(st.tuples(submissions, affinities), min_size=1, max_size=6)
 class WarmMachine(QueueMachine):
     model: WarmModel
     model_type = WarmModel
-    # What is held back is reserved to no worker: see test_pause.
-    hold_back = None  # type: ignore[assignment]
 
     @rule(client=clients, batch=batches, again=some)
     def submit_pinned(
@@ -47,28 +44,6 @@ class WarmMachine(QueueMachine):
     ) -> None:
         items = [structs.replace(item, affinity=tuple(names)) for item, names in batch]
         self.submit(client, items, again)
-
-    @rule(
-        number=workers,
-        names=names,
-        count=st.integers(1, 5),
-        digest=st.sampled_from(("", "p")),
-        print_=st.sampled_from(("", "", "f")),
-        ms=st.sampled_from((0, 99, 100)),
-    )
-    def reservation(
-        self, number: int, names: list[str], count: int, digest: str, print_: str, ms: int
-    ) -> None:
-        """A worker that has ended everything is idle, warm, and reserved more, perhaps in vain."""
-        plain = Submission("new", "a", "s", 1, 0, 100_000, b"body", digest)
-        for new in (1, count):
-            self.submit_pinned("c", new * [(plain, names)], [])
-            if new == 1:
-                for _ in range(4):
-                    self.claim(number, ["a", "b"], 12, list(range(1, 40)), print_)
-                # What is remembered now is known to the next submission.
-                self.everything_is_in_its_place()
-        self.advance(ms)
 
     @rule(
         each=st.lists(affinities, min_size=4, max_size=20),
@@ -83,29 +58,13 @@ class WarmMachine(QueueMachine):
             self.advance(ms)
             self.claim(number, ["a"], 1, list(range(1, 40)), "")
 
-    def told_to_look(self, worker: str, environments: list[str], again_s: float) -> None:
-        assert again_s == self.model.again_ms / 1000
-        # It has heard whatever it was told before. Real workers claim for all their environments.
-        if self.model.affine & set(environments):
-            self.server.delete(self.queue.keys.stop(worker))
-
     def server_is_as_the_model_says(self) -> None:
         super().server_is_as_the_model_says()
         found, model = self.found, self.model
-        assert found.lists["reservation"] == {
-            w: request_ids for w, request_ids in model.reservations.items() if request_ids
-        }
-        assert found.reservations == model.tills
         assert found.warm == {name: seen for name, seen in model.warm.items() if seen}
-        available = {worker: str(count) for worker, count in model.available.items()}
-        assert found.hashes.get("available", {}) == available
-        note = model.watchdog if model.watchdog and model.watchdog[0] > model.now else None
-        assert found.watchdog == (note[1] if note else None)
         stats = found.hashes.get("stats", {})
-        for name in ("warm_hits", "warm_misses", "reassignments"):
+        for name in ("warm_hits", "warm_misses"):
             assert int(stats.get(name, 0)) == model.counts[name], name
-        for worker, request_ids in model.reservations.items():
-            assert not request_ids or "+" in found.lists["stop"][worker]
 
 
 @pytest.mark.slow

@@ -31,7 +31,8 @@ from support.sites import Site, check, new_site
 
 from leanq.errors import SandboxError
 from leanq.lean.environment import open_environment
-from leanq.lean.fork_server.server import ForkRules, ForkServer, Zygote
+from leanq.lean.fork_server.server import ForkRules, ForkServer
+from leanq.lean.fork_server.zygote_client import Zygote
 from leanq.lean.lean_driver import LeanDriver
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.queue.metrics import COUNTS

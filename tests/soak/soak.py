@@ -1,7 +1,9 @@
 """The soak: what leanq guarantees, while everything goes wrong that can.
 
-Clients ask for echoes whose right answers are known, workers are killed all the time, and one
+Clients send requests whose right answers are known, workers are killed all the time, and one
 nemesis after another befalls the rest. Then the history is checked, and what was left behind.
+The requests are echoes, or theorems for real Lean; the clients have one server and its replica, or
+two such pairs with workers of their own, between which the clients' weights change all the time.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import shutil
 import signal
 import statistics
 import sys
@@ -18,14 +21,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import redis
-from support.fleets import look, until
-from support.history import Findings, Journal, check, read, reply_row
+from support.fleets import look, until_stalled
+from support.history import Findings, Journal, check, check_clusters, read, reply_row
 from support.nemeses import NEMESES, Scene, Wreck, Wrecks, rounds
 from support.victims import Clients, Fleet, Pair, process_group
 
@@ -34,17 +37,20 @@ from leanq.producer.route import Timings
 from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
 
-_DRAIN_S = 60.0
 # Those of the nemeses that no worker can work through.
-_OUTAGES = frozenset({"cut", "freeze", "restart", "promote", "forget"})
+_OUTAGES = frozenset(
+    {"cut", "half_open", "freeze", "restart", "promote", "forget", "server_clock", "slow_disk"}
+)
 
 
 @dataclass(frozen=True)
 class Plan:
     """How much, and what.
 
-    ``requests`` and ``kills`` are reached in ``pace_s`` seconds if nothing holds them up, and in
-    ``seconds`` at the latest. ``silence_s``: after which a client asks what became of a request.
+    ``requests`` and ``kills`` are reached in ``pace_s`` seconds if nothing holds them up. After
+    ``seconds`` the run ends with what it has reached, which its table says. ``silence_s``: after
+    which a client asks what became of a request. ``driver``: of the workers, and so what is asked.
+    ``workers``: for each of the ``clusters``.
     """
 
     requests: int
@@ -60,11 +66,14 @@ class Plan:
     lease_s: float = 2.0
     attempts: int = Settings.max_attempts
     silence_s: float = Timings().silence_s
+    driver: str = "echo"
+    clusters: int = 1
 
 
 @dataclass
 class Outcome:
-    """What a run came to; ``faults`` must be empty."""
+    """What a run came to; ``faults`` must be empty, or ``journals`` is the folder with what all
+    processes told."""
 
     plan: Plan
     findings: Findings = field(default_factory=Findings)
@@ -74,6 +83,8 @@ class Outcome:
     outages: list[tuple[float, float]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    in_time: bool = True
+    journals: Path | None = None
 
     def recoveries(self, *, calm: bool) -> list[float]:
         """How long each killed worker's work lay idle, in seconds; ``calm``: without those that
@@ -85,6 +96,15 @@ class Outcome:
             if wreck.request_ids and wreck.took_s is not None and not (calm and hit):
                 took.append(wreck.took_s)
         return took
+
+    @property
+    def requeued_s(self) -> list[float]:
+        """How long it took until the queue knew of each death, in seconds."""
+        return [
+            wreck.requeued_s
+            for wreck in self.wrecks
+            if wreck.request_ids and wreck.requeued_s is not None
+        ]
 
     @property
     def poisoned_by_chance(self) -> float:
@@ -102,6 +122,11 @@ class Outcome:
         held = sum(len(wreck.request_ids or ()) for wreck in self.wrecks)
         rows = [
             ("seed; seconds", f"{self.plan.seed}; {self.seconds:.0f}"),
+            (
+                "planned",
+                f"{self.plan.requests:,} requests, {self.plan.kills:,} kills"
+                + ("" if self.in_time else "; **not reached in time**"),
+            ),
             ("what happened", happened),
             ("what the servers counted", counters),
             *self.findings.rows(),
@@ -112,21 +137,24 @@ class Outcome:
                 f"{held:,}",
             ),
             ("recovery from SIGKILL, all", quantiles(self.recoveries(calm=False))),
+            ("… until its requests were requeued", quantiles(self.requeued_s)),
             ("… where the server was there all the time", quantiles(self.recoveries(calm=True))),
             ("**other faults**", "; ".join(self.faults) or "0"),
+            *([("journals and logs, kept", str(self.journals))] if self.journals else []),
         ]
         return markdown(f"leases of {self.plan.lease_s:g} s", rows)
 
 
 class Storm:
-    """One run, from the first process to the last."""
+    """One run, from the first process to the last; ``scenes``: of each cluster, with the same
+    clients."""
 
-    def __init__(self, plan: Plan, scene: Scene, folder: Path, group: int) -> None:
-        self.plan, self.scene, self._folder, self._group = plan, scene, folder, group
+    def __init__(self, plan: Plan, scenes: Sequence[Scene], folder: Path, group: int) -> None:
+        self.plan, self.scenes, self._folder, self._group = plan, scenes, folder, group
         self.outcome = Outcome(plan)
+        self._clients = scenes[0].clients
         self._over = threading.Event()
-        self._settings = scene.fleet.settings
-        self._wrecks = Wrecks(self._settings)
+        self._wrecks = [Wrecks(scene.fleet.settings) for scene in scenes]
         self._deadline_s = time.monotonic() + plan.seconds
 
     def rage(self) -> None:
@@ -135,10 +163,10 @@ class Storm:
             jobs = [pool.submit(job) for job in (self._kill, self._plague, self._look)]
             try:
                 while not self._over.wait(0.2) and not any(job.done() for job in jobs):
-                    if time.monotonic() > self._deadline_s:
-                        self.outcome.faults.append("there was not enough of everything in time")
-                        break
                     if self._enough():
+                        break
+                    if time.monotonic() > self._deadline_s:
+                        self._ran_out_of_time()
                         break
             finally:
                 self._over.set()
@@ -146,10 +174,17 @@ class Storm:
                 if error := job.exception():
                     self.outcome.faults.append(f"cut short: {error!r}")
 
+    def _ran_out_of_time(self) -> None:
+        """Fewer requests are a slow machine's; a nemesis that never came was not tested."""
+        self.outcome.in_time = False
+        never = [name for name in self.plan.nemeses if not self.outcome.happened[name]]
+        if never:
+            self.outcome.faults.append(f"never happened: {', '.join(never)}")
+
     def _enough(self) -> bool:
         happened, plan = self.outcome.happened, self.plan
-        with contextlib.suppress(redis.RedisError), redis.Redis.from_url(self._settings.url) as c:
-            asked = int(c.hget(f"{Keys(self._settings.prefix).tag}:stats", "submitted") or 0)
+        with contextlib.suppress(redis.RedisError):
+            asked = sum(int(stats(scene).get(b"submitted", 0)) for scene in self.scenes)
             enough = asked >= plan.requests and happened["kill"] >= plan.kills
             return enough and all(happened[name] for name in plan.nemeses)
         return False
@@ -159,40 +194,51 @@ class Storm:
         every_s = self.plan.pace_s / self.plan.kills
         next_s = time.monotonic()
         while not self._over.wait(max(0.0, next_s - time.monotonic())):
-            for code in self.scene.fleet.replace_the_ended():
-                self.outcome.happened[f"worker that ended by itself with {code}"] += 1
-            if self._wrecks.kill(self.scene.fleet, rng):
-                self.scene.fleet.hire()
+            for scene in self.scenes:
+                for code in scene.fleet.replace_the_ended():
+                    self.outcome.happened[f"worker that ended by itself with {code}"] += 1
+            which = rng.randrange(len(self.scenes))
+            fleet = self.scenes[which].fleet
+            # On a busy machine workers start slowly: a fleet that is never there shows nothing.
+            if self._wrecks[which].kill(fleet, rng, least=self.plan.workers // 2):
+                fleet.hire()
                 self.outcome.happened["kill"] += 1
                 next_s += rng.expovariate(1 / every_s)
             else:
                 next_s = time.monotonic() + 0.05
 
     def _plague(self) -> None:
-        for name in rounds(self.plan.nemeses, self.scene.rng):
-            if self._over.wait(self.scene.rng.uniform(0.1, 0.5) * self.plan.lease_s):
+        rng = self.scenes[0].rng
+        for name in rounds(self.plan.nemeses, rng):
+            if self._over.wait(rng.uniform(0.1, 0.5) * self.plan.lease_s):
                 return
             started_s = time.monotonic()
-            NEMESES[name](self.scene)
+            NEMESES[name](rng.choice(self.scenes))
             self.outcome.happened[name] += 1
             if name in _OUTAGES:
                 self.outcome.outages.append((started_s, time.monotonic()))
 
     def _look(self) -> None:
         while not self._over.wait(0.02):
-            self._wrecks.look()
+            self._all_recovered()
+
+    def _all_recovered(self) -> bool:
+        # All are looked at, whatever the first says.
+        recovered = [wrecks.look() for wrecks in self._wrecks]
+        return all(recovered)
 
     def calm_down(self) -> None:
         """All workers finish, and leave in order."""
         faults = self.outcome.faults
-        if any(codes := self.scene.clients.stop()):
+        if any(codes := self._clients.stop()):
             faults.append(f"clients ended with {codes}")
         with self._fault("what was in flight did not end"):
-            until(self._quiet, _DRAIN_S)
-        if any(codes := self.scene.fleet.stop(signal.SIGTERM)):
-            faults.append(f"workers that were told to stop ended with {codes}")
-        self._wrecks.look()
-        self.outcome.wrecks = self._wrecks.all
+            until_stalled(self._quiet, self._settled)
+        for scene in self.scenes:
+            if any(codes := scene.fleet.stop(signal.SIGTERM)):
+                faults.append(f"workers that were told to stop ended with {codes}")
+        self._all_recovered()
+        self.outcome.wrecks = [wreck for wrecks in self._wrecks for wreck in wrecks.all]
         for stray in (name for name in self.outcome.happened if name.startswith("worker that")):
             # Without a server at its start, a worker says so and ends.
             if not stray.endswith(" 3"):
@@ -200,42 +246,59 @@ class Storm:
         self._account()
 
     def _quiet(self) -> bool:
-        self.scene.fleet.replace_the_ended()
-        status = look(self._settings)
-        alive = self.scene.fleet.joined()
-        idle = not (
-            status.priorities or status.quarantined or any(row.held for row in status.workers)
-        )
-        return (
-            self._wrecks.look() and idle and len(status.workers) == self.plan.workers == len(alive)
-        )
+        return self._all_recovered() and all(map(self._is_quiet, self.scenes))
+
+    def _is_quiet(self, scene: Scene) -> bool:
+        scene.fleet.replace_the_ended()
+        status = look(scene.fleet.settings)
+        busy = status.priorities or status.quarantined or any(row.held for row in status.workers)
+        alive = scene.fleet.joined()
+        return not busy and len(status.workers) == self.plan.workers == len(alive)
+
+    def _settled(self) -> list[tuple[int, int]]:
+        """What each server has settled, and how many workers it has."""
+        return [
+            (int(stats(scene).get(b"settled", 0)), len(scene.fleet.joined()))
+            for scene in self.scenes
+        ]
 
     def _account(self) -> None:
         """Looks up every reply once more, and what is left behind."""
-        faults, told = self.outcome.faults, self._folder / "keys.history"
-        with redis.Redis.from_url(self._settings.url) as connection:
-            journal = Journal(told, "keys")
-            left: Counter[str] = Counter()
-            keys = connection.scan_iter(count=1000)
-            while some := list(islice(keys, 1000)):
-                left.update(_look_up(connection, some, journal))
+        faults = self.outcome.faults
+        told, several = self._folder / "keys.history", len(self.scenes) > 1
+        for number, scene in enumerate(self.scenes):
+            journal = Journal(told, f"keys@{number}" if several else "keys")
+            with redis.Redis.from_url(scene.fleet.settings.url) as connection:
+                left: Counter[str] = Counter()
+                keys = connection.scan_iter(count=1000)
+                while some := list(islice(keys, 1000)):
+                    left.update(look_up(connection, some, journal))
             journal.close()
-            stats = connection.hgetall(f"{Keys(self._settings.prefix).tag}:stats")
-        if left:
-            faults.append(f"left on the server: {dict(left)}")
-        if waiting := int(stats.get(b"waiting:echo", 0)):
-            faults.append(f"waiting:echo counts {waiting}, and nothing waits")
-        for counter in ("fenced", "released", "reaped"):
-            self.outcome.counters[counter] = int(stats.get(counter.encode(), 0))
-        for log in self._folder.glob("*.log"):
-            if (text := log.read_text()).count("Traceback"):
+            if left:
+                faults.append(f"left on the server: {dict(left)}")
+            counted = stats(scene)
+            for name, count in counted.items():
+                if name.startswith(b"waiting:") and int(count):
+                    faults.append(f"{name.decode()} counts {count.decode()}, and nothing waits")
+            for counter in ("fenced", "released", "reaped"):
+                found = int(counted.get(counter.encode(), 0))
+                self.outcome.counters[counter] = self.outcome.counters.get(counter, 0) + found
+        for log in self._folder.rglob("*.log"):
+            text = log.read_text()
+            if preloaded := text.count("INFO preloaded"):
+                self.outcome.happened["header preloaded"] += preloaded
+            if "Traceback" in text:
                 faults.append(f"{log.name}: {text[text.index('Traceback') :][:2000]}")
-        if strays := members(self._group) - {self._group, *self.scene.pair.pids()}:
+        pids = {pid for scene in self.scenes for pid in scene.pair.pids()}
+        if strays := members(self._group) - {self._group, *pids}:
             faults.append(f"processes left: {strays}")
-        files = [*self.scene.clients.journals, told, self._folder / "storm.history"]
+        files = [*self._clients.journals, told, self._folder / "storm.history"]
         events = chain.from_iterable(map(read, files))
-        found = self.outcome.findings = check(events, looked_up=True)
-        faults += [f"{len(request_ids)} {name}" for name, request_ids in found.faults.items()]
+        findings = (
+            check_clusters(events, len(self.scenes)) if several else check(events, looked_up=True)
+        )
+        self.outcome.findings = findings
+        faults += [f"{len(request_ids)} {name}" for name, request_ids in findings.faults.items()]
 
     @contextlib.contextmanager
     def _fault(self, text: str) -> Iterator[None]:
@@ -245,7 +308,15 @@ class Storm:
             self.outcome.faults.append(text)
 
 
-def _look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Counter[str]:
+def stats(scene: Scene) -> dict[bytes, bytes]:
+    """What its server has counted."""
+    settings = scene.fleet.settings
+    with redis.Redis.from_url(settings.url) as connection:
+        found: Any = connection.hgetall(f"{Keys(settings.prefix).tag}:stats")
+        return dict(found)
+
+
+def look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Counter[str]:
     """Tells the journal of the replies among the keys; what should not be there any more."""
     pipe = connection.pipeline(transaction=False)
     for key in keys:
@@ -293,35 +364,51 @@ def storm(plan: Plan) -> Outcome:
     """A run of its own, with its own servers."""
     started_s = time.monotonic()
     with contextlib.ExitStack() as stack:
-        made = tempfile.TemporaryDirectory(prefix="leanq-soak-", dir="/tmp")
-        folder = Path(stack.enter_context(made))
+        folder = Path(tempfile.mkdtemp(prefix="leanq-soak-", dir="/tmp"))
         group = stack.enter_context(process_group())
-        pair = stack.enter_context(Pair(folder, group))
-        settings = Settings(pair.url, lease_s=plan.lease_s, max_attempts=plan.attempts)
-        fleet = Fleet(settings, folder, group, plan.slots)
-        stack.callback(fleet.stop, signal.SIGKILL)
-        for _ in range(plan.workers):
-            fleet.hire()
-        until(lambda: len(fleet.joined()) == plan.workers, _DRAIN_S)
+        fleets: list[tuple[Pair, Fleet]] = []
+        for number in range(plan.clusters):
+            place = folder / f"cluster{number}"
+            place.mkdir()
+            pair = stack.enter_context(Pair(place, group))
+            settings = Settings(pair.url, lease_s=plan.lease_s, max_attempts=plan.attempts)
+            fleet = Fleet(settings, place, group, plan.slots, plan.driver)
+            stack.callback(fleet.stop, signal.SIGKILL)
+            for _ in range(plan.workers):
+                fleet.hire()
+            fleets.append((pair, fleet))
+        for _, fleet in fleets:
+            until_stalled(lambda fleet=fleet: len(fleet.joined()) == plan.workers, fleet.progress)
         given = {
-            "url": pair.url,
+            "urls": [pair.url for pair, _ in fleets],
+            "shards": settings.shards,
             "seed": plan.seed,
             "rate": plan.requests / plan.pace_s / plan.clients,
             "delay_s": plan.delay_s,
             "silence_s": plan.silence_s,
+            "lean": plan.driver != "echo",
         }
         clients = Clients(given, plan.clients, folder, group)
         stack.callback(clients.kill)
-        journal = Journal(folder / "storm.history", "storm")
-        stack.callback(journal.close)
+        until_stalled(clients.all_began, clients.progress)
         rng = random.Random(f"plague {plan.seed}")
-        run = Storm(plan, Scene(pair, fleet, clients, journal, rng), folder, group)
+        scenes: list[Scene] = []
+        for number, (pair, fleet) in enumerate(fleets):
+            who = f"storm@{number}" if plan.clusters > 1 else "storm"
+            journal = Journal(folder / "storm.history", who)
+            stack.callback(journal.close)
+            scenes.append(Scene(pair, fleet, clients, journal, rng))
+        run = Storm(plan, scenes, folder, group)
         try:
             run.rage()
             run.calm_down()
         except BaseException as error:
-            error.add_note(f"seed {plan.seed}; {run.outcome.faults}")
+            error.add_note(f"seed {plan.seed}; {run.outcome.faults}; journals: {folder}")
             raise
+    if run.outcome.faults:
+        run.outcome.journals = folder
+    else:
+        shutil.rmtree(folder)
     run.outcome.seconds = time.monotonic() - started_s
     return run.outcome
 
@@ -340,20 +427,22 @@ def deaths(count: int = 20, tasks: int = 5) -> list[float]:
             stack.callback(fleet.stop, signal.SIGKILL)
         for _ in range(count):
             doomed.hire()
-        until(lambda: len(doomed.joined()) == count, _DRAIN_S)
+        until_stalled(lambda: len(doomed.joined()) == count, doomed.progress)
         with LeanQClient(settings) as client:
             for _ in range(count * tasks):
                 client.echo(b"", 3600.0)
-            until(lambda: all(row.held == tasks for row in look(settings).workers), _DRAIN_S)
+            until_stalled(
+                lambda: all(row.held == tasks for row in look(settings).workers), doomed.progress
+            )
             others.hire()
-            until(lambda: len(others.joined()) == count + 1, _DRAIN_S)
+            until_stalled(lambda: len(others.joined()) == count + 1, others.progress)
             wrecks, rng = Wrecks(settings), random.Random(0)
             # One after another, so that they die at all moments of their leases.
             for _ in range(count):
                 wrecks.kill(doomed, rng)
                 wrecks.look()
                 time.sleep(settings.lease_s / count)
-            until(wrecks.look, 3 * settings.lease_s)
+            until_stalled(wrecks.look, wrecks.recovered)
         others.stop(signal.SIGTERM)
     assert all(len(wreck.request_ids or ()) == tasks for wreck in wrecks.all)
     return [wreck.took_s for wreck in wrecks.all if wreck.took_s is not None]
@@ -379,18 +468,37 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--nemeses", type=lambda text: text.split(","), default=list(NEMESES))
     parser.add_argument("--attempts", type=int, default=Plan.attempts, help="LEANQ_MAX_ATTEMPTS")
+    parser.add_argument("--driver", choices=("echo", "lean", "repl"), default="echo")
+    parser.add_argument("--clusters", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=Plan.workers, help="of each cluster")
+    parser.add_argument("--slots", type=int, default=Plan.slots, help="of each worker")
+    parser.add_argument("--lease", type=float, default=Plan.lease_s, help="in seconds")
     given = parser.parse_args()
     if unknown := set(given.nemeses) - set(NEMESES):
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(NEMESES)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     started_s = time.monotonic()
-    took_s = deaths()
-    rows = [("recovery from SIGKILL, holding five", quantiles(took_s))]
-    print(markdown(f"leases of {Settings.lease_s:g} s", rows), end="\n\n", flush=True)
+    if given.driver == "echo" and given.clusters == 1:
+        took_s = deaths()
+        rows = [("recovery from SIGKILL, holding five", quantiles(took_s))]
+        print(markdown(f"leases of {Settings.lease_s:g} s", rows), end="\n\n", flush=True)
     # What is in flight has to end as well, and every reply to be looked up.
     left_s = given.seconds - (time.monotonic() - started_s) - 30.0
-    plan = Plan(given.requests, given.kills, 0.85 * left_s, left_s, given.seed)
-    outcome = storm(replace(plan, nemeses=given.nemeses, attempts=given.attempts))
+    plan = Plan(
+        given.requests,
+        given.kills,
+        0.85 * left_s,
+        left_s,
+        given.seed,
+        given.nemeses,
+        given.workers,
+        given.slots,
+        lease_s=given.lease,
+        attempts=given.attempts,
+        driver=given.driver,
+        clusters=given.clusters,
+    )
+    outcome = storm(plan)
     print(outcome.table())
     sys.exit(bool(outcome.faults))
 

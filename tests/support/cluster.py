@@ -28,12 +28,18 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        self.port, bus = free_ports(2)
+        self.port, self.bus = free_ports(2)
+        self.client = redis.Redis(port=self.port, decode_responses=True)
+        self.start()
+        self.id = str(self.client.execute_command("CLUSTER", "MYID"))
+
+    def start(self) -> None:
+        """Starts it, with what it knew if it ran before."""
         options = {
             "port": self.port,
-            "cluster-port": bus,
+            "cluster-port": self.bus,
             "bind": "127.0.0.1",
-            "dir": folder,
+            "dir": self.folder,
             "cluster-enabled": "yes",
             "cluster-node-timeout": 2000,
             "cluster-allow-replica-migration": "no",
@@ -45,12 +51,10 @@ class Node:
         self.process = subprocess.Popen(
             [str(find_server()), *argv], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        self.client = redis.Redis(port=self.port, decode_responses=True)
         until(self.answers)
-        self.id = str(self.client.execute_command("CLUSTER", "MYID"))
-        self.bus = bus
 
     def answers(self) -> bool:
+        # Not there yet, or still loading what it knew.
         with contextlib.suppress(redis.ConnectionError):
             return bool(self.client.ping())
         return False
@@ -63,9 +67,12 @@ class Node:
         info = str(self.cluster("INFO"))
         return "cluster_state:ok" in info and f"cluster_known_nodes:{nodes}" in info
 
-    def end(self) -> None:
+    def kill(self) -> None:
         self.process.kill()
         self.process.wait(20)
+
+    def end(self) -> None:
+        self.kill()
         self.client.close()
 
 

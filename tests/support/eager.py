@@ -44,7 +44,7 @@ def eager_driver(folder: Path, open_other: Callable[[], Environment] | None = No
 
 def standing_driver(environment: Environment) -> LeanDriver:
     """A driver that has no snapshots."""
-    rules = ForkRules(preload_after=1, prove_after=1, compare_every=0)
+    rules = ForkRules(preload_after=1, prove_after=1, compare_every=0, share=1.0)
     return LeanDriver(lambda: environment, slots=1, costs=EagerToStand(), forks=rules)
 
 

@@ -51,6 +51,23 @@ def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
         time.sleep(min(0.05, max(0.005, waited_s / 10)))
 
 
+def until_stalled(
+    condition: Callable[[], bool], progress: Callable[[], object], stalled_s: float = 60.0
+) -> None:
+    """Waits as :func:`until` does, as long as ``progress`` says something new within
+    ``stalled_s``: a busy machine is slow, and what has gone wrong stands still. Where that alone
+    does not end it, a bound of fifteen minutes does."""
+    bound_s = time.monotonic() + 900.0
+    seen, changed_s = progress(), time.monotonic()
+    while not condition():
+        if (now := progress()) != seen:
+            seen, changed_s = now, time.monotonic()
+        stood_s = time.monotonic() - changed_s
+        assert stood_s < stalled_s, f"stands still for {stalled_s} s at {seen}: {condition}"
+        assert time.monotonic() < bound_s, f"not within fifteen minutes: {condition}"
+        time.sleep(0.05)
+
+
 class Recorder(EchoDriver):
     """An echo that tells what it ran, and keeps payloads that begin with ``held`` to itself
     until :meth:`let_go`."""

@@ -14,8 +14,10 @@ import httpx2
 
 from leanq.gateway.access import Access
 from leanq.gateway.app import make_app
+from leanq.gateway.campaigns import TenantCampaigns
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import KeyFile
+from leanq.gateway.metrics import GatewayMetrics, Readiness
 from leanq.gateway.server import GatewayServer, listen
 from leanq.lean.echo import EchoDriver
 from leanq.queue.requests import Message, Reason, Reply, Request, Sorry, Verdict
@@ -61,8 +63,8 @@ def reply_with(verdict: Verdict) -> Reply:
 class Scripted(EchoDriver):
     """A driver of an environment whose texts say in their first words what becomes of them.
 
-    ``-- VERDICT …`` has that verdict, ``-- held …`` waits for :attr:`gate`, and anything else is
-    accepted.
+    ``-- VERDICT …`` has that verdict, ``-- held …`` waits for :attr:`gate`, a text in
+    :attr:`replies` has that reply, and anything else is accepted.
     """
 
     def __init__(self, environment: str = "default") -> None:
@@ -71,6 +73,7 @@ class Scripted(EchoDriver):
         self.running: list[str] = []
         self.stopped: list[str] = []
         self.seen: list[Request] = []
+        self.replies: dict[str, Reply] = {}
 
     async def run(self, request: Request) -> Reply:
         self.seen.append(request)
@@ -84,6 +87,8 @@ class Scripted(EchoDriver):
                 raise
             finally:
                 self.running.remove(request.code)
+        if found := self.replies.get(request.code):
+            return found
         return reply_with(word if word in get_args(Verdict) else "accepted")
 
 
@@ -95,12 +100,15 @@ class Gateway:
         url: where.
         http: a client of it, without a key.
         lean: what the gateway asks the queue by.
+        metrics, readiness: what it knows of itself.
     """
 
     url: str
     http: httpx2.AsyncClient
     lean: GatewayClient
     server: GatewayServer
+    metrics: GatewayMetrics
+    readiness: Readiness
 
     async def check(self, *codes: str, **fields: Any) -> list[dict[str, Any]]:
         """The results of a check as a client of 2.x asks for it."""
@@ -119,19 +127,21 @@ async def new_gateway(
     keys: KeyFile | None = None,
     environment: str = "default",
     hostnames: tuple[str, ...] = (),
+    campaigns: TenantCampaigns | None = None,
     grace_s: float = 5.0,
     port: int = 0,
 ) -> AsyncIterator[Gateway]:
     """A gateway in this event loop, in front of the queue of ``settings``."""
     async with GatewayClient(settings, no_worker="wait", when_full="raise") as lean:
         with listen("127.0.0.1", port) as listener:
-            app = make_app(lean, Access(keys, environment), hostnames)
+            app = make_app(lean, Access(keys, environment), hostnames, campaigns)
             server = GatewayServer(app, listener, grace_s=grace_s)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             serving = asyncio.create_task(server.run())
             try:
                 async with httpx2.AsyncClient(base_url=url, timeout=GATEWAY_TIMEOUT_S) as http:
-                    yield Gateway(url, http, lean, server)
+                    state = app.state
+                    yield Gateway(url, http, lean, server, state.metrics, state.readiness)
             finally:
                 server.stop()
                 async with asyncio.timeout(GATEWAY_TIMEOUT_S):

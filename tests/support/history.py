@@ -13,7 +13,8 @@ the time of the monotonic clock, in seconds, which is the same for all processes
 | ``end`` | request id, error, digest | a future ends; without an error, with that answer |
 | ``trouble`` | error | a call failed, which is not to be seen in any future |
 | ``killed`` | a client | it is no more |
-| ``forgot`` | since | a failover lost what was written from then to now |
+| ``forgot`` | since, until | a failover lost what was written between these times; no process \
+reached its new server before |
 """
 
 from __future__ import annotations
@@ -22,27 +23,30 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgpack
 import redis.asyncio as redis
 
 from leanq.client import LeanQClient
 from leanq.errors import QueueError, RequestError, WireError
+from leanq.producer.cluster_router import ClusterRouter, Clusters
+from leanq.producer.request_builder import SubmitOptions
+from leanq.producer.route import NoWorker, Route, Timings, WhenFull
 from leanq.producer.shard_client import ShardClient
 from leanq.producer.shard_router import ShardRouter, StateLocator
 from leanq.producer.worker_watch import WorkerWatch
 from leanq.queue.connection import Address, Link
 from leanq.queue.queue import Queue
-from leanq.queue.requests import Reply
+from leanq.queue.requests import LEAN_VERDICTS, Reply
 from leanq.queue.results import Attached, Queued, Submission, Submitted
 from leanq.queue.settings import Settings
 from leanq.queue.wire import unpack_reply
@@ -52,6 +56,8 @@ Event = Sequence[Any]
 
 # What the old server said may be written down a little after its end.
 _LATE_S = 1.0
+_LEANS = LEAN_VERDICTS | {"unjudged"}
+_NAMED = re.compile(r"\bn\d+\b")
 
 
 class Journal:
@@ -73,37 +79,87 @@ class Journal:
         os.close(self._handle)
 
 
-class WritingClient(LeanQClient):
-    """A client that writes down what it does, and all that it sees."""
+class Notes(Protocol):
+    """Where events are written down, as in a :class:`Journal`."""
 
-    def __init__(self, settings: Settings, journal: Journal) -> None:
-        self.journal = journal
-        super().__init__(settings)
+    def note(self, kind: str, *rows: Sequence[object]) -> None:
+        """One event of this kind for each row."""
 
-    def _new_route(self) -> ShardRouter:
-        queue = _WritingQueue(self.settings, self.journal)
-        shard_client = ShardClient(
+
+def writing_router(
+    settings: Settings,
+    journal: Notes,
+    *,
+    when_full: WhenFull,
+    unavailable_timeout_s: float,
+    timings: Timings,
+    on_trouble: Callable[[], None] | None = None,
+) -> ShardRouter:
+    """The route to one cluster, which writes down all that comes that way."""
+    queues = [WritingQueue(settings, journal, shard) for shard in range(settings.shards)]
+    shard_clients = [
+        ShardClient(
             queue,
+            when_full=when_full,
+            unavailable_timeout_s=unavailable_timeout_s,
+            timings=timings,
+            on_trouble=on_trouble,
+        )
+        for queue in queues
+    ]
+    watch = WorkerWatch(queues[0], shard_clients, no_worker="wait", every_s=60.0)
+    return ShardRouter(shard_clients, StateLocator(queues, unavailable_timeout_s), watch)
+
+
+class WritingRoute:
+    """The way to the queue of a client that writes down all that it sees."""
+
+    journal: Notes
+
+    def _new_route(self) -> Route:
+        return writing_router(
+            self.settings,
+            self.journal,
             when_full=self._when_full,
             unavailable_timeout_s=self._unavailable_timeout_s,
             timings=self.timings,
         )
-        watch = WorkerWatch(queue, [shard_client], no_worker="wait", every_s=60.0)
-        locator = StateLocator([queue], self._unavailable_timeout_s)
-        return ShardRouter([shard_client], locator, watch)
 
-    def ask(self, requests: Sequence[tuple[str, bytes, float]]) -> list[Future[bytes]]:
-        """Echoes of (request id, payload, delay in seconds)."""
-        self.journal.note(
-            "attempt", *((request_id, digest(payload)) for request_id, payload, _ in requests)
-        )
-        futures: list[Future[bytes]] = []
-        for number, (request_id, payload, delay_s) in enumerate(requests):
-            tenant = f"{self.journal.who}-{number % 3}"
-            future = self.echo(
-                payload, delay_s, request_id=request_id, tenant=tenant, priority=number % 3
+
+@dataclass(frozen=True)
+class Question:
+    """A request whose right answer is known: an echo of ``payload``, or a Lean text ``code``."""
+
+    request_id: str
+    right: bytes
+    delay_s: float = 0.0
+    code: str = ""
+    audit: bool = False
+
+
+class WritingClient(WritingRoute, LeanQClient):
+    """A client that writes down what it does, and all that it sees."""
+
+    def __init__(self, settings: Settings | Sequence[Settings], journal: Journal) -> None:
+        self.journal = journal
+        super().__init__(settings)
+
+    def ask(self, questions: Sequence[Question]) -> list[Future[Any]]:
+        """Sends these."""
+        self.journal.note("attempt", *((each.request_id, digest(each.right)) for each in questions))
+        futures: list[Future[Any]] = []
+        for number, each in enumerate(questions):
+            given: SubmitOptions = {
+                "request_id": each.request_id,
+                "tenant": f"{self.journal.who}-{number % 3}",
+                "priority": number % 3,
+            }
+            future: Future[Any] = (
+                self.check(each.code, audit=each.audit, **given)
+                if each.code
+                else self.echo(each.right, each.delay_s, **given)
             )
-            future.add_done_callback(partial(self._ended, request_id))
+            future.add_done_callback(partial(self._ended, each.request_id))
             futures.append(future)
         return futures
 
@@ -120,23 +176,69 @@ class WritingClient(LeanQClient):
             self.journal.note("end", (request_id, type(error).__name__, ""))
             return
         answer = future.result()
-        if isinstance(answer, Reply):
-            if answer.verdict:
-                # For its predecessor it would have been an error.
-                self.journal.note("end", (request_id, RequestError.__name__, ""))
-                return
-            answer = answer.payload or b""
-        self.journal.note("end", (request_id, "", digest(answer)))
+        outcome, what = result_of(answer) if isinstance(answer, Reply) else ("", digest(answer))
+        # For an echo's own caller such an outcome is an error.
+        error = RequestError.__name__ if outcome else ""
+        self.journal.note("end", (request_id, error, "" if error else what))
 
 
-class _WritingQueue(Queue):
+class WritingClusterClient(WritingClient):
+    """A client of several clusters. What comes from the one with number n stands in the journal by
+    the name ``WHO@n``."""
+
+    def __init__(self, clusters: Sequence[Settings], journal: Journal, path: Path) -> None:
+        self._journals = [Journal(path, f"{journal.who}@{n}") for n in range(len(clusters))]
+        super().__init__(clusters, journal)
+
+    def _new_route(self) -> Route:
+        return _WritingClusterRouter(
+            self._journals,
+            self._clusters,
+            when_full=self._when_full,
+            unavailable_timeout_s=self._unavailable_timeout_s,
+            no_worker="wait",
+            timings=self.timings,
+        )
+
+
+class _WritingClusterRouter(ClusterRouter):
+    def __init__(
+        self,
+        journals: Sequence[Notes],
+        clusters: Clusters,
+        *,
+        when_full: WhenFull,
+        unavailable_timeout_s: float,
+        no_worker: NoWorker,
+        timings: Timings,
+    ) -> None:
+        super().__init__(
+            clusters,
+            when_full=when_full,
+            unavailable_timeout_s=unavailable_timeout_s,
+            no_worker=no_worker,
+            timings=timings,
+        )
+        for number, (cluster, journal) in enumerate(zip(self.clusters, journals, strict=True)):
+            cluster.router = writing_router(
+                cluster.settings,
+                journal,
+                when_full=when_full,
+                unavailable_timeout_s=unavailable_timeout_s,
+                timings=timings,
+                on_trouble=partial(self._note_trouble, number),
+            )
+
+
+class WritingQueue(Queue):
     """Sees every reply, those that no future takes included, and every failed call."""
 
-    def __init__(self, settings: Settings, journal: Journal) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: Settings, journal: Notes, shard: int = 0) -> None:
+        super().__init__(settings, shard)
         self._journal = journal
-        self._commands = _WritingLink(settings, journal)
-        self._blocking = _WritingLink(settings, journal)
+        address = Address(settings.url)
+        self._commands = _WritingLink(address, journal)
+        self._blocking = _WritingLink(address, journal)
 
     async def submit(self, client: str, batch: Sequence[Submission]) -> list[Submitted]:
         answers = await super().submit(client, batch)
@@ -169,9 +271,9 @@ class _WritingQueue(Queue):
         return answers
 
     async def read_inbox(
-        self, client: str, after: str, block_ms: int
+        self, client: str, after: str, block_ms: int, *, extend: bool = True
     ) -> tuple[str, list[tuple[str, bytes]]]:
-        reached, pairs = await super().read_inbox(client, after, block_ms)
+        reached, pairs = await super().read_inbox(client, after, block_ms, extend=extend)
         self._saw((request_id, answer) for request_id, answer in pairs if not answer.isdigit())
         return reached, pairs
 
@@ -180,8 +282,8 @@ class _WritingQueue(Queue):
 
 
 class _WritingLink(Link):
-    def __init__(self, settings: Settings, journal: Journal) -> None:
-        super().__init__(Address(settings.url))
+    def __init__(self, address: Address, journal: Notes) -> None:
+        super().__init__(address)
         self._journal = journal
 
     async def call(self, work: Callable[[redis.Redis], Awaitable[_T]], block_s: float = 0.0) -> _T:
@@ -199,8 +301,16 @@ def reply_row(request_id: str, data: bytes) -> tuple[str, str, str, str, int]:
     except WireError:
         return request_id, "", "unreadable", digest(data), 0
     token: str = msgpack.unpackb(data)[0]
-    verdict = reply.verdict or ("error" if reply.error else "")
-    return request_id, token, verdict, digest(reply.payload), reply.attempts
+    return request_id, token, *result_of(reply), reply.attempts
+
+
+def result_of(reply: Reply) -> tuple[str, str]:
+    """An outcome that is leanq's own, or none and the digest of the answer: of what Lean says, the
+    verdict and the names like ``n12`` in its messages."""
+    if reply.verdict in _LEANS:
+        named = {name for each in reply.messages for name in _NAMED.findall(each.text)}
+        return "", digest(" ".join([str(reply.verdict), *sorted(named)]).encode())
+    return reply.verdict or ("error" if reply.error else ""), digest(reply.payload)
 
 
 def read(path: Path) -> Iterator[Event]:
@@ -234,8 +344,8 @@ class _Story:
     attempted_by: set[str] = field(default_factory=set)
     acks: list[float] = field(default_factory=list)
     missing_s: float = 0.0
-    # Token → result, when it was first and last seen. A result is a verdict and a digest.
-    replies: dict[str, tuple[tuple[str, str], float, float]] = field(default_factory=dict)
+    # When a reply was seen, and its token. A result is a verdict and a digest.
+    sightings: list[tuple[float, str]] = field(default_factory=list)
     results: set[tuple[str, str]] = field(default_factory=set)
     ends: int = 0
     attempts: int = 0
@@ -250,11 +360,12 @@ class Findings:
         ended: with the right answer, in a future that a client held.
         undecided: the server never said that it had it, and its client was killed.
         orphaned: a failover forgot it, and its client was killed before it noticed.
-        again: answered a second time, the same, since a failover forgot the first.
+        again: answered a second time, since a failover forgot the first, or by another cluster: the
+            same, or an outcome of leanq's.
         lost: a client that lives on sent it, or the server had it; and it did not end.
         poisoned: those of the lost that took down too many workers.
         forgotten: the server had it and did not know it later; its client may have mended that.
-        conflicting: two replies that differ in what they say.
+        conflicting: two answers that differ, or two replies without a failover that explains it.
         duplicated: two replies that say the same, without a failover that explains it.
         unexpected: an answer to what no client asked, or a wrong one.
         gone: ended, and its reply could not be looked up afterwards.
@@ -292,7 +403,7 @@ class Findings:
             ("acknowledged", f"{self.acknowledged:,}"),
             ("ended with the right answer", f"{self.ended:,}"),
             ("… of these recovered: more than one attempt", f"{self.recovered:,}"),
-            ("… of these answered again after a failover", f"{len(self.again):,}"),
+            ("… of these answered again", f"{len(self.again):,}"),
             ("undecided: never acknowledged, its client killed", f"{len(self.undecided):,}"),
             ("orphaned: a failover forgot it, its client killed", f"{len(self.orphaned):,}"),
             ("**lost**", _few(self.lost)),
@@ -307,8 +418,13 @@ class Findings:
         ]
 
 
-def check(events: Iterable[Event], *, looked_up: bool = False) -> Findings:
-    """Judges a history. ``looked_up``: ``keys`` has told of every reply that the server kept."""
+def check(events: Iterable[Event], *, looked_up: bool = False, late_s: float = _LATE_S) -> Findings:
+    """Judges a history.
+
+    Args:
+        looked_up: ``keys`` has told of every reply that the server kept.
+        late_s: for how long after its end what the old server said may still be written down.
+    """
     found = Findings()
     stories: defaultdict[str, _Story] = defaultdict(_Story)
     killed: set[str] = set()
@@ -336,19 +452,42 @@ def check(events: Iterable[Event], *, looked_up: bool = False) -> Findings:
                 found.troubles[error] += 1
             case "killed", [client]:
                 killed.add(client)
-            case "forgot", [since_s]:
-                forgot.append((since_s, at_s + _LATE_S))
+            case "forgot", [since_s, until_s]:
+                forgot.append((since_s, until_s))
             case _:
                 raise ValueError(f"not an event: {kind} {rest}")
     for request_id, story in stories.items():
-        _judge(found, request_id, story, killed, forgot, looked_up)
+        _judge(found, request_id, story, killed, forgot, looked_up, late_s)
+    return found
+
+
+def check_clusters(events: Iterable[Event], clusters: int) -> Findings:
+    """Judges the history of clients with several clusters, each of which may give a request one
+    reply; who told what of one of them says so, as in ``WHO@1``. All replies were looked up."""
+    whole: list[Event] = []
+    parts: list[list[Event]] = [[] for _ in range(clusters)]
+    ends: Counter[str] = Counter()
+    for kind, at_s, who, *rest in events:
+        who, _, number = who.partition("@")
+        event = [kind, at_s, who, *rest]
+        whole.append(event)
+        if kind == "end":
+            # A future is of no cluster.
+            ends[rest[0]] += not rest[1]
+            continue
+        for part in [parts[int(number)]] if number else parts:
+            part.append(event)
+    found, each = check(whole, looked_up=True), [check(part) for part in parts]
+    for name in ("forgotten", "conflicting", "duplicated", "unexpected"):
+        of_any = {request_id for one in each for request_id in getattr(one, name)}
+        setattr(found, name, sorted(of_any))
+    found.duplicated += (request_id for request_id, count in ends.items() if count > 1)
     return found
 
 
 def _reply(story: _Story, at_s: float, token: str, result: tuple[str, str], attempts: int) -> None:
     # Those told by the server itself carry no token; two of them are told apart by what they say.
-    _, first_s, last_s = story.replies.get(token or str(result), (result, at_s, at_s))
-    story.replies[token or str(result)] = (result, min(first_s, at_s), max(last_s, at_s))
+    story.sightings.append((at_s, token or str(result)))
     story.results.add(result)
     story.attempts = max(story.attempts, attempts)
 
@@ -360,6 +499,7 @@ def _judge(
     killed: set[str],
     forgot: list[tuple[float, float]],
     looked_up: bool,
+    late_s: float,
 ) -> None:
     if story.right is None:
         found.unexpected.append(request_id)
@@ -367,25 +507,32 @@ def _judge(
     found.attempted += 1
     found.acknowledged += bool(story.acks)
     # What a failover took back does not count.
-    acknowledged = [at_s for at_s in story.acks if not _within(at_s, forgot)]
+    last_written = [(since_s, until_s + late_s) for since_s, until_s in forgot]
+    acknowledged = [at_s for at_s in story.acks if not _within(at_s, last_written)]
     if any(at_s < story.missing_s for at_s in acknowledged):
         found.forgotten.append(request_id)
     found.charged += max(0, story.attempts - 1)
     if any(not verdict and answer != story.right for verdict, answer in story.results):
         found.unexpected.append(request_id)
-    if len(story.results) > 1:
+    explained = _explained(story, forgot, late_s)
+    answers = {answer for verdict, answer in story.results if not verdict}
+    tokens = {token for _, token in story.sightings}
+    # Where a failover explains the second reply, that may be an outcome of leanq's; one reply is
+    # always the same.
+    same = explained and len(tokens) >= len(story.results)
+    if len(answers) > 1 or (len(story.results) > 1 and not same):
         found.conflicting.append(request_id)
-    elif story.ends > 1 or not _explained(story, forgot):
+    elif story.ends > 1 or not explained:
         found.duplicated.append(request_id)
     if ("poisoned", "") in story.results:
         found.poisoned.append(request_id)
     if story.ends and ("", story.right) in story.results:
         found.ended += 1
         found.recovered += story.attempts > 1
-        if len(story.replies) > 1:
+        if len(tokens) > 1:
             found.again.append(request_id)
-        seen_s = [first_s for _, first_s, _ in story.replies.values()]
-        if looked_up and not story.kept and not any(_within(at_s, forgot) for at_s in seen_s):
+        forgotten = any(_within(at_s, last_written) for at_s, _ in story.sightings)
+        if looked_up and not story.kept and not forgotten:
             found.gone.append(request_id)
     elif acknowledged or not story.attempted_by <= killed:
         found.lost.append(request_id)
@@ -393,13 +540,34 @@ def _judge(
         (found.orphaned if story.acks else found.undecided).append(request_id)
 
 
-def _explained(story: _Story, forgot: list[tuple[float, float]]) -> bool:
-    """Whether between any two replies a failover forgot the earlier."""
-    seen = sorted((first_s, last_s) for _, first_s, last_s in story.replies.values())
-    return all(
-        any(since <= first and last <= until <= next_ + _LATE_S for since, until in forgot)
-        for (first, last), (next_, _) in pairwise(seen)
-    )
+def _explained(story: _Story, forgot: list[tuple[float, float]], late_s: float) -> bool:
+    """Whether between a reply and each other one that was seen after it a failover forgot the
+    earlier: that was seen in no other time, and the later one not before the old server's end."""
+    # When the reply may have been written, if it is the one that was seen last.
+    token, written_s, last_s = "", [0.0], 0.0
+    left = sorted(forgot)
+    for at_s, other in sorted(story.sightings):
+        why = next(
+            (
+                (since, until)
+                for since, until in left
+                if any(since <= each for each in written_s)
+                and last_s <= until + late_s
+                and until <= at_s
+            ),
+            None,
+        )
+        if other == token:
+            # Where the lease was not forgotten, it was written anew under the same token.
+            written_s += [at_s] if why else []
+        else:
+            if token and not why:
+                return False
+            # A request is forgotten by each failover once.
+            left = [each for each in left if each != why or not token]
+            token, written_s = other, [at_s]
+        last_s = at_s
+    return True
 
 
 def _within(at_s: float, forgot: list[tuple[float, float]]) -> bool:

@@ -18,12 +18,13 @@ import redis
 from leanq.queue.keys import Keys
 from leanq.queue.results import is_record
 from leanq.queue.settings import Settings
-from support.fleets import until
+from support.fleets import until_stalled
 from support.history import Journal
+from support.troubled_machine import COMPILER
 from support.victims import Clients, Fleet, Pair, Popen, close
 
-# How long memory stays full.
-_FULL_S = 2.0
+# How long memory stays full, and at most until a client has met that.
+_FULL_S, _MOST_FULL_S = 2.0, 30.0
 # What a worker with a broken clock begins with: any look at the time tells another day.
 _DERANGED = (
     "import random, time; now = time.time; "
@@ -33,11 +34,13 @@ _DERANGED = (
 
 @dataclass
 class Wreck:
-    """A worker that was killed, what it held, and how long that lay idle."""
+    """A worker that was killed, what it held, and how long that lay idle; on a queue that is too
+    long it waits on after ``requeued_s``, behind what is more urgent."""
 
     worker: str
     at_s: float
     request_ids: list[str] | None = None
+    requeued_s: float | None = None
     took_s: float | None = None
 
 
@@ -49,9 +52,9 @@ class Wrecks:
         self._open: list[Wreck] = []
         self.all: list[Wreck] = []
 
-    def kill(self, fleet: Fleet, rng: random.Random) -> bool:
-        """Whether there was one to kill."""
-        drawn = fleet.draw(rng)
+    def kill(self, fleet: Fleet, rng: random.Random, least: int = 1) -> bool:
+        """Kills one of at least so many; whether there were."""
+        drawn = fleet.draw(rng, least)
         if drawn is None:
             return False
         worker, name = drawn
@@ -66,16 +69,22 @@ class Wrecks:
         """Whether all have been recovered."""
         with contextlib.suppress(redis.RedisError), self._connection() as connection:
             for wreck in list(self._open):
+                work = f"{self._tag}:processing:{wreck.worker}"
                 if wreck.request_ids is None:
                     # The server may have been away when the worker was killed.
-                    work = f"{self._tag}:processing:{wreck.worker}"
                     wreck.request_ids = [
                         request_id.decode() for request_id in connection.zrange(work, 0, -1)
                     ]
+                if wreck.requeued_s is None and not connection.exists(work):
+                    wreck.requeued_s = time.monotonic() - wreck.at_s
                 if self._recovered(connection, wreck.worker, wreck.request_ids):
                     wreck.took_s = time.monotonic() - wreck.at_s
                     self._open.remove(wreck)
         return not self._open
+
+    def recovered(self) -> int:
+        """How many have been."""
+        return sum(wreck.took_s is not None for wreck in self.all)
 
     def _recovered(self, connection: redis.Redis, worker: str, request_ids: Sequence[str]) -> bool:
         if connection.exists(f"{self._tag}:processing:{worker}"):
@@ -116,7 +125,7 @@ class Scene:
             found.extend(filter(None, [self.fleet.draw(self.rng)]))
             return bool(found)
 
-        until(draw)
+        until_stalled(draw, self.fleet.progress)
         return found[0]
 
 
@@ -125,7 +134,7 @@ def stop(scene: Scene) -> None:
     worker, name = scene.drawn()
     worker.send_signal(signal.SIGSTOP)
     try:
-        until(lambda: name not in scene.fleet.joined().values())
+        until_stalled(lambda: name not in scene.fleet.joined().values(), scene.clients.told_bytes)
     finally:
         worker.send_signal(signal.SIGCONT)
         scene.fleet.put(worker)
@@ -156,6 +165,17 @@ def cut(scene: Scene) -> None:
     scene.pair.primary.call("CLIENT", "KILL", "TYPE", "NORMAL", "SKIPME", "YES")
 
 
+def half_open(scene: Scene) -> None:
+    """Connections stay open for longer than a lease. What is sent arrives, and no answer does."""
+    with scene.pair.through_proxy() as proxy:
+        until_stalled(
+            lambda: proxy.connections >= len(scene.fleet.joined()), lambda: proxy.connections
+        )
+        # Those that come later are silent as well, as behind a firewall that has lost its table.
+        proxy.silent = True
+        time.sleep(1.5 * scene.fleet.settings.lease_s)
+
+
 def freeze(scene: Scene) -> None:
     """The server answers no process for longer than a lease."""
     scene.pair.primary.send(signal.SIGSTOP)
@@ -177,17 +197,38 @@ def promote(scene: Scene) -> None:
 
 def forget(scene: Scene) -> None:
     """The server dies, and the replica that takes over lacks the last writes."""
-    since_s = scene.pair.forget()
-    scene.journal.note("forgot", (since_s,))
+    scene.journal.note("forgot", scene.pair.forget())
     scene.pair.rejoin()
 
 
 def memory(scene: Scene) -> None:
-    """The server's memory is full for a while."""
+    """The server's memory is full for a while. On a busy machine no client may send anything for
+    seconds, and it stays full until one has."""
     primary = scene.pair.primary
+    refused, until_s = primary.refusals(), time.monotonic() + _MOST_FULL_S
     primary.call("CONFIG", "SET", "maxmemory", 1)
     time.sleep(_FULL_S)
+    while primary.refusals() == refused and time.monotonic() < until_s:
+        time.sleep(0.1)
     primary.call("CONFIG", "SET", "maxmemory", 0)
+
+
+def server_clock(scene: Scene) -> None:
+    """The server's clock jumps, and stays there until it jumps again. A killed worker's lease may
+    end by the time before; replies are not to end."""
+    lease_s = scene.fleet.settings.lease_s
+    scene.pair.primary.machine.set_clock(scene.rng.uniform(-50, 10) * lease_s)
+    time.sleep(1.5 * lease_s)
+
+
+def slow_disk(scene: Scene) -> None:
+    """The server's disk takes up to a lease for what the server waits for before each answer."""
+    machine, lease_s = scene.pair.primary.machine, scene.fleet.settings.lease_s
+    machine.slow_down(scene.rng.uniform(0.02, 1.0) * lease_s)
+    try:
+        time.sleep(3 * lease_s)
+    finally:
+        machine.slow_down(0.0)
 
 
 def client(scene: Scene) -> None:
@@ -198,7 +239,23 @@ def client(scene: Scene) -> None:
 
 NEMESES: dict[str, Callable[[Scene], None]] = {
     nemesis.__name__: nemesis
-    for nemesis in (stop, term, clock, cut, freeze, restart, promote, forget, memory, client)
+    for nemesis in (
+        stop,
+        term,
+        clock,
+        cut,
+        half_open,
+        freeze,
+        restart,
+        promote,
+        forget,
+        memory,
+        server_clock,
+        slow_disk,
+        client,
+    )
+    # A library is made for both of them.
+    if COMPILER or nemesis not in (server_clock, slow_disk)
 }
 """All but the SIGKILL of workers, which goes on beside them."""
 

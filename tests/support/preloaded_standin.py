@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 KEPT = b"what the zygote has imported"
+ENDLESS = "a library that takes for ever to import"
 
 
 class Preloaded:
@@ -18,13 +20,16 @@ class Preloaded:
         self,
         _libraries: Sequence[str],
         _arguments: Sequence[str],
-        _header: bytes,
+        header: bytes,
         when_ready: Callable[[int], NoReturn],
     ) -> None:
+        self._header = header
         self._when_ready = when_ready
         self._kept = ctypes.create_string_buffer(KEPT)
 
     def run(self) -> None:
+        if self._header == ENDLESS.encode():
+            signal.pause()
         self._when_ready(0)
 
     def go_on(self) -> NoReturn:

@@ -1,11 +1,12 @@
-"""A proxy before a server, which cuts or stalls a connection at a chosen call."""
+"""A proxy before a server, which cuts or stalls a connection at a chosen call, or silences all."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -43,6 +44,11 @@ class Proxy:
         self.cuts: list[Cut] = []
         self._upstream = upstream
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self.silent = False
+
+    @property
+    def connections(self) -> int:
+        return len(self._open)
 
     def cut(self, call: str, how: How) -> Cut:
         made = Cut(marker_of(call), how)
@@ -67,6 +73,8 @@ class Proxy:
         up_writer: asyncio.StreamWriter,
     ) -> None:
         cut: Cut | None = None
+        # What was held back once would be missing from an answer later.
+        silenced = False
 
         async def requests() -> None:
             nonlocal cut
@@ -80,10 +88,12 @@ class Proxy:
                 up_writer.write(data)
 
         async def answers() -> None:
+            nonlocal silenced
             while data := await up_reader.read(1 << 20):
                 if cut and cut.how == "after":
                     return
-                if not cut:
+                silenced = silenced or self.silent
+                if not cut and not silenced:
                     writer.write(data)
 
         consumers = [asyncio.create_task(requests()), asyncio.create_task(answers())]
@@ -102,6 +112,33 @@ class Proxy:
         for writer in self._open.values():
             writer.close()
         await asyncio.gather(*self._open)
+
+
+@contextlib.contextmanager
+def proxy_in_thread(upstream: Path, place: Path) -> Iterator[Proxy]:
+    """A proxy for other processes; connections end with the block."""
+    made, listens, over = Proxy(upstream, place), threading.Event(), asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        server = await asyncio.start_unix_server(made.serve, place)
+        listens.set()
+        await over.wait()
+        server.close()
+        await made.close()
+
+    def run() -> None:
+        with contextlib.closing(loop):
+            loop.run_until_complete(serve())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert listens.wait(60.0), f"no proxy at {place}"
+        yield made
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(60.0)
 
 
 @contextlib.asynccontextmanager

@@ -10,32 +10,46 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from socket import socket
 
-from leanq.lean.fork_server import server
-from leanq.lean.fork_server.server import Zygote
+from leanq.lean.fork_server import zygote_client
+from leanq.lean.fork_server.zygote_client import Zygote
 from leanq.lean.sandbox.sandbox import PACKAGE, Sandbox, Supervisor
 from support.sandboxes import PYTHON, children
 
 _STANDIN = Path(__file__).with_name("preloaded_standin.py")
 _BOOT = """
-import sys, types
+import os, sys, types
 leanq = sys.modules["leanq"] = types.ModuleType("leanq")
 leanq.__path__ = [sys.argv[1]]
 from leanq.lean.fork_server import zygote
 names = {}
+forks = int(sys.argv[3])
+def scarce(fork=os.fork):
+    # Fails once, after so many.
+    global forks
+    forks -= 1
+    if forks == 0:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+os.fork = scarce
 exec(open(sys.argv[2]).read(), names)
 zygote.Preloaded = names["Preloaded"]
 zygote.main()
 """
 
 
-def spawn(channel: socket, _module: str) -> Supervisor:
+# The supervisor's forks come first: one that goes into namespaces, and the zygote.
+FIRST_FORK = 3
+
+
+def spawn(channel: socket, _module: str, *, scarce_at: int = 0) -> Supervisor:
     """In the place of :func:`leanq.lean.sandbox.sandbox.spawn`."""
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _BOOT, str(PACKAGE), str(_STANDIN)],
+        [sys.executable, "-I", "-S", "-c", _BOOT, str(PACKAGE), str(_STANDIN), str(scarce_at)],
         stdin=channel.fileno(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -46,15 +60,23 @@ def spawn(channel: socket, _module: str) -> Supervisor:
     return Supervisor(os.pidfd_open(process.pid), process)
 
 
-@contextlib.asynccontextmanager
-async def python_zygote() -> AsyncIterator[Zygote]:
-    """A zygote of Python; nothing of it may be left afterwards."""
-    before = set(children(os.getpid()))
-    lean_spawn, server.spawn = server.spawn, spawn
+@contextlib.contextmanager
+def python_in_place_of_lean(*, scarce_at: int = 0) -> Iterator[None]:
+    """Zygotes that are opened meanwhile are of Python."""
+    lean_spawn, zygote_client.spawn = zygote_client.spawn, partial(spawn, scarce_at=scarce_at)
     try:
-        zygote = await Zygote.open([], [], "", {})
+        yield
     finally:
-        server.spawn = lean_spawn
+        zygote_client.spawn = lean_spawn
+
+
+@contextlib.asynccontextmanager
+async def python_zygote(*, scarce_at: int = 0) -> AsyncIterator[Zygote]:
+    """A zygote of Python; nothing of it may be left afterwards. ``scarce_at``: the number of the
+    one fork, from ``FIRST_FORK`` on, for which the machine has no process left."""
+    before = set(children(os.getpid()))
+    with python_in_place_of_lean(scarce_at=scarce_at):
+        zygote = await Zygote.open([], [], "", {})
     try:
         yield zygote
     finally:
@@ -74,13 +96,13 @@ async def forked(zygote: Zygote) -> AsyncIterator[Sandbox]:
 
 def own_pid(zygote: Zygote) -> int:
     """The process that has imported, as this process sees it."""
-    [pid] = children(zygote.pid)
+    [pid] = children(zygote.supervisor.pid)
     return pid
 
 
 def family(zygote: Zygote) -> list[int]:
     """Every process that descends from its supervisor, and that."""
-    found = [zygote.pid]
+    found = [zygote.supervisor.pid]
     for pid in found:  # which grows meanwhile
         with contextlib.suppress(OSError):
             found += children(pid)

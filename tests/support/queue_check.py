@@ -125,7 +125,8 @@ def check_status(status: Status, found: Dump, model: Model) -> None:
     for place, row in rows.items():
         assert (row.waiting, row.held) == model.waiting(*place)
         fronts = [model.first_submitted(line) for line in model.rings[place].values()]
-        assert row.oldest_s == (model.now - min(fronts, default=model.now)) / 1000
+        oldest_ms = max(0, model.now - min(fronts, default=model.now))
+        assert row.oldest_s == oldest_ms / 1000
     isolated = Counter(found.req[request_id]["l"] for request_id in found.isolated)
     assert status.quarantined == isolated
 
@@ -144,5 +145,5 @@ def check_wakeups(found: Dump, model: Model, woken: Collection[str]) -> None:
         ]
         tokens = len(found.lists["wakeup"].get(environment, ()))
         assert tokens <= 16
-        in_time = {w.sub.request_id for w in queued if w.deadline >= model.now} - model.to.keys()
+        in_time = {w.sub.request_id for w in queued if w.deadline >= model.now}
         assert tokens or in_time <= set(model.quarantined[environment]) or environment in woken

@@ -115,7 +115,7 @@ class QueueMachine(RuleBasedStateMachine):
     def anyone_busy(self) -> bool:
         return any(self.model.work.values())
 
-    @rule(ms=st.sampled_from((1, 900, 4_000, 10_000, 40_000)))
+    @rule(ms=st.sampled_from((1, 900, 4_000, 10_000, 40_000, -3_000, -40_000)))
     def advance(self, ms: int) -> None:
         self.model.now += ms
         set_clock(self.server, self.tag, self.model.now)
@@ -126,7 +126,6 @@ class QueueMachine(RuleBasedStateMachine):
         batch += pick(self.sent, again)
         self.sent += batch
         expected = [self.model.submit(client, item) for item in batch]
-        self.model.submitted()
         answers = self.call(self.queue.submit(client, batch))
         assert [NAMES.get(type(answer), "reply") for answer in answers] == expected
         for item, answer in zip(batch, answers, strict=True):
@@ -177,7 +176,6 @@ class QueueMachine(RuleBasedStateMachine):
             self.queue.claim(worker, environments, want, busy=busy, token=token, settlements=done)
         )
         assert (got.accepted, got.must_empty) == (accepted, hold)
-        self.told_to_look(worker, environments, got.again_s)
         assert sorted(job.request_id for job in got.jobs) == sorted(request_ids)
         for job in got.jobs:
             assert job.token == token
@@ -190,6 +188,7 @@ class QueueMachine(RuleBasedStateMachine):
             )
             assert job.isolated == alone == (job.attempts == MAX_ATTEMPTS)
             self.leases[worker].append((job.request_id, job.token))
+        self.model.called(worker)
         assert got.held == len(self.model.work[worker])
         if want and not hold:
             # A worker on hold keeps the token that it took; a renewal makes up for that.
@@ -197,13 +196,7 @@ class QueueMachine(RuleBasedStateMachine):
         if self.model.weights:
             self.fairness.leads.clear()
         elif not alone:
-            self.fairness.check(
-                [request_id for request_id in request_ids if request_id not in self.model.redeemed],
-                stale,
-            )
-
-    def told_to_look(self, worker: str, environments: list[str], again_s: float) -> None:
-        assert again_s == 0
+            self.fairness.check(request_ids, stale)
 
     @rule(which=some)
     def settle_late(self, which: list[int]) -> None:
@@ -219,7 +212,7 @@ class QueueMachine(RuleBasedStateMachine):
             done = [Settlement(request_id, token, "accepted", pack_reply(token, Reply("accepted")))]
             work = self.queue.claim(worker, [], 0, busy=0, token="-", settlements=done)
             assert self.call(work).accepted == (False,)
-            self.model.leases[worker] = self.model.now + LEASE_MS
+            self.model.called(worker)
 
     @rule(number=workers)
     def renew(self, number: int) -> None:
@@ -301,8 +294,8 @@ class QueueMachine(RuleBasedStateMachine):
         assert (set(lost), {job.request_id for job in jobs}) == (holds - work, work - holds)
         for job in jobs:
             item = self.model.flying[job.request_id]
-            assert (job.token, job.attempts) == (item.token, item.attempts)
-            assert job.isolated == (job.attempts == MAX_ATTEMPTS)
+            assert (job.token, job.attempts) == (item.token, self.model.attempts_told(item))
+            assert job.isolated == (item.attempts == MAX_ATTEMPTS)
 
     @rule(
         number=workers,

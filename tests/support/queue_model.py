@@ -85,12 +85,9 @@ class Model:
         # Environments and tenants that are held back, and the lines of such tenants.
         self.paused: set[tuple[Literal["environment", "tenant"], str]] = set()
         self.parked: defaultdict[tuple[str, int], dict[str, list[str]]] = defaultdict(dict)
-        # Whom a request is reserved to that stands in no line, and which such the last claim took.
-        self.to: dict[str, str] = {}
         # Lists in which this call withdrew requests, by environment, priority (None: quarantined)
         # and tenant.
         self.withdrawn: set[tuple[str, int | None, str]] = set()
-        self.redeemed: set[str] = set()
         self.weights: dict[str, float] = {}
         self.shares: defaultdict[tuple[str, int], Shares] = defaultdict(Shares)
         # CPU time (ms) by environment and tenant.
@@ -125,11 +122,8 @@ class Model:
         deadline = self.now + sub.deadline_ms if sub.deadline_ms else float("inf")
         self.flying[sub.request_id] = Flying(sub, client, self.now, deadline)
         if not self._joins(sub.request_id):
-            self._enter(sub)
+            ring.setdefault(sub.tenant, []).append(sub.request_id)
         return "queued"
-
-    def submitted(self) -> None:
-        """The batch is over."""
 
     def settle(
         self, worker: str, request_id: str, token: str, fingerprint: str, warm: bool, cpu_ms: int
@@ -158,7 +152,6 @@ class Model:
         self, worker: str, environments: Sequence[str], want: int, busy: int
     ) -> tuple[list[str], bool, bool]:
         """The request ids, whether one runs alone, whether the worker is to empty itself."""
-        self.leases[worker] = self.now + self.lease_ms
         self.passed.clear()
         environments = [
             environment
@@ -177,6 +170,11 @@ class Model:
             if quarantined and self.isolating.setdefault(environment, worker) == worker:
                 return [], False, True
         return self._fill(worker, environments, want), False, False
+
+    def called(self, worker: str) -> None:
+        """A claim has ended, which extends the lease of a worker that holds something."""
+        if self.work[worker]:
+            self.leases[worker] = self.now + self.lease_ms
 
     def lease(self, worker: str, request_id: str, token: str) -> None:
         """What a claim does with each of its request ids."""
@@ -267,8 +265,12 @@ class Model:
 
     def judges(self) -> bool:
         """Whether leases are judged now. After a silence they are not, for half a lease."""
-        if self.heard and self.now - self.heard > self.lease_ms / 2:
+        silent_ms = self.now - self.heard if self.heard else 0
+        if abs(silent_ms) > self.lease_ms / 2:
             self.expiry_grace = self.now + self.lease_ms // 2
+            for worker, end in self.leases.items():
+                if silent_ms < 0 and end > self.now + self.lease_ms:
+                    self.leases[worker] = end + silent_ms
         self.heard = self.now
         return self.now >= self.expiry_grace
 
@@ -286,6 +288,13 @@ class Model:
     def route(self, item: Flying) -> dict[str, str]:
         """The fields of the request's hash that are about warm workers."""
         return {}
+
+    def attempts_told(self, item: Flying) -> int:
+        """Which attempt a worker is told that a lease of it is, once more. A run that its client
+        withdrew has no record, and is told by that of the first request that has joined it."""
+        if item.client:
+            return item.attempts
+        return self.flying[self.joined[item.sub.request_id][0]].attempts
 
     def _by_age(self, worker: str) -> list[str]:
         return sorted(
@@ -312,7 +321,7 @@ class Model:
         sub = self.flying[request_id].sub
         if request_id in self.quarantined[sub.environment]:
             self.withdrawn.add((sub.environment, None, ""))
-        elif request_id not in self.to:
+        else:
             self.withdrawn.add((sub.environment, sub.priority, sub.tenant))
 
     def _trim(self, line: list[str]) -> None:
@@ -325,9 +334,6 @@ class Model:
     def _ring(self, sub: Submission) -> dict[str, list[str]]:
         held = ("tenant", sub.tenant) in self.paused
         return (self.parked if held else self.rings)[sub.environment, sub.priority]
-
-    def _enter(self, sub: Submission) -> None:
-        self._ring(sub).setdefault(sub.tenant, []).append(sub.request_id)
 
     def _fill(self, worker: str, environments: Sequence[str], want: int) -> list[str]:
         request_ids: list[str] = []

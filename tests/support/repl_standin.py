@@ -112,7 +112,8 @@ class Replay:
 class Fact:
     """``text`` was answered by ``reply``, here without numbers; what came of it, and of its holes.
 
-    ``is_plain``: it was asked without options, which can change the answer.
+    ``is_plain``: it was asked without options, which can change the answer. ``infotrees``: those
+    that were asked for, by which of their nodes.
     """
 
     text: str
@@ -120,6 +121,7 @@ class Fact:
     is_plain: bool
     after: frozenset[Place]
     holes: list[frozenset[Place]]
+    infotrees: Json
 
 
 class Knowledge:
@@ -171,7 +173,8 @@ class Knowledge:
                 bare = {key: value for key, value in reply.items() if key not in _LEFT_OUT}
                 text = request["cmd" if kind == "env" else "tactic"].rstrip()
                 is_plain = not request.keys() & _OPTIONS
-                fact = Fact(text, {**bare, "sorries": sorries}, is_plain, after, holes)
+                trees = {request["infotree"]: reply["infotree"]} if "infotree" in reply else {}
+                fact = Fact(text, {**bare, "sorries": sorries}, is_plain, after, holes, trees)
                 self._facts.setdefault((kind, before), []).append(fact)
 
 
@@ -213,7 +216,9 @@ class Repl:
             "unpickle": partial(self._unpickle, "env"),
             "pickle proof": partial(self._pickle, "proofState"),
             "unpickle proof": partial(self._unpickle, "proofState"),
-            "cmd": lambda request: self._run(request["cmd"], request.get("env")),
+            "cmd": lambda request: self._run(
+                request["cmd"], request.get("env"), request.get("infotree")
+            ),
             "path": lambda request: self._run(read_path(request["path"]), request.get("env")),
         }
 
@@ -229,10 +234,11 @@ class Repl:
         self._states[kind].append(state)
         return len(self._states[kind]) - 1
 
-    def _run(self, text: str, number: int | None) -> Json:
+    def _run(self, text: str, number: int | None, infotree: str | None = None) -> Json:
         text = script.without_mischief(text)
         messages: list[Json] = []
         sorries: list[Json] = []
+        trees: list[Json] = []
         if number is None:
             header = _HEADER.match(text)
             assert header
@@ -247,6 +253,7 @@ class Repl:
             messages += [_moved(message, start) for message in fact.reply.get("messages", ())]
             for sorry, at in zip(fact.reply["sorries"], fact.holes, strict=True):
                 sorries.append(self._hole(_moved(sorry, start), at))
+            trees += fact.infotrees.get(infotree, ())
             env = replace(env, at=fact.after)
             text = _blanked(text, len(text) - len(text.lstrip()) + len(fact.text))
 
@@ -257,8 +264,13 @@ class Repl:
             for hole in holes:
                 place = {"pos": position(text, hole.start), "endPos": position(text, hole.end)}
                 sorries.append(self._hole({"goal": hole.goal, **place}))
+            if infotree:
+                trees.append(
+                    {"node": {"stx": {"pp": text.strip()}}, "kind": "CommandInfo", "children": []}
+                )
             env = State(names=frozenset(names))
-        return {"sorries": sorries, "messages": messages, "env": self._keep("env", env)}
+        found = {"sorries": sorries, "messages": messages, "env": self._keep("env", env)}
+        return {**found, "infotree": trees} if infotree and trees else found
 
     def _import(self, header: str) -> State:
         """Of each transcript what it says of this header, else the place before all commands."""

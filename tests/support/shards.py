@@ -34,27 +34,19 @@ from leanq.queue.wire import pack_reply, unpack_reply
 
 LEASE_MS = 10_000
 
-# What a watchdog's note is written with, which ends by the server's clock.
-_NOTE = re.compile(r"redis\.call\('SET', watchdog, (.+), 'PX', (\w+)\)")
-
 
 def with_test_clock(name: str) -> str:
-    """The script, which takes the time from a key, by which the watchdog's note ends as well."""
-    text = re.sub(
-        r"local time = .*\nlocal now = .*",
-        "local now = tonumber(redis.call('GET', tag .. ':clock'))",
+    """The script, which takes the time from a key."""
+    return re.sub(
+        r"local time = .*\n  return .*",
+        "return tonumber(redis.call('GET', tag .. ':clock'))",
         script_text(name),
     )
-    note = r"redis.call('SET', watchdog, \1) redis.call('SET', watchdog .. '_ends', now + \2)"
-    return _NOTE.sub(note, text)
 
 
 def set_clock(server: redis.Redis, tag: str, now_ms: int) -> None:
-    """Sets the time that scripts see, and ends the watchdog's note where its time has come."""
+    """Sets the time that scripts see."""
     server.set(f"{tag}:clock", now_ms)
-    ends: Any = server.get(f"{tag}:watchdog_ends")
-    if ends and int(ends) <= now_ms:
-        server.delete(f"{tag}:watchdog_ends", f"{tag}:watchdog")
 
 
 @dataclass
@@ -67,7 +59,6 @@ class Dump:
     hashes: dict[str, dict[str, str]] = field(default_factory=dict)
     work: dict[str, dict[str, int]] = field(default_factory=dict)
     warm: dict[str, dict[str, int]] = field(default_factory=dict)
-    reservations: dict[str, int] = field(default_factory=dict)
     parked: dict[str, set[str]] = field(default_factory=dict)
     workers: dict[str, int] = field(default_factory=dict)
     isolating: dict[str, str] = field(default_factory=dict)
@@ -77,7 +68,6 @@ class Dump:
     run: dict[str, str] = field(default_factory=dict)
     joined: dict[str, list[str]] = field(default_factory=dict)
     verdict: dict[str, bytes] = field(default_factory=dict)
-    watchdog: str | None = None
     affine: set[str] = field(default_factory=set)
     isolated: set[str] = field(default_factory=set)
     shares: dict[str, dict[str, tuple[float, float | None]]] = field(default_factory=dict)
@@ -86,8 +76,7 @@ class Dump:
         """What holds between any two calls, whatever they were, until replies are collected.
         Those ``remembered`` were answered as they were submitted."""
         waiting, quarantined = self.lists["wait"], self.lists["quarantined"]
-        reserved = self.lists["reservation"]
-        listed = Counter(chain(*waiting.values(), *quarantined.values(), *reserved.values()))
+        listed = Counter(chain(*waiting.values(), *quarantined.values()))
         leased = Counter(chain(*self.work.values()))
         joined = Counter(chain(*self.joined.values()))
         for request_id, fields in self.req.items():
@@ -98,8 +87,6 @@ class Dump:
             )
             assert status != "leased" or request_id in self.work[fields["w"]]
             assert status != "joined" or request_id in self.joined[fields["on"]]
-            assert ("to" in fields) == (request_id in chain(*reserved.values())), request_id
-            assert "to" not in fields or request_id in reserved[fields["to"]], request_id
         assert set(leased) | set(joined) <= set(self.req)
         for run in self.joined:
             assert self.req[run]["st"] == "leased"
@@ -110,10 +97,8 @@ class Dump:
         assert set(self.req) & set(self.reply) == ghosts <= set(self.joined)
         assert set(listed) <= set(self.req) | set(self.reply)
         assert self.dead == self.deadreq
-        # Work whose worker is not in the fleet would never be reaped, nor its reservations
-        # recalled.
-        assert set(self.work) | set(self.hashes.get("available", ())) <= set(self.workers)
-        assert set(self.reservations) == set(reserved) <= set(self.workers)
+        # Work whose worker is not in the fleet would never be reaped.
+        assert set(self.work) <= set(self.workers)
         rings = [f"{place}:{t}" for place, ring in self.lists["ring"].items() for t in ring]
         rings += [f"{place}:{t}" for place, tenants in self.parked.items() for t in tenants]
         assert sorted(rings) == sorted(waiting)
@@ -154,15 +139,15 @@ def dump(server: redis.Redis, tag: str) -> Dump:
     pipe = server.pipeline(transaction=False)
     for name in names:
         match name[len(tag) + 1 :].partition(":")[0]:
-            case "deadreq" | "phase" | "runs" | "stats" | "paused" | "weights" | "shares":
+            case "deadreq" | "phase" | "stats" | "paused" | "weights" | "shares":
                 pipe.hgetall(name)
-            case "info" | "environments" | "fingerprints" | "withdrawn" | "available":
+            case "info" | "environments" | "fingerprints" | "withdrawn":
                 pipe.hgetall(name)
             case "parked":
                 pipe.smembers(name)
-            case "wait" | "ring" | "quarantined" | "reservation" | "wakeup" | "stop":
+            case "wait" | "ring" | "quarantined" | "wakeup" | "stop":
                 pipe.lrange(name, 0, -1)
-            case "processing" | "workers" | "dead" | "joined" | "warm" | "reservations" | "minutes":
+            case "processing" | "workers" | "dead" | "joined" | "warm" | "minutes":
                 pipe.zrange(name, 0, -1, withscores=True)
             case "inbox":
                 pipe.xrange(name)
@@ -177,16 +162,18 @@ def dump(server: redis.Redis, tag: str) -> Dump:
             case "req":
                 found.reply[rest] = value
             case "phase":
-                places = _texts(value)
-            case "runs":
-                found.run = _texts(value)
+                for name, text in _texts(value).items():
+                    if name.startswith("r:"):
+                        found.run[name.removeprefix("r:")] = text
+                    else:
+                        places[name] = text
             case "stats":
                 counters, tallies = read_stats(value.items())
                 found.hashes["stats"] = {name: str(n) for name, n in counters.items()}
                 found.hashes["tally"] = {name: str(n) for name, n in tallies.items()}
                 flags = (name for name in _texts(value) if name.startswith("affinity:"))
                 found.affine = {name.removeprefix("affinity:") for name in flags}
-            case "info" | "environments" | "fingerprints" | "withdrawn" | "available":
+            case "info" | "environments" | "fingerprints" | "withdrawn":
                 found.hashes[kind] = _texts(value)
             case "paused" | "weights":
                 found.hashes[kind] = _texts(value)
@@ -194,14 +181,12 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.shares[rest] = {t: _account(text) for t, text in _texts(value).items()}
             case "parked":
                 found.parked[rest] = {tenant.decode() for tenant in value}
-            case "wait" | "ring" | "quarantined" | "reservation" | "wakeup" | "stop":
+            case "wait" | "ring" | "quarantined" | "wakeup" | "stop":
                 found.lists[kind][rest] = [item.decode() for item in value]
             case "processing":
                 found.work[rest] = {request_id.decode(): int(score) for request_id, score in value}
             case "warm":
                 found.warm[rest] = {worker.decode(): int(score) for worker, score in value}
-            case "reservations":
-                found.reservations = {worker.decode(): int(score) for worker, score in value}
             case "workers":
                 found.workers = {worker.decode(): int(score) for worker, score in value}
             case "inbox":
@@ -217,10 +202,8 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.deadreq.add(rest)
             case "isolating":
                 found.isolating[rest] = value.decode()
-            case "watchdog":
-                found.watchdog = value.decode()
             case other:
-                assert other in ("clock", "minutes", "watchdog_ends"), f"an unknown key: {name}"
+                assert other in ("clock", "minutes"), f"an unknown key: {name}"
     for request_id, place in places.items():
         # What was withdrawn and runs on for others has its reply in the place of its record.
         fields = (
@@ -313,6 +296,15 @@ class Shard:
         self.now_ms += ms
         set_clock(self.server, self.tag, self.now_ms)
 
+    def is_waited_for(self) -> bool:
+        """Whether a connection of this test waits on the server, which other tests share."""
+        first = self.server.client_id()
+        return any(
+            "b" in client["flags"]
+            for client in self.server.client_list()
+            if int(client["id"]) > first
+        )
+
     async def submit(self, *request_ids: str, client: str = "c", **fields: Any) -> list[Submitted]:
         return await self.queue.submit(
             client, [submission(request_id, **fields) for request_id in request_ids]
@@ -340,19 +332,15 @@ class Shard:
     async def settle(self, *jobs: Job, worker: str = "w") -> tuple[bool, ...]:
         return (await self.claim(worker, 0, settle=[settlement(job) for job in jobs])).accepted
 
-    async def warm(
-        self, worker: str, *affinity: str, available: int = 1, environment: str = "a"
-    ) -> None:
-        """Makes the worker warm, and leaves it idle with so many slots."""
-        # Behind another, so that it is reserved to no worker that is warm already.
-        request_ids = [f"{name} {worker}" for name in ("first", *affinity)]
-        await self.submit(request_ids[0], environment=environment)
-        for request_id, name in zip(request_ids[1:], affinity, strict=True):
+    async def warm(self, worker: str, *affinity: str, environment: str = "a") -> None:
+        """Makes the worker warm."""
+        request_ids = [f"{name} {worker}" for name in affinity]
+        for request_id, name in zip(request_ids, affinity, strict=True):
             await self.submit(request_id, environment=environment, affinity=(name,))
         jobs = (await self.claim(worker, len(request_ids), environments=[environment])).jobs
         assert [job.request_id for job in jobs] == request_ids
         ended = [settlement(job, warm=True) for job in jobs]
-        await self.claim(worker, available, environments=[environment], settle=ended)
+        await self.claim(worker, 0, environments=[environment], settle=ended)
 
     async def quarantined(self, request_id: str, **fields: Any) -> None:
         """Submits a request and fails it until its next attempt is the last."""

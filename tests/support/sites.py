@@ -142,5 +142,6 @@ async def new_site(core: Environment, folder: Path) -> AsyncIterator[Site]:
         made = Site(core, folder, stack)
         yield made
     assert marked(made.marker) == []
-    assert [path.name for path in folder.iterdir() if path.name.startswith("leanq-")] == []
+    left = {path.name: [*path.iterdir()] for path in folder.glob("leanq-*")}
+    assert left == {}, left
     assert set(children(os.getpid())) <= set(before)

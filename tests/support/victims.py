@@ -13,23 +13,29 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import redis
 
+from leanq.errors import UnavailableError
+from leanq.lean.environment import open_environment
 from leanq.local import find_server
 from leanq.producer.route import Timings
 from leanq.queue.keys import Keys
 from leanq.queue.settings import Settings
 from support.cluster import free_ports
-from support.fleets import until
-from support.history import Journal, WritingClient, open_ends
+from support.fleets import until_stalled
+from support.history import Journal, Question, WritingClient, WritingClusterClient, open_ends
 from support.paths import ROOT, TESTS
+from support.proxy import Proxy, proxy_in_thread
+from support.sites import repl_command
+from support.troubled_machine import TroubledMachine
 
 Popen = subprocess.Popen[bytes]
+_T = TypeVar("_T")
 
 # How long writes go on that a failover will forget.
 _FORGET_S = 0.5
@@ -39,6 +45,7 @@ _DRAIN_S = 60.0
 _MOST_OPEN = 300
 # Larger than what an inbox carries.
 _LARGE_BYTES = 70_000
+_LEAN_HEADER = "prelude\nimport Core\n"
 
 
 @contextlib.contextmanager
@@ -73,6 +80,7 @@ class Node:
         self.folder, self._group = folder, group
         self.socket = folder / "node.sock"
         (self.port,) = free_ports(1)
+        self.machine = TroubledMachine(folder)
         self._process: Popen | None = None
 
     def start(self, primary: Node | None = None) -> None:
@@ -83,8 +91,12 @@ class Node:
         options += ["--repl-diskless-sync-delay", "0", "--logfile", str(self.folder / "log")]
         if primary:
             options += ["--replicaof", "127.0.0.1", str(primary.port)]
-        self._process = subprocess.Popen([str(find_server()), *options], process_group=self._group)
-        until(self._serves)
+        self._process = subprocess.Popen(
+            [str(find_server()), *options],
+            env={**os.environ, **self.machine.environ},
+            process_group=self._group,
+        )
+        until_stalled(self._serves, lambda: cpu_ticks(self.pid))
 
     @property
     def pid(self) -> int:
@@ -104,6 +116,12 @@ class Node:
     def call(self, *words: object) -> Any:
         with redis.Redis(unix_socket_path=str(self.socket)) as connection:
             return connection.execute_command(*words)
+
+    def refusals(self) -> int:
+        """How many calls it has refused, since it has no memory for them."""
+        with redis.Redis(unix_socket_path=str(self.socket)) as connection:
+            said: dict[str, dict[str, int]] = connection.info("errorstats")
+            return said.get("errorstat_OOM", {}).get("count", 0)
 
     def replication(self) -> dict[str, Any]:
         with redis.Redis(unix_socket_path=str(self.socket)) as connection:
@@ -149,22 +167,25 @@ class Pair:
     def promote(self) -> None:
         """An orderly failover: nothing is lost, and those connected are left with the old one."""
         self.catch_up()
-        self.primary.call("CLIENT", "PAUSE", 10_000, "WRITE")
+        # Longer than all of this may take: what is written after it would be lost unseen.
+        self.primary.call("CLIENT", "PAUSE", 3_600_000, "WRITE")
         self.catch_up()
         self.replica.call("REPLICAOF", "NO", "ONE")
         self._swap()
         self.replica.call("REPLICAOF", "127.0.0.1", self.primary.port)
         self.replica.call("CLIENT", "UNPAUSE")
 
-    def forget(self) -> float:
-        """A failover that loses what was written last: since when, at most."""
+    def forget(self) -> tuple[float, float]:
+        """A failover that loses what was written last: since when, at most, and when the old
+        primary had ended and the new one was not to be reached yet."""
         since_s = self.catch_up()
         self.replica.call("REPLICAOF", "NO", "ONE")
         time.sleep(_FORGET_S)
         self.primary.kill()
+        ended_s = time.monotonic()
         self._swap()
         shutil.rmtree(self.replica.folder)
-        return since_s
+        return since_s, ended_s
 
     def rejoin(self) -> None:
         """The old primary comes back without its data, as the replica."""
@@ -175,29 +196,54 @@ class Pair:
         now_s = time.monotonic()
         offset = self.primary.replication()["master_repl_offset"]
 
-        def caught_up() -> bool:
+        def reached() -> int:
             said = self.replica.replication()
-            up: bool = said["master_link_status"] == "up"
-            return up and said["slave_repl_offset"] >= offset
+            # What a full resynchronisation has loaded counts in none of the offsets.
+            return int(said["slave_repl_offset"]) if said["master_link_status"] == "up" else -1
 
-        until(caught_up, 60.0)
+        until_stalled(lambda: reached() >= offset, lambda: (reached(), cpu_ticks(self.replica.pid)))
         return now_s
+
+    @contextlib.contextmanager
+    def through_proxy(self) -> Iterator[Proxy]:
+        """All connections that are made in this block lead through a proxy; those that are there
+        are cut, and those through the proxy with the end of the block."""
+        place = self._link.with_name("proxy.sock")
+        with proxy_in_thread(self.primary.socket, place) as proxy:
+            self._lead(place)
+            try:
+                self.primary.call("CLIENT", "KILL", "TYPE", "NORMAL", "SKIPME", "YES")
+                yield proxy
+            finally:
+                self._lead()
+        place.unlink()
 
     def _swap(self) -> None:
         self.primary, self.replica = self.replica, self.primary
         self._lead()
 
-    def _lead(self) -> None:
+    def _lead(self, place: Path | None = None) -> None:
         new = self._link.with_suffix(".new")
-        new.symlink_to(self.primary.socket)
+        new.symlink_to(place or self.primary.socket)
         new.replace(self._link)
 
 
 class Fleet:
     """Workers as processes, as many as were hired. The nemesis that draws one takes care of it."""
 
-    def __init__(self, settings: Settings, folder: Path, group: int, slots: int) -> None:
+    def __init__(
+        self, settings: Settings, folder: Path, group: int, slots: int, driver: str = "echo"
+    ) -> None:
         self.settings, self._slots = settings, slots
+        self._driver, self._environ = ["--driver", driver], dict[str, str]()
+        if driver != "echo":
+            # Not beside the server's socket, whose folder a sandbox hides.
+            cache = os.environ.get("LEANQ_CACHE", str(folder.with_name("cache")))
+            self._environ = {"LEANQ_CACHE": cache}
+            # Lean's library is compiled here, and not by each worker.
+            core = open_environment("default", None, environ=self._environ)
+            if driver == "repl":
+                self._driver += ["--repl", repl_command(core)]
         self._group, self._log = group, folder / "workers.log"
         self._graces = itertools.cycle(_GRACES_S)
         self._lock = threading.Lock()
@@ -206,7 +252,7 @@ class Fleet:
 
     def hire(self, prelude: str = "") -> None:
         """Starts one more worker."""
-        options = ["--driver", "echo", "--slots", str(self._slots), "--grace", next(self._graces)]
+        options = [*self._driver, "--slots", str(self._slots), "--grace", next(self._graces)]
         worker = python(
             f"{prelude}from leanq.cli import main; main()",
             *("worker", *options),
@@ -214,8 +260,10 @@ class Fleet:
             log=self._log,
             LEANQ_URL=self.settings.url,
             LEANQ_PREFIX=self.settings.prefix,
+            LEANQ_SHARDS=str(self.settings.shards),
             LEANQ_LEASE_S=str(self.settings.lease_s),
             LEANQ_MAX_ATTEMPTS=str(self.settings.max_attempts),
+            **self._environ,
         )
         self.put(worker)
 
@@ -223,12 +271,13 @@ class Fleet:
         with self._lock:
             self._members.append(worker)
 
-    def draw(self, rng: random.Random) -> tuple[Popen, str] | None:
-        """Takes out one that has joined the queue, and says by which name; None without any."""
+    def draw(self, rng: random.Random, least: int = 1) -> tuple[Popen, str] | None:
+        """Takes out one that has joined the queue, and says by which name; None where fewer than
+        ``least`` have."""
         with self._lock:
             joined = self.joined()
             found = [(worker, name) for worker in self._members if (name := joined.get(worker.pid))]
-            if not found:
+            if len(found) < least:
                 return None
             drawn = rng.choice(found)
             self._members.remove(drawn[0])
@@ -237,13 +286,21 @@ class Fleet:
     def joined(self) -> dict[int, str]:
         """The names of the workers that the queue knows, by process; without a server, those that
         it knew."""
-        address, tag = self.settings.url, Keys(self.settings.prefix).tag
         with contextlib.suppress(redis.RedisError):
-            # A server that is silent must not keep workers from being killed.
-            with redis.Redis.from_url(address, socket_timeout=0.5) as connection:
-                names = [name.decode() for name in connection.zrange(f"{tag}:workers", 0, -1)]
-            self._known = {int(name.rsplit("-", 2)[1]): name for name in names}
+            self._known = {int(name.rsplit("-", 2)[1]): name for name in self._names()}
         return self._known
+
+    def _names(self) -> list[str]:
+        # A server that is silent must not keep workers from being killed.
+        with redis.Redis.from_url(self.settings.url, socket_timeout=0.5) as connection:
+            key = f"{Keys(self.settings.prefix).tag}:workers"
+            return [name.decode() for name in connection.zrange(key, 0, -1)]
+
+    def progress(self) -> tuple[int, int]:
+        """How many have joined, and what all of them had of the CPU until then."""
+        with self._lock:
+            members = list(self._members)
+        return len(self.joined()), sum(cpu_ticks(worker.pid) for worker in members)
 
     def replace_the_ended(self) -> list[int]:
         """Hires for those that ended by themselves, as at a start without a server; their exit
@@ -266,11 +323,29 @@ class Fleet:
         return [close(worker) for worker in ended]
 
 
-def close(process: Popen, deadline_s: float = 30.0) -> int:
-    """Waits for the end; the exit code."""
+def cpu_ticks(pid: int) -> int:
+    """What a process has had of the CPU, in clock ticks; 0 where it is no more."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+    return 0
+
+
+def close(process: Popen) -> int:
+    """Waits for the end, as long as it has work; the exit code."""
     assert process.stdin
     process.stdin.close()
-    return process.wait(deadline_s)
+    until_stalled(lambda: process.poll() is not None, lambda: cpu_ticks(process.pid))
+    return process.returncode
+
+
+def wait_for_all(futures: set[Future[_T]]) -> None:
+    """Waits as long as any of them ends within a minute."""
+    left = futures
+    while left:
+        ended, left = wait(left, _DRAIN_S, return_when=FIRST_COMPLETED)
+        if not ended:
+            return
 
 
 class Clients:
@@ -296,15 +371,28 @@ class Clients:
             assert self._processes[number].poll() is None, "a client ended by itself"
             return caught_up.exists()
 
-        until(ready, _DRAIN_S)
+        until_stalled(ready, lambda: (self.told_bytes(), cpu_ticks(self._processes[number].pid)))
         return killed
+
+    def told_bytes(self) -> int:
+        """The size of all journals, which grows as long as anything ends."""
+        return sum(path.stat().st_size for path in self.journals if path.exists())
+
+    def progress(self) -> int:
+        """What all of them had of the CPU."""
+        return sum(cpu_ticks(process.pid) for process in self._processes)
+
+    def all_began(self) -> bool:
+        """Whether all have reached the server."""
+        whos = (self._who(number) for number in range(len(self._processes)))
+        return all(self.caught_up(self._folder, who).exists() for who in whos)
 
     def stop(self) -> list[int]:
         """Tells all to stop, and waits for what they wait for; their exit codes."""
         for process in self._processes:
             assert process.stdin
             process.stdin.close()
-        return [close(process, 120.0) for process in self._processes]
+        return [close(process) for process in self._processes]
 
     def kill(self) -> None:
         for process in self._processes:
@@ -339,24 +427,54 @@ def load() -> None:
     threading.Thread(target=listen, daemon=True).start()
     rng = random.Random(f"{given['seed']} {who}")
     journal = Journal(path, who)
-    with WritingClient(Settings(given["url"]), journal) as client:
-        wait(client.take_over(open_ends(path)), _DRAIN_S)
+    clusters = [Settings(url, shards=given["shards"]) for url in given["urls"]]
+    weighs = len(clusters) > 1
+    with _connected(clusters, journal, path) as client:
+        wait_for_all(set(client.take_over(open_ends(path))))
         Clients.caught_up(path.parent, who).touch()
-        open_: set[Future[bytes]] = set()
+        open_: set[Future[Any]] = set()
         asked, started_s = 0, time.monotonic()
         while not told.wait(0.02):
+            if weighs and rng.random() < 0.02:
+                # Each of them may have all, or nothing.
+                weights = rng.choice([(0, 1), (1, 0), (1, 1), (1, 5), (5, 1)])
+                client.set_weights(dict(zip(given["urls"], weights, strict=True)))
             open_ = {future for future in open_ if not future.done()}
             due = int((time.monotonic() - started_s) * given["rate"]) - asked
-            requests = []
+            questions: list[Question] = []
             for _ in range(min(due, _MOST_OPEN - len(open_))):
-                request_id, asked = f"0-{who}-{asked}", asked + 1
-                size = _LARGE_BYTES if rng.random() < 0.002 else rng.randrange(400)
-                requests.append(
-                    (
-                        request_id,
-                        f"{request_id} ".encode().ljust(size),
-                        rng.random() * given["delay_s"],
-                    )
-                )
-            open_.update(client.ask(requests))
-        wait(open_, _DRAIN_S)
+                request_id = f"{asked % clusters[0].shards}-{who}-{asked}"
+                ask = _lean if given["lean"] else _echo
+                questions.append(ask(request_id, rng, given["delay_s"]))
+                asked += 1
+            open_.update(client.ask(questions))
+        wait_for_all(open_)
+
+
+def _connected(clusters: Sequence[Settings], journal: Journal, path: Path) -> WritingClient:
+    """A client refuses to begin where no server answers in time, also on a busy machine, and is
+    then started again."""
+    while True:
+        try:
+            if len(clusters) > 1:
+                return WritingClusterClient(clusters, journal, path)
+            return WritingClient(clusters[0], journal)
+        except UnavailableError:
+            time.sleep(0.1)
+
+
+def _echo(request_id: str, rng: random.Random, delay_s: float) -> Question:
+    size = _LARGE_BYTES if rng.random() < 0.002 else rng.randrange(400)
+    payload = f"{request_id} ".encode().ljust(size)
+    return Question(request_id, payload, rng.random() * delay_s)
+
+
+def _lean(request_id: str, rng: random.Random, _: float) -> Question:
+    """A theorem that no other request states. If its proof is wrong, Lean says so of its names."""
+    name, wrong, audit = f"n{rng.getrandbits(48)}", rng.random() < 0.3, rng.random() < 0.1
+    proof = "theorem t (p q : Prop) ({0} : p) (g : q) : {1} := by\n  exact {0}\n"
+    code = _LEAN_HEADER + proof.format(name, "q" if wrong else "p")
+    if wrong:
+        return Question(request_id, f"rejected {name}".encode(), code=code, audit=audit)
+    right = b"accepted" if audit else b"unjudged"
+    return Question(request_id, right, code=code, audit=audit)

@@ -10,14 +10,37 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 from leanq.campaigns.dataset.folder import FolderDataset
 from leanq.campaigns.dataset.jsonl import JsonlDataset
-from leanq.campaigns.dataset.parquet import ParquetDataset
-from leanq.campaigns.dataset.row import MAX_CODE_BYTES, BadRow, Dataset, Fields, Row
+from leanq.campaigns.dataset.parquet import ParquetDataset, ParquetFile
+from leanq.campaigns.dataset.row import (
+    FIRST_ROWS,
+    MAX_CODE_BYTES,
+    BadRow,
+    Dataset,
+    Fields,
+    Row,
+)
+from leanq.campaigns.dataset.rows import RowsDataset
+from leanq.campaigns.dataset.shapes import SHAPES, recognise
 from leanq.errors import UsageError
 
-__all__ = ["MAX_CODE_BYTES", "BadRow", "Dataset", "Fields", "Row", "open_dataset"]
+__all__ = [
+    "MAX_CODE_BYTES",
+    "SHAPES",
+    "BadRow",
+    "Dataset",
+    "Fields",
+    "Row",
+    "RowsDataset",
+    "fields_of",
+    "open_dataset",
+]
 
 _JSONL = (".jsonl", ".ndjson", ".json")
 
@@ -48,3 +71,44 @@ def open_dataset(path: str, fields: Fields) -> Dataset:
         f"{path} is no data set; expected a folder of .lean files, or a file whose name ends in "
         f"{', '.join(_JSONL)} or .parquet"
     )
+
+
+def fields_of(
+    path: str, given: Mapping[str, str], shape: str = "auto", *, target: bool = True
+) -> tuple[str, Fields]:
+    """What the fields of the data at ``path`` mean, and the name of its shape.
+
+    Args:
+        given: names of fields that the caller has given; those of the shape are for the others.
+        shape: one of ``SHAPES``; ``plain`` for none; ``auto`` recognises it by the first rows, and
+            only where no field was given.
+        target: whether the codes are verified against their rows' statements.
+
+    Raises:
+        UsageError: the data cannot be read, or is not of the shape.
+    """
+    name, found = "plain", Fields()
+    rows = [] if shape == "plain" or (shape == "auto" and given) else _first_records(path)
+    if shape == "auto":
+        name, found = recognise(rows) or (name, found)
+    elif shape != "plain":
+        fields = SHAPES[shape].fields(rows)
+        if fields is None:
+            named = ", ".join(map(repr, SHAPES[shape].statements))
+            columns = ", ".join(sorted({repr(key)[:60] for row in rows for key in row})[:20])
+            raise UsageError(
+                f"{path} is not of the shape {shape}, which has an id and a statement ({named}); "
+                f"its rows have {columns or 'no field at all'}"
+            )
+        name, found = shape, fields
+    changes: dict[str, Any] = {**given, "verified": target}
+    return name, replace(found, **changes)
+
+
+def _first_records(path: str) -> list[Mapping[str, Any]]:
+    if path.lower().endswith(".parquet"):
+        file = ParquetFile(path)
+        return list(islice(file.records(list(dict.fromkeys(file.columns))), FIRST_ROWS))
+    if not path.lower().endswith(_JSONL) or not os.path.isfile(path):
+        return []
+    return list(JsonlDataset(path, Fields()).first_records())

@@ -68,7 +68,7 @@ class JsonlDataset:
         return count + is_row
 
     def check_fields(self) -> None:
-        require_fields(self.path, self._fields, self._first_records())
+        require_fields(self.path, self._fields, self.first_records())
 
     def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
         for number, following, found in self._lines(line, start):
@@ -77,7 +77,8 @@ class JsonlDataset:
             else:
                 yield read_row(self._fields, number, following, found)
 
-    def _first_records(self) -> Iterator[dict[str, Any]]:
+    def first_records(self) -> Iterator[dict[str, Any]]:
+        """The first rows that can be read."""
         for _, _, found in islice(self._lines(1, 0), FIRST_ROWS):
             if not isinstance(found, UnfitError):
                 yield found

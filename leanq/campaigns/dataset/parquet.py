@@ -127,7 +127,7 @@ def pyarrow(path: str) -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise UsageError(
-            f"{path}: Parquet needs pyarrow, which is not installed: pip install 'leanq[campaigns]'"
+            f"{path}: Parquet needs pyarrow, which is not installed: pip install 'leanq[data]'"
         ) from None
 
 

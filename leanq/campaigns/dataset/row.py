@@ -8,6 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from leanq.errors import UsageError
+from leanq.lean.completions import (
+    is_whole,
+    last_block,
+    open_definitions,
+    with_header,
+    with_proof,
+    with_sorry,
+)
+from leanq.lean.syntax import split_header
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 MAX_CODE_BYTES = MAX_REQUEST_BYTES - 4096
@@ -40,6 +49,13 @@ class Fields:
         problem: names what the row is an attempt at.
         target: the theorems that the code has to prove, as Lean text with ``sorry`` for proofs.
         header, prompt: texts that precede the code; a row may lack them.
+        tags: a text or a list of texts to group by in reports; a row may lack it.
+        parts: whether the fields are those of a problem set. The header then stands before the
+            target too, a target that stops at ``:=`` or ``by`` is completed with ``sorry``, and a
+            code is the last fenced block of an answer, and if that is a proof alone, it goes in
+            the place of the target's last ``sorry``. Definitions that the target leaves open are
+            the code's to fill.
+        verified: whether the code has to prove the target; without, the target only completes it.
     """
 
     id: str = "id"
@@ -48,6 +64,9 @@ class Fields:
     target: str | None = None
     header: str | None = None
     prompt: str | None = None
+    tags: str | None = None
+    parts: bool = False
+    verified: bool = True
 
     @property
     def required(self) -> Mapping[str, str]:
@@ -59,7 +78,7 @@ class Fields:
     @property
     def columns(self) -> list[str]:
         """All names, each once, as several fields may be read from one column."""
-        named = (*self.required.values(), self.header, self.prompt)
+        named = (*self.required.values(), self.header, self.prompt, self.tags)
         return list(dict.fromkeys(name for name in named if name is not None))
 
 
@@ -75,6 +94,8 @@ class Row:
         codes: whole texts to check: header, prompt and code.
         listed: whether the code was a list of texts, and not a single text.
         target: what the codes are verified against; ``None`` where they are only checked.
+        holes: definitions of the target whose values are the codes' to choose.
+        tags: what to group by.
     """
 
     line: int
@@ -84,6 +105,8 @@ class Row:
     codes: tuple[str, ...]
     listed: bool
     target: str | None = None
+    holes: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +183,17 @@ def read_row(fields: Fields, line: int, following: int, record: Mapping[str, Any
         problem = None if fields.problem is None else _name(fields.problem, record)
         target = None if fields.target is None else _text(fields.target, record)
         codes, listed = _codes(fields, record)
+        tags = _tags(fields.tags, record)
+        if fields.parts:
+            target, codes = _joined(fields, record, target, codes)
+        if not fields.verified:
+            target = None
         for code in codes if target is not None else ():
             check_size(_size_bytes(code, fields.code) + _size_bytes(target or "", fields.target))
     except UnfitError as error:
         return BadRow(line, following, name, str(error))
-    return Row(line, following, name, problem, codes, listed, target)
+    holes = open_definitions(target) if fields.parts and target is not None else ()
+    return Row(line, following, name, problem, codes, listed, target, holes, tags)
 
 
 def check_size(size_bytes: int) -> None:
@@ -212,11 +241,46 @@ def _codes(fields: Fields, record: Mapping[str, Any]) -> tuple[tuple[str, ...], 
 
 def _before(fields: Fields, record: Mapping[str, Any]) -> tuple[str, int]:
     """What the code is preceded by, and its size in bytes."""
-    header, prompt = _optional(fields.header, record), _optional(fields.prompt, record)
+    header = "" if fields.parts else _optional(fields.header, record)
+    prompt = _optional(fields.prompt, record)
     if header and not header.endswith("\n"):
         header += "\n"
     size_bytes = _size_bytes(header, fields.header) + _size_bytes(prompt, fields.prompt)
     return header + prompt, size_bytes
+
+
+def _joined(
+    fields: Fields, record: Mapping[str, Any], target: str | None, codes: tuple[str, ...]
+) -> tuple[str | None, tuple[str, ...]]:
+    """The whole texts of a problem set's row."""
+    header = _optional(fields.header, record)
+    _size_bytes(header, fields.header)
+    if target is None:
+        whole = [with_sorry(last_block(code)) for code in codes]
+    else:
+        statement = with_sorry(target)
+        blocks = [last_block(code) for code in codes]
+        whole = [b if is_whole(statement, b) else with_proof(statement, b) for b in blocks]
+        target = with_header(header, statement)
+        # Where the imports stand in the statement itself, they are lent as well.
+        header = header or split_header(statement).text
+        check_size(_size_bytes(target, fields.target))
+    joined = tuple(with_header(header, code) for code in whole)
+    for code in joined:
+        check_size(_size_bytes(code, fields.code))
+    return target, joined
+
+
+def _tags(field: str | None, record: Mapping[str, Any]) -> tuple[str, ...]:
+    value = None if field is None else record.get(field)
+    if value is None:
+        return ()
+    tags = [value] if isinstance(value, str) else value
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise UnfitError(f"{_the(field)} is {_kind(value)}; it must be a text or a list of texts")
+    for tag in tags:
+        _size_bytes(tag, field)
+    return tuple(tags)
 
 
 def _required(field: str, record: Mapping[str, Any]) -> object:

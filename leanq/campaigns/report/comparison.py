@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from leanq.campaigns.report.estimates import Interval, mean_of_differences
+from leanq.campaigns.report.estimates import Interval, mean_of_differences, sign_test
 from leanq.campaigns.report.outcomes import ENDS, NO_SAMPLES, Outcome
 
 KEPT = 2000
@@ -70,6 +70,8 @@ class Comparison:
         repeated: records of the newer file that have an id and sample twice, beside the first.
         transitions: how often each came, also where nothing changed; the commonest first.
         pass_1: by how much pass@1 rose, over the ``pairs`` problems with samples in both files.
+        rose, fell: how many of these have a larger, or a smaller, share of accepted samples.
+        p_value: of a paired sign test: how likely a split as uneven is by chance.
     """
 
     matched: int
@@ -83,6 +85,9 @@ class Comparison:
     transitions: tuple[Transition, ...]
     pass_1: Interval | None
     pairs: int
+    rose: int
+    fell: int
+    p_value: float
 
 
 class Comparator:
@@ -153,6 +158,8 @@ class Comparator:
     def result(self) -> Comparison:
         """The comparison, once all outcomes have passed."""
         rises = self._alone + Counter(rise / n for n, rise in self._several.values())
+        rose = sum(number for rise, number in rises.items() if rise > 0)
+        fell = sum(number for rise, number in rises.items() if rise < 0)
         totals: Counter[str] = Counter()
         for (old, new), count in self._transitions.items():
             if old != new:
@@ -171,6 +178,9 @@ class Comparator:
             ),
             pass_1=mean_of_differences(rises),
             pairs=rises.total(),
+            rose=rose,
+            fell=fell,
+            p_value=sign_test(rose, fell),
         )
 
 

@@ -71,6 +71,21 @@ def mean_of_differences(counts: Mapping[float, int]) -> Interval | None:
     return Interval(mean, min(mean, max(-1.0, centre - half)), max(mean, min(1.0, centre + half)))
 
 
+def sign_test(rose: int, fell: int) -> float:
+    """The two-sided p-value of paired problems of which so many rose and so many fell: the chance
+    of a split at least as uneven where either is as likely. Exact; of problems with one sample
+    each it is McNemar's test. Problems that stayed the same say nothing, and 1.0 is for none."""
+    number, most = rose + fell, max(rose, fell)
+    if not number:
+        return 1.0
+    # As logarithms, since 2 ** number is beyond a float.
+    terms = (
+        math.lgamma(number + 1) - math.lgamma(k + 1) - math.lgamma(number - k + 1)
+        for k in range(most, number + 1)
+    )
+    return min(1.0, 2 * math.fsum(math.exp(term - number * math.log(2)) for term in terms))
+
+
 def quantile(ordered: Sequence[float], share: float) -> float:
     """The smallest of ``ordered`` (ascending, not empty) that at least ``share`` of it do not
     exceed: always a value that was measured."""

@@ -102,6 +102,26 @@ class Common:
 
 
 @dataclass(frozen=True, slots=True)
+class Tagged:
+    """The problems of one tag, as far as they have samples."""
+
+    tag: str
+    problems: int
+    samples: int
+    solved: int
+    pass_1: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A problem with several samples."""
+
+    name: str
+    samples: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The figures of one file.
 
@@ -120,6 +140,8 @@ class Report:
         errors, complaints: the commonest errors of bad rows, and of Lean's first errors.
         reasons: how often each reason came that is not null; the commonest first.
         environments: how many records each environment's fingerprint answered.
+        tags: by tag, the commonest first.
+        tried: problems with several samples, in the order of the data, as many as are kept.
     """
 
     records: int
@@ -141,6 +163,8 @@ class Report:
     complaints: tuple[Common, ...]
     reasons: Mapping[str, int]
     environments: Mapping[str, int]
+    tags: tuple[Tagged, ...]
+    tried: tuple[Tried, ...]
 
     @property
     def cancelled(self) -> int:
@@ -152,7 +176,7 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
     ends: Counter[str] = Counter()
     environments: Counter[str] = Counter()
     sampled_lines: set[int] = set()
-    problems, times, texts = _Problems(), _Times(), _Texts()
+    problems, tags, times, texts = _Problems(), _Tags(), _Times(), _Texts()
     reasons: Counter[str] = Counter()
     errors, complaints = _Complaints(), _Complaints()
     slowest, retried, infrastructure = _Most(SLOWEST), _Most(KEPT), _Most(KEPT)
@@ -162,6 +186,7 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
         texts.add(outcome)
         if outcome.sample is not None:
             sampled_lines.add(outcome.line)
+        tags.add(outcome)
         if outcome.fingerprint:
             environments[outcome.fingerprint] += 1
         if outcome.times:
@@ -197,6 +222,8 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
         complaints=complaints.commonest(),
         reasons=dict(reasons.most_common()),
         environments=dict(environments.most_common(COMMONEST)),
+        tags=tags.tagged(),
+        tried=problems.tried(),
     )
 
 
@@ -236,10 +263,43 @@ class _Problems:
         counts[0] += sample
         counts[1] += accepted
 
+    def tried(self) -> tuple[Tried, ...]:
+        found = (
+            Tried(f"line {group}" if isinstance(group, int) else group, samples, accepted)
+            for group, (samples, accepted) in self._several.items()
+            if samples
+        )
+        return tuple(islice(found, KEPT))
+
     def by_samples(self) -> Counter[tuple[int, int]]:
         """(samples, accepted) → how many problems."""
         found = Counter((samples, accepted) for samples, accepted in self._several.values())
         return found + self._alone
+
+
+class _Tags:
+    """The problems of each tag; once there are too many tags, new ones are no longer counted."""
+
+    def __init__(self) -> None:
+        self._problems: dict[str, _Problems] = {}
+
+    def add(self, outcome: Outcome) -> None:
+        for tag in set(outcome.tags):
+            if tag in self._problems or len(self._problems) < KEPT:
+                self._problems.setdefault(tag, _Problems()).add(outcome)
+
+    def tagged(self) -> tuple[Tagged, ...]:
+        found = []
+        for tag, problems in self._problems.items():
+            counts = problems.by_samples()
+            shares: Counter[float] = Counter()
+            for (samples, accepted), number in counts.items():
+                if samples:
+                    shares[accepted / samples] += number
+            solved = sum(number for (_, accepted), number in counts.items() if accepted)
+            samples = sum(samples * number for (samples, _), number in counts.items())
+            found.append(Tagged(tag, shares.total(), samples, solved, mean_of_shares(shares)))
+        return tuple(sorted(found, key=lambda each: (-each.problems, each.tag)))
 
 
 class _Times:

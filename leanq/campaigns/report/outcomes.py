@@ -47,6 +47,7 @@ class Outcome:
         times: ``None`` where there was no reply.
         complaint: Lean's first error, or why the row could not be checked, on one line without
             names and numbers; empty where there is none.
+        tags: the data's.
     """
 
     id: str | int | None
@@ -60,6 +61,7 @@ class Outcome:
     attempts: int
     times: Times | None
     complaint: str
+    tags: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -114,6 +116,7 @@ def _outcome(record: dict[str, Any]) -> Outcome:
         attempts=int(record.get("attempts") or 0),
         times=Times(*_seconds(record)) if measured else None,
         complaint=normalised(error) if error else _complaint(end, record),
+        tags=_tags(record),
     )
 
 
@@ -122,6 +125,13 @@ def _reason(record: dict[str, Any]) -> str | None:
     if not isinstance(reason, str | None):
         raise ValueError(f"its reason is {reason!r:.80}")
     return reason
+
+
+def _tags(record: dict[str, Any]) -> tuple[str, ...]:
+    tags = record.get("tags") or ()
+    if not all(isinstance(tag, str) for tag in tags):
+        raise ValueError(f"its tags are {tags!r:.80}")
+    return tuple(tags)
 
 
 def _seconds(record: dict[str, Any]) -> Iterator[float]:

@@ -41,6 +41,7 @@ def sections(
     else:
         yield _verdicts(report)
         yield _passes(report, before)
+        yield from _groups(report, most)
         yield _times(report)
         if report.slowest:
             yield Section("slowest, by CPU time", *_records(report.slowest))
@@ -62,7 +63,7 @@ def text(parts: Iterable[Section]) -> str:
         if part.rows:
             table = [part.header, *part.rows]
             widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-            right = _right(part)
+            right = is_numeric(part)
             for row in table:
                 cells = zip(row, widths, right, strict=True)
                 shown = (c.rjust(w) if flush else c.ljust(w) for c, w, flush in cells)
@@ -80,13 +81,13 @@ def markdown(title: str, intro: str, image: str | None, parts: Iterable[Section]
         blocks.append(f"## {part.title[0].upper()}{part.title[1:]}")
         blocks += (_escaped(note) for note in part.notes)
         if part.rows:
-            rule = ("--:" if flush else ":--" for flush in _right(part))
+            rule = ("--:" if flush else ":--" for flush in is_numeric(part))
             lines = [part.header, rule, *([_escaped(cell) for cell in row] for row in part.rows)]
             blocks.append("\n".join(f"| {' | '.join(row)} |" for row in lines))
     return "\n\n".join(blocks) + "\n"
 
 
-def _right(part: Section) -> list[bool]:
+def is_numeric(part: Section) -> list[bool]:
     """Which columns hold numbers alone."""
     return [all(map(_NUMBER.fullmatch, column)) for column in zip(*part.rows, strict=True)]
 
@@ -134,6 +135,30 @@ def _passes(report: Report, before: Report | None) -> Section:
     return Section(
         "solved and pass@k", tuple(notes), (*header, "before") if before else header, (*rows,)
     )
+
+
+def _groups(report: Report, most: int) -> Iterator[Section]:
+    if report.tags:
+        shown = report.tags[:most]
+        rows = tuple(
+            (
+                _name(each.tag),
+                f"{each.problems:,}",
+                f"{each.solved:,}",
+                _percent(each.pass_1.estimate) if each.pass_1 else "–",
+                _ends(each.pass_1) if each.pass_1 else "–",
+            )
+            for each in shown
+        )
+        header = ("tag", "problems", "solved", "pass@1", "95% interval")
+        yield Section("by tag", _left_out(len(report.tags), len(shown)), header, rows)
+    if report.tried:
+        tried = sorted(report.tried, key=lambda each: each.accepted / each.samples)[:most]
+        counts = tuple(
+            (_name(each.name), f"{each.samples:,}", f"{each.accepted:,}") for each in tried
+        )
+        notes = ("the hardest first", *_left_out(len(report.tried), len(tried)))
+        yield Section("by problem", notes, ("problem", "samples", "accepted"), counts)
 
 
 def _times(report: Report) -> Section:
@@ -207,6 +232,10 @@ def _compared(comparison: Comparison, most: int) -> Iterator[Section]:
         notes.append(
             "pass@1 {} percentage points, 95% interval {} to {}".format(*points)
             + f", over {_count(comparison.pairs, 'problem')} in both"
+        )
+        notes.append(
+            f"{_count(comparison.rose, 'problem')} rose and {comparison.fell:,} fell; by chance "
+            f"alone a split as uneven comes with p = {comparison.p_value:.2g} (paired sign test)"
         )
     moves = [each for each in comparison.transitions if each.old != each.new]
     rows = tuple((each.old, each.new, f"{each.count:,}") for each in moves[: most // 2])

@@ -63,7 +63,7 @@ class KubernetesTarget:
         clock: seconds, of which only differences count.
 
     Raises:
-        UsageError: there is no cluster to be found.
+        UsageError: there is no cluster to be found, or the names have other ``{…}`` than ``{env}``.
     """
 
     def __init__(
@@ -77,6 +77,9 @@ class KubernetesTarget:
         config: SingleConfig | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        for name in filter(None, (deployment, hpa)):
+            if set("{}") & set(_named(name, "")):
+                raise UsageError(f"in the name {name!r} only {{env}} may stand in braces")
         self._namespace = namespace
         self._deployment = deployment
         self._hpa = hpa
@@ -93,6 +96,13 @@ class KubernetesTarget:
             self._client = AsyncClient(config=config, namespace=namespace)
         except (ConfigError, OSError) as error:
             raise UsageError(f"no Kubernetes cluster to scale in: {error}") from None
+        except Exception as error:
+            # Where a kubeconfig has another shape, lightkube fails in whatever way that leads to.
+            raise UsageError(
+                "no Kubernetes cluster to scale in: the kubeconfig cannot be read "
+                f"({type(error).__name__}: {' '.join(str(error).split())}); "
+                "'kubectl config view' with the same KUBECONFIG says what is wrong with it"
+            ) from None
 
     async def leads(self) -> bool:
         try:
@@ -111,7 +121,7 @@ class KubernetesTarget:
         return await self._renewed(lease)
 
     async def look(self, environment: str, seen: FleetStats) -> Ordered:
-        name = self._deployment.format(env=environment)
+        name = _named(self._deployment, environment)
         scale = await _asked(self._client.get(Deployment.Scale, name))
         labels = _labels(scale.status.selector if scale.status else None)
         now = datetime.now(UTC)
@@ -140,10 +150,10 @@ class KubernetesTarget:
         if self._hpa:
             # It cannot be less than one, and from zero only the Deployment's own size leads away.
             # No pod is marked: when the autoscaler lets pods go, others will be idle.
-            name, patch = self._hpa.format(env=environment), {"minReplicas": max(1, workers)}
+            name, patch = _named(self._hpa, environment), {"minReplicas": max(1, workers)}
             await _asked(self._client.patch(HorizontalPodAutoscaler, name, {"spec": patch}))
             return
-        name = self._deployment.format(env=environment)
+        name = _named(self._deployment, environment)
         known = self._seen.get(name)
         if known and workers < known.order:
             workers = max(workers, known.order - known.unready - _MOST_MARKS)
@@ -230,6 +240,10 @@ async def _each(items: object) -> AsyncIterator[Pod]:
         raise _refusal(error) from None
     except httpx.HTTPError as error:
         raise TargetError(f"no answer from the API server: {error!r}") from None
+
+
+def _named(pattern: str, environment: str) -> str:
+    return pattern.replace("{env}", environment)
 
 
 def _labels(selector: str | None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ means, which the statements in the reply to a check and `verify` show.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 # What follows makes another identifier of a word. What stands before it does not: Lean reads
 # `#versionelab` as `#version`, then `elab`, and a notation may end in a letter like that.
@@ -97,6 +97,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.,\s↓↑←→()]*+\]")
 _PLAIN_STRING = re.compile(r'"[^"\\\n]*"')
 _ATTRIBUTE_NAME = re.compile(r"(?:(?:local|scoped)\s+|[-↓↑←→]\s*)*([A-Za-z_][A-Za-z0-9_.']*)?")
 _NESTED = re.compile(r"\(\s*attr\s*:=")
+_MOST_NESTED = 8
 
 # The fields of the configurations of tactics in Lean and Mathlib: terms that Lean evaluates.
 _FIELDS = (
@@ -118,14 +119,18 @@ _FIELDS = (
     "unfoldPartialApp unfoldReducible useDefaultSimpSet useSimpAll useSorry verbose "
     "warnExponents warnOnNonterminal zeta zetaDelta zetaDeltaSet zetaHave zetaReduce zetaUnused"
 )
-_GAP = r"(?:\s|--[^\n]*\n)*+"
-_CONFIGURATION = re.compile(
-    rf"(?<![A-Za-z0-9_])«?(?:{_FIELDS.replace(' ', '|')})»?{_GAP}"
-    r"(?::=(?P<value>[^()]{0,400}+)(?P<end>[()]?)|/-)"
-)
-# A field of a field: `(simp.maxSteps := …)`.
-_PATH = re.compile(r"(?:[^\W\d][\w'«»]*\.)+\Z")
-_VALUE_AFTER_COMMENT = re.compile(r"-/\s*:=")
+_FIELD = rf"(?<![A-Za-z0-9_])«?(?:{_FIELDS.replace(' ', '|')})»?"
+_VALUE = r"(?::=(?P<value>[^()]{0,400}+)(?P<end>[()]?)|/-)"
+_CONFIGURATION = re.compile(rf"{_FIELD}\s*+{_VALUE}")
+# The same with comments to the end of a line in between. What begins a line is looked for first,
+# and then the lines above it: a pattern for all of it would read a comment once for each field.
+_BEHIND_COMMENTS = re.compile(rf"^[^\S\n]*+{_VALUE}", re.MULTILINE)
+_FIELD_BEFORE_COMMENT = re.compile(rf"{_FIELD}\s*+(?:--|\Z)")
+_COMMENT_OR_BLANK = re.compile(r"\s*+(?:--|\Z)")
+# A field of a field, `(simp.maxSteps := …)`, read from its end: a search for its beginning would
+# read it from each.
+_BACKWARDS_PATH = re.compile(r"(?:\.[\w'«»]*[^\W\d])+")
+_VALUE_AFTER_COMMENT = re.compile(r"-/\s*+(?::=|--|/-)")
 _MAX_GAP_CHARS = 2000
 _LITERAL_ITEM = r"[A-Za-z_]+\s*:=\s*(?:true|false|[0-9]+|\.[A-Za-z]+)"
 _LITERAL = re.compile(
@@ -177,20 +182,23 @@ def _attribute(code: str) -> str | None:
     return None
 
 
-def _unknown(content: str) -> str | None:
-    """The first of a list of attributes that is not known."""
+def _unknown(content: str, depth: int = 0) -> str | None:
+    """The first of a list of attributes that is not known, or is nested too deep."""
     for item in _split(content):
         name = _ATTRIBUTE_NAME.match(item.strip())
         assert name is not None
         # `-simp` takes an attribute away, and an empty list has none.
-        if item.strip() and name[1] not in _HARMLESS:
+        if depth > _MOST_NESTED or (item.strip() and name[1] not in _HARMLESS):
             return item.strip()[:40]
-        for nested in _NESTED.finditer(item):
-            depth, end = 1, nested.end()
-            while depth and end < len(item):
-                depth += {"(": 1, ")": -1}.get(item[end], 0)
+        end = 0
+        # What is nested in a nested list is looked at with that list.
+        while nested := _NESTED.search(item, end):
+            begin = end = nested.end()
+            open_ = 1
+            while open_ and end < len(item):
+                open_ += {"(": 1, ")": -1}.get(item[end], 0)
                 end += 1
-            if (found := _unknown(item[nested.end() : end - 1])) is not None:
+            if (found := _unknown(item[begin : end - 1], depth + 1)) is not None:
                 return found
     return None
 
@@ -227,7 +235,7 @@ def _split(content: str) -> list[str]:
 def _configuration(code: str) -> str | None:
     """A tactic's configuration that is no literal, or a rule that is a tactic."""
     hides_values: bool | None = None
-    for match in _CONFIGURATION.finditer(code):
+    for start, match in _configured(code):
         if match["end"] == ")" and _LITERAL.fullmatch(match["value"]):
             continue
         if match["value"] is None:
@@ -235,12 +243,33 @@ def _configuration(code: str) -> str | None:
                 hides_values = bool(_VALUE_AFTER_COMMENT.search(code))
             if not hides_values:
                 continue
-        before = code[max(0, match.start() - _MAX_GAP_CHARS) : match.start()]
-        before = _PATH.sub("", before)
+        before = _without_path(code[max(0, start - _MAX_GAP_CHARS) : start])
         above, _, line = before.rpartition("\n")
         # A name for the value of an argument, unless a comment stands between it and the bracket.
         if before.rstrip().endswith(("(", "-/")) or (not line.strip() and "--" in above):
-            return match[0][:40].strip()
+            return code[start : start + 40].strip()
     if all(each.search(code) for each in _AESOP):
         return "aesop"
     return None
+
+
+def _configured(code: str) -> Iterator[tuple[int, re.Match[str]]]:
+    """Where a field's name begins, and its value."""
+    for match in _CONFIGURATION.finditer(code):
+        yield match.start(), match
+    for match in _BEHIND_COMMENTS.finditer(code):
+        end = match.start()
+        while end > 0:
+            begin = code.rfind("\n", 0, end - 1) + 1
+            line = code[begin : end - 1]
+            for field in _FIELD_BEFORE_COMMENT.finditer(line):
+                yield begin + field.start(), match
+            if not _COMMENT_OR_BLANK.match(line):
+                break
+            end = begin
+
+
+def _without_path(before: str) -> str:
+    """A text without the fields in front of a last one."""
+    path = _BACKWARDS_PATH.match(before[::-1])
+    return before[: len(before) - path.end()] if path else before

@@ -12,7 +12,7 @@ and whatever a fork leaves, processes and files, is ended and removed before the
 Over its standard input and output, numbers in network order::
 
     worker → this   length of the prefix, the prefix                                        once
-                    length of the text, CPU and wall seconds, the text
+                    length of the rest, CPU and wall seconds, what the text has behind the prefix
     this → worker   status, why it was ended, lengths of both outputs, standard output and error
 
 The first answer is for the prefix. A status is an exit code, or a signal's number below 0.
@@ -26,7 +26,6 @@ import math
 import os
 import resource
 import select
-import shutil
 import signal
 import struct
 import time
@@ -55,14 +54,15 @@ def serve(preloaded: Preloaded) -> NoReturn:
     # Standard streams are Lean's from here on.
     requests, answers = os.dup(0), os.dup(1)
     [size] = PREFIX.unpack(_read(requests, PREFIX.size))
-    streams = _Streams(_read(requests, size))
+    prefix = _read(requests, size)
+    streams = _Streams(prefix)
 
     def when_ready(code: int) -> NoReturn:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         _write(answers, streams.answer(code, 0))
         streams.close()
         if code == 0:
-            _PrefixServer(preloaded, requests, answers).serve()
+            _PrefixServer(preloaded, prefix, requests, answers).serve()
         os._exit(0)
 
     streams.become_standard()
@@ -72,8 +72,9 @@ def serve(preloaded: Preloaded) -> NoReturn:
 class _PrefixServer:
     """Forks for each request, one after the other."""
 
-    def __init__(self, preloaded: Preloaded, requests: int, answers: int) -> None:
+    def __init__(self, preloaded: Preloaded, prefix: bytes, requests: int, answers: int) -> None:
         self._preloaded = preloaded
+        self._prefix = prefix
         self._requests = requests
         self._answers = answers
 
@@ -81,15 +82,17 @@ class _PrefixServer:
         """Until the worker closes the pipe."""
         while True:
             size, cpu_s, wall_s = REQUEST.unpack(_read(self._requests, REQUEST.size))
-            streams = _Streams(_read(self._requests, size))
+            streams = _Streams(self._prefix, _read(self._requests, size))
+            before_s = _spent_s()
             pid = os.fork()
             if pid == 0:
                 self._go_on(streams, cpu_s)
-            status, end = _watch(pid, cpu_s, wall_s)
+            status, end = _watch(pid, before_s + cpu_s, wall_s)
             # Before the answer: its time is this request's, and nothing writes to the streams.
             _tidy()
-            _write(self._answers, streams.answer(status, end))
+            answer = streams.answer(status, end)
             streams.close()
+            _write(self._answers, answer)
 
     def _go_on(self, streams: _Streams, cpu_s: float) -> NoReturn:
         os.setsid()
@@ -105,9 +108,10 @@ class _PrefixServer:
 class _Streams:
     """What one run reads and writes, as files of the scratch folder that have no name."""
 
-    def __init__(self, stdin: bytes) -> None:
+    def __init__(self, *stdin: bytes) -> None:
         self._fds = [os.open(".", os.O_TMPFILE | os.O_RDWR, _FILE_MODE) for _ in range(3)]
-        _write(self._fds[0], stdin)
+        for piece in stdin:
+            _write(self._fds[0], piece)
         os.lseek(self._fds[0], 0, os.SEEK_SET)
 
     def become_standard(self) -> None:
@@ -127,23 +131,26 @@ class _Streams:
             os.close(fd)
 
 
-def _watch(pid: int, cpu_s: float, wall_s: float) -> tuple[int, int]:
-    """Waits for a fork's end, or brings it about; its status, and why it was ended."""
+def _watch(pid: int, cpu_end_s: float, wall_s: float) -> tuple[int, int]:
+    """Waits for a fork's end, or brings it about; its status, and why it was ended.
+
+    ``cpu_end_s`` is what may have been spent in this namespace by then, since that began.
+    """
     end, wall_end_s = 0, time.monotonic() + wall_s
     pidfd = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     pause_s = _LEAST_LOOK_S
     while not poll.poll(1e3 * min(pause_s, max(0.0, wall_end_s - time.monotonic()))):
-        left_s = cpu_s - _spent_s(pid)
+        left_s = cpu_end_s - _spent_s()
         if left_s < 0 or time.monotonic() >= wall_end_s:
             end = ENDS.index("cpu" if left_s < 0 else "wall")
             os.kill(pid, signal.SIGKILL)
             break
         pause_s = min(max(left_s, _LEAST_LOOK_S), _MOST_LOOK_S)
     os.close(pidfd)
-    _, status, used = os.wait4(pid, 0)
-    if not end and used.ru_utime + used.ru_stime > cpu_s:
+    _, status = os.waitpid(pid, 0)
+    if not end and _spent_s() > cpu_end_s:
         end = ENDS.index("cpu")
     return os.waitstatus_to_exitcode(status), end
 
@@ -159,20 +166,31 @@ def _tidy() -> None:
             os.kill(-1, signal.SIGKILL)
             time.sleep(_REAPED_S)
     try:
-        with os.scandir(".") as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    shutil.rmtree(entry.path)
-                else:
-                    os.unlink(entry.path)
+        for folder, folders, files in os.walk(".", topdown=False, onerror=_raise):
+            for name in files:
+                os.unlink(f"{folder}/{name}")
+            for name in folders:
+                path = f"{folder}/{name}"
+                (os.unlink if os.path.islink(path) else os.rmdir)(path)
     except (OSError, RecursionError):
         os._exit(1)
 
 
-def _spent_s(pid: int) -> float:
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        fields = file.read().rpartition(b") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _spent_s() -> float:
+    """The CPU time of everything in this namespace, with that of what has ended: a fork's children
+    have no limit of their own. The first process of the namespace reaps what has no parent."""
+    ticks = 0
+    for name in os.listdir("/proc"):
+        # It may have ended meanwhile, and then counts as a child of its parent's.
+        with contextlib.suppress(OSError):
+            if name.isdigit():
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    ticks += sum(map(int, file.read().rpartition(b") ")[2].split()[11:15]))
+    return ticks / _TICKS_PER_S
 
 
 def _read(fd: int, size: int) -> bytes:

@@ -18,6 +18,7 @@ Functions are caught by a jump that is written over their first bytes, and let g
 - ``lean_shell_main(args, options)``: Lean.Shell.shellMain.
 - ``l_Lean_Language_Lean_process(setup, old?, context)``: gives an `InitialSnapshot`.
 - ``lean_io_exit(code)``: IO.Process.exit, by which a run of the command line ends.
+- ``l_Lean_mkEmptyEnvironment(trustLevel)``: what the header is parsed in, which is made once.
 - ``…process_parseCmd(old?, parserState, cmdState, …)``: for prefixes alone, as it is private.
 
 Symbols are looked up in everything that is loaded, since official toolchains split Lean into
@@ -29,7 +30,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import platform
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -50,6 +50,9 @@ _NEEDED = (
     "lean_finalize_task_manager",
     "lean_enable_initializer_execution",
 )
+# What the header of each text is parsed in: it does not depend on the text, and takes as much time
+# as a small text.
+_EMPTY = "l_Lean_mkEmptyEnvironment"
 _PARSE = "l___private_Lean_Language_Lean_0__Lean_Language_Lean_process_parseCmd"
 # As many as it may have: what a caller does not pass is handed on and not looked at.
 _PARSE_ARITY = 10
@@ -76,7 +79,6 @@ class Preloaded:
         arguments: Lean's command line, which must read its text from standard input.
         header: a text that imports and does nothing else.
         when_ready: called once, with the exit code of the header's run. It must not return.
-        threads: of Lean's task manager in a child; None: as many as there are processors.
     """
 
     def __init__(
@@ -85,18 +87,17 @@ class Preloaded:
         arguments: Sequence[str],
         header: bytes,
         when_ready: Callable[[int], NoReturn],
-        *,
-        threads: int | None = None,
     ) -> None:
-        if platform.machine() != "x86_64":
-            raise PreloadError(f"no jump is written for {platform.machine()}")
+        machine = os.uname().machine
+        if machine != "x86_64":
+            raise PreloadError(f"no jump is written for {machine}")
         # libuv would keep a ring whose kernel thread acts for this process, and all children
         # would share it.
         os.environ["UV_USE_IO_URING"] = "0"
         self._arguments = [b"lean", *map(os.fsencode, arguments)]
         self._header = header
         self._when_ready = when_ready
-        self._threads = threads or os.cpu_count() or 1
+        self._threads = os.cpu_count() or 1
         # Lean's interpreter looks compiled functions up among the process's global symbols.
         for library in libraries:
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
@@ -110,6 +111,7 @@ class Preloaded:
         self._main_arguments: tuple[int, int] | None = None
         self._snapshot = 0
         self._is_ready = False
+        self._empty_environment = 0
         # Of a prefix: its length, what Lean has made of it, and the state that this has left.
         self._prefix_bytes = 0
         self._prefix_snapshot = 0
@@ -122,14 +124,13 @@ class Preloaded:
         self._exit = _Hook(self._lean, "lean_io_exit", 1, self._on_exit)
         for number in (_SIGINT, _SIGXFSZ):  # as in the launcher of plain Lean
             self._lean.signal(number, None)
-        read, write = os.pipe()
-        # The text of a header is small; what a pipe does not take at once, no header is.
-        os.set_blocking(write, False)
-        if os.write(write, self._header) != len(self._header):
-            raise PreloadError("the header is too long to be preloaded")
-        os.close(write)
-        os.dup2(read, 0)
-        os.close(read)
+        # A pipe may take less than a header at once, and nothing of it is read by now.
+        text = os.memfd_create("header")
+        with open(text, "wb", closefd=False) as file:
+            file.write(self._header)
+        os.lseek(text, 0, os.SEEK_SET)
+        os.dup2(text, 0)
+        os.close(text)
         argv = (ctypes.c_char_p * (len(self._arguments) + 1))(*self._arguments, None)
         self._lean.lean_main(len(self._arguments), argv)
         os._exit(98)
@@ -152,6 +153,12 @@ class Preloaded:
         self._snapshot = self._process.call(setup, old, context)
         return self._kept(self._snapshot)
 
+    def _on_empty(self, trust_level: int | None, world: int) -> int:
+        self._empty.release()
+        if (trust_level or 0) & 0xFFFFFFFF:  # asked for by another than the parser of headers
+            return self._empty.call(trust_level, world)
+        return self._empty_environment
+
     def _on_exit(self, code: int | None) -> int:
         self._exit.release()
         lean = self._lean
@@ -166,6 +173,14 @@ class Preloaded:
                 lean.lean_mark_persistent(_P(each))
         lean.lean_finalize_task_manager()  # ends and joins its threads, which a fork would lose
         lean.fflush(None)  # or each child would print again what this run has printed
+        if hasattr(lean, _EMPTY):
+            self._empty = _Hook(lean, _EMPTY, 2, self._on_empty)
+            self._empty.release()
+            self._empty_environment = self._empty.call(0, 0)
+            lean.lean_mark_persistent(_P(self._empty_environment))
+        # What was freed by now would be copied page by page in each fork that uses it again.
+        if hasattr(lean, "mi_collect"):
+            lean.mi_collect(True)
         self._is_ready = True
         self._when_ready((code or 0) & 0xFF)
         os._exit(99)
@@ -175,6 +190,8 @@ class Preloaded:
         the process's life. It has the descriptors 0 to 2 and variables that Lean is to see."""
         assert self._main_arguments is not None
         self._process.hold()
+        if self._empty_environment:
+            self._empty.hold()
         self._lean.lean_init_task_manager_using(self._threads)
         self._lean.lean_enable_initializer_execution()  # for another header, which it imports
         self._lean.clearerr(_P.in_dll(self._lean, "stdin"))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from leanq.lean.diagnostics import Printed
+from leanq.lean.environment import Environment
+from leanq.lean.pass_memory import PassMemory, libraries_of
 from leanq.lean.sandbox.sandbox import Finished, Limits
 
 PROOF_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=8 << 30)
@@ -59,6 +63,16 @@ class RunBytes:
         digest = _digest(compiled) if compiled else b""
         return cls(end.code, end.signal, end.stopped, done.stdout, done.stderr, digest)
 
+    @property
+    def exhausted(self) -> bool:
+        """Whether a deterministic budget of Lean's ran out."""
+        return Printed(self.stdout).exhausted
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether it did not end by itself, as where the machine is short of memory."""
+        return self.stopped is not None or self.signal == signal.SIGKILL
+
     def difference(self, other: RunBytes) -> str:
         """In what two runs differ; empty where they are the same, byte for byte."""
         names = [name for name in self.__slots__ if getattr(self, name) != getattr(other, name)]
@@ -81,6 +95,12 @@ def _digest(path: Path) -> bytes:
     except OSError:
         return b""
     return digest.digest()
+
+
+def memory_of(environment: Environment, header: str, command: Sequence[str]) -> PassMemory:
+    """Where it is remembered that a header is proved, for Lean with these arguments."""
+    words = (environment.fingerprint, header, *command)
+    return PassMemory(environment, "fork-server", libraries_of(environment), *words)
 
 
 def trials(header: str) -> list[Trial]:

@@ -4,61 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
+import math
 import random
-import re
-import socket
-import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from cachetools import LRUCache
 
 from leanq.errors import SandboxError
+from leanq.lean.audit.own_words import own_words
+from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment
-from leanq.lean.fork_server.proof import PROOF_LIMITS, RunBytes, Trial, compiled_by, trials
-from leanq.lean.pass_memory import PassMemory, libraries_of
-from leanq.lean.sandbox.monitor import MESSAGE_BYTES
-from leanq.lean.sandbox.sandbox import Limits, Sandbox, Supervisor, spawn
-from leanq.lean.sandbox.scratch import empty
-from leanq.lean.syntax import split_header
+from leanq.lean.fork_server.headers import forkable_header
+from leanq.lean.fork_server.proof import (
+    PROOF_LIMITS,
+    RunBytes,
+    Trial,
+    compiled_by,
+    memory_of,
+    trials,
+)
+from leanq.lean.fork_server.zygote_client import FORK_TIMEOUT_S, HeaderFailsError, Zygote
+from leanq.lean.pass_memory import PassMemory
+from leanq.lean.sandbox.sandbox import Limits, Sandbox, to_its_end
 from leanq.queue.metrics import count
 
 log = logging.getLogger("leanq.worker")
 
-_ZYGOTE = "leanq.lean.fork_server.zygote"
-# Importing maps the files of a whole library, from a disk that may be cold.
-_READY_TIMEOUT_S = 900.0
-_FORK_TIMEOUT_S = 30.0
 _HEADERS_REMEMBERED = 1024
 _PENDING_PROOFS = 4
+# Sandboxes that wait behind all headers together, for each that has been taken at once.
+_MOST_IDLE = 4
+# In a row: what a machine is short of for a moment is there again by then.
+_MOST_REFUSALS = 100
 _NEVER = 1 << 30
-# A header that nothing can be hidden in: whatever stands here, no tokenizer takes for a command.
-# Possessive, or a hostile header would have two readings for each of its lines, and all of them
-# would be tried. `all` behind `import` is always the modifier, as for Lean.
-_PLAIN_HEADER = re.compile(
-    r"(?:module\s++)?+(?:prelude\s++)?+(?:(?:public\s++)?+(?:meta\s++)?+import\s++(?:all\s++)?+"
-    r"[A-Za-z_][A-Za-z0-9_']*+(?:\.[A-Za-z_][A-Za-z0-9_']*+)*+\s++)*+",
-    re.ASCII,
-)
-# libuv's loop runs in a thread of the zygote, which no fork has.
-_NEEDS_LOOP = re.compile(r"UV|Async|Timer|Socket|Signal|TCP|UDP|DNS|Http|sleep", re.IGNORECASE)
+_NO_IMPORTS = "prelude\n"
 
 Key = tuple[str, tuple[str, ...]]
-
-
-def forkable_header(environment: Environment, code: str) -> str | None:
-    """The header that a zygote can have imported for this text; None: Lean has to start for it."""
-    header = split_header(code)
-    text = header.text + "\n"
-    if not _PLAIN_HEADER.fullmatch(text) or _NEEDS_LOOP.search(code, len(header.text)):
-        return None
-    return None if environment.missing(header) else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,141 +58,18 @@ class ForkRules:
         compare_every: one of so many texts is run both ways later on; 0: none.
         memory_bytes: what all preloaded headers of an environment may hold; the one used least
             recently goes first.
+        share: of the time, that preloading may take: any number of headers differ by a blank.
     """
 
     preload_after: int = 3
     prove_after: int = 20
     compare_every: int = 500
     memory_bytes: int = 2 << 30
+    share: float = 0.2
 
 
-def memory_of(environment: Environment, header: str, command: Sequence[str]) -> PassMemory:
-    """Where it is remembered that a header is proved, for Lean with these arguments."""
-    words = (environment.fingerprint, header, *command)
-    return PassMemory(environment, "fork-server", libraries_of(environment), *words)
-
-
-class _HeaderFailsError(SandboxError):
-    """A header with errors has messages about its whole text, so nothing goes on behind it."""
-
-
-class Zygote:
-    """A process that has imported a header."""
-
-    memory_bytes: int
-    """Its own memory, files that it maps left out."""
-
-    def __init__(self, channel: socket.socket, supervisor: Supervisor, scratch: Path) -> None:
-        """Use :meth:`open`."""
-        self.memory_bytes = 0
-        self.alive = True
-        self._channel = channel
-        self._supervisor = supervisor
-        self._scratch = scratch
-        self._loop = asyncio.get_running_loop()
-        self._one_at_a_time = asyncio.Lock()
-        self._readable = asyncio.Event()
-
-    @classmethod
-    async def open(
-        cls,
-        libraries: Sequence[Path],
-        arguments: Sequence[str],
-        header: str,
-        env: Mapping[str, str],
-    ) -> Zygote:
-        """Imports a header. SandboxError: that is not possible here."""
-        scratch = Path(tempfile.mkdtemp(prefix="leanq-"))
-        hello = {
-            "folders": [str(scratch)],
-            "namespaces": True,
-            "env": {**env, "HOME": str(scratch), "TMPDIR": str(scratch)},
-            "libraries": [str(each) for each in libraries],
-            "arguments": list(arguments),
-            "header": header,
-        }
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            ours.send(json.dumps(hello).encode())
-            zygote = cls(ours, spawn(theirs, _ZYGOTE), scratch)
-        ours.setblocking(False)
-        try:
-            ready, _ = await zygote._answer(_READY_TIMEOUT_S)
-            if ready.get("ready") != 0:
-                if code := ready.get("ready"):
-                    raise _HeaderFailsError(f"alone it ends with code {code}")
-                raise SandboxError(ready.get("refused", "the process that preloads has died"))
-            zygote.memory_bytes = ready["memory_bytes"]
-        except BaseException:
-            await zygote.close()
-            raise
-        return zygote
-
-    @property
-    def pid(self) -> int:
-        """Its supervisor's process id."""
-        return self._supervisor.pid
-
-    async def fork(self, channel: socket.socket) -> Supervisor:
-        """A supervisor whose programs begin behind the header, for :meth:`Sandbox.open`."""
-        asked = asyncio.create_task(self._fork(channel))
-        try:
-            return await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            # An answer that is not waited for would be taken for that to the next question. Not
-            # even another cancellation leaves earlier.
-            while not asked.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([asked])
-            with contextlib.suppress(SandboxError):
-                supervisor = asked.result()
-                supervisor.kill()
-                await supervisor.end()
-            raise
-
-    async def _fork(self, channel: socket.socket) -> Supervisor:
-        async with self._one_at_a_time:
-            try:
-                socket.send_fds(self._channel, [b'{"fork": true}'], [channel.fileno()])
-            except OSError as error:
-                self.alive = False
-                raise SandboxError(f"the fork server has died: {error}") from error
-            answer, fds = await self._answer(_FORK_TIMEOUT_S)
-        if "forked" not in answer:
-            self.alive = False
-            raise SandboxError(answer.get("refused", "the fork server has died"))
-        return Supervisor(fds[0])
-
-    async def close(self) -> None:
-        """Ends it, and everything that was forked from it."""
-        self.alive = False
-        # A socket that is closed while it is watched would leave its number so: nothing that gets
-        # the number next would be heard.
-        if self._channel.fileno() >= 0:
-            self._loop.remove_reader(self._channel)
-        self._channel.close()
-        self._readable.set()
-        await self._supervisor.end()
-        if self._scratch.exists():
-            empty(str(self._scratch))
-            self._scratch.rmdir()
-
-    async def _answer(self, timeout_s: float) -> tuple[dict[str, Any], list[int]]:
-        """Its next message; empty when it has died or does not answer."""
-        if self._channel.fileno() < 0:
-            return {}, []
-        self._readable.clear()
-        self._loop.add_reader(self._channel, self._readable.set)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._readable.wait()
-            packet, fds, _, _ = socket.recv_fds(self._channel, MESSAGE_BYTES, 1)
-        except (TimeoutError, OSError):
-            return {}, []
-        finally:
-            if self._channel.fileno() >= 0:
-                self._loop.remove_reader(self._channel)
-        return (json.loads(packet) if packet else {}), list(fds)
+class _DiffersError(SandboxError):
+    """Lean says something else in a fork."""
 
 
 @dataclass(slots=True)
@@ -225,8 +88,10 @@ class ForkServer:
 
     Before a header serves, half a dozen texts are run behind it and by a Lean that starts anew, and
     all bytes are compared; a pass is remembered on this machine. Later the same is done with a
-    share of the texts that come. At the first difference the fork server is given up for as long as
-    the environment is open.
+    share of the texts that come. At the first difference that is there each time, the fork server
+    is given up for as long as the environment is open. A text with programs of its own can tell a
+    fork from a Lean that starts, and say so; and one that is out of a budget may be so at another
+    place, for a fork makes an object more or less: it only has the header proved again.
 
     Args:
         hidden: folders that a candidate must not see.
@@ -244,6 +109,7 @@ class ForkServer:
         self._environment = environment
         self._rules = rules
         self._proving: set[asyncio.Task[None]] = set()
+        self._making: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._hidden = tuple(hidden)
@@ -251,13 +117,16 @@ class ForkServer:
         self._seen: LRUCache[Key, int] = LRUCache(_HEADERS_REMEMBERED)
         self._preloaded: dict[Key, _Preloaded] = {}  # the one used least recently first
         self._rng = random.Random()
+        self._refusals = 0
+        self._preloads_next_s = 0.0  # infinite while a header is being preloaded
+        self._most_taken = 0
         self._closed = False
         self.unavailable = ""
         """Why there is no fork server here; empty where there is."""
 
     def pids(self) -> list[int]:
         """The processes that have imported a header, or their supervisors."""
-        return [each.zygote.pid for each in self._preloaded.values() if each.zygote]
+        return [each.zygote.supervisor.pid for each in self._preloaded.values() if each.zygote]
 
     def key(self, code: str, command: Sequence[str]) -> Key | None:
         """Names what a zygote would have to have imported for this text; None: none could."""
@@ -267,12 +136,11 @@ class ForkServer:
         return None if header is None else (header, tuple(command))
 
     async def take(self, key: Key) -> Sandbox | None:
-        """A sandbox whose Lean has imported a header; None: there is none by now.
-
-        What comes again is preloaded.
-        """
+        """A sandbox behind a header; None: there is none by now. What comes again is preloaded."""
         found = self._preloaded.get(key)
         if found is None:
+            if time.monotonic() < self._preloads_next_s:
+                return None
             self._seen[key] = self._seen.get(key, 0) + 1
             if self._seen[key] in (self._rules.preload_after, self._rules.prove_after):
                 self._expect(key, remembered=self._seen[key] < self._rules.prove_after)
@@ -281,36 +149,45 @@ class ForkServer:
             return None
         self._preloaded[key] = self._preloaded.pop(key)
         found.taken += 1
+        self._most_taken = max(self._most_taken, self._taken())
         self._idle.clear()
+        began_s = time.monotonic()
         try:
             while found.idle:
                 sandbox = found.idle.popleft()
                 if sandbox.alive:
                     return sandbox
                 await sandbox.close()
-            return await self._open(found.zygote)
+            sandbox = await self._open(found.zygote)
         except BaseException as error:
             found.taken -= 1
-            if not any(each.taken for each in self._preloaded.values()):
+            if not self._taken():
                 self._idle.set()
             if not isinstance(error, SandboxError):
                 raise
-            self._give_up(str(error))
+            hangs = time.monotonic() - began_s > FORK_TIMEOUT_S
+            await self._refused(error, is_death=hangs or not found.zygote.alive)
             return None
+        self._refusals = 0
+        return sandbox
 
     async def give_back(self, key: Key, sandbox: Sandbox) -> None:
         """Takes back what :meth:`take` gave, emptied."""
         found = self._preloaded.get(key)
         if found is not None:
             found.taken -= 1
-        if not any(each.taken for each in self._preloaded.values()):
+        if not self._taken():
             self._idle.set()
         if found is None or self._closed or self.unavailable or not sandbox.alive:
             await sandbox.close()
+            await self._end_unused()
             return
         sandbox.clear()
         found.idle.append(sandbox)
         self.prepare(key, sandbox)
+        idle = [each.idle for each in self._preloaded.values() if each.idle]
+        if sum(map(len, idle)) > _MOST_IDLE * self._most_taken:
+            await idle[0].popleft().close()
 
     async def lend(self, key: Key) -> Sandbox:
         """A sandbox whose Lean has imported a header, for as long as :meth:`end` is not called.
@@ -383,18 +260,26 @@ class ForkServer:
     async def close(self) -> None:
         """Ends all of it, but for what is taken, which ends when it is given back."""
         self._closed = True
-        for task in self._proving:
+        tasks = [*self._proving, *self._making]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._proving, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for key in list(self._preloaded):
             await self._drop(key)
 
     def _expect(self, key: Key, *, remembered: bool) -> None:
         """Begins to preload a header; where ``remembered``, only if its proof is."""
         found = self._preloaded[key] = _Preloaded()
+        self._preloads_next_s = math.inf
         found.making = asyncio.create_task(self._make(key, found, remembered))
+        self._making.add(found.making)
+        found.making.add_done_callback(self._making.discard)
+
+    def _taken(self) -> int:
+        return sum(each.taken for each in self._preloaded.values())
 
     async def _make(self, key: Key, found: _Preloaded, remembered: bool) -> None:
+        began_s = time.monotonic()
         try:
             memory = memory_of(self._environment, *key)
             if await asyncio.to_thread(memory.is_kept):
@@ -403,13 +288,39 @@ class ForkServer:
                 self._preloaded.pop(key, None)
             else:
                 await self._preload(key, found, None)
-        except _HeaderFailsError as error:
+        except HeaderFailsError as error:
             log.info("Lean starts anew for each text with the header %r: %s", key[0], error)
             self._preloaded.pop(key, None)
-            self._seen[key] = -_NEVER
+            self._refuse_header(key)
         except (SandboxError, OSError) as error:
             self._preloaded.pop(key, None)
-            self._give_up(str(error))
+            await self._doubt(key, error)
+        finally:
+            now_s = time.monotonic()
+            self._preloads_next_s = now_s + (now_s - began_s) * (1 / self._rules.share - 1)
+
+    async def _doubt(self, key: Key, fault: Exception) -> None:
+        """Decides whether no header can be preloaded, or this one alone, which a candidate has
+        chosen: that without imports is proved."""
+        header, command = key
+        try:
+            if header != _NO_IMPORTS:
+                plain = _NO_IMPORTS, command
+                zygote = await self._new_zygote(plain)
+                try:
+                    await self._prove_header(plain, zygote)
+                finally:
+                    await zygote.close()
+                count("leanq_fork_server_total", "header_refused")
+                log.warning("Lean starts anew for each text with the header %r: %s", header, fault)
+                self._refuse_header(key)
+                return
+        except (SandboxError, OSError) as error:
+            log.info("nor can a header without imports be preloaded: %s", error)
+        await self._give_up(str(fault))
+
+    def _refuse_header(self, key: Key) -> None:
+        self._seen[key] = -_NEVER
 
     async def _preload(self, key: Key, found: _Preloaded, passed: PassMemory | None) -> None:
         """Preloads a header, and proves it unless it has passed."""
@@ -443,23 +354,46 @@ class ForkServer:
     async def _prove(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
         await self._idle.wait()
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                sandbox = await self._new_sandbox(stack)
-                plain = await self._outcome(sandbox, key, Trial(code), limits)
-                count("leanq_fork_server_total", "compared")
-                if not (different := seen.difference(plain)):
-                    return
-                again = await self._outcome(sandbox, key, Trial(code), limits)
-                # A text that asks for the time or the weather says something else each time. And
-                # what the import takes is within the limits of a Lean that starts anew alone.
-                if not plain.difference(again) and plain.stopped is None:
-                    await asyncio.to_thread(memory_of(self._environment, *key).forget)
-                    self._give_up(_says_otherwise(key, different))
+            if different := await self._difference(key, code, limits, seen):
+                raise _DiffersError(_says_otherwise(key, different))
+        except _DiffersError as error:
+            await asyncio.to_thread(memory_of(self._environment, *key).forget)
+            await self._give_up(str(error))
         except (SandboxError, OSError) as error:
             log.warning("a text was not run both ways: %s", error)
 
+    async def _difference(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> str:
+        """In what a text comes out differently in a fork, each time; empty: in nothing, or it is
+        its own doing. _DiffersError: a text of ours comes out differently, too."""
+        async with contextlib.AsyncExitStack() as stack:
+            sandbox = await self._new_sandbox(stack)
+            plain = await self._outcome(sandbox, key, Trial(code), limits)
+            count("leanq_fork_server_total", "compared")
+            # What the import takes is within the limits of a Lean that starts anew alone.
+            if not (different := seen.difference(plain)) or plain.stopped is not None:
+                return ""
+            # A text that asks for the time or the weather says something else each time.
+            forked = await self.lend(key)
+            stack.push_async_callback(self.end, key, forked)
+            for each, before in ((sandbox, plain), (forked, seen)):
+                if before.difference(await self._outcome(each, key, Trial(code), limits)):
+                    return ""
+            if not await asyncio.to_thread(self._can_tell, code, seen, plain):
+                return different
+            count("leanq_fork_server_total", "told_apart")
+            log.info("a text that can tell a fork says something else in one: %s", different)
+            zygote = self._preloaded[key].zygote if key in self._preloaded else None
+            if zygote is not None:
+                await self._prove_header(key, zygote)
+        return ""
+
+    def _can_tell(self, code: str, *runs: RunBytes) -> bool:
+        """Whether a text may say something else in a fork, though forks are as they should be."""
+        words = own_words(self._environment.search_path)
+        return any(each.exhausted for each in runs) or runs_programs(code, words) is not None
+
     async def _prove_header(self, key: Key, zygote: Zygote) -> None:
-        """Raises SandboxError where a text comes out differently behind a header."""
+        """Raises _DiffersError where a text comes out differently behind a header."""
         async with contextlib.AsyncExitStack() as stack:
             plain = await self._new_sandbox(stack)
             forked = await self._new_sandbox(stack, zygote)
@@ -469,10 +403,13 @@ class ForkServer:
                     other = await self._new_zygote(key, trial.env)
                     stack.push_async_callback(other.close)
                     behind = await self._new_sandbox(stack, other)
-                seen = await self._outcome(behind, key, trial, PROOF_LIMITS)
-                expected = await self._outcome(plain, key, trial, PROOF_LIMITS)
+                for _ in range(2):
+                    seen = await self._outcome(behind, key, trial, PROOF_LIMITS)
+                    expected = await self._outcome(plain, key, trial, PROOF_LIMITS)
+                    if not (seen.was_ended or expected.was_ended):
+                        break
                 if different := seen.difference(expected):
-                    raise SandboxError(_says_otherwise(key, different))
+                    raise _DiffersError(_says_otherwise(key, different))
 
     async def _outcome(self, sandbox: Sandbox, key: Key, trial: Trial, limits: Limits) -> RunBytes:
         sandbox.clear()
@@ -498,11 +435,18 @@ class ForkServer:
             held = sum(f.zygote.memory_bytes for f in self._preloaded.values() if f.zygote)
             if held <= self._rules.memory_bytes or key == newest:
                 return
-            if not self._preloaded[key].taken and not self._preloaded[key].lent:
+            found = self._preloaded.get(key)
+            if found is not None and not found.taken and not found.lent:
                 await self._drop(key)
 
     async def _drop(self, key: Key) -> None:
-        found = self._preloaded.pop(key)
+        found = self._preloaded.pop(key, None)
+        if found is None:  # another task ends it
+            return
+        self._seen.pop(key, None)  # it may come again
+        await to_its_end(self._end(found))
+
+    async def _end(self, found: _Preloaded) -> None:
         if found.making is not None:
             found.making.cancel()
             await asyncio.gather(found.making, return_exceptions=True)
@@ -517,14 +461,32 @@ class ForkServer:
             readable=self._environment.readable(),
             hidden=self._hidden,
             nice=self._nice,
+            scratch_root=zygote.scratch if zygote else None,
             start=zygote.fork if zygote else None,
         )
 
-    def _give_up(self, why: str) -> None:
+    async def _refused(self, error: SandboxError, *, is_death: bool) -> None:
+        """Takes note that there is no fork for a text; ``is_death``: nor will there be."""
+        if not is_death:
+            count("leanq_fork_server_total", "refused")
+            self._refusals += 1
+            if self._refusals < _MOST_REFUSALS:
+                log.info("Lean starts for a text: %s", error)
+                return
+        await self._give_up(str(error))
+
+    async def _give_up(self, why: str) -> None:
         if not self.unavailable:
             count("leanq_fork_server_total", "given_up")
             log.warning("the fork server is given up, Lean starts anew for each text: %s", why)
             self.unavailable = why
+        await self._end_unused()
+
+    async def _end_unused(self) -> None:
+        """Ends the zygotes of a fork server that is given up, once no text is behind one."""
+        if self.unavailable and not self._taken():
+            for key in list(self._preloaded):
+                await self._drop(key)
 
 
 def _says_otherwise(key: Key, different: str) -> str:

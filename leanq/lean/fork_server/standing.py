@@ -1,7 +1,8 @@
 """The worker's side of processes that stand behind a prefix: made, found, asked and ended.
 
 A text with a hole is run many times, with another tactic in the hole each time. What stands before
-the command of the hole is its *prefix*. A process of :mod:`leanq.lean.fork_server.prefix_process`
+the command of the hole is its *prefix*, which the theorems behind one file of definitions have in
+common. A process of :mod:`leanq.lean.fork_server.prefix_process`
 has elaborated it, and elaborates the rest of each text in a fork.
 
 Lean's messages about a text are then those about the prefix and those about the rest, one after the
@@ -27,6 +28,7 @@ from leanq.errors import SandboxError
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.prefix_process import ANSWER, ENDS, FLAG, PREFIX, REQUEST
 from leanq.lean.fork_server.server import ForkServer, Key
+from leanq.lean.recipes import text_hash
 from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Process, Sandbox, Usage
 from leanq.lean.syntax import tokens
 from leanq.queue.metrics import count
@@ -35,12 +37,18 @@ log = logging.getLogger("leanq.worker")
 
 # What it may hold above what it held behind its prefix, as it has nothing to keep of a request.
 # Each request's limits count from what it holds by then, and would let it grow each time.
-_GROWTH_BYTES = 512 << 20
-# Between requests it has nothing to do.
-_IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=_GROWTH_BYTES, look_s=5.0)
+# What it reads and answers goes through its memory.
+_GROWTH_BYTES = 128 << 20
+# Between requests it has nothing to do, and its scratch folder is empty. The less memory is left to
+# a process the more often it is looked at.
+_IDLE_LIMITS = Limits(
+    cpu_s=10.0, wall_s=math.inf, memory_bytes=256 << 20, look_s=5.0, scratch_bytes=16 << 20
+)
 # It ends its forks itself. What does not let it is ended with it, a little later.
 _SPARE_S = 5.0
 _REFUSED_REMEMBERED = 1024
+_ENDS_REMEMBERED = 4096
+_SOURCES_REMEMBERED = 1024
 # As many characters can be read in the time that another thread takes to start.
 _READ_AT_ONCE = 1000
 _MEMORY_BYTES = 2 << 30
@@ -147,9 +155,9 @@ class StandingPrefix:
             scratch_bytes=limits.scratch_bytes,
         )
         await self._renew(watched)
-        text = code.encode()
+        rest = code[len(self._prefix) :].encode()
         self._process.discard()
-        self._process.write(REQUEST.pack(len(text), limits.cpu_s, limits.wall_s) + text)
+        self._process.write(REQUEST.pack(len(rest), limits.cpu_s, limits.wall_s) + rest)
         status, end, stdout, stderr = await self._answer(limits)
         used = await self._renew(_IDLE_LIMITS)
         self.busy = False
@@ -184,11 +192,16 @@ class StandingPrefix:
 
 @dataclass(slots=True)
 class _Prefix:
-    """The processes behind one prefix, of which each serves one request at a time."""
+    """The processes behind one prefix, of which each serves one request at a time.
+
+    ``sources`` are the sources that are known to begin with it, by their names.
+    """
 
     key: Key
+    text: str
     processes: list[StandingPrefix] = field(default_factory=list)
     making: asyncio.Task[None] | None = None
+    sources: LRUCache[str, bool] = field(default_factory=lambda: LRUCache(_SOURCES_REMEMBERED))
 
 
 class StandingPrefixes:
@@ -212,16 +225,20 @@ class StandingPrefixes:
         self._forks = forks
         self._slots = slots
         self._memory_bytes = memory_bytes
-        # By a source's name and the prefix's length; the one used least recently first.
-        self._prefixes: OrderedDict[tuple[str, int], _Prefix] = OrderedDict()
-        self._refused: LRUCache[tuple[str, int], bool] = LRUCache(_REFUSED_REMEMBERED)
+        # By the hash of the prefix; the one used least recently first.
+        self._prefixes: OrderedDict[bytes, _Prefix] = OrderedDict()
+        self._refused: LRUCache[bytes, bool] = LRUCache(_REFUSED_REMEMBERED)
+        # Where prefixes end, and their hashes, by a source's name and the offset of a hole: to find
+        # an end is to read the source, which takes longer than a step behind it.
+        self._ends: LRUCache[tuple[str, int], tuple[int, bytes]] = LRUCache(_ENDS_REMEMBERED)
         self._closed = False
 
     def holds(self, source_key: str) -> bool:
-        """Whether a process stands behind a prefix of this source."""
+        """Whether a process stands behind a prefix of this source, as far as that is known: it is
+        once a text of the source has been run."""
         return any(
-            name == source_key and any(each.alive for each in found.processes)
-            for (name, _), found in self._prefixes.items()
+            source_key in found.sources and any(each.alive for each in found.processes)
+            for found in self._prefixes.values()
         )
 
     async def run(self, source_key: str, source: str, code: str, limits: Limits) -> Finished | None:
@@ -230,16 +247,21 @@ class StandingPrefixes:
         Args:
             source_key: names the source, and nothing else.
         """
-        if self._forks.unavailable or not self.holds(source_key):
+        stand = any(source.startswith(found.text) for found in self._prefixes.values())
+        if self._forks.unavailable or not stand:
             return None
-        end = await _prefix_end(source, code)
-        found = self._prefixes.get((source_key, end))
+        _, name = await self._end_of_prefix(source_key, source, code)
+        found = self._prefixes.get(name)
         if found is None:
             return None
-        for standing in found.processes:
-            if standing.alive and not standing.busy:
-                self._prefixes.move_to_end((source_key, end))
-                return await self._ask(found, standing, code, limits)
+        found.sources[source_key] = True
+        for standing in list(found.processes):
+            if standing.busy:
+                continue
+            if standing.alive:
+                self._prefixes.move_to_end(name)
+                return await self._ask(name, found, standing, code, limits)
+            await self._lose(name, found, standing)
         return None
 
     async def expect(
@@ -251,16 +273,23 @@ class StandingPrefixes:
         done: Finished,
         limits: Limits,
     ) -> None:
-        """Begins to put a process behind the prefix of a text that has been run by itself."""
-        end = await _prefix_end(source, code)
-        name = source_key, end
+        """Begins to put a process behind the prefix of a text that has been run by itself, unless
+        another is being made: each takes a core, which requests need as well."""
+        if self._makes():
+            return
+        end, name = await self._end_of_prefix(source_key, source, code)
         key = self._forks.key(source, command)
         if self._closed or key is None or name in self._refused or end <= len(key[0]):
             return
-        found = self._prefixes.setdefault(name, _Prefix(key))
-        if found.making is None and len(found.processes) < self._slots:
-            making = self._make(name, found, source[:end], code, done, limits)
-            found.making = asyncio.create_task(making)
+        found = self._prefixes.get(name)
+        if self._makes() or (found and len(found.processes) >= self._slots):
+            return
+        found = found or self._prefixes.setdefault(name, _Prefix(key, source[:end]))
+        found.sources[source_key] = True
+        found.making = asyncio.create_task(self._make(name, found, code, done, limits))
+
+    def _makes(self) -> bool:
+        return any(found.making for found in self._prefixes.values())
 
     async def settled(self) -> None:
         """Waits until none is being made."""
@@ -273,33 +302,56 @@ class StandingPrefixes:
         for name in list(self._prefixes):
             await self._drop(name)
 
+    async def _end_of_prefix(self, source_key: str, source: str, code: str) -> tuple[int, bytes]:
+        """Where the prefix ends that a source has in common with a text, and the prefix's hash."""
+        offset = first_difference(source, code)
+        known = self._ends.get((source_key, offset))
+        if known is None:
+            # Reading megabytes takes seconds, for which nothing else may have to wait.
+            if len(source) < _READ_AT_ONCE:
+                end = prefix_end(source, offset)
+            else:
+                end = await asyncio.to_thread(prefix_end, source, offset)
+            known = self._ends[source_key, offset] = end, text_hash(source[:end])
+        return known
+
     async def _ask(
-        self, found: _Prefix, standing: StandingPrefix, code: str, limits: Limits
+        self, name: bytes, found: _Prefix, standing: StandingPrefix, code: str, limits: Limits
     ) -> Finished | None:
         try:
             done = await standing.run(code, limits)
         except BaseException as error:
-            if standing in found.processes:  # else it is being ended, with its prefix
-                found.processes.remove(standing)
-                await self._end(found.key, standing)
+            await self._lose(name, found, standing)
             if not isinstance(error, SandboxError):
                 raise
             log.info("a process behind a prefix is lost: %s", error)
             return None
         count("leanq_fork_server_total", "continued")
+        await self._make_room(None)
         return done
+
+    async def _lose(self, name: bytes, found: _Prefix, standing: StandingPrefix) -> None:
+        """Makes room for another process in the place of one that serves no more."""
+        if standing not in found.processes:  # it is being ended, with its prefix
+            return
+        found.processes.remove(standing)
+        if not found.processes and not found.making and self._prefixes.get(name) is found:
+            del self._prefixes[name]  # or the texts of all that were lost would be kept
+        await self._end(found.key, standing)
 
     async def _make(
         self,
-        name: tuple[str, int],
+        name: bytes,
         found: _Prefix,
-        prefix: str,
         code: str,
         done: Finished,
         limits: Limits,
     ) -> None:
+        is_lent = False
         try:
-            standing = await self._stand(found.key, prefix, limits)
+            sandbox = await self._forks.lend(found.key)
+            is_lent = True
+            standing = await self._stand(sandbox, found.key, found.text, limits)
             try:
                 again = await standing.run(code, limits)
                 if (again.stdout, again.exit.code) != (done.stdout, done.exit.code):
@@ -311,15 +363,21 @@ class StandingPrefixes:
             count("leanq_fork_server_total", "stood")
             await self._make_room(name)
         except (SandboxError, OSError) as error:
-            log.info("no process stands behind a prefix of %d characters: %s", name[1], error)
-            self._refused[name] = True
+            log.info(
+                "no process stands behind a prefix of %d characters: %s", len(found.text), error
+            )
+            if (
+                is_lent
+            ):  # else the machine was short of something, which tells nothing of the prefix
+                self._refused[name] = True
         finally:
             found.making = None
             if not found.processes:
                 self._prefixes.pop(name, None)
 
-    async def _stand(self, key: Key, prefix: str, limits: Limits) -> StandingPrefix:
-        sandbox = await self._forks.lend(key)
+    async def _stand(
+        self, sandbox: Sandbox, key: Key, prefix: str, limits: Limits
+    ) -> StandingPrefix:
         try:
             env = self._environment.sandbox_env(sandbox.scratch)
             return await StandingPrefix.open(sandbox, key[1], env, prefix, limits)
@@ -327,15 +385,16 @@ class StandingPrefixes:
             await self._forks.end(key, sandbox)
             raise
 
-    async def _make_room(self, newest: tuple[str, int]) -> None:
+    async def _make_room(self, newest: bytes | None) -> None:
         for name, found in list(self._prefixes.items()):
             held = sum(p.memory_bytes for f in self._prefixes.values() for p in f.processes)
             if held <= self._memory_bytes or name == newest:
                 return
-            if not found.making and not any(each.busy for each in found.processes):
+            is_there = self._prefixes.get(name) is found  # or it was dropped meanwhile
+            if is_there and not found.making and not any(each.busy for each in found.processes):
                 await self._drop(name)
 
-    async def _drop(self, name: tuple[str, int]) -> None:
+    async def _drop(self, name: bytes) -> None:
         found = self._prefixes.pop(name)
         if found.making is not None:
             found.making.cancel()
@@ -345,16 +404,6 @@ class StandingPrefixes:
 
     async def _end(self, key: Key, standing: StandingPrefix) -> None:
         await self._forks.end(key, standing.sandbox)
-
-
-async def _prefix_end(source: str, code: str) -> int:
-    """Where the prefix ends that a source has in common with a text. Reading megabytes takes
-    seconds, for which nothing else may have to wait."""
-
-    def find() -> int:
-        return prefix_end(source, first_difference(source, code))
-
-    return find() if len(source) < _READ_AT_ONCE else await asyncio.to_thread(find)
 
 
 def _exit(status: int, end: int, used: Usage, wall_s: float) -> Exit:

@@ -115,11 +115,16 @@ class _Zygote:
             return False
         if not packet:
             return False
-        pid = os.fork()
-        if pid == 0:
-            self._become_middle(fds[0])
-        for fd in fds:
-            os.close(fd)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_middle(fds[0])
+        except OSError as error:
+            tell(self._channel, {"refused": f"the zygote cannot fork: {error.strerror}"})
+            return True
+        finally:
+            for fd in fds:
+                os.close(fd)
         _, status = os.waitpid(pid, 0)
         [inner] = _children() - self._inner.keys() or [0]
         if not inner:

@@ -33,7 +33,13 @@ from leanq.lean.snapshots.store import Snapshots
 from leanq.lean.steps.goals import keep_opened
 from leanq.lean.steps.moves import read_move
 from leanq.lean.syntax import Header, can_act, split_header
-from leanq.queue.requests import Reply, Request
+from leanq.queue.requests import (
+    LEAN_VERDICTS,
+    MAX_INFOTREE_BYTES,
+    Reply,
+    Request,
+    without_infotree,
+)
 from leanq.states import States
 
 log = logging.getLogger("leanq.worker")
@@ -93,6 +99,8 @@ class ReplDriver(LeanDriver):
     def about(self) -> Mapping[str, object]:
         return {**super().about, "driver": "repl"}
 
+    gives_infotrees = True
+
     async def open(self, states: States) -> None:
         await super().open(states)
         await self.kept.sessions.open()
@@ -107,9 +115,10 @@ class ReplDriver(LeanDriver):
             [request.code[header.end_offset :]],
             lambda session: self._elaborated(kept, session, request, header),
         )
+        tree = None if reply is None else reply.infotree
         if reply is None or (reply.verdict == "accepted" and request.audit):
-            return await super()._check(request)
-        return reply
+            reply = await super()._check(request)
+        return _with_infotree(reply, tree) if request.infotree else reply
 
     async def _step(self, request: Request) -> Reply:
         return await self._until_available(lambda: self._stepped(self.kept, request))
@@ -119,11 +128,12 @@ class ReplDriver(LeanDriver):
     ) -> Reply | None:
         """The verdict on a text, and the states of its holes; None: that is for Lean to say."""
         code, limits = request.code, limits_of(request)
-        answer = await session.elaborate(code, header, limits)
+        answer = await session.elaborate(code, header, limits, request.infotree)
         if isinstance(answer, TimedOut):
             return answer.outcome(limits).reply()
         messages = messages_of(answer, session, header)
         reply = replace(outcome_of(answer), messages=messages).reply()
+        reply = replace(reply, infotree=answer.infotree)
         if reply.verdict != "incomplete":
             return reply
         if is_silent(answer) and request.audit:
@@ -214,3 +224,15 @@ class ReplDriver(LeanDriver):
     def kept(self) -> _Kept:
         assert isinstance(self.opened, _Kept)
         return self.opened
+
+
+def _with_infotree(reply: Reply, tree: bytes | None) -> Reply:
+    """A reply whose request has asked for an infotree, with what the REPL gave of it."""
+    if reply.verdict not in LEAN_VERDICTS | {"unjudged"}:
+        return replace(reply, infotree=None)
+    if tree is None:
+        return without_infotree(reply, "no process of the REPL has elaborated the text")
+    if len(tree) > MAX_INFOTREE_BYTES:
+        why = f"it has {len(tree)} bytes, and a reply may have {MAX_INFOTREE_BYTES} of it"
+        return without_infotree(reply, f"{why}; ask for fewer nodes, or a shorter text")
+    return replace(reply, infotree=tree)

@@ -14,10 +14,11 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from leanq.errors import ReplError
 from leanq.lean.diagnostics import Found, Position, message_of, position_of
+from leanq.queue.requests import Infotree
 
 Command = Mapping[str, object]
 
@@ -30,9 +31,14 @@ _MOST_BEGINNINGS = 200
 _LEAN_ERROR = "Lean error:\n"
 
 
-def elaborate(code: str, env: int | None = None) -> Command:
+def elaborate(code: str, env: int | None = None, infotree: Infotree | Literal[""] = "") -> Command:
     """Elaborate a text, in an environment if it has no header of its own."""
-    return {"cmd": code} if env is None else {"cmd": code, "env": env}
+    command: dict[str, object] = {"cmd": code}
+    if env is not None:
+        command["env"] = env
+    if infotree:
+        command["infotree"] = infotree
+    return command
 
 
 def elaborate_file(path: str, env: int | None = None) -> Command:
@@ -77,11 +83,13 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Elaborated:
-    """What became of a text: the environment behind it, messages and open goals."""
+    """What became of a text: the environment behind it, messages and open goals; and its infotree,
+    as JSON in UTF-8, where one was asked for."""
 
     env: int
     messages: tuple[Found, ...] = ()
     sorries: tuple[Opened, ...] = ()
+    infotree: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +151,7 @@ def read_answer(found: Mapping[str, Any]) -> Answer:
                 tuple(map(_text, _list(found, "traces"))),
             )
         case {"env": int(number)}:
-            return Elaborated(number, _messages(found), _sorries(found))
+            return Elaborated(number, _messages(found), _sorries(found), _infotree(found))
     raise ReplError(f"the REPL's answer is of no known shape: {str(found)[:200]}")
 
 
@@ -244,6 +252,16 @@ def _sorries(found: Mapping[str, Any]) -> tuple[Opened, ...]:
             case _:
                 raise ReplError("the REPL's answer has a sorry that cannot be read")
     return tuple(opened)
+
+
+def _infotree(found: Mapping[str, Any]) -> bytes | None:
+    if "infotree" not in found:
+        return None
+    try:
+        text = json.dumps(found["infotree"], ensure_ascii=False, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise ReplError("the REPL's answer has an infotree that is no JSON") from None
+    return text.encode(errors="replace")
 
 
 def _list(found: Mapping[str, Any], name: str) -> list[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from leanq.errors import ReplError, SandboxError
 from leanq.lean.diagnostics import Found, Outcome, Printed, classify_end, signal_name
@@ -30,6 +30,7 @@ from leanq.lean.repl.protocol import (
 )
 from leanq.lean.sandbox.sandbox import Exit, Limits, Process, Sandbox, Usage
 from leanq.lean.syntax import Header, header_statements
+from leanq.queue.requests import Infotree
 
 # Imports depend on the machine alone, not on the candidate: a library may be large, a disk cold.
 _HEADER_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=16 << 30)
@@ -188,7 +189,9 @@ class Session:
         self._imported[key] = _Imported(answer.env, answer.messages)
         return True
 
-    async def elaborate(self, code: str, header: Header, limits: Limits) -> Elaborated | TimedOut:
+    async def elaborate(
+        self, code: str, header: Header, limits: Limits, infotree: Infotree | Literal[""] = ""
+    ) -> Elaborated | TimedOut:
         """What Lean says of a text with a header that was loaded.
 
         Places are those in ``code``, since blanks stand where its header was. Errors as of
@@ -197,7 +200,8 @@ class Session:
         self.requests += 1
         blanks = "".join("\n" if each == "\n" else " " for each in header.text)
         body = blanks + code[header.end_offset :]
-        answer = await self.ask(elaborate(body, self._imported[header_key(header)].env), limits)
+        env = self._imported[header_key(header)].env
+        answer = await self.ask(elaborate(body, env, infotree), limits)
         self._touched = True
         if isinstance(answer, Elaborated | TimedOut):
             return answer

@@ -18,7 +18,6 @@ import contextlib
 import functools
 import math
 import os
-import secrets
 from pathlib import Path
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -81,7 +80,7 @@ def make() -> Path | None:
     above = delegated()
     if above is None:
         return None
-    made = above / f"leanq-{secrets.token_hex(8)}"
+    made = above / f"leanq-{os.urandom(8).hex()}"
     try:
         made.mkdir()
         # Half a program has no verdict.

@@ -13,7 +13,6 @@ import resource
 import select
 import signal
 import socket
-import stat
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -207,6 +206,8 @@ class Monitor:
             self._finish("cpu")
         elif over and self._over:
             self._finish("memory")
+        elif self._usage.tasks > self._walls.most_tasks:
+            self._finish("processes")
         elif self._disk_bytes() > self._scratch_bytes:
             self._finish("scratch")
         # Between fork and exec a child seems to have its parent's memory: look twice.
@@ -342,9 +343,10 @@ class Monitor:
                 setsigdef=_DEFAULT,
             )
         else:
-            before = _pipes()
+            _keep_only(fds, report)
             if (program := os.fork()) == 0:
-                _be_program(env, fds, kept=_pipes() - before)
+                os.close(report)
+                _be_program(env)
                 self._go_on(argv)
         os.write(report, _HELD)
         os.closerange(0, report)
@@ -356,37 +358,31 @@ class Monitor:
         os._exit(0)
 
 
-def _be_program(env: dict[str, str], fds: list[int], *, kept: Iterable[tuple[int, int]]) -> None:
-    """Makes this process what a program finds itself as that is started here.
+def _keep_only(fds: Sequence[int], report: int) -> None:
+    """Makes these the standard streams, and closes all other descriptors but ``report``.
 
-    All descriptors are closed, Lean's own ones too, which all forks would share. ``kept`` are the
-    pipes that were made by the fork itself: libuv makes one in each, and closes it by its number in
-    the next, such as that of a program which Lean starts.
+    Lean's own ones are closed too, which all forks would share. To be called before the fork: libuv
+    makes a pipe in each fork, and closes it by its number in the next, such as that of a program
+    which Lean starts. So that pipe has to stay.
     """
-    os.setsid()
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
-    last = 2
-    for fd in sorted(fd for fd, _ in kept):
-        os.closerange(last + 1, fd)
-        last = fd
-    os.closerange(last + 1, _DESCRIPTORS)
+    os.closerange(len(fds), report)
+    os.closerange(report + 1, _DESCRIPTORS)
+
+
+def _be_program(env: dict[str, str]) -> None:
+    """Makes this process what a program finds itself as that is started here."""
+    os.setsid()
     for signum in _DEFAULT:
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    os.environ.clear()
-    os.environ.update(env)
-
-
-def _pipes() -> set[tuple[int, int]]:
-    """The number and inode of each descriptor above 2 that is a pipe's."""
-    found = set()
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):
-            status = os.fstat(fd)
-            if fd > 2 and stat.S_ISFIFO(status.st_mode):
-                found.add((fd, status.st_ino))
-    return found
+    # Most are the same already, and each that is set costs a page.
+    for name in os.environ.keys() - env.keys():
+        del os.environ[name]
+    for name, value in env.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
 
 
 def _cannot_start(program: str, error: OSError | ValueError) -> str:

@@ -53,7 +53,7 @@ class Exit:
 
     code: int | None
     signal: int | None
-    stopped: Literal["cpu", "wall", "memory", "scratch", "output", "killed"] | None
+    stopped: Literal["cpu", "wall", "memory", "processes", "scratch", "output", "killed"] | None
     cpu_s: float
     wall_s: float
     peak_bytes: int

@@ -37,7 +37,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from leanq.errors import SandboxError
 from leanq.lean.sandbox import cgroup
@@ -48,7 +48,11 @@ from leanq.queue.metrics import count
 
 __all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "Usage", "probe"]
 
+_T = TypeVar("_T")
+
 _SUPERVISOR_TIMEOUT_S = 30.0  # for a supervisor to answer, before it is given up
+# To let go of a folder in memory takes the kernel 5 µs and more for each file in it.
+_FILES_AT_ONCE = 1000
 _UNASKED_BYTES = 1 << 16  # what a prepared program may print before its input
 
 PACKAGE = Path(__file__).resolve().parents[2]
@@ -159,9 +163,10 @@ class Sandbox:
             channel, supervisor = await _started(hello, start or _supervise)
         except BaseException as error:
             for folder in folders:
-                folder.rmdir()
+                with contextlib.suppress(FileNotFoundError):
+                    folder.rmdir()
             cgroup.remove(group)
-            if isinstance(error, OSError | SandboxError):
+            if isinstance(error, OSError):
                 raise SandboxError(f"no scratch folder or no supervisor: {error}") from error
             raise
         sandbox = cls(folders[0], folders[1] if inbox_root else None, channel, supervisor, group)
@@ -236,10 +241,15 @@ class Sandbox:
         """Empty its folders. No program may be running, but for a prepared one."""
         self._leave(-1)
         for folder in self._folders:
-            empty(str(folder))
+            # Its supervisor removes it where it ends, of which this loop may not have heard yet.
+            with contextlib.suppress(FileNotFoundError):
+                empty(str(folder))
 
     async def close(self) -> None:
-        """End what runs, the supervisor, and the scratch folder."""
+        """End what runs, the supervisor, the scratch folder. A cancellation waits until then."""
+        await to_its_end(self._close())
+
+    async def _close(self) -> None:
         self._leave(-1)
         self._give_up("the sandbox was closed")
         try:
@@ -247,7 +257,8 @@ class Sandbox:
         finally:
             cgroup.remove(self._group)
             for folder in self._folders:
-                if folder.exists():  # the supervisor was killed before it could
+                # Which is still there where the supervisor was killed before it could remove it.
+                with contextlib.suppress(FileNotFoundError):
                     empty(str(folder))
                     folder.rmdir()
 
@@ -263,7 +274,11 @@ class Sandbox:
     def _leave(self, fd: int) -> None:
         """Take over a scratch folder in memory, and let go of the one before."""
         if self._left_fd >= 0:
-            os.close(self._left_fd)
+            held = os.fstatvfs(self._left_fd)
+            if held.f_files - held.f_ffree < _FILES_AT_ONCE:
+                os.close(self._left_fd)
+            else:
+                self._loop.run_in_executor(None, os.close, self._left_fd)
         self._left_fd = fd
         # Without one, this is empty.
         self.left = Path(f"/proc/self/fd/{fd}") if fd >= 0 else self._disk
@@ -426,6 +441,20 @@ class Supervisor:
 
 # Gives a supervisor the other end of a socket, in which its first message stands.
 Starter = Callable[[socket.socket], Awaitable[Supervisor]]
+
+
+async def to_its_end(work: Awaitable[_T]) -> _T:
+    """Awaits ``work``, whatever comes: a cancellation, and any further one, waits for its end."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # or the loop would report it as never asked for
+        raise
 
 
 def spawn(channel: socket.socket, module: str) -> Supervisor:

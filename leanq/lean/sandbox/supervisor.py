@@ -3,7 +3,8 @@
 It is two processes, so that either can go first::
 
     worker ── socket ──┐
-      └─ outer         │   waits for inner; then ends what is left, removes its folders
+      └─ outer         │   waits for inner, or ends it a second after the worker has gone; then
+           │           │   ends what is left, removes its folders
            └─ inner ◄──┘   pid 1 of its own namespace where the machine allows it
                 └─ program, one at a time, and whatever it starts
 
@@ -43,6 +44,7 @@ import contextlib
 import gc
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -67,6 +69,7 @@ _ATTEMPTS = (
     "",
 )
 BY_MIDDLE = ("user", "pid")  # they have to be there before inner is
+_LEAVING_MS = 1000  # for inner to end by itself: all that it would do, outer does as well
 REFUSED = 3  # exit status: the machine does not allow these namespaces
 
 # What does the work within the namespaces; its exit status.
@@ -145,6 +148,30 @@ def middle(
         os._exit(status)
 
 
+def _watch(channel: socket.socket, worker: int) -> None:
+    """Waits for inner's end, and brings it about where inner does not see that the worker has gone,
+    as while it imports a library, or is stopped. ``worker``: its pidfd."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            found = file.read().split()
+        if not found:
+            return
+        inner = int(found[0])
+        pidfd = os.pidfd_open(inner)
+    except OSError:  # it has ended, or this kernel tells no children
+        return
+    poll = select.poll()
+    poll.register(channel.fileno(), 0)  # which tells nothing but that the other end is closed
+    for fd in (pidfd, worker):
+        poll.register(fd, select.POLLIN)
+    if pidfd not in {fd for fd, _ in poll.poll()}:
+        alone = select.poll()
+        alone.register(pidfd, select.POLLIN)
+        if not alone.poll(_LEAVING_MS):
+            os.kill(inner, signal.SIGKILL)
+    os.close(pidfd)
+
+
 def main(inner: Inner = keep_programs) -> None:
     """The outer process. Its standard input is the socket to the worker."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -165,6 +192,7 @@ def main(inner: Inner = keep_programs) -> None:
             os._exit(middle(inner, channel, hello, namespaces.split(), fatal))
         _, status = os.waitpid(pid, 0)
         if status == 0:
+            _watch(channel, fatal[0])
             _, status = os.waitpid(-1, 0)  # inner, our eldest child: the first to be found
         if os.waitstatus_to_exitcode(status) != REFUSED:
             break

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import time
 from collections.abc import Iterator
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_KINDS = (b"RssAnon:", b"VmSwap:", b"VmPTE:")
+# Lines of /proc/PID/status: a program names itself in the first, where it can put no newline.
+_KINDS = (b"\nRssAnon:", b"\nVmSwap:", b"\nVmPTE:", b"\nHugetlbPages:")
+# What the pipes of one process can hold, once its user's share of larger ones is taken: two pages
+# behind each of as many descriptors as it may have (leanq.lean.sandbox.walls).
+_PIPES_KB = 64 * 8
+# What a sample may take that is not the program's own doing: of some ten processes.
+_FREE_SAMPLE_S = 0.001
 
 
 def descendants() -> Iterator[int]:
@@ -38,32 +46,41 @@ class UsageSampler:
     children that no process waits for, such as those of a namespace that is killed; the second
     what ends between two samples.
 
-    Memory is anonymous memory, resident or swapped out, with its page tables. Mapped files, such as
-    .olean files, do not count: they are the page cache, shared by all processes. Pages shared
-    after a fork count once for each process.
+    Of a program with many processes, what it takes to look at them is CPU time of its own as well:
+    it could otherwise have half a CPU by doing nothing.
+
+    Memory is anonymous memory, resident or swapped out, with its page tables, and what pipes can
+    hold. Mapped files, such as .olean files, do not count: they are the page cache, shared by all
+    processes. Pages shared after a fork count once for each process.
 
     Args:
         holder: a process below this one that is no part of the program, or 0.
         shared: whether there can be shared memory outside the scratch folder; it counts then.
+
+    Attributes:
+        tasks: processes and threads, as of the last sample, the holder among them.
     """
 
     def __init__(self, *, holder: int = 0, shared: bool = True) -> None:
         self._holder = holder
-        self._kinds = (*_KINDS, *([b"RssShmem:"] if shared else []))
+        self._kinds = (*_KINDS, *([b"\nRssShmem:"] if shared else []))
         self.cpu_s = 0.0
+        self.tasks = 0
         self.memory_bytes = 0
         self.peak_bytes = 0
         self._inherited_before_s = _inherited_s()
         self._own: dict[tuple[int, bytes], int] = {}  # ticks, by pid and start time
         self._gone = 0  # ticks of those that are no longer there
+        self._sampling_s = 0.0
 
     def sample(self) -> None:
         """Measure now: some 100 µs and another 50 µs for each process."""
+        began_s = time.process_time()
         # Parents are read before their children, this process first: a child that is waited for
         # in between is missed once, where the other order would count it twice.
         inherited_s = _inherited_s() - self._inherited_before_s
         own: dict[tuple[int, bytes], int] = {}
-        ticks = kilobytes = 0
+        ticks = kilobytes = tasks = 0
         for pid in descendants():
             try:
                 times, status = _read(f"/proc/{pid}/stat"), _read(f"/proc/{pid}/status")
@@ -73,8 +90,13 @@ class UsageSampler:
             user, system, waited_user, waited_system = map(int, fields[11:15])
             own[pid, fields[19]] = user + system
             ticks += user + system + waited_user + waited_system
+            tasks += int(fields[17])
             if pid != self._holder:
-                kilobytes += sum(_kilobytes(status, kind) for kind in self._kinds)
+                if fields[0] == b"Z" and int(fields[17]) > 1:
+                    status = _status_of_thread(pid)
+                kilobytes += _PIPES_KB + sum(_kilobytes(status, kind) for kind in self._kinds)
+        self.tasks = tasks
+        self._sampling_s += max(0.0, time.process_time() - began_s - _FREE_SAMPLE_S)
         self._note(inherited_s + ticks / _TICKS_PER_S, own, kilobytes << 10)
 
     def conclude(self) -> None:
@@ -85,7 +107,7 @@ class UsageSampler:
         self._gone += sum(spent for who, spent in self._own.items() if who not in own)
         self._own = own
         seen = self._gone + sum(own.values())
-        self.cpu_s = max(self.cpu_s, times_s, seen / _TICKS_PER_S)
+        self.cpu_s = max(self.cpu_s, self._sampling_s + max(times_s, seen / _TICKS_PER_S))
         self.memory_bytes = memory_bytes
         self.peak_bytes = max(self.peak_bytes, memory_bytes)
 
@@ -102,6 +124,21 @@ def _read(path: str) -> bytes:
         return os.read(fd, 1 << 16)
     finally:
         os.close(fd)
+
+
+def _status_of_thread(pid: int) -> bytes:
+    """That of any thread that is left of a process whose first one has ended: memory is shown for
+    threads that have not."""
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return b""
+    for task in tasks:
+        with contextlib.suppress(OSError):
+            status = _read(f"/proc/{pid}/task/{task}/status")
+            if _KINDS[0] in status:
+                return status
+    return b""
 
 
 def _inherited_s() -> float:

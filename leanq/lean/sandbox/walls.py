@@ -14,10 +14,14 @@ from collections.abc import Collection, Sequence
 
 from leanq.lean.sandbox import isolation
 
-# Processes and threads of a slot, where they can be counted apart, besides two for each CPU; and
-# the open files of each process. What all slots have together must leave some of the machine's.
+# Processes and threads of a slot, besides two for each CPU, and the open files of each process.
+# Where they can be counted apart, the kernel refuses more, but not to root; the monitor ends a
+# program with more of them. What all slots have together must leave some of the machine's, and
+# of what the kernel counts for the worker's user, of whom all programs are: with n files, each of
+# these processes can watch n²/4 of them by epoll, and the user has some 220,000 for each GB.
 _PROCESSES = 512
-_OPEN_FILES = 1024
+_OPEN_FILES = 64
+_PENDING_SIGNALS = 256
 _FILE_BYTES = 8 << 30  # the largest file that a program may write
 _LINKS = 40
 
@@ -30,6 +34,7 @@ class Walls:
         own_pids: whether each run has a pid namespace of its own.
         own_root: whether there is a root of our own.
         filtered: whether there is a filter of system calls.
+        most_tasks: how many processes and threads a program may have.
     """
 
     def __init__(
@@ -48,6 +53,7 @@ class Walls:
         self._scratch = scratch
         self._filter = isolation.seccomp_filter()
         self.filtered = bool(self._filter)
+        self.most_tasks = _PROCESSES + 2 * (os.cpu_count() or 1)
         self.own_pids = "pid" in namespaces
         self.own_root = "mount" in namespaces
         # The filter leaves nothing of System V for the next run.
@@ -73,8 +79,9 @@ class Walls:
         if self.filtered:
             self.report.append("seccomp")
         if "user" in namespaces:  # elsewhere this would count all of this user's processes
-            _lower(resource.RLIMIT_NPROC, _PROCESSES + 2 * (os.cpu_count() or 1))
+            _lower(resource.RLIMIT_NPROC, self.most_tasks)
         _lower(resource.RLIMIT_NOFILE, _OPEN_FILES)
+        _lower(resource.RLIMIT_SIGPENDING, _PENDING_SIGNALS)
         isolation.bar_privileges()
         _lower(resource.RLIMIT_CORE, 0)
         _lower(resource.RLIMIT_FSIZE, _FILE_BYTES)

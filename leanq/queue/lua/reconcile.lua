@@ -15,9 +15,11 @@ for _, request_id in ipairs(redis.call('ZRANGE', processing, 0, -1)) do
     local text = redis.call('GET', tag .. ':req:' .. single_flight.with_record(request_id, lease))
     local r = record.read(text)
     if r then
-      local isolated = r.attempts > 0 and r.attempts == max_attempts - 1
-      jobs[#jobs + 1] = {request_id, r.attempts + 1, isolated and 1 or 0, r.environment, r.submitted,
-        string.sub(text, r.body), lease.token}
+      -- The record may be that of a request which has joined, with fewer attempts; a lease says of
+      -- what may be shared whether it is isolated.
+      local isolated = lease.isolated ~= ''
+      if lease.digest == '' then isolated = r.attempts > 0 and r.attempts == max_attempts - 1 end
+      jobs[#jobs + 1] = {request_id, isolated and 1 or 0, text, lease.token}
     end
   end
 end

@@ -2,6 +2,28 @@
 -- parts: clock
 -- register: a worker enters the fleet and says which environments it serves; `info` and `about` are for
 -- people to read, `fingerprint` may be ''.
+-- A user who lacks a right would end a later script in its middle, with requests in no list. All of a worker's
+-- keys and scripts' commands:
+local NAMES = [[req: phase wait: ring: parked: inbox: wakeup: stats minutes withdrawn joined: quarantined: isolating:
+  environments fingerprints verdict: warm: shares: workers info stop: processing: dead deadreq: states: collect
+  snaps snap: making: chunk:]]
+local COMMANDS = [[DEL EXISTS GET GETRANGE HDEL HEXISTS HGET HGETALL HINCRBY HLEN HMGET HSCAN HSET HSETNX LINDEX LLEN
+  LMOVE LPOP LPUSH LREM MGET PEXPIRE RPUSH SADD SETRANGE STRLEN UNLINK XADD ZADD ZCARD ZCOUNT ZINCRBY ZPOPMIN ZRANGE
+  ZRANGEBYSCORE ZREM ZREMRANGEBYRANK ZREVRANGE ZSCORE]]
+local function missing_right()
+  for name in string.gmatch(NAMES, '%S+') do
+    local key = tag .. ':' .. name
+    if not redis.acl_check_cmd('SET', key, '') then return 'SET ' .. key end
+  end
+  for command in string.gmatch(COMMANDS, '%S+') do
+    -- Twice, as some take a second key.
+    if not redis.acl_check_cmd(command, tag .. ':phase', tag .. ':phase') then return command end
+  end
+end
+-- A server that stands in for Redis may not know the question.
+local missing = redis.acl_check_cmd and missing_right()
+if missing then return redis.error_reply('NOPERM a worker needs the right to ' .. missing) end
+
 redis.call('ZADD', tag .. ':workers', now + lease_ms, worker)
 redis.call('HSET', tag .. ':info', worker, info)
 for _, environment in ipairs(environments) do
@@ -12,7 +34,7 @@ for _, environment in ipairs(environments) do
 end
 -- Small hashes are searched from end to end. One value too long for that makes Redis index these, which
 -- are asked for all requests of a call at once.
-for _, name in ipairs({'phase', 'runs', 'stats'}) do
+for _, name in ipairs({'phase', 'stats'}) do
   redis.call('HSETNX', tag .. ':' .. name, '', string.rep('.', 65))
 end
 return 1

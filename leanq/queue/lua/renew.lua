@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- parts: clock publish counters requeue grace history
 -- renew: a heartbeat, which extends the worker's lease over all its work. `idle_lease_ms`: lease of a
--- worker that holds nothing.
+-- worker that holds nothing. `tallies`: what it has counted since the last one.
 -- Answers held: size of the processing list; expired: 1 where some worker's lease has; timed_out:
 -- requests taken away because they ran longer than they may; known: 1 where the fleet knows this worker;
 -- workers: how many there are; waiting: how many requests wait in its environments.
@@ -18,6 +18,7 @@ for i, request_id in ipairs(timed_out) do
   requeue.run(request_id, 'retry')
 end
 counters.add('reaped', #timed_out)
+for _, tally in ipairs(tallies) do counters.add(tally.name, tally.n) end
 publish.all()
 counters.write()
 local expired = judged and redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 1) or {}

@@ -5,7 +5,8 @@
 -- says of itself; priorities: rows of environment, priority, tenants, waiting (of the first 1,000
 -- tenants), age of the oldest (ms), how many of these an operator holds back; quarantined: rows of
 -- environment and count; dead; paused: what is held back since when (ms); decisions: the scaler's, by
--- environment; weights: those of tenants.
+-- environment; weights: those of tenants; memories: of the latest hundred replay memories, rows of name and
+-- what it says of itself.
 local workers, priorities, quarantined = {}, {}, {}
 local leases = redis.call('ZRANGE', tag .. ':workers', 0, -1, 'WITHSCORES')
 for i = 1, #leases, 2 do
@@ -59,7 +60,15 @@ for i = 1, #stats, 2 do
     if n > 0 then quarantined[#quarantined + 1] = {environment, n} end
   end
 end
+
+-- Their names and their keys may be anybody's, who may have written another type: a look must survive it.
+local memories = {}
+for _, name in ipairs(redis.call('ZRANGE', tag .. ':replay:names', -100, -1)) do
+  local about = redis.pcall('HGETALL', tag .. ':replay:' .. name .. ':about')
+  if #about > 0 then memories[#memories + 1] = {name, about} end
+end
 return answer({stats = stats, environments = redis.call('HGETALL', tag .. ':environments'),
   workers = workers, priorities = priorities, quarantined = quarantined,
   dead = redis.call('ZCARD', tag .. ':dead'), paused = redis.call('HGETALL', tag .. ':paused'),
-  decisions = redis.call('HGETALL', tag .. ':scaler'), weights = redis.call('HGETALL', tag .. ':weights')})
+  decisions = redis.call('HGETALL', tag .. ':scaler'), weights = redis.call('HGETALL', tag .. ':weights'),
+  memories = memories})

@@ -1,5 +1,5 @@
 #!lua
--- parts: clock bulk record phase counters wait_list wakeup single_flight history hand_over reserve
+-- parts: clock bulk record phase counters wait_list wakeup single_flight history hand_over
 -- submit: takes requests in, or says why not. Idempotent by request id. Without allow-oom: a full memory
 -- refuses the whole call and so becomes back-pressure. `max_waiting`: per environment, priority and
 -- tenant. `remember_ms`: time-to-live of replies where remembered verdicts count, else 0. `kinds`: what
@@ -16,7 +16,7 @@ local environments = {}
 local function environment_of(name)
   local environment = environments[name]
   if not environment then
-    environment = {name = name, added = 0, joined = 0, reserved = 0, affinity = false,
+    environment = {name = name, added = 0, joined = 0, affinity = false,
       known = redis.call('HEXISTS', tag .. ':environments', name) == 1
         or redis.call('HLEN', tag .. ':environments') == 0,
       fingerprint = remember_ms > 0 and redis.call('HGET', tag .. ':fingerprints', name),
@@ -69,11 +69,10 @@ local function enqueue(item)
     ring.requests[item.tenant], ring.tenants[#ring.tenants + 1] = requests, item.tenant
   end
   requests[#requests + 1] = item
-  ring.environment.blocked = true
   return 1
 end
 
--- One that is new to the server, and may be like others, or have a worker that is warm for it.
+-- One that is new to the server, and may be like others, or one that some workers are warm for.
 local function take_in(item, run_id, phase_text)
   local kind, digest = kinds[item.kind], item.digest
   local environment, lease = kind.environment, phase.read_lease(phase_text)
@@ -90,15 +89,9 @@ local function take_in(item, run_id, phase_text)
     remembered = remembered + 1
     return reply
   end
-  local joined, warm = single_flight.join(item.request_id, run_id, digest, now), nil
-  if kind.affinity ~= '' then
-    environment.affinity = true
-    local parked = paused and wait_list.is_paused('t', item.tenant)
-    warm = not joined and not parked and reserve.warm_worker(environment, kind)
-  end
-  if not joined and not warm then return enqueue(item) end
-  if warm then reserve.give(environment, item.request_id, warm)
-  else environment.joined = environment.joined + 1 end
+  if kind.affinity ~= '' then environment.affinity = true end
+  if not single_flight.join(item.request_id, run_id, digest, now) then return enqueue(item) end
+  environment.joined = environment.joined + 1
   keep(item)
   return 1
 end
@@ -127,18 +120,18 @@ local function extend(ring, tenant, requests)
 end
 
 -- What the server knows of them, all at once. Hardly ever is a request id there already.
-local names, runs, digested, asked = {}, {}, {}, {}
+local names, fields, asked = {}, {}, {}
 for k, item in ipairs(requests) do
   item.number, item.name = k, tag .. ':req:' .. item.request_id
   names[k] = item.name
   if item.digest ~= '' then
-    runs[#runs + 1] = single_flight.key(kinds[item.kind].environment.name, item.digest)
-    digested[#runs], asked[k] = item.request_id, #runs
+    local n = #fields + 1
+    fields[n], fields[n + 1] = single_flight.key(kinds[item.kind].environment.name, item.digest), item.request_id
+    asked[k] = n
   end
 end
 local any = bulk.existing(names)
-runs = bulk.call('HMGET', tag .. ':runs', runs)
-digested = bulk.call('HMGET', tag .. ':phase', digested)
+local phases = bulk.call('HMGET', tag .. ':phase', fields)
 
 -- By request id where in the batch it stands first, and where it stands again.
 local first, twice = {}, {}
@@ -153,7 +146,7 @@ for k, item in ipairs(requests) do
     elseif not kind.environment.known then
       out[k] = 4
     elseif n or kind.affinity ~= '' then
-      out[k] = take_in(item, n and runs[n], n and digested[n])
+      out[k] = take_in(item, n and phases[n], n and phases[n + 1])
     else
       out[k] = enqueue(item)
     end
@@ -174,13 +167,11 @@ bulk.call('MSET', nil, records)
 
 counters.add('remembered', remembered)
 for name, environment in pairs(environments) do
-  local waiting = environment.added + environment.reserved
-  counters.add('waiting:' .. name, waiting)
-  counters.add('s:' .. name, waiting + environment.joined)
-  counters.add('submitted', waiting + environment.joined)
+  counters.add('waiting:' .. name, environment.added)
+  counters.add('s:' .. name, environment.added + environment.joined)
+  counters.add('submitted', environment.added + environment.joined)
   if environment.affinity then redis.call('HSET', tag .. ':stats', 'affinity:' .. name, 1) end
   if environment.added > 0 and not environment.paused then notify(name, environment.added) end
 end
-reserve.post_watchdog()
 counters.write()
 return out

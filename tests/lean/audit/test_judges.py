@@ -66,6 +66,7 @@ async def test_honest_files_are_proved(judges: Judges, lean: Lean, honest: bytes
     assert (found.proved, found.rule) == (True, "")
 
 
+@pytest.mark.slow
 async def test_files_of_the_module_system_are_proved(judges: Judges, lean: Lean) -> None:
     code = "module\nprelude\npublic theorem a (p : Prop) (h : p) : p := h\n"
     found = await judged(judges, read_parts(lean.compile(code, name="Modular")), code)

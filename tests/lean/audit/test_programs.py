@@ -58,6 +58,13 @@ RUNNING = [
     "@[app_unexpander f] def g := 1",
     "@[export lean_x] def g := 1",
     "set_option debug.skipKernelTC true",
+    "example : x := by simp (config /- a -/ -- b\n := f)",
+    "example : x := by simp (config -- a\n /- b -/ := f)",
+    "example : x := by simp (config /- a -/ /- b -/ := f)",
+    "example : x := by simp (config -- a\n\n  -- b\n := f)",
+    "example : x := by simp (config\n-- a\r\n := f)",
+    "@[to_additive (attr := simp) (attr := tactic f)] def f := 1",
+    "@[to_additive (attr := to_dual (attr := tactic f))] def f := 1",
     "set_option «debug».skipKernelTC true",
     "set_option interpreter.prefer_native true",
     "set_option compiler.extract_closed false",
@@ -108,6 +115,8 @@ HONEST = [
     "example : x := f (n := g)",
     "example : x := { p with a.mode := f }",
     "example : x := by run_cmd₁",
+    "example : x := by ring -- done\n\nexample : x\n  := 1",
+    "@[to_additive (attr := simp, to_dual (attr := simp))] def f := 1",
     "example : x := by decide -- done\n\nexample := 1",
     "set_option maxHeartbeats 400000 in",
     "set_option pp.all true",
@@ -156,6 +165,25 @@ def test_no_text_around_a_word_hides_it(before: str, after: str, word: str) -> N
     if re.match(r"[A-Za-z0-9_'!?\u2080-\u209c]", after):
         after = "\n" + after
     assert runs_programs(before + word + after) is not None
+
+
+@pytest.mark.parametrize(
+    "piece", ["config --", "--config\n", "config\n--\n:=", f"{'a.' * 900}exp:=1("]
+)
+def test_a_comment_is_not_read_once_for_each_word_in_it(piece: str) -> None:
+    """Whoever reads a text by a pattern holds up everything else of the process."""
+    code = "-- " + piece * (100_000 // len(piece))
+    started = time.process_time()
+    runs_programs(code)
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize("depth", [2, 20, 300])
+def test_attributes_in_attributes_are_read_once(depth: int) -> None:
+    code = "-- @[" + "to_additive (attr := " * depth + "simp" + ")" * depth + "]\n"
+    started = time.process_time()
+    assert (runs_programs(code) is None) == (depth == 2)
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.slow

@@ -7,11 +7,16 @@ import contextlib
 import logging
 import os
 import resource
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.lean_texts import lean_texts
@@ -20,19 +25,32 @@ from support.sandboxes import children, running
 from support.sites import Site
 from support.waiting import eventually
 
+from leanq.errors import SandboxError
 from leanq.lean import pass_memory
-from leanq.lean.environment import Environment
-from leanq.lean.fork_server.proof import RunBytes, compiled_by
-from leanq.lean.fork_server.server import ForkRules, ForkServer, forkable_header, memory_of
-from leanq.lean.process import Lean, Slot
-from leanq.lean.sandbox.sandbox import Exit, Finished, Limits
+from leanq.lean.environment import Environment, python_folders
+from leanq.lean.fork_server.headers import forkable_header
+from leanq.lean.fork_server.preloaded import Preloaded, PreloadError
+from leanq.lean.fork_server.proof import RunBytes, compiled_by, memory_of
+from leanq.lean.fork_server.server import (
+    ForkRules,
+    ForkServer,
+    Key,
+)
+from leanq.lean.fork_server.zygote_client import Zygote
+from leanq.lean.process import Lean, Slot, _is_doubtful
+from leanq.lean.sandbox.sandbox import PACKAGE, Exit, Finished, Limits, bare_python
+from leanq.lean.toolchain import LAUNCHER
 from leanq.queue.metrics import COUNTS
 from leanq.queue.requests import Request
 
 HEADER = "prelude\nimport Core\n"
 PROOF = "theorem t (p : Prop) (h : p) : p := h\n"
+# It has a thousand objects made.
+COSTLY = (
+    f"theorem u (p : Prop) (h : p) : {'And p (' * 9}p{')' * 9} := {'.intro h (' * 9}h{')' * 9}\n"
+)
 LIMITS = Limits(cpu_s=60.0, wall_s=100.0, memory_bytes=4 << 30)
-RULES = ForkRules(preload_after=1, prove_after=2, compare_every=0)
+RULES = ForkRules(preload_after=1, prove_after=2, compare_every=0, share=1.0)
 COMPILE = ("-o", "LeanqSubmission.olean", "--json", "--stdin")
 # A few texts take longer, such as those whose stack overflows: they are not compared.
 SHORT = replace(LIMITS, cpu_s=5.0)
@@ -107,7 +125,7 @@ async def compared(core: Environment, texts: Sequence[str]) -> int:
 
 
 async def test_texts_come_out_as_from_a_lean_that_starts_anew(core: Environment) -> None:
-    assert await compared(core, lean_texts()[::40]) > 8
+    assert await compared(core, lean_texts()[::120]) > 2
 
 
 @pytest.mark.slow
@@ -122,7 +140,7 @@ async def test_every_text_of_the_repository_comes_out_the_same(
 @pytest.mark.parametrize(
     "text",
     [
-        f"-- first a remark\n{HEADER}{PROOF}",
+        pytest.param(f"-- first a remark\n{HEADER}{PROOF}", marks=pytest.mark.slow),
         pytest.param(f"/- -/ {HEADER}{PROOF}", marks=pytest.mark.slow),
         pytest.param(f"prelude\nimport Missing\n{PROOF}", marks=pytest.mark.slow),
         pytest.param(f"prelude\nimport «Core»\n{PROOF}", marks=pytest.mark.slow),
@@ -134,6 +152,16 @@ async def test_lean_starts_anew_for(core: Environment, text: str) -> None:
     async with preloaded(core) as lean, lean.slot() as slot:
         await lean.run(slot, text, LIMITS)
         assert not was_forked(slot)
+
+
+@pytest.mark.slow
+async def test_blank_lines_may_stand_before_a_header(core: Environment) -> None:
+    header = f"\n  \r\n\n{HEADER}"
+    assert await compared(core, [header + PROOF, header + "theorem (\n", header]) == 3
+
+
+def test_a_text_without_a_header_has_none_of_blanks(core: Environment) -> None:
+    assert forkable_header(core, f"\n\n{PROOF}") is None
 
 
 @pytest.mark.parametrize("kind", ["a hole", "a link", "a folder", "a pipe"])
@@ -164,12 +192,145 @@ def test_a_header_with_two_readings_a_line_is_read_once(core: Environment) -> No
     assert time.monotonic() - began_s < 1.0
 
 
+@pytest.mark.slow
+async def test_a_long_header_costs_no_other_its_fork_server(core: Environment) -> None:
+    """Whoever sends it often enough would have Lean start for everybody."""
+    imports = "import Core\n"
+    longest = "prelude\n" + imports * ((64 << 10) // len(imports) - 1)
+    async with opened(core, forked=True) as lean:
+        assert forkable_header(core, longest + imports * 2 + PROOF) is None
+        await forked_once(lean, longest + PROOF)
+        assert lean.forks is not None
+        assert not lean.forks.unavailable
+
+
+def test_a_long_text_is_looked_through_at_once(core: Environment) -> None:
+    text = f"{HEADER}/- {'x' * (8 << 20)} -/\n{PROOF}"
+    began_s = time.process_time()
+    assert forkable_header(core, text) == HEADER
+    assert time.process_time() - began_s < 0.5
+    assert forkable_header(core, text + "-- IO.Sleep\n") is None
+
+
 async def test_a_header_that_comes_again_is_preloaded(core: Environment) -> None:
     async with opened(core, forked=True) as lean:
         async with lean.slot() as slot:
             await lean.run(slot, "prelude\n", LIMITS)
             assert not was_forked(slot)
         await forked_once(lean, "prelude\n")
+
+
+def proved_headers(core: Environment, number: int) -> list[Key]:
+    """Headers that differ by blanks, and are taken for proved."""
+    command = (*core.toolchain.command, *core.options, *COMPILE)
+    keys = [(f"prelude{' ' * n}\nimport Core\n", command) for n in range(1, number + 1)]
+    for key in keys:
+        memory_of(core, *key).keep()
+    return keys
+
+
+async def test_any_number_of_headers_takes_little_of_the_machine(core: Environment) -> None:
+    """They cost who sends them nothing."""
+    forks = ForkServer(core, replace(RULES, share=0.001))
+    try:
+        for _ in range(2):
+            for key in proved_headers(core, 5):
+                await forks.take(key)
+        await eventually(lambda: len(forks.pids()) == 1, deadline_s=60.0)
+        for key in proved_headers(core, 5)[1:]:
+            assert await forks.take(key) is None
+        assert len(forks.pids()) == 1
+    finally:
+        await forks.close()
+
+
+async def serves(forks: ForkServer, key: Key) -> bool:
+    sandbox = await forks.take(key)
+    if sandbox is not None:
+        await forks.give_back(key, sandbox)
+    return sandbox is not None
+
+
+@pytest.mark.slow
+async def test_a_header_that_made_room_for_another_is_preloaded_again(core: Environment) -> None:
+    forks = ForkServer(core, replace(RULES, memory_bytes=1))
+    try:
+        for key in 3 * proved_headers(core, 2):
+            await eventually(partial(serves, forks, key), deadline_s=60.0)
+            await eventually(lambda: len(forks.pids()) == 1)
+    finally:
+        await forks.close()
+
+
+@pytest.mark.slow
+async def test_a_proof_outlives_a_run_that_is_killed(
+    core: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the machine is short of memory for a moment."""
+    left = 1
+
+    def once_killed(done: Finished, compiled: Path | None) -> RunBytes:
+        nonlocal left
+        left -= 1
+        seen = RunBytes.of(done, compiled)
+        return replace(seen, code=None, signal=signal.SIGKILL) if left == 0 else seen
+
+    server = "leanq.lean.fork_server.server"
+    monkeypatch.setattr(f"{server}.RunBytes", SimpleNamespace(of=once_killed))
+    [key] = proved_headers(core, 1)
+    forks = ForkServer(core, RULES)
+    try:
+        await forks.preload(*key, anew=True)
+    finally:
+        await forks.close()
+    assert left < 0
+
+
+@pytest.mark.slow
+async def test_two_may_end_the_same_headers(core: Environment) -> None:
+    """As where one makes room, while the environment is closed."""
+    forks = ForkServer(core, RULES)
+    try:
+        for key in proved_headers(core, 2):
+            await eventually(partial(serves, forks, key), deadline_s=60.0)
+    finally:
+        await asyncio.gather(forks.close(), forks.close())
+    assert not forks.pids()
+
+
+@pytest.mark.slow
+async def test_a_header_by_which_lean_says_something_else_costs_no_other(site: Site) -> None:
+    """Whoever sends a text chooses its header."""
+    odd, fine = "prelude   \nimport Core\n", HEADER
+    async with opened(talkative(site, odd.split("\n")[0]), forked=True) as lean:
+        forks = lean.forks
+        assert forks is not None
+        refused = COUNTS["leanq_fork_server_total", "header_refused"]
+
+        async def is_refused() -> bool:
+            async with lean.slot() as slot:
+                assert (await lean.run(slot, odd + PROOF, LIMITS)).done.exit.code == 0
+                assert not was_forked(slot)
+            return COUNTS["leanq_fork_server_total", "header_refused"] > refused
+
+        await eventually(is_refused, deadline_s=100.0)
+        assert not forks.unavailable
+        await forked_once(lean, fine + PROOF)
+        assert await is_refused()
+
+
+@pytest.mark.slow
+async def test_few_sandboxes_wait_behind_any_number_of_headers(core: Environment) -> None:
+    forks = ForkServer(core, RULES)
+    try:
+        for key in proved_headers(core, 6):
+            await eventually(partial(serves, forks, key), deadline_s=60.0)
+        zygotes = [children(pid)[0] for pid in forks.pids()]
+        assert len(zygotes) == 6
+        await eventually(lambda: sum(len(children(pid)) for pid in zygotes) <= 4)
+        assert await serves(forks, proved_headers(core, 1)[0])
+    finally:
+        await forks.close()
 
 
 async def test_a_text_knows_nothing_of_those_before_it(core: Environment) -> None:
@@ -184,7 +345,7 @@ async def test_a_text_knows_nothing_of_those_before_it(core: Environment) -> Non
 @pytest.mark.parametrize(("limit", "stopped"), [("cpu_s", "cpu"), ("memory_bytes", "memory")])
 async def test_limits_hold_in_a_fork(core: Environment, limit: str, stopped: str) -> None:
     text = (SAMPLES / "stack_overflow.lean").read_text()
-    low = replace(LIMITS, **{limit: 2.0 if limit == "cpu_s" else 20 << 20})
+    low = replace(LIMITS, **{limit: 1.0 if limit == "cpu_s" else 20 << 20})
     async with preloaded(core) as lean, lean.slot() as slot:
         run = await lean.run(slot, HEADER + text.partition(HEADER)[2], low)
         assert was_forked(slot)
@@ -232,9 +393,10 @@ async def test_a_proof_is_remembered_and_what_is_not_proved_waits_for_it(
         assert not lean.forks.pids()
 
 
-def talkative(site: Site) -> Environment:
-    """One whose Lean says an empty line more where it starts."""
-    return site.behind("/bin/sh", "-c", 'echo; exec "$@"', "sh")
+def talkative(site: Site, about: str = "") -> Environment:
+    """One whose Lean says an empty line more where it starts for a text with these words."""
+    script = '/bin/cat > text; case "$(/bin/cat text)" in *"$0"*) echo;; esac; exec "$@" < text'
+    return site.behind("/bin/sh", "-c", script, about)
 
 
 async def test_a_share_of_texts_is_run_both_ways_and_a_difference_ends_it(site: Site) -> None:
@@ -253,6 +415,68 @@ async def test_a_share_of_texts_is_run_both_ways_and_a_difference_ends_it(site: 
     assert COUNTS["leanq_fork_server_total", "compared"] > compared
     assert "says something else: stdout" in str(driver.about["degraded"])
     assert not memory.is_kept()
+    forks = driver.opened.lean.forks
+    assert forks is not None
+    await eventually(lambda: not forks.pids())  # they would hold their memory for nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("about", ["-- macro\n", "set_option maxHeartbeats 1 in\n"])
+async def test_a_text_that_can_tell_a_fork_only_has_the_header_proved_again(
+    site: Site, about: str
+) -> None:
+    """Else one candidate could end the fork server for all."""
+    rules = replace(RULES, compare_every=1)
+    driver = await site.driver(talkative(site, about.split()[1]), forks=rules)
+    told_apart = COUNTS["leanq_fork_server_total", "told_apart"]
+
+    async def is_told_apart() -> bool:
+        await driver.run(Request("check", code=f"{PROOF}{about}{COSTLY}"))
+        return COUNTS["leanq_fork_server_total", "told_apart"] > told_apart
+
+    await eventually(is_told_apart, deadline_s=60.0)
+    assert "degraded" not in driver.about
+    driver = await site.driver(talkative(site, "of course"), forks=replace(RULES, compare_every=1))
+
+    async def is_given_up() -> bool:
+        await driver.run(Request("check", code=f"{PROOF}-- of course\n"))
+        return "degraded" in driver.about
+
+    await eventually(is_given_up, deadline_s=60.0)
+
+
+async def test_a_fork_that_is_refused_costs_only_a_start(
+    core: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise SandboxError("no process is left")
+
+    async with preloaded(core) as lean:
+        assert lean.forks is not None
+        for _ in range(2):  # the first has a sandbox that was opened before
+            with monkeypatch.context() as patched:
+                patched.setattr(Zygote, "fork", refuse)
+                async with lean.slot() as busy, lean.slot() as slot:
+                    for each in (busy, slot):
+                        run = await lean.run(each, HEADER + PROOF, LIMITS)
+                        assert run.done.exit.code == 0
+                    assert not was_forked(slot)
+        assert not lean.forks.unavailable
+        await forked_once(lean, HEADER + PROOF)
+
+
+@pytest.mark.parametrize(
+    ("end", "doubtful"),
+    [
+        (Exit(0, None, None, 1.0, 1.0, 0), False),
+        (Exit(None, 11, None, 1.0, 1.0, 0), True),
+        (Exit(None, 9, "cpu", 1.0, 1.0, 0), False),
+        (Exit(None, 9, "wall", 9.0, 10.0, 0), False),
+        (Exit(None, 9, "wall", 0.1, 10.0, 0), True),
+    ],
+)
+def test_what_a_fork_that_ended_badly_is_believed(end: Exit, doubtful: bool) -> None:
+    assert _is_doubtful(end) == doubtful
 
 
 async def test_one_that_says_something_else_is_given_up(
@@ -272,6 +496,135 @@ async def test_one_that_says_something_else_is_given_up(
     assert "says something else: stdout" in caplog.text
 
 
+@pytest.fixture
+def split(core: Environment, tmp_path: Path) -> Environment:
+    """The environment with its Lean in several libraries, as official toolchains have it: what is
+    loaded first, and leads to the others, has none of the functions itself."""
+    if (compiler := shutil.which("cc")) is None:
+        pytest.skip("no compiler here (cc), so no library can be made")
+    folder = tmp_path / "lib" / "lean"
+    folder.mkdir(parents=True)
+    [whole, *_] = core.toolchain.shared_libraries
+    (folder / "libleanshared_1.so").symlink_to(whole)
+    thin = folder / "libleanshared.so"
+    made = [compiler, "-shared", "-nostdlib", "-Wl,-soname,thin", "-x", "c", "/dev/null"]
+    subprocess.run([*made, "-o", str(thin)], check=True, timeout=60)
+    toolchain = replace(core.toolchain, source="PATH", prefix=tmp_path)
+    assert toolchain.shared_libraries[0] == thin
+    # The wheel's launcher is what starts Lean here, too.
+    started = (*python_folders(), LAUNCHER.parent, whole.parent)
+    return replace(core, toolchain=toolchain, search_path=(*core.search_path, *started))
+
+
+@pytest.mark.slow
+async def test_functions_are_found_in_whichever_library_has_them(split: Environment) -> None:
+    rules = replace(RULES, prove_after=1)
+    async with opened(split, forked=True, rules=rules) as lean:
+        await forked_once(lean, HEADER + PROOF)
+
+
+_MODULES = """
+import sys, types
+leanq = sys.modules["leanq"] = types.ModuleType("leanq")
+leanq.__path__ = [sys.argv[1]]
+from leanq.lean.fork_server import zygote
+print(*sys.modules)
+"""
+
+
+def test_a_fork_carries_no_library_that_it_does_not_need() -> None:
+    # Each is mapped in each fork, and cleans up at each end.
+    command = [sys.executable, "-I", "-S", "-c", _MODULES, str(PACKAGE)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    found = set(done.stdout.split())
+    assert "leanq.lean.fork_server.preloaded" in found
+    assert found.isdisjoint({"_hashlib", "_ssl", "_bz2", "_lzma", "zlib", "random"})
+
+
+@pytest.mark.parametrize("machine", ["aarch64", "riscv64"])
+def test_no_jump_is_written_for_other_machines(
+    machine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uname = os.uname()
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result((*uname[:4], machine)))
+    with pytest.raises(PreloadError, match=f"no jump is written for {machine}"):
+        Preloaded([], [], b"", lambda _: os._exit(1))
+
+
+_ELSEWHERE = """
+import os, sys, types
+leanq = sys.modules["leanq"] = types.ModuleType("leanq")
+leanq.__path__ = [sys.argv[1]]
+from leanq.lean.fork_server import preloaded, zygote
+uname = os.uname()
+os.uname = lambda: os.uname_result((*uname[:4], "aarch64"))
+zygote.main()
+"""
+
+
+@pytest.mark.slow
+async def test_lean_starts_anew_on_other_machines(
+    core: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def elsewhere(module: str) -> list[str]:
+        if not module.endswith(".zygote"):
+            return bare_python(module)
+        return [sys.executable, "-I", "-S", "-c", _ELSEWHERE, str(PACKAGE)]
+
+    monkeypatch.setattr("leanq.lean.sandbox.sandbox.bare_python", elsewhere)
+    async with opened(core, forked=True) as lean:
+        forks = lean.forks
+        assert forks is not None
+
+        async def is_given_up() -> bool:
+            async with lean.slot() as slot:
+                assert (await lean.run(slot, HEADER + PROOF, LIMITS)).done.exit.code == 0
+                assert not was_forked(slot)
+            return bool(forks.unavailable)
+
+        await eventually(is_given_up, deadline_s=60.0)
+        assert await is_given_up()
+    assert "no jump is written for aarch64" in forks.unavailable
+
+
+_WORKER = """
+import asyncio, sys
+from leanq.lean.environment import open_environment
+from leanq.lean.fork_server.server import ForkRules, ForkServer
+
+async def main():
+    environment = open_environment("default", None)
+    forks = ForkServer(environment, ForkRules())
+    key = sys.argv[1], (*environment.toolchain.command, "-o", "A.olean", "--json", "--stdin")
+    await forks.preload(*key)
+    sandbox = await forks.lend(key)
+    print(sandbox.supervisor.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_a_killed_worker_leaves_no_folder(tmp_path: Path) -> None:
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _WORKER, HEADER), stdout=subprocess.PIPE, env=variables
+    )
+    try:
+        assert worker.stdout is not None
+        async with asyncio.timeout(100.0):
+            fork = int(await worker.stdout.readline())
+        assert running(fork)
+        assert list(tmp_path.glob("leanq-*"))
+    finally:
+        worker.kill()
+        await worker.wait()
+    await eventually(lambda: not list(tmp_path.glob("leanq-*")), deadline_s=60.0)
+    assert not running(fork)
+
+
+@pytest.mark.slow
 async def test_a_fork_that_is_killed_costs_no_text(core: Environment) -> None:
     text = HEADER + (SAMPLES / "stack_overflow.lean").read_text().partition(HEADER)[2]
     async with preloaded(core) as lean, lean.slot() as slot:

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
 import textwrap
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.preloaded_standin import KEPT
-from support.python_zygote import family, forked, own_pid, private_bytes, python_zygote
-from support.sandboxes import GENEROUS, MB, needs
+from support.preloaded_standin import ENDLESS, KEPT
+from support.python_zygote import (
+    FIRST_FORK,
+    family,
+    forked,
+    own_pid,
+    private_bytes,
+    python_in_place_of_lean,
+    python_zygote,
+)
+from support.sandboxes import GENEROUS, MB, PYTHON, children, needs, running
 from support.waiting import eventually
 
 from leanq.errors import SandboxError
-from leanq.lean.fork_server.server import Zygote
+from leanq.lean.fork_server.zygote_client import Zygote
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -144,10 +154,88 @@ async def test_a_fork_that_is_given_up_twice_is_not_taken_for_the_next() -> None
             assert sandbox.supervisor.pid in family(made)
 
 
+@pytest.mark.parametrize("forks", [1, 2])
+async def test_a_zygote_outlives_a_moment_without_processes(forks: int) -> None:
+    """At its second fork, the first one's own fork is refused before that of the zygote is."""
+    async with python_zygote(scarce_at=FIRST_FORK + forks - 1) as made:
+        for _ in range(forks):
+            with pytest.raises(SandboxError, match="the zygote cannot"):
+                await Sandbox.open(readable=PYTHON, start=made.fork)
+            assert made.alive
+        async with forked(made) as sandbox:
+            assert sandbox.alive
+
+
+async def test_a_zygote_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leanq.lean.fork_server.zygote_client.FORK_TIMEOUT_S", 2.0)
+    async with python_zygote() as made:
+        await eventually(lambda: len(family(made)) == 2)
+        pid = own_pid(made)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await eventually(lambda: is_stopped(pid))
+            began_s = time.monotonic()
+            forks = [Sandbox.open(readable=PYTHON, start=made.fork) for _ in range(6)]
+            came = await asyncio.gather(*forks, return_exceptions=True)
+            assert all(isinstance(each, SandboxError) for each in came)
+            assert not made.alive
+            assert time.monotonic() - began_s < 6 * 2.0
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_zygote_is_ended_while_it_imports() -> None:
+    """It looks at nothing else meanwhile, and may take minutes."""
+    before = set(children(os.getpid()))
+
+    def importing() -> list[int]:
+        outer = set(children(os.getpid())) - before
+        inner = [pid for each in outer for pid in children(each)]
+        return [pid for pid in inner if is_first_of_namespace(pid)]
+
+    with python_in_place_of_lean():
+        opens = asyncio.create_task(Zygote.open([], [], ENDLESS, {}))
+        await eventually(lambda: bool(importing()))
+    [pid] = importing()
+    began_s = time.monotonic()
+    opens.cancel()
+    await asyncio.gather(opens, return_exceptions=True)
+    assert time.monotonic() - began_s < 20.0
+    assert not running(pid)
+    assert set(children(os.getpid())) <= before
+
+
+def is_first_of_namespace(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        [line] = [line for line in status.splitlines() if line.startswith("NSpid:")]
+        return line.split()[1:] != ["1"] and line.split()[-1] == "1"
+    return False
+
+
 async def test_two_may_close_a_sandbox_at_once(zygote: Zygote) -> None:
     sandbox = await Sandbox.open(start=zygote.fork)
     async with asyncio.timeout(10):
         await asyncio.gather(sandbox.close(), sandbox.close())
+
+
+@pytest.mark.parametrize("which", ["zygote", "sandbox"])
+async def test_what_is_cancelled_while_it_closes_is_closed_then(which: str) -> None:
+    async with python_zygote() as made:
+        sandbox = await Sandbox.open(readable=PYTHON, start=made.fork)
+        closed, folder = (
+            (made, made.scratch) if which == "zygote" else (sandbox, sandbox.left.resolve())
+        )
+        closing = asyncio.create_task(closed.close())
+        for _ in range(3):
+            await asyncio.sleep(0)
+            assert not closing.done()
+            closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert not closed.alive
+        assert not folder.exists()
+        await sandbox.close()
 
 
 async def test_a_zygote_that_is_closed_keeps_nobody_waiting_for_a_fork() -> None:
@@ -181,6 +269,7 @@ async def test_a_zygote_that_is_closed_keeps_nobody_waiting_for_a_fork() -> None
                 each.close()
 
 
+@pytest.mark.slow
 async def test_a_fork_signals_none_but_itself(zygote: Zygote) -> None:
     async with forked(zygote) as victim, forked(zygote) as attacker:
         waits = asyncio.create_task(run(victim, "import time; time.sleep(2); print('alive')"))

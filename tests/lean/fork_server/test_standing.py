@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
+import signal
 import sys
 import time
 from collections import OrderedDict
@@ -13,7 +15,7 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.sandboxes import PYTHON
+from support.sandboxes import PYTHON, children
 from support.sites import Site
 from support.waiting import eventually
 
@@ -27,6 +29,7 @@ from leanq.lean.fork_server.standing import (
     prefix_end,
 )
 from leanq.lean.process import Lean
+from leanq.lean.recipes import text_hash
 from leanq.lean.sandbox.sandbox import PACKAGE as LEANQ
 from leanq.lean.sandbox.sandbox import Finished, Limits, Sandbox
 
@@ -51,12 +54,12 @@ class Behind:
             run = await self.lean.run(slot, code, LIMITS, options=OPTIONS, compile_=False)
             return run.done
 
-    async def expect(self, source: str, code: str, done: Finished) -> None:
+    async def expect(self, source: str, code: str, done: Finished, name: str = "source") -> None:
         command = self.lean.command(OPTIONS)
-        await self.standing.expect("source", source, code, command, done, LIMITS)
+        await self.standing.expect(name, source, code, command, done, LIMITS)
 
-    async def run(self, source: str, code: str) -> Finished | None:
-        return await self.standing.run("source", source, code, LIMITS)
+    async def run(self, source: str, code: str, name: str = "source") -> Finished | None:
+        return await self.standing.run(name, source, code, LIMITS)
 
     async def stand(self, source: str, code: str) -> None:
         await self.expect(source, code, await self.plain(code))
@@ -65,7 +68,9 @@ class Behind:
 
 @pytest.fixture
 async def behind(site: Site) -> AsyncIterator[Behind]:
-    forks = ForkServer(site.core, ForkRules(preload_after=1, prove_after=1, compare_every=0))
+    forks = ForkServer(
+        site.core, ForkRules(preload_after=1, prove_after=1, compare_every=0, share=1.0)
+    )
     lean = Lean(site.core, slots=1, forks=forks)
     found = Behind(lean, forks)
     try:
@@ -90,7 +95,8 @@ SOURCES = {
 }
 
 
-QUICK = ("one theorem before", "a section around", "a syntax error behind")
+# In it are a declaration before, and an end of file that says more.
+QUICK = ("a section around",)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +119,7 @@ async def test_lean_says_the_same_behind_a_prefix(behind: Behind, source: str) -
         assert (done.stdout, done.exit.code) == (plain.stdout, plain.exit.code)
 
 
+@pytest.mark.slow
 async def test_a_prefix_with_an_error_gets_no_process(behind: Behind) -> None:
     source = f"{HEADER}theorem wrong (p : Prop) : p := p\n{GOAL}sorry\n"
     code = source.replace("sorry", CLOSED)
@@ -121,6 +128,38 @@ async def test_a_prefix_with_an_error_gets_no_process(behind: Behind) -> None:
     assert not behind.standing.holds("source")
     await behind.expect(source, code, await behind.plain(code))
     assert await behind.run(source, code) is None
+
+
+async def test_sources_with_a_prefix_in_common_have_one_process(behind: Behind) -> None:
+    source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
+    await behind.stand(source, source.replace("sorry", CLOSED))
+    other = source.replace("goal", "another").replace("And q p", "And p q")
+    code = other.replace("sorry", "exact h")
+    assert not behind.standing.holds("other")
+    done = await behind.run(other, code, "other")
+    plain = await behind.plain(code)
+    assert done
+    assert (done.stdout, done.exit.code) == (plain.stdout, plain.exit.code)
+    assert behind.standing.holds("other")
+    # Here the prefix ends in the middle of a command.
+    longer = source.replace(f"h\n{GOAL}", f"h\n -- {GOAL}").replace(" -- t", "\n-- t")
+    assert longer.startswith(f"{HEADER}{BEFORE}")
+    assert await behind.run(longer, longer.replace("sorry", CLOSED), "longer") is None
+
+
+async def test_one_process_is_made_at_a_time(behind: Behind) -> None:
+    first = f"{HEADER}{BEFORE}{GOAL}sorry\n"
+    second = first.replace("first", "second")
+    sources = {"first": first, "second": second}
+    codes = {name: source.replace("sorry", CLOSED) for name, source in sources.items()}
+    plain = {name: await behind.plain(code) for name, code in codes.items()}
+    for name in ("first", "second"):
+        await behind.expect(sources[name], codes[name], plain[name], name)
+    await behind.standing.settled()
+    assert [behind.standing.holds(name) for name in sources] == [True, False]
+    await behind.expect(second, codes["second"], plain["second"], "second")
+    await behind.standing.settled()
+    assert behind.standing.holds("second")
 
 
 async def test_a_process_that_says_anything_else_does_not_serve(behind: Behind) -> None:
@@ -137,7 +176,8 @@ async def test_a_large_source_holds_up_nothing_else(
 ) -> None:
     prefixes = StandingPrefixes(site.core, ForkServer(site.core, ForkRules()), slots=1)
     source = HEADER + "(\n" * 200_000
-    monkeypatch.setattr(prefixes, "holds", lambda _: True)
+    stands = _Prefix(("", ()), HEADER)
+    monkeypatch.setattr(prefixes, "_prefixes", OrderedDict({text_hash(HEADER): stands}))
     late = 0.0
 
     async def beat() -> None:
@@ -155,6 +195,27 @@ async def test_a_large_source_holds_up_nothing_else(
     assert late < max(0.1, took_s / 3)
 
 
+async def test_a_source_is_read_once_for_a_hole(
+    behind: Behind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def counted(code: str, offset: int) -> int:
+        read.append(offset)
+        return prefix_end(code, offset)
+
+    monkeypatch.setattr("leanq.lean.fork_server.standing.prefix_end", counted)
+    source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
+    first, *others = (
+        source.replace("sorry", f"{{{each}}}") for each in (CLOSED, "exact h", "skip")
+    )
+    await behind.stand(source, first)
+    for code in others:
+        assert await behind.run(source, code)
+    assert read == [source.index("sorry")]
+
+
+@pytest.mark.slow
 async def test_no_process_is_left_when_the_prefixes_are_closed(behind: Behind) -> None:
     source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
     await behind.stand(source, source.replace("sorry", CLOSED))
@@ -163,6 +224,42 @@ async def test_no_process_is_left_when_the_prefixes_are_closed(behind: Behind) -
 
 
 async def test_a_process_that_is_killed_is_replaced(behind: Behind) -> None:
+    source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
+    code = source.replace("sorry", CLOSED)
+    await behind.stand(source, code)
+    for pid in forks_of(behind):
+        os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: not behind.standing.holds("source"))
+    assert await behind.run(source, code) is None
+    await behind.stand(source, code)
+    assert await behind.run(source, code)
+
+
+async def test_nothing_is_kept_of_a_prefix_whose_process_is_lost(behind: Behind) -> None:
+    source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
+    code = source.replace("sorry", CLOSED)
+    await behind.stand(source, code)
+    assert prefixes_kept()
+    for pid in forks_of(behind):
+        os.kill(pid, signal.SIGKILL)
+    await eventually(lambda: not behind.standing.holds("source"))
+    assert await behind.run(source, code) is None
+    assert not prefixes_kept()
+
+
+def forks_of(behind: Behind) -> list[int]:
+    """The supervisors of all that was forked from zygotes: of what stands behind prefixes, too."""
+    zygotes = [children(pid)[0] for pid in behind.forks.pids()]
+    return [fork for zygote in zygotes for fork in children(zygote)]
+
+
+def prefixes_kept() -> list[str]:
+    gc.collect()
+    return [each.text for each in gc.get_objects() if isinstance(each, _Prefix)]
+
+
+@pytest.mark.slow
+async def test_a_process_whose_zygote_is_killed_serves_no_more(behind: Behind) -> None:
     source = f"{HEADER}{BEFORE}{GOAL}sorry\n"
     code = source.replace("sorry", CLOSED)
     await behind.stand(source, code)
@@ -267,6 +364,7 @@ if os.fork() == 0:
 """
     look = """
 import os
+import signal
 others = [pid for pid in os.listdir("/proc") if pid.isdigit()]
 os.write(1, repr((os.listdir("."), len(others))).encode())
 """
@@ -282,7 +380,13 @@ UNREMOVABLE = {
 }
 
 
-@pytest.mark.parametrize("leave", UNREMOVABLE.values(), ids=UNREMOVABLE)
+@pytest.mark.parametrize(
+    "leave",
+    [
+        pytest.param(leave, id=name, marks=pytest.mark.slow if "deep" in name else ())
+        for name, leave in UNREMOVABLE.items()
+    ],
+)
 async def test_files_that_cannot_be_removed_end_the_process(leave: str) -> None:
     async with standin() as standing:
         with pytest.raises(SandboxError, match="has ended"):
@@ -301,7 +405,7 @@ async def test_a_process_does_not_grow_from_request_to_request() -> None:
     grows = (
         "import os; held = []\nfor n in range(9):\n"
         "    n and os.read(3, 1 << 16)\n"
-        "    held.append(b'x' * (200 << 20)); os.write(4, bytes(21))\n#\n"
+        "    held.append(b'x' * (50 << 20)); os.write(4, bytes(21))\n#\n"
     )
     async with standin(grows) as standing:
         for _ in range(2):
@@ -318,8 +422,8 @@ async def test_prefixes_are_closed_while_one_serves(
     forks = ForkServer(site.core, ForkRules())
     prefixes = StandingPrefixes(site.core, forks, slots=2)
     async with standin() as busy, standin() as idle:
-        found = _Prefix(("", ()), [busy, idle])
-        monkeypatch.setattr(prefixes, "_prefixes", OrderedDict({("source", len(PREFIX)): found}))
+        found = _Prefix(("", ()), PREFIX, [busy, idle])
+        monkeypatch.setattr(prefixes, "_prefixes", OrderedDict({text_hash(PREFIX): found}))
         text = f"{PREFIX}import time; time.sleep(100)"
         serves = asyncio.create_task(prefixes.run("source", PREFIX, text, LIMITS))
         await eventually(lambda: busy.busy)
@@ -338,6 +442,18 @@ async def test_a_fork_ends_at_its_limits_and_the_process_stays() -> None:
         assert done.exit.stopped == "cpu"
         done = await standing.run(PREFIX + "import time; time.sleep(100)", hasty)
         assert done.exit.stopped == "wall"
+        assert await said(standing, "import os\nos.write(1, b'fine')") == "fine"
+
+
+async def test_a_forks_children_spend_its_time() -> None:
+    spin = "import os, time\nfor _ in range(3): os.fork()\nwhile True: pass"
+    short = Limits(cpu_s=0.5, wall_s=60.0, memory_bytes=1 << 30, scratch_bytes=64 << 20)
+    waited = "import os\nif os.fork():\n    os.wait()\nelse:\n    for n in range(10**8): pass"
+    async with standin() as standing:
+        for script in (spin, waited):
+            done = await standing.run(PREFIX + script, short)
+            assert done.exit.stopped == "cpu"
+            assert done.exit.cpu_s < 4.0
         assert await said(standing, "import os\nos.write(1, b'fine')") == "fine"
 
 

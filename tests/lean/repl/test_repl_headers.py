@@ -62,6 +62,7 @@ async def test_other_headers_are_others(site: Site, other: str) -> None:
         assert len(known) == count
 
 
+@pytest.mark.slow
 async def test_a_header_that_failed_is_never_kept(site: Site) -> None:
     driver = await site.standin()
     reply = await driver.run(check(f"import Missing\n{GOOD}", audit=False))

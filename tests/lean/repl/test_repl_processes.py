@@ -135,6 +135,7 @@ async def test_cancelling_ends_what_runs(site: Site) -> None:
     assert await verdict(driver, BAD) == "rejected"
 
 
+@pytest.mark.slow
 async def test_a_dead_supervisor_costs_one_request(site: Site) -> None:
     driver = await site.standin()
     await eventually(lambda: bool(driver.kept.sessions.idle))
@@ -170,6 +171,7 @@ async def test_a_cancellation_costs_no_process(site: Site) -> None:
     assert await verdict(driver, BAD) == "rejected"
 
 
+@pytest.mark.slow
 async def test_closing_while_a_process_is_put_away(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +208,13 @@ async def test_an_answer_belongs_to_the_environment_in_which_it_was_asked_for(
     )
     slow = f"{HEAD}theorem two := by sorry standin:slow=1000\n"
     task = asyncio.create_task(driver.run(check(slow, audit=False)))
-    await eventually(lambda: driver.kept.sessions.count > len(driver.kept.sessions.idle))
+    sessions = driver.kept.sessions
+
+    def is_asked() -> bool:
+        unasked = [*sessions.idle, *sessions.starting, *sessions.ending]
+        return sessions.count > len(unasked)
+
+    await eventually(is_asked)
     prints[0] = "b" * 64
     assert (await driver.run(check(GOOD, audit=False))).fingerprint == prints[0]
     reply = await task
@@ -295,6 +303,7 @@ async def test_a_repl_that_does_not_serve(site: Site, arguments: list[str], said
         await site.standin(*arguments)
 
 
+@pytest.mark.slow
 async def test_a_program_that_says_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = replace(session_module.VERSION_LIMITS, wall_s=0.5)
     monkeypatch.setattr(session_module, "VERSION_LIMITS", limits)

@@ -157,6 +157,7 @@ def test_answers_as_values() -> None:
             (Message("information", 1, 4, "t", 1, 4), ""),
         ),
         (Opened(0, "⊢ p", (1, 4)),),
+        b"[]",
     )
     assert read_answer(
         {

@@ -149,10 +149,10 @@ async def test_a_tactic_with_a_hole_of_its_own(site: Site) -> None:
 @pytest.mark.parametrize(
     "what",
     [
-        *("crash", "fake"),
+        "crash",
         *(
             pytest.param(what, marks=pytest.mark.slow)
-            for what in ("cut", "exit", "die-after", "noise", "slow=5")
+            for what in ("fake", "cut", "exit", "die-after", "noise", "slow=5")
         ),
     ],
 )
@@ -279,6 +279,7 @@ async def test_no_verdict_rests_on_a_pickle(site: Site, pickling: dict[str, Any]
     assert pickling["cache"].tally.hits_disk == 3
 
 
+@pytest.mark.slow
 async def test_a_damaged_pickle_costs_time_alone(site: Site, pickling: dict[str, Any]) -> None:
     driver = await site.standin(**pickling)
     state = await opened(driver)

@@ -60,7 +60,7 @@ def read_table() -> dict[str, list[Check | Step]]:
 
 TABLE = read_table()
 # Between them messages, holes, and steps of every verdict.
-QUICK = {"app_type_mismatch2", "line_breaks", "pickle_open_scoped", "proof_branching", "trace_simp"}
+QUICK = {"app_type_mismatch2", "pickle_open_scoped", "proof_branching"}
 LEANS = Reply(error="Lean's")
 
 

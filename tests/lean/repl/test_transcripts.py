@@ -23,6 +23,13 @@ from leanq.lean.repl.protocol import Elaborated, Refused, Stepped, read_answer
 from leanq.lean.repl.session import Session
 from leanq.lean.sandbox.sandbox import Sandbox
 
+# Between them all sets of fields that a recorded command or answer has.
+QUICK = {
+    *("file2", "file_env", "infotree", "infotree_theorem", "name_generator"),
+    *("pickle_environment_with_imports", "pickle_proof_state_1", "pickle_proof_state_env"),
+    "self_proof_check",
+}
+
 
 def recorded() -> list[Any]:
     """The dialogues whose answers were recorded."""
@@ -31,7 +38,8 @@ def recorded() -> list[Any]:
     skip = pytest.mark.skip(
         reason=f"there are no transcripts in {TRANSCRIPTS}; see LEANQ_TRANSCRIPTS"
     )
-    return [*names] or [pytest.param("none", marks=skip)]
+    slow = [pytest.param(name, marks=pytest.mark.slow) for name in names if name not in QUICK]
+    return [*filter(QUICK.__contains__, names), *slow] or [pytest.param("none", marks=skip)]
 
 
 def commands(name: str) -> list[str]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import shutil
 import socket
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -194,3 +197,18 @@ def test_probe() -> None:
     kinds = probe()
     assert all(isinstance(kind, str) for kind in kinds)
     assert ("pid-ns" in kinds) <= ("mount-ns" in kinds)
+
+
+def test_no_wall_is_missing_that_the_machine_allows() -> None:
+    """Else the tests that need a wall would be left out where it is broken."""
+    kinds = probe()
+    landlock = ctypes.CDLL(None).syscall(444, None, 0, 1)  # landlock_create_ruleset: its version
+    assert (f"landlock-{landlock}" in kinds) == (landlock > 0)
+    if Path("/proc/sys/kernel/seccomp/actions_avail").exists():
+        assert "seccomp" in kinds
+    enter = ["unshare", "--user", "--map-root-user", "--net", "--ipc", "--pid", "--fork"]
+    if not shutil.which("unshare"):
+        pytest.skip("no program unshare")
+    if subprocess.run([*enter, "--mount-proc", "true"], check=False).returncode == 0:
+        namespaces = {f"{each}-ns" for each in ("user", "pid", "mount", "net", "ipc")}
+        assert {*namespaces, "root", "read-only"} <= set(kinds)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from support.sandboxes import (
     MODES,
     PYTHON,
     marked,
+    needs,
     new_marker,
     opened,
     output,
@@ -127,10 +129,11 @@ async def test_one_program_at_a_time(sandbox: Sandbox) -> None:
                 os._exit(0)
             os.wait()
         """,
-        # No process waits for them, so the kernel adds their times to none.
+        # No process wants to wait for them, and the kernel would add their times to none.
         """
         import os, signal, time
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        try: signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        except OSError: pass
         while True:
             if os.fork() == 0:
                 end = time.process_time() + 0.1
@@ -151,6 +154,22 @@ async def test_cpu_of_all_descendants(sandbox: Sandbox, code: str) -> None:
     assert marked(marker) == []
 
 
+async def test_no_child_is_too_short_to_count(sandbox: Sandbox) -> None:
+    needs(sandbox, "seccomp")
+    code = """
+        import os, signal, time
+        try: signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        except OSError: pass
+        for _ in range(60):
+            if os.fork() == 0:
+                while time.process_time() < 0.01: pass
+                os._exit(0)
+            try: os.wait()
+            except ChildProcessError: pass
+    """
+    assert (await run(sandbox, code)).exit.cpu_s > 0.6
+
+
 async def test_cpu_is_exact_at_the_end(sandbox: Sandbox) -> None:
     code = """
         import time
@@ -168,6 +187,63 @@ async def test_memory(sandbox: Sandbox) -> None:
     finished = await run(sandbox, code, limits=limits)
     assert finished.exit.stopped == "memory"
     assert finished.exit.peak_bytes > 100 * MB
+
+
+async def test_memory_of_threads_whose_first_has_ended(sandbox: Sandbox) -> None:
+    code = """
+        import _thread, ctypes, time
+        def hold():
+            time.sleep(0.1)
+            held = b"x" * (400 << 20)
+            time.sleep(60)
+        _thread.start_new_thread(hold, ())
+        ctypes.CDLL(None).syscall(60, 0)
+    """
+    low = replace(GENEROUS, memory_bytes=200 * MB)
+    assert (await run(sandbox, code, limits=low)).exit.stopped == "memory"
+
+
+@pytest.mark.parametrize("name", ["RssAnon:0kB", "RssAnon:zkB", "VmSwap:zkB", ") R 1 1 1"])
+async def test_no_name_of_a_program_hides_its_memory(sandbox: Sandbox, name: str) -> None:
+    code = f"""
+        import ctypes, time
+        ctypes.CDLL(None).prctl(15, {name.encode()}, 0, 0, 0)
+        x = bytearray(400 << 20)
+        time.sleep(60)
+    """
+    low = replace(GENEROUS, memory_bytes=200 * MB)
+    assert (await run(sandbox, code, limits=low)).exit.stopped == "memory"
+
+
+@pytest.mark.slow
+async def test_who_has_many_processes_pays_for_looking_at_them(sandbox: Sandbox) -> None:
+    code = """
+        import os, time
+        for _ in range(400): os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+        time.sleep(60)
+    """
+    limits = replace(GENEROUS, cpu_s=1, wall_s=60, look_s=0.025)
+    end = (await run(sandbox, code, limits=limits)).exit
+    assert end.stopped == "cpu"
+
+
+@pytest.mark.parametrize("what", ["threads", "processes"])
+async def test_too_many_tasks_end_a_program(sandbox: Sandbox, what: str) -> None:
+    """Which the kernel refuses to any user but root, where it can count them apart."""
+    start = {
+        "threads": "_thread.start_new_thread(time.sleep, (60,))",
+        "processes": 'os.posix_spawn("/bin/sleep", ["sleep", "60"], {})',
+    }
+    code = f"""
+        import _thread, os, time
+        _thread.stack_size(65536)
+        try:
+            for _ in range(1200): {start[what]}
+        except (OSError, RuntimeError): print("refused", flush=True); os._exit(0)
+        time.sleep(60)
+    """
+    done = await run(sandbox, code, limits=replace(GENEROUS, memory_bytes=8 << 30))
+    assert done.stdout == b"refused\n" or done.exit.stopped == "processes"
 
 
 async def test_mapped_files_are_not_memory(sandbox: Sandbox) -> None:

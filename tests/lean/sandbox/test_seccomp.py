@@ -172,6 +172,11 @@ async def test_refused_calls_are_refused_in_a_sandbox(sandbox: Sandbox) -> None:
     ("attempt", "error"),
     [
         ("libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0)", 38),  # clone with CLONE_NEWUSER
+        ("libc.syscall(56, 0x50b00, 0, 0, 0, 0)", 38),  # a thread with open files of its own
+        ("libc.syscall(13, 17, bytes(64), 0, 8)", 38),  # rt_sigaction of SIGCHLD
+        ("libc.syscall(13, ctypes.c_long(1 << 32 | 17), bytes(64), 0, 8)", 38),
+        ("libc.syscall(13, 16, bytes(64), 0, 7)", 22),  # of another signal
+        ("libc.syscall(13, 17, 0, 0, 7)", 22),  # and to ask
         ("libc.syscall(435, 0, 0)", 38),  # clone3
         ("libc.syscall(425, 8, 0)", 38),  # io_uring_setup
         ("libc.syscall(9, 0, 4096, 3, 0x21, -1, 0)", 38),  # shared anonymous memory

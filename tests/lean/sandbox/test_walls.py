@@ -7,13 +7,26 @@ import shutil
 import socket
 import stat
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from support.sandboxes import GENEROUS, MB, MODES, PYTHON, needs, opened, output, python, run
+from support.sandboxes import (
+    GENEROUS,
+    MB,
+    MODES,
+    PYTHON,
+    children,
+    needs,
+    opened,
+    output,
+    python,
+    run,
+)
+from support.waiting import eventually
 
 from leanq.errors import SandboxError
 from leanq.lean.sandbox.sandbox import Sandbox
@@ -160,11 +173,22 @@ async def test_everything_but_scratch_is_read_only(sandbox: Sandbox) -> None:
         for line in open("/proc/self/mountinfo"):
             place, options = line.split()[4:6]
             if options.split(",")[0] != "ro": print(place)
+        for folder in ("/", "/dev", "/run", "/tmp", "/usr", "/usr/bin", "/usr/lib"):
+            if os.access(folder, os.W_OK): print(folder)
+    """
+    # The /proc behind its own is the supervisor's, which it cannot reach.
+    assert set((await output(sandbox, code)).split()) <= {"/run/scratch"}
+
+
+@pytest.mark.slow
+async def test_no_folder_but_scratch_can_be_written(sandbox: Sandbox) -> None:
+    needs(sandbox, "root")
+    code = """
+        import os
         for folder, names, files in os.walk("/", followlinks=False):
             if folder in ("/proc", "/run/scratch"): names.clear()
             if os.access(folder, os.W_OK): print(folder)
     """
-    # The /proc behind its own is the supervisor's, which it cannot reach.
     assert set((await output(sandbox, code)).split()) <= {"/run/scratch"}
 
 
@@ -271,16 +295,71 @@ async def test_there_is_no_memory_outside_of_what_is_counted(
     assert "had" not in await output(sandbox, code)
 
 
-async def test_swap_and_page_tables_are_memory(sandbox: Sandbox) -> None:
-    # A page of every 2 MiB: page tables take as much as the pages.
+async def test_what_pipes_can_hold_is_memory(sandbox: Sandbox) -> None:
+    """Of small processes, which have little else."""
+    code = """
+        import os, time
+        for _ in range(100): os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+        time.sleep(60)
+    """
+    finished = await run(sandbox, code, limits=replace(GENEROUS, memory_bytes=45 * MB, wall_s=20))
+    assert finished.exit.stopped == "memory"
+
+
+async def test_a_run_takes_little_of_what_its_user_may_have_in_all(sandbox: Sandbox) -> None:
+    """A user who may watch no more files, for all 220,000 for each GB are watched, has no event
+    loop: and the worker's user is that of its programs."""
+    needs(sandbox, "user-ns")
+    code = """
+        import resource
+        for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_SIGPENDING):
+            print(resource.getrlimit(limit)[1])
+    """
+    files, processes, signals = map(int, (await output(sandbox, code)).split())
+    assert (files // 2) ** 2 * (processes - 2 * (os.cpu_count() or 1)) <= 600_000
+    assert signals <= 256
+
+
+@pytest.fixture
+def huge_pages() -> Iterator[None]:
+    """128 MB of them, as an operator of databases may have put aside."""
+    number = Path("/proc/sys/vm/nr_hugepages")
+    before = number.read_text() if number.exists() else ""
+    try:
+        number.write_text("64")
+    except OSError:
+        pytest.skip("no huge pages can be put aside here")
+    try:
+        if int(number.read_text()) < 64:
+            pytest.skip("no huge pages can be put aside here")
+        yield
+    finally:
+        number.write_text(before)
+
+
+@pytest.mark.usefixtures("huge_pages")
+async def test_huge_pages_are_memory(sandbox: Sandbox) -> None:
     code = """
         import mmap, time
-        area = mmap.mmap(-1, 200 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000
+        area = mmap.mmap(-1, 120 << 20, flags=flags)
+        for at in range(0, len(area), 2 << 20): area[at] = 1
+        time.sleep(60)
+    """
+    finished = await run(sandbox, code, limits=replace(GENEROUS, memory_bytes=60 * MB, wall_s=20))
+    assert finished.exit.stopped == "memory"
+
+
+async def test_swap_and_page_tables_are_memory(sandbox: Sandbox) -> None:
+    # A page of every 2 MiB: 140 MB of pages, and page tables take as much.
+    code = """
+        import mmap, time
+        area = mmap.mmap(-1, 70 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
         area.madvise(15)
         for at in range(0, len(area), 2 << 20): area[at] = 1
         time.sleep(60)
     """
-    finished = await run(sandbox, code, limits=replace(GENEROUS, memory_bytes=560 * MB))
+    finished = await run(sandbox, code, limits=replace(GENEROUS, memory_bytes=210 * MB))
     assert finished.exit.stopped == "memory"
 
 
@@ -319,6 +398,21 @@ async def test_a_file_without_a_name_fills_it_too(sandbox: Sandbox) -> None:
     """
     limits = replace(GENEROUS, scratch_bytes=32 * MB)
     assert (await run(sandbox, code, limits=limits)).exit.stopped == "scratch"
+
+
+@pytest.mark.slow
+async def test_who_leaves_many_files_holds_up_nothing_else(sandbox: Sandbox) -> None:
+    """Whoever lets go of them last, once the supervisor has, removes them."""
+    needs(sandbox, "root")
+    [inner] = children(sandbox.supervisor.pid)
+    mounts = Path(f"/proc/{inner}/mountinfo")
+    code = "import os\nfor n in range(50_000): os.close(os.open(str(n), os.O_CREAT | os.O_WRONLY))"
+    finished = await run(sandbox, code, limits=replace(GENEROUS, scratch_bytes=1 << 30))
+    assert finished.exit.code == 0
+    await eventually(lambda: " /run/scratch " not in mounts.read_text())
+    began_s = time.thread_time()
+    sandbox.clear()
+    assert time.thread_time() - began_s < 0.03
 
 
 async def test_a_neighbour_has_all_of_its_own_disk(sandbox: Sandbox) -> None:

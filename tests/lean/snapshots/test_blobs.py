@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -15,8 +14,8 @@ import redis
 from hypothesis import given
 from hypothesis import settings as profile
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
 from obstore.store import from_url
+from support.s3 import serving_s3
 from support.stores import Store, digest, open_store, packed
 
 from leanq.errors import UsageError
@@ -32,19 +31,8 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    """A real server for S3's protocol; the URL of a bucket there."""
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        patch.setenv("AWS_ACCESS_KEY_ID", "test")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-        patch.setenv("AWS_REGION", "us-east-1")
-        bucket = urllib.request.Request(f"http://{host}:{port}/bucket", method="PUT")
-        urllib.request.urlopen(bucket, timeout=30).close()
-        yield "s3://bucket/leanq"
-    server.stop()
+    with serving_s3() as url:
+        yield url
 
 
 @pytest.fixture
@@ -211,7 +199,9 @@ async def _keep_and_find(server: EmbeddedServer, todo: list[tuple]) -> None:  # 
         assert not list(connection.scan_iter("{blobs:*"))
 
 
-@pytest.mark.parametrize("url", ["bucket", "http://bucket/x", "s3://", "s3:///x", "s3://a b"])
+@pytest.mark.parametrize(
+    "url", ["bucket", "http://bucket/x", "s3://", "s3:///x", "s3://a b", "s3://ab/x"]
+)
 def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(UsageError, match="LEANQ_BLOBS must be s3://BUCKET/PREFIX"):
         Settings("unix:///-", blobs=url)

@@ -342,6 +342,7 @@ def test_large_content_goes_in_chunks_of_bounded_size() -> None:
     assert compressed(raw, 8 << 20) == ()
 
 
+@pytest.mark.slow
 def test_bomb_is_not_unpacked() -> None:
     raw = bytes(200 << 20)
     chunks = compressed(raw)

@@ -309,9 +309,13 @@ example (p : Prop) (h : p) : And p p := And.intro h sorry
 
 @pytest.mark.slow
 async def test_a_step_has_budgets(lean: Lean) -> None:
-    state = (await lean.open(sample("heartbeats").replace("exact rfl", "exact sorry"))).state
+    bounded = sample("heartbeats").replace("exact rfl", "exact sorry")
+    state = (await lean.open(bounded)).state
     assert (await lean.step(state, "exact rfl")).verdict == "exhausted"
-    assert (await lean.step(state, "exact rfl", timeout_s=0.01)).verdict == "timeout"
+    assert (await lean.step(state, "exact nothing")).verdict == "rejected"
+    endless = bounded.replace("maxHeartbeats 2000", "maxHeartbeats 0")
+    state = (await lean.open(endless)).state
+    assert (await lean.step(state, "exact rfl", timeout_s=0.3)).verdict == "timeout"
     assert (await lean.step(state, "exact nothing")).verdict == "rejected"
 
 
@@ -386,6 +390,7 @@ async def test_holes_in_holes_come_to_an_end(lean: Lean) -> None:
     assert refused.error is not None
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_imported(site: Site) -> None:
     lean = Lean(await site.driver(), knows_places=True)
     state = (await lean.open(THEOREM)).state

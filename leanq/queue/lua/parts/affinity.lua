@@ -1,4 +1,4 @@
--- parts: clock bulk wait_list phase waiting lease warmth single_flight
+-- parts: clock bulk record wait_list phase waiting lease warmth single_flight
 -- Preference for warm requests in environments where some name affinities: of the first 16 that wait in
 -- a tenant's list, the warmest first, in their order otherwise. A request that was first passed over two
 -- seconds ago is passed over no more, however many warm ones come up.
@@ -17,7 +17,7 @@ function affinity.at(front, i, wanted)
     end
     front.seen, waiting.popped = front.seen + 1, waiting.popped + 1
     local n = front.seen
-    local r = waiting.one(front.name, front.ids[n], front.texts[n], front.phases[n])
+    local r = waiting.one(front.name, front.ids[n], record.read(front.texts[n]), front.texts[n], front.phases[n])
     if r and front.known[r.request_id] then
       -- One that was withdrawn and sent again stands there twice.
       wait_list.forget(front.name, 1)
@@ -36,7 +36,7 @@ function affinity.best(front, wanted)
     local r = affinity.at(front, i, wanted)
     if not r then break end
     if not best or r.rank < front[best].rank then best = i end
-    if front[best].rank == 1 or r.passed and now - r.passed >= affinity.PASSED_OVER_MS then break end
+    if front[best].rank == 1 or affinity.is_next(r) then break end
   end
   return best
 end
@@ -59,15 +59,28 @@ function affinity.put_back(front)
   bulk.call('LPUSH', front.list, rest)
 end
 
+-- Whether no other request of the list could go before this one, which is its first.
+function affinity.is_next(r)
+  return r.rank == 1 or r.passed and now - r.passed >= affinity.PASSED_OVER_MS
+end
+
 -- Takes up to n requests of the list with this name; returns how many these were.
 function affinity.claim(name, n)
   local front, got = {name = name, list = tag .. ':' .. name, ids = {}, seen = 0, known = {}}, 0
+  local r = n == 1 and waiting.pop(name)
+  if r then
+    r.rank = r.affinity ~= '' and warmth.rank(r) or 3
+    if affinity.is_next(r) then
+      if lease.take(r, false) then return 1 end
+    else
+      front[1], front.known[r.request_id] = r, true
+    end
+  end
   while got < n do
     local best = affinity.best(front, n - got)
     if not best then break end
     affinity.pass_over(front, best)
     local r = table.remove(front, best)
-    single_flight.prefetch({r})
     if lease.take(r, false) then got = got + 1 end
   end
   affinity.put_back(front)

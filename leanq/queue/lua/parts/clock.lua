@@ -1,3 +1,7 @@
+-- each call: now = clock_ms()
 -- The server's time, in ms since 1970.
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now
+local function clock_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end

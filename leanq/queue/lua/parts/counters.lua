@@ -1,9 +1,20 @@
 -- parts: bulk
+-- each call: counters.added, counters.known = {}, {}
 -- Counters of :stats. What a call counts is written once, at its end. u:ENVIRONMENT:TENANT, a tenant's
--- CPU time (ms), is kept for 100 of these; u:ENVIRONMENT: has that of the tenants beyond.
-local counters = {added = {}, MAX_TENANTS = 100}
+-- CPU time (ms), is kept for 100 of these; u:ENVIRONMENT: has that of the tenants beyond. `known`: what
+-- :stats said in this call, false where it has no such counter.
+local counters = {MAX_TENANTS = 100}
 
 function counters.add(name, n) counters.added[name] = (counters.added[name] or 0) + n end
+
+-- Asks at once for these counters, and for all that were added to.
+function counters.read(names)
+  for name in pairs(counters.added) do names[#names + 1] = name end
+  for i, value in ipairs(bulk.call('HMGET', tag .. ':stats', names)) do counters.known[names[i]] = value end
+end
+
+-- What a counter was before this call, and what this call added to it.
+function counters.value(name) return tonumber(counters.known[name] or 0) + (counters.added[name] or 0) end
 
 -- Counts requests that ended in an environment; the reason may be ''.
 function counters.ended(environment, verdict, reason, n)
@@ -19,13 +30,16 @@ function counters.new_tenant(name)
 end
 
 function counters.write()
-  local names, values = {}, {}
+  local missing, values = {}, {}
   for name, n in pairs(counters.added) do
-    if n ~= 0 then names[#names + 1] = name end
+    if n ~= 0 and counters.known[name] == nil then missing[#missing + 1] = name end
   end
-  for i, before in ipairs(bulk.call('HMGET', tag .. ':stats', names)) do
-    local name, n = names[i], counters.added[names[i]]
-    if not before and string.sub(name, 1, 2) == 'u:' then
+  for i, value in ipairs(bulk.call('HMGET', tag .. ':stats', missing)) do counters.known[missing[i]] = value end
+  for name, n in pairs(counters.added) do
+    local before = counters.known[name]
+    if n == 0 then
+      -- Nothing is to be written.
+    elseif not before and string.sub(name, 1, 2) == 'u:' then
       redis.call('HINCRBY', tag .. ':stats', counters.new_tenant(name), n)
     else
       values[#values + 1], values[#values + 2] = name, tonumber(before or 0) + n

@@ -1,5 +1,7 @@
 -- parts: bulk wait_list counters waiting lease affinity
--- The order of claims: tenants in round-robin within a priority, priorities without starvation.
+-- each call: fair_queue.left = {}
+-- The order of claims: tenants in round-robin within a priority, priorities without starvation. `left`:
+-- environments in which a tenant's list is known not to be empty.
 local fair_queue = {}
 
 -- Takes up to so many requests out of each list; how many that brought.
@@ -19,9 +21,30 @@ function fair_queue.pop(names, counts)
   return got
 end
 
+-- One request of a priority, of the tenant whose turn it is.
+function fair_queue.draw_one(environment, priority, has_affinity)
+  local ring_name, got = environment .. ':' .. priority, 0
+  local ring = tag .. ':ring:' .. ring_name
+  while got == 0 and waiting.popped < waiting.MAX_POPPED do
+    local tenant = redis.call('LMOVE', ring, ring, 'LEFT', 'RIGHT')
+    if not tenant then break end
+    local name = 'wait:' .. ring_name .. ':' .. tenant
+    if has_affinity then
+      got = affinity.claim(name, 1)
+    else
+      local r = waiting.pop(name)
+      if r and lease.take(r, false) then got = 1 end
+    end
+    if redis.call('EXISTS', tag .. ':' .. name) == 1 then fair_queue.left[environment] = true
+    else redis.call('LREM', ring, -1, tenant) end
+  end
+  return got
+end
+
 -- Up to n requests of one priority; tenants give in turn, and several each where they are few. Where
 -- tenants have weights, they give by these, the first 200 of the ring among themselves.
 function fair_queue.draw(environment, priority, n, has_affinity)
+  if n == 1 and not lease.shares then return fair_queue.draw_one(environment, priority, has_affinity) end
   local ring_name, got = environment .. ':' .. priority, 0
   local ring = tag .. ':ring:' .. ring_name
   while got < n and waiting.popped < waiting.MAX_POPPED do
@@ -43,7 +66,9 @@ function fair_queue.draw(environment, priority, n, has_affinity)
     for i, is_filled in ipairs(bulk.filled(keys)) do
       if is_filled then keep[#keep + 1] = tenants[i] end
     end
-    if #keep > 0 then redis.call('RPUSH', ring, unpack(keep))
+    if #keep > 0 then
+      redis.call('RPUSH', ring, unpack(keep))
+      fair_queue.left[environment] = true
     elseif #tenants < looked then break end
   end
   return got

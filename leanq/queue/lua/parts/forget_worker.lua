@@ -1,7 +1,5 @@
--- parts: recall
 -- A worker leaves the fleet.
 local function forget_worker(worker)
-  recall(worker)
   redis.call('ZREM', tag .. ':workers', worker)
   redis.call('HDEL', tag .. ':info', worker)
   redis.call('UNLINK', tag .. ':stop:' .. worker)

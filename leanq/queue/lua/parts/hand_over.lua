@@ -1,7 +1,14 @@
 -- parts: record phase
--- Makes a client the one that hears of a request's end, and of its run's.
+-- Makes a client hear of a request's end, and of its run's, in the place of another one, which may be
+-- dead. Gateways, whose names begin with '+', wait on behalf of others, so they go on hearing of it: up
+-- to seven of them beside the new client, all in one field.
 local function hand_over(request_id, r, client, phase_text)
-  if r.client == client then return end
+  if string.find(' ' .. r.client .. ' ', ' ' .. client .. ' ', 1, true) then return end
+  local names = {client}
+  for name in string.gmatch(r.client, '%S+') do
+    if string.sub(name, 1, 1) == '+' and #names < 8 then names[#names + 1] = name end
+  end
+  client = table.concat(names, ' ')
   r.client = client
   local body = string.sub(redis.call('GET', tag .. ':req:' .. request_id), r.body)
   redis.call('SET', tag .. ':req:' .. request_id, record.head(r) .. body)

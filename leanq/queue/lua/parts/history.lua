@@ -16,7 +16,8 @@ local function forget_tenants(minute, totals)
 end
 
 -- Once a minute, the call that comes first notes the totals so far, so that history outlives the fleet.
--- What waits and who works is as of that moment; the histograms are left out.
+-- What waits and who works is as of that moment. Of the histograms there is the one of all the time that
+-- requests took, some ten numbers for each environment; the others are left out.
 local function note_minute()
   local minute = math.floor(now / 60000)
   if minute <= tonumber(redis.call('HGET', tag .. ':stats', 'minute') or 0) then return end
@@ -24,7 +25,7 @@ local function note_minute()
   local totals, all = {}, redis.call('HGETALL', tag .. ':stats')
   for i = 1, #all, 2 do
     local name = all[i]
-    if string.match(name, '^[sfu]:') or string.match(name, '^%a_ms:') or string.match(name, '^waiting:') then
+    if string.match(name, '^[sfut]:') or string.match(name, '^%a_ms:') or string.match(name, '^waiting:') then
       totals[name] = tonumber(all[i + 1])
     end
   end

@@ -1,15 +1,17 @@
 -- parts: clock bulk phase counters single_flight waiting warmth shares
 -- arguments: worker token
--- The leases that a claim gives out, written together at its end. `jobs`: per request its id, which
--- attempt this is, 1 where it is isolated, its environment, when it was submitted (ms), its body. `shares`:
+-- each call: lease.shares, lease.jobs, lease.phases, lease.timeouts = nil, {}, {}, {}
+-- each call: lease.texts, lease.taken_in = {}, {}
+-- The leases that a claim gives out, written together at its end. `jobs`: per request its id, 1
+-- where it is isolated, and its whole record, of which a part would be a second copy. `shares`:
 -- where tenants have weights.
-local lease = {shares = nil, jobs = {}, phases = {}, timeouts = {}, runs = {}, texts = {}, taken_in = {}}
+local lease = {}
 
 -- Whether a request that waits needs no run of its own, since an identical one runs.
 function lease.joins(r, isolated)
   if r.digest == '' then return false end
   local key = single_flight.key(r.environment, r.digest)
-  local run_id = single_flight.runs[key]
+  local run_id = single_flight.run_of(key)
   if not single_flight.join(r.request_id, run_id, r.digest, r.submitted, isolated) then return false end
   waiting.taken[r.request_id] = true
   counters.add('waiting:' .. r.environment, -1)
@@ -36,22 +38,21 @@ end
 
 -- Whether the request, which waits, is now this worker's.
 function lease.take(r, isolated)
-  local request_id, environment, runs = r.request_id, r.environment, lease.runs
+  local request_id, environment, phases = r.request_id, r.environment, lease.phases
   if lease.joins(r, isolated) then return false end
   local text = lease.text(r, isolated)
   if r.digest ~= '' then
     -- Others may join it still in this call.
     local key = single_flight.key(environment, r.digest)
     single_flight.leases[request_id], single_flight.runs[key] = text, request_id
-    local n = #runs
-    runs[n + 1], runs[n + 2] = key, request_id
+    local n = #phases
+    phases[n + 1], phases[n + 2] = key, request_id
   end
   if r.affinity ~= '' then counters.add(warmth.rank(r) < 3 and 'warm_hits' or 'warm_misses', 1) end
-  local n = #lease.phases
-  lease.phases[n + 1], lease.phases[n + 2] = request_id, text
-  lease.timeouts[n + 1], lease.timeouts[n + 2] = now + r.run_ms, request_id
-  lease.jobs[#lease.jobs + 1] = {request_id, r.attempts + 1, isolated and 1 or 0, environment,
-    r.submitted, string.sub(r.text, r.body)}
+  local n, m = #phases, #lease.timeouts
+  phases[n + 1], phases[n + 2] = request_id, text
+  lease.timeouts[m + 1], lease.timeouts[m + 2] = now + r.run_ms, request_id
+  lease.jobs[#lease.jobs + 1] = {request_id, isolated and 1 or 0, r.text}
   waiting.taken[request_id] = true
   lease.taken_in[environment] = (lease.taken_in[environment] or 0) + 1
   return true
@@ -60,7 +61,6 @@ end
 function lease.write()
   if #lease.jobs == 0 then return end
   bulk.call('HSET', tag .. ':phase', lease.phases)
-  bulk.call('HSET', tag .. ':runs', lease.runs)
   bulk.call('ZADD', tag .. ':processing:' .. worker, lease.timeouts)
   counters.add('claimed', #lease.jobs)
   for environment, n in pairs(lease.taken_in) do counters.add('waiting:' .. environment, -n) end

@@ -4,7 +4,6 @@ local phase = {
   LEASED = 'l',       -- token, worker, client, environment, '1' for an isolated attempt of what may be
                       -- shared, digest, affinity, tenant, what the tenant was charged (see shares.lua)
   JOINED = 'j',       -- to the run of an identical request: that request, its worker
-  RESERVED = 'r',     -- to this worker
   PASSED_OVER = 'p',  -- waits, and a warmer one went before it: when that first happened (ms)
   QUARANTINED = 'i',  -- waits for an isolated attempt
 }
@@ -37,8 +36,6 @@ function phase.read_joined(text)
   if phase.kind(text) ~= phase.JOINED then return nil end
   return struct.unpack('ss', text, 2)
 end
-
-function phase.reserved(worker) return phase.RESERVED .. worker .. '\0' end
 
 function phase.passed_over(ms) return phase.PASSED_OVER .. string.format('%.0f', ms) .. '\0' end
 

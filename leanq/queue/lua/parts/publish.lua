@@ -1,24 +1,34 @@
 -- arguments: reply_ttl_ms
+-- each call: publish.inboxes = {}
 -- Replies: each takes the place of its request's record and is told to its client's inbox, in one
 -- stream entry per client and call. Replies up to 16 KB travel in the inbox; of larger ones it has the
--- size alone, and the client fetches them by request id, which costs less than a second copy.
-local publish = {inboxes = {}}
+-- size alone, and the client fetches them by request id, which costs less than a second copy. A client
+-- that reads its inbox extends the time-to-live that the first entry gives it.
+local publish = {}
 
 function publish.send(client)
-  local inbox = tag .. ':inbox:' .. client
-  redis.call('XADD', inbox, '*', unpack(publish.inboxes[client]))
-  redis.call('PEXPIRE', inbox, reply_ttl_ms)
+  local inbox, fields = tag .. ':inbox:' .. client, publish.inboxes[client]
+  if not redis.call('XADD', inbox, 'NOMKSTREAM', '*', unpack(fields)) then
+    redis.call('XADD', inbox, '*', unpack(fields))
+    redis.call('PEXPIRE', inbox, reply_ttl_ms)
+  end
   publish.inboxes[client] = nil
 end
 
--- The reply in the place of the record; its client is told when the call ends.
-function publish.reply(request_id, client, reply)
-  redis.call('SET', tag .. ':req:' .. request_id, reply, 'PX', reply_ttl_ms)
+-- A reply for one client; it is told when the call ends.
+local function tell(request_id, client, reply)
   local fields = publish.inboxes[client]
   if not fields then fields = {}; publish.inboxes[client] = fields end
   fields[#fields + 1] = request_id
   fields[#fields + 1] = #reply <= 16384 and reply or #reply
   if #fields >= 4000 then publish.send(client) end
+end
+
+-- The reply in the place of the record, for its client or clients (see hand_over.lua).
+function publish.reply(request_id, client, reply)
+  redis.call('SET', tag .. ':req:' .. request_id, reply, 'PX', reply_ttl_ms)
+  if not string.find(client, ' ', 1, true) then return tell(request_id, client, reply) end
+  for name in string.gmatch(client, '%S+') do tell(request_id, name, reply) end
 end
 
 -- Ends a request with a reply.

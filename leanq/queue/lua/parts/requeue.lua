@@ -1,8 +1,9 @@
 -- parts: clock record phase wait_list wakeup publish counters dead_letters single_flight
 -- arguments: max_attempts
+-- each call: requeue.disbanded = 0
 -- Requests whose lease ended without a reply. `disbanded`: how many joined requests this call has sent
 -- back.
-local requeue = {disbanded = 0}
+local requeue = {}
 
 -- Puts one request that was leased or joined back to the front, or makes it a dead letter.
 -- how: requeue, retry (the attempt counts) or defer (to the end of its waiting list instead).

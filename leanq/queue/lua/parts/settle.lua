@@ -1,10 +1,10 @@
 -- parts: clock bulk phase publish counters record single_flight deadline requeue warmth shares
 -- arguments: worker settlements ends remember_ms
+-- each call: settle.shares = nil
 -- Settles what a worker has finished. `ends` says what settlements have in common: outcome, reason (may be
--- ''), whether the worker is warm now, the way in which Lean came by its prefix, fingerprint, and times,
--- each being its letter (w waited, r ran, t both), ms, and the number of its histogram's bucket. `cpu_ms`
+-- ''), whether the worker is warm now, the way in which Lean came by its prefix, and fingerprint. `cpu_ms`
 -- is each settlement's own. `shares`: see shares.lua; opened for the first lease that was charged.
-local settle = {shares = nil}
+local settle = {}
 
 -- Whether a result counted before: its token is in the head of the reply.
 function settle.has_counted(request_id, token)
@@ -35,36 +35,25 @@ function settle.share(run_id, reply)
   return shared
 end
 
--- Ends what joined the runs that are settled, and closes these.
-function settle.end_runs(runs)
-  local keys, joined, closed = {}, {}, {}
-  for i, run in ipairs(runs) do
-    keys[i] = single_flight.key(run.lease.environment, run.lease.digest)
-    joined[i] = tag .. ':joined:' .. run.request_id
+-- Adds to the fields of :phase that go those that name one of the runs that are settled.
+function settle.close_runs(runs, fields)
+  local keys = {}
+  for i, run in ipairs(runs) do keys[i] = single_flight.key(run.lease.environment, run.lease.digest) end
+  for i, run_id in ipairs(bulk.call('HMGET', tag .. ':phase', keys)) do
+    if run_id == runs[i].request_id then fields[#fields + 1] = keys[i] end
   end
-  for i, run_id in ipairs(bulk.call('HMGET', tag .. ':runs', keys)) do
-    if run_id == runs[i].request_id then closed[#closed + 1] = keys[i] end
-  end
-  bulk.call('HDEL', tag .. ':runs', closed)
+end
+
+-- Ends what joined the runs that are settled.
+function settle.end_joined(runs)
+  local joined = {}
+  for i, run in ipairs(runs) do joined[i] = tag .. ':joined:' .. run.request_id end
   -- Hardly ever has a request joined.
   if bulk.existing(joined) == 0 then return end
   for _, run in ipairs(runs) do
     local shared = settle.share(run.request_id, run.reply)
     counters.add('coalesced', shared)
-    run.sums.ended = run.sums.ended + shared
-  end
-end
-
--- Counts results by environment: how many ended, how and why, how long they waited, ran and took.
-function settle.count(how)
-  for environment, sums in pairs(how.sums) do
-    if sums.ended > 0 then counters.ended(environment, how.outcome, how.reason, sums.ended) end
-    if how.way ~= '' then counters.add('way:' .. how.way, sums.settled) end
-    for _, time in ipairs(how.times) do
-      local what, ms, bucket = time[1], time[2], time[3]
-      counters.add(what .. '_ms:' .. environment, ms * sums.settled)
-      counters.add(what .. ':' .. environment .. ':' .. bucket, sums.settled)
-    end
+    if shared > 0 then counters.ended(run.lease.environment, run.how.outcome, run.how.reason, shared) end
   end
 end
 
@@ -79,38 +68,46 @@ function settle.account(lease, cpu_ms)
   if settle.shares then settle.shares.correct(lease, cpu_ms) end
 end
 
+-- Settles one result, whose token is current. How long it took comes with a heartbeat.
+function settle.one(item, how, lease, runs)
+  settle.account(lease, item.cpu_ms)
+  if how.way ~= '' then counters.add('way:' .. how.way, 1) end
+  if how.warm and lease.affinity ~= '' then warmth.note(lease.environment, lease.affinity) end
+  -- A run without a client was withdrawn before, by its own.
+  if lease.client ~= '' then
+    publish.reply(item.request_id, lease.client, item.reply)
+    counters.ended(lease.environment, how.outcome, how.reason, 1)
+  end
+  if lease.digest == '' then return end
+  if remember_ms > 0 and how.fingerprint ~= '' then
+    redis.call('SET', tag .. ':verdict:' .. how.fingerprint .. ':' .. lease.digest, item.reply,
+      'PX', remember_ms)
+  end
+  runs[#runs + 1] = {request_id = item.request_id, reply = item.reply, lease = lease, how = how}
+end
+
+-- The leases of all settlements, as texts.
+function settle.leases()
+  local phases, request_ids = tag .. ':phase', {}
+  if #settlements == 1 then return {redis.call('HGET', phases, settlements[1].request_id)} end
+  for k, item in ipairs(settlements) do request_ids[k] = item.request_id end
+  return bulk.call('HMGET', phases, request_ids)
+end
+
 -- Settles all results; per result 1, or 0 where its token was not current.
 function settle.all()
   if #settlements == 0 then return {} end
-  local accepted, request_ids, done, runs, leases = {}, {}, {}, {}, {}
-  for k, item in ipairs(settlements) do request_ids[k] = item.request_id end
-  for k, text in ipairs(bulk.call('HMGET', tag .. ':phase', request_ids)) do
+  local accepted, done, runs, leases = {}, {}, {}, {}
+  for k, text in ipairs(settle.leases()) do
     local item = settlements[k]
-    local request_id, how = item.request_id, ends[item.how]
+    local request_id = item.request_id
     -- Most leases of one call are the same text.
     local lease = leases[text]
     if lease == nil then lease = phase.read_lease(text) or false; leases[text] = lease end
     if lease and lease.token == item.token and not done[request_id] then
       accepted[k] = 1
       done[#done + 1], done[request_id] = request_id, true
-      if not how.sums then how.sums = {} end
-      local sums = how.sums[lease.environment]
-      if not sums then sums = {settled = 0, ended = 0}; how.sums[lease.environment] = sums end
-      sums.settled = sums.settled + 1
-      settle.account(lease, item.cpu_ms)
-      if how.warm and lease.affinity ~= '' then warmth.note(lease.environment, lease.affinity) end
-      -- A run without a client was withdrawn before, by its own.
-      if lease.client ~= '' then
-        publish.reply(request_id, lease.client, item.reply)
-        sums.ended = sums.ended + 1
-      end
-      if lease.digest ~= '' then
-        if remember_ms > 0 and how.fingerprint ~= '' then
-          redis.call('SET', tag .. ':verdict:' .. how.fingerprint .. ':' .. lease.digest, item.reply,
-            'PX', remember_ms)
-        end
-        runs[#runs + 1] = {request_id = request_id, reply = item.reply, lease = lease, sums = sums}
-      end
+      settle.one(item, ends[item.how], lease, runs)
     elseif settle.has_counted(request_id, item.token) then
       accepted[k] = 1
     else
@@ -119,13 +116,11 @@ function settle.all()
     end
   end
   if #done > 0 then
-    bulk.call('HDEL', tag .. ':phase', done)
     bulk.call('ZREM', tag .. ':processing:' .. worker, done)
     counters.add('settled', #done)
-    if #runs > 0 then settle.end_runs(runs) end
-    for _, how in ipairs(ends) do
-      if how.sums then settle.count(how) end
-    end
+    if #runs > 0 then settle.close_runs(runs, done) end
+    bulk.call('HDEL', tag .. ':phase', done)
+    if #runs > 0 then settle.end_joined(runs) end
   end
   return accepted
 end

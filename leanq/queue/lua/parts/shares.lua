@@ -9,11 +9,21 @@
 -- that one which had nothing to do has saved up no more.
 local MAX_BEHIND, MAX_ACCOUNTS, IDLE_MS = 4, 2000, 86400000
 
+-- A number of a stored text; nil where it is none.
+local function finite(text)
+  local number = tonumber(text or '')
+  if number and number - number == 0 then return number end
+end
+
 -- A queue without weights makes none of these functions. nil where there are no weights.
 local function open_shares()
   local weights, all = {}, redis.call('HGETALL', tag .. ':weights')
   if #all == 0 then return nil end
-  for i = 1, #all, 2 do weights[all[i]] = tonumber(all[i + 1]) end
+  for i = 1, #all, 2 do
+    local weight = finite(all[i + 1])
+    -- What no command of leanq's stores: a division by it would spread to all tenants' times, for good.
+    if weight and weight > 0 then weights[all[i]] = weight end
+  end
   -- By a ring's name its virtual time, and its tenants' accounts.
   local shares, rings = {}, {}
 
@@ -21,8 +31,9 @@ local function open_shares()
     local account = {weight = weights[tenant] or 1, time = ring.time}
     if text then
       local time, mean = string.match(text, '^(%S+) (%S+)$')
-      account.mean = tonumber(mean)
-      account.time = math.max(tonumber(time), ring.time - MAX_BEHIND * (account.mean or 0) / account.weight)
+      account.mean = finite(mean)
+      account.time =
+        math.max(finite(time) or ring.time, ring.time - MAX_BEHIND * (account.mean or 0) / account.weight)
     end
     ring.accounts[tenant] = account
   end
@@ -31,7 +42,7 @@ local function open_shares()
   local function look(ring_name, tenants)
     local key, ring, names = tag .. ':shares:' .. ring_name, rings[ring_name], {}
     if not ring then
-      ring = {time = tonumber(redis.call('HGET', key, '') or 0), accounts = {}, charged = {}}
+      ring = {time = finite(redis.call('HGET', key, '')) or 0, accounts = {}, charged = {}}
       rings[ring_name] = ring
     end
     for _, tenant in ipairs(tenants) do

@@ -1,15 +1,18 @@
 -- parts: phase bulk
+-- each call: single_flight.leases, single_flight.runs = {}, {}
 -- Single-flight: of identical requests (one environment, one digest) one is leased, the run, and others
--- join it. :runs names by ENVIRONMENT:DIGEST the run that takes more, :joined:RUN has its joined requests
+-- join it. In :phase, r:ENVIRONMENT:DIGEST names the run that takes more; :joined:RUN has its joined requests
 -- by age. A joined request counts the attempt and shares the run's end; deadline and client are its own.
 -- A run whose client withdrew it goes on for them: it has its reply, and no client ('').
--- `leases`: of this call, still to be written, by request id. `runs`: what :runs said, or will say.
-local single_flight = {leases = {}, runs = {}}
+-- `leases`: of this call, still to be written, by request id. `runs`: the run of each key as :phase names
+-- it, or will.
+local single_flight = {}
 
 -- So many requests join one run, since they all end in one call. The next of their kind runs anew.
 local MAX_JOINED = 1000
 
-function single_flight.key(environment, digest) return environment .. ':' .. digest end
+-- The field of :phase that names a run; no request id begins so.
+function single_flight.key(environment, digest) return 'r:' .. environment .. ':' .. digest end
 
 function single_flight.lease_of(request_id)
   return phase.read_lease(
@@ -23,9 +26,28 @@ function single_flight.prefetch(records)
     local key = r.digest ~= '' and single_flight.key(r.environment, r.digest)
     if key and single_flight.runs[key] == nil then keys[#keys + 1] = key end
   end
-  for i, run_id in ipairs(bulk.call('HMGET', tag .. ':runs', keys)) do
+  for i, run_id in ipairs(bulk.call('HMGET', tag .. ':phase', keys)) do
     single_flight.runs[keys[i]] = run_id
   end
+end
+
+-- The phase of a request, asked for together with the run of its like.
+function single_flight.phase_of(request_id, r)
+  local key = r and r.digest ~= '' and single_flight.key(r.environment, r.digest)
+  if not key or single_flight.runs[key] ~= nil then
+    return redis.call('HGET', tag .. ':phase', request_id)
+  end
+  local found = redis.call('HMGET', tag .. ':phase', request_id, key)
+  single_flight.runs[key] = found[2]
+  return found[1]
+end
+
+-- The run that :phase names; false where it names none.
+function single_flight.run_of(key)
+  if single_flight.runs[key] == nil then
+    single_flight.runs[key] = redis.call('HGET', tag .. ':phase', key)
+  end
+  return single_flight.runs[key]
 end
 
 -- The id of a request whose record says what a run is: one that was withdrawn has its reply and no
@@ -51,5 +73,5 @@ end
 -- Nothing more joins this run.
 function single_flight.close(run_id, lease)
   local key = single_flight.key(lease.environment, lease.digest)
-  if redis.call('HGET', tag .. ':runs', key) == run_id then redis.call('HDEL', tag .. ':runs', key) end
+  if redis.call('HGET', tag .. ':phase', key) == run_id then redis.call('HDEL', tag .. ':phase', key) end
 end

@@ -1,7 +1,8 @@
+-- each call: snapshot_rows.rows, snapshot_rows.users, snapshot_rows.total = {}, {}, 0
 -- Snapshots as :snaps accounts for them. A row has the key, when it was used, the bytes that count against
 -- the budget, the hashes of its chunks, and whether these are away, in an object store. `users`: per chunk
 -- in this server how many snapshots have it; it goes with the last of them.
-local snapshot_rows = {rows = {}, users = {}, total = 0}
+local snapshot_rows = {}
 
 function snapshot_rows.count(row, change)
   for _, chunk in ipairs(row.away and {} or row.chunks) do

@@ -33,6 +33,18 @@ function wait_list.put(push, request_id, r)
   end
 end
 
+-- The priorities of an environment in which anything stands. EXISTS counts a name as often as it is
+-- named, so that one answer tells of all three.
+function wait_list.filled_priorities(environment)
+  local ring = tag .. ':ring:' .. environment .. ':'
+  local zero, one, two, filled = ring .. 0, ring .. 1, ring .. 2, {}
+  local found = redis.call('EXISTS', zero, one, one, two, two, two, two)
+  if found % 2 == 1 then filled[1] = 0 end
+  if found % 4 >= 2 then filled[#filled + 1] = 1 end
+  if found >= 4 then filled[#filled + 1] = 2 end
+  return filled
+end
+
 -- Whether anything stands in an environment's lists; it may have been withdrawn.
 function wait_list.any(environment)
   local ring = tag .. ':ring:' .. environment .. ':'

@@ -1,13 +1,14 @@
 -- parts: clock bulk record phase wait_list deadline single_flight
+-- each call: waiting.taken, waiting.popped = {}, 0
 -- What waits, as a claim finds it. `taken`: requests that this call has leased, joined to a run, or
 -- ended. `popped`: entries that it took from lists; withdrawn ones count, so that one call takes bounded
 -- time.
-local waiting = {taken = {}, popped = 0, MAX_POPPED = 1000}
+local waiting = {MAX_POPPED = 1000}
 
 -- The request, if it waits in the list of this name; nil for what expires hereby, and for what was
 -- withdrawn, whose entry is gone from the list.
-function waiting.one(name, request_id, text, phase_text)
-  local r = not waiting.taken[request_id] and record.read(text)
+function waiting.one(name, request_id, r, text, phase_text)
+  if waiting.taken[request_id] then r = nil end
   if not r or wait_list.name_of(r, phase_text) ~= name then
     wait_list.forget(name, 1)
     return nil
@@ -33,9 +34,19 @@ function waiting.among(names, request_ids)
   local found = {}
   local texts, phases = waiting.look(request_ids)
   for i, request_id in ipairs(request_ids) do
-    local r = waiting.one(names[i], request_id, texts[i], phases[i])
+    local r = waiting.one(names[i], request_id, record.read(texts[i]), texts[i], phases[i])
     if r then found[#found + 1] = r end
   end
   single_flight.prefetch(found)
   return found
+end
+
+-- Takes the first request out of a list; nil where what stood there waits no more, or nothing did.
+function waiting.pop(name)
+  local request_id = redis.call('LPOP', tag .. ':' .. name)
+  if not request_id then return nil end
+  waiting.popped = waiting.popped + 1
+  local text = redis.call('GET', tag .. ':req:' .. request_id)
+  local r = record.read(text)
+  return waiting.one(name, request_id, r, text, single_flight.phase_of(request_id, r))
 end

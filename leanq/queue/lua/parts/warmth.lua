@@ -1,25 +1,32 @@
 -- parts: clock
 -- arguments: worker
--- What the worker is warm for: :warm:ENVIRONMENT:AFFINITY has the 16 workers that last settled such a
--- request, for three minutes, which is longer than a worker keeps a process for work that does not come.
-local warmth = {noted = {}, known = {}}
+-- each call: warmth.known = {}
+-- What the worker is warm for: :warm:ENVIRONMENT:AFFINITY has the 1,000 workers that last settled such
+-- a request, for three minutes, which is longer than a worker keeps a process for work that does not come.
+local warmth = {}
+
+-- What was noted is not noted again for so long: every result would, and no order needs to be finer.
+local AGAIN_MS = 10000
+
+-- When the worker was last noted to be warm (ms); nil where it is not.
+function warmth.is_warm(environment, affinity)
+  local warm = tag .. ':warm:' .. environment .. ':' .. affinity
+  if warmth.known[warm] == nil then warmth.known[warm] = redis.call('ZSCORE', warm, worker) end
+  return warmth.known[warm]
+end
 
 -- Notes that the worker is warm for the stronger affinity of a request that it settled. The weaker one
 -- says who else would do, and others are warm for that.
 function warmth.note(environment, affinity)
   local warm = tag .. ':warm:' .. environment .. ':' .. affinity
-  if warmth.noted[warm] then return end
-  warmth.noted[warm] = true
-  if redis.call('ZADD', warm, now, worker) == 1 then
-    redis.call('ZREMRANGEBYRANK', warm, 0, -1 - 16)
+  local noted = tonumber(warmth.is_warm(environment, affinity) or 0)
+  if now - noted < AGAIN_MS then return end
+  warmth.known[warm] = now
+  if redis.call('ZADD', warm, now, worker) == 1 and redis.call('ZREMRANGEBYRANK', warm, 0, -1 - 1000) > 0 then
+    -- It may be this worker itself that was removed.
+    warmth.known[warm] = nil
   end
   redis.call('PEXPIRE', warm, 180000)
-end
-
-function warmth.is_warm(environment, affinity)
-  local warm = tag .. ':warm:' .. environment .. ':' .. affinity
-  if warmth.known[warm] == nil then warmth.known[warm] = redis.call('ZSCORE', warm, worker) end
-  return warmth.known[warm]
 end
 
 -- How warm the worker is for a request that names affinities: 1 for the stronger one, 2 for the weaker,

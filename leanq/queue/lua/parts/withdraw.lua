@@ -1,6 +1,7 @@
 -- parts: wait_list record
+-- each call: withdraw.lists = {}
 -- Requests that wait no more, although their lists still name them.
-local withdraw = {lists = {}}
+local withdraw = {}
 
 -- Notes that a request in this list is withdrawn.
 function withdraw.note(name, r)

@@ -1,0 +1,113 @@
+"""Steps per second of a proof search, through a queue and without one, beside the raw driver's.
+
+The search runs first. Then the very same steps go to a driver of its own, as many at once as it
+has slots, with nothing around it. See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+
+from leanq import AsyncLeanQClient, Pool, ProofSearch, SearchNode
+from leanq.lean.environment import open_environment
+from leanq.lean.lean_driver import LeanDriver
+from leanq.local import EmbeddedServer, embedded_settings, running
+from leanq.queue.requests import Request
+from leanq.states import MemoryStates
+from leanq.trainers.search import Prover
+from leanq.worker import Worker
+
+STATEMENT = f"theorem t (p q : Prop) : {'p → ' * 12}q := by\n  sorry"
+
+
+async def policy(nodes: Sequence[SearchNode]) -> list[list[str]]:
+    """Tactics that work and lead to states that nobody has seen."""
+    return [[f"intro h{node.depth}_{n}" for n in range(8)] for node in nodes]
+
+
+def driver(slots: int) -> LeanDriver:
+    return LeanDriver(lambda: open_environment("default", None), slots=slots)
+
+
+async def searched(lean: Prover, steps: int) -> tuple[float, list[SearchNode]]:
+    """Steps per second, and the states that were found."""
+    search = ProofSearch(STATEMENT, policy, timeout_s=60)
+    # The first step starts what the others find.
+    await search.run(lean, max_steps=1)
+    began, before = time.perf_counter(), search.progress.steps
+    found = await search.run(lean, max_steps=before + steps)
+    elapsed_s = time.perf_counter() - began
+    assert not found.progress.unanswered, found.progress
+    return (found.progress.steps - before) / elapsed_s, search.nodes
+
+
+async def through_a_queue(slots: int, steps: int) -> tuple[float, list[SearchNode]]:
+    server = EmbeddedServer()
+    settings = embedded_settings(server, os.environ)
+    worker = Worker(settings, [driver(slots)], slots=slots)
+    with server:
+        async with running(worker), AsyncLeanQClient(settings) as lean:
+            return await searched(lean, steps)
+
+
+async def without_a_queue(slots: int, steps: int) -> tuple[float, list[SearchNode]]:
+    with Pool(slots=slots) as lean:
+        return await searched(lean, steps)
+
+
+async def raw(slots: int, nodes: Sequence[SearchNode]) -> float:
+    """Steps per second of the driver for the same states, in the order of their depths."""
+    made = driver(slots)
+    await made.open(MemoryStates())
+    reply = await made.run(Request("check", STATEMENT))
+    states = {0: reply.sorries[0].state or ""}
+    free = asyncio.Semaphore(slots)
+
+    async def step(number: int) -> None:
+        node = nodes[number]
+        async with free:
+            asked = Request("step", state=states[node.parent or 0], tactic=node.tactic or "")
+            reply = await made.run(asked)
+        assert reply.verdict == "incomplete", reply
+        states[number] = reply.state or ""
+
+    levels: dict[int, list[int]] = {}
+    for number, node in enumerate(nodes[1:], 1):
+        levels.setdefault(node.depth, []).append(number)
+    try:
+        await step(1)
+        began = time.perf_counter()
+        for _, level in sorted(levels.items()):
+            await asyncio.gather(*map(step, level))
+        return (len(nodes) - 1) / (time.perf_counter() - began)
+    finally:
+        await made.close()
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--slots", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    print("| round | queue | of raw | Pool | of raw | raw driver | load |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for number in range(1, given.rounds + 1):
+        queue, nodes = await through_a_queue(given.slots, given.steps)
+        pool, _ = await without_a_queue(given.slots, given.steps)
+        alone = await raw(given.slots, nodes)
+        shown = (each / given.slots for each in (queue, pool, alone))
+        first, second, third = shown
+        print(
+            f"| {number} | {first:.1f} | {first / third:.2f} | {second:.1f} | {second / third:.2f} "
+            f"| {third:.1f} | {os.getloadavg()[0]:.1f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,52 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from leanq.errors import UsageError
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """A stream for a new file, which replaces the one at ``path`` once it is complete and durable.
+
+    Only one process may write to ``path`` at a time.
+
+    Raises:
+        UsageError: it cannot be written, and the old file is unchanged.
+    """
+    # Beside the file that a link leads to, since a rename is atomic only within one disk.
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    # A fixed name, so that the next writer replaces what a killed one left.
+    part = os.path.join(folder, f".{name}.part")
+    try:
+        if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):
+            raise UsageError(f"{path} is no regular file; name another file")
+        try:
+            with open(part, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(part, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise
+        _sync_folder(folder)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def _sync_folder(path: str) -> None:
+    """Makes a folder's entries durable; otherwise a loss of power may undo a rename."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,82 @@
+"""How commands and clients come to the campaigns in RQ, which plain installations lack."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from leanq.errors import UnavailableError, UsageError
+from leanq.queue.settings import check_url, each_host
+
+if TYPE_CHECKING:
+    import redis
+
+    from leanq.campaigns.rq_queue import Campaigns
+
+_TIMEOUT_S = 5.0
+
+NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
+
+
+@contextlib.contextmanager
+def submitted_campaigns(url: str, prefix: str) -> Iterator[Campaigns]:
+    """The campaigns in RQ's Redis.
+
+    Args:
+        url: RQ's Redis, as :func:`rq_url` says.
+        prefix: as LEANQ_PREFIX.
+
+    Raises:
+        UsageError: RQ is not installed, or cannot use that Redis.
+        UnavailableError: it does not answer.
+    """
+    require_rq()
+    from leanq.campaigns.rq_queue import Campaigns
+
+    # No call of these waits for anything but its answer.
+    with rq_connection(url, timeout_s=_TIMEOUT_S) as connection:
+        yield Campaigns(connection, prefix)
+
+
+def rq_url(queue_url: Callable[[], str]) -> str:
+    """RQ's Redis: LEANQ_RQ_URL, or the queue's own."""
+    return os.environ.get("LEANQ_RQ_URL") or queue_url()
+
+
+def require_rq() -> None:
+    """Raises UsageError where RQ is not installed."""
+    try:
+        import rq  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "campaigns as jobs need RQ, which is not installed: pip install 'leanq[campaigns]'"
+        ) from None
+
+
+@contextlib.contextmanager
+def rq_connection(url: str, timeout_s: float | None = None) -> Iterator[redis.Redis]:
+    """RQ's Redis at ``url``, where RQ can use it; raises as :func:`submitted_campaigns`.
+
+    Args:
+        timeout_s: how long a connection, or an answer, is waited for; as long as it takes unless
+            given, as those need who wait for jobs.
+    """
+    import redis
+
+    try:
+        check_url(url)
+    except UsageError as error:
+        raise UsageError(f"{error} ({NO_CLUSTER})") from None
+    if len(each_host(url)) > 1:
+        raise UsageError(NO_CLUSTER)
+    try:
+        times = {"socket_timeout": timeout_s, "socket_connect_timeout": timeout_s}
+        with contextlib.closing(redis.Redis.from_url(url, **times)) as connection:
+            about: Any = connection.info("cluster")
+            if about.get("cluster_enabled"):
+                raise UsageError(NO_CLUSTER)
+            yield connection
+    except redis.RedisError as error:
+        raise UnavailableError(f"RQ's Redis: {error}") from None

@@ -1,0 +1,214 @@
+"""What both sides of a client know of a campaign that was submitted: how it is told, where rows lie
+that came with it, and what came of them."""
+
+from __future__ import annotations
+
+import io
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+
+from leanq.campaigns.campaign import Campaign, State
+from leanq.campaigns.coordinator import Plan
+from leanq.campaigns.dataset import Fields, open_dataset
+from leanq.campaigns.report.figures import summarise
+from leanq.campaigns.report.outcomes import outcomes
+from leanq.campaigns.results import read_results
+from leanq.errors import ConflictError, InvalidRequestError, UsageError
+
+if TYPE_CHECKING:
+    from leanq.campaigns.rq_queue import Campaigns, CampaignStatus
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,48}")
+
+
+@dataclass(frozen=True, slots=True)
+class SubmittedCampaign:
+    """A campaign that was submitted, and how far it is.
+
+    Attributes:
+        id: names it in all that is done with it.
+        state: ``queued`` and ``running`` before it ends; then ``finished`` with results, or
+            ``failed`` or ``cancelled``, which a retry resumes. ``waiting`` is for others,
+            ``scheduled`` for a time.
+        environment: where its rows are checked.
+        submitted_at: when, with its zone.
+        rows: rows done, of ``total``; None where their number is unknown.
+        counts: records by verdict; ``error`` counts rows that cannot be checked.
+        bad_rows: the first of these, each with its line and what is wrong.
+        warnings: what its coordinator has warned of.
+    """
+
+    id: str
+    state: State
+    environment: str | None
+    submitted_at: datetime
+    rows: int
+    total: int | None
+    counts: Mapping[str, int]
+    bad_rows: Sequence[str]
+    warnings: Sequence[str]
+
+    @classmethod
+    def of(cls, status: CampaignStatus) -> Self:
+        """What callers see: nothing of where its files are."""
+        return cls(
+            status.id,
+            status.state,
+            status.campaign.plan.options.get("env"),
+            status.submitted_at,
+            status.rows,
+            status.total,
+            dict(status.counts),
+            list(status.bad_rows),
+            list(status.warnings),
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it unless it is retried."""
+        return self.state in ("finished", "failed", "cancelled")
+
+
+def folder_of(folder: Path, tenant: str) -> Path:
+    """Where a tenant's rows and results lie in the folder for those of all."""
+    # A tenant's name need not be one of a folder.
+    return folder.resolve() / blake2b(tenant.encode(), digest_size=16).hexdigest()
+
+
+def write_campaign(folder: Path, rows: bytes, plan: Plan) -> Campaign:
+    """Writes rows, JSON lines, into a folder, which is made unless it is there.
+
+    Returns:
+        The campaign over them, whose results go beside them.
+
+    Raises:
+        UsageError: they are none. Nothing is left of them then.
+        OSError: they cannot be written.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    data = folder / f"{secrets.token_hex(8)}.jsonl"
+    data.write_bytes(rows)
+    try:
+        fields = _fields(rows)
+        open_dataset(str(data), fields).check_fields()
+    except BaseException:
+        data.unlink()
+        raise
+    return Campaign(str(data), str(data.with_suffix(".results.jsonl")), fields, plan)
+
+
+def submit_rows(
+    campaigns: Campaigns,
+    folder: Path,
+    rows: bytes,
+    plan: Plan,
+    request_id: str | None = None,
+    *,
+    check_room: Callable[[Path], None] = lambda _: None,
+) -> tuple[CampaignStatus, bool]:
+    """Writes rows to their tenant's folder, and submits the campaign over them.
+
+    Args:
+        folder: that for the rows of all tenants.
+        request_id: the caller's name for it, by which it is submitted once, however often this is
+            called and wherever.
+        check_room: called with the tenant's folder before anything is written; it may raise.
+
+    Returns:
+        The campaign, and whether this call has submitted it.
+
+    Raises:
+        UsageError: as :func:`write_campaign`; InvalidRequestError, what can be no request id.
+        ConflictError: by that request id, other rows or options were submitted.
+        OSError: the rows cannot be written.
+    """
+    own = folder_of(folder, plan.options["tenant"])
+    if request_id is None:
+        check_room(own)
+        return campaigns.show(campaigns.submit(write_campaign(own, rows, plan))), True
+    if not _REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequestError(
+            f"{request_id!r:.80} is no request id of a campaign; expected 1 to 48 letters, digits "
+            "and . _ -"
+        )
+    # The folder says whose it is, and whose campaigns may be shown to the caller.
+    id_, digest = campaigns.id_of(str(own), request_id), _digest(rows, plan)
+    if found := _submitted_before(campaigns, id_, digest, request_id):
+        return found, False
+    check_room(own)
+    campaign = write_campaign(own, rows, plan)
+    if campaigns.submit_once(campaign, id_, digest):
+        return campaigns.show(id_), True
+    # Another caller has, in this moment.
+    Path(campaign.data).unlink()
+    found = _submitted_before(campaigns, id_, digest, request_id)
+    return found or campaigns.show(id_), False
+
+
+def _submitted_before(
+    campaigns: Campaigns, id_: str, digest: str, request_id: str
+) -> CampaignStatus | None:
+    try:
+        found = campaigns.show(id_)
+    except UsageError:
+        return None
+    if found.digest != digest:
+        raise ConflictError(
+            f"by the request id {request_id!r} the campaign {id_} was submitted, with other rows "
+            "or options; take another name, or send the same again"
+        )
+    return found
+
+
+def _digest(rows: bytes, plan: Plan) -> str:
+    """Of all that a caller can choose."""
+    options = plan.options
+    chosen = (
+        options["env"],
+        float(options["timeout_s"]),
+        options["priority"],
+        plan.first_success,
+    )
+    return blake2b(rows, digest_size=16, key=blake2b(repr(chosen).encode()).digest()).hexdigest()
+
+
+def results_of(status: CampaignStatus) -> Path:
+    """The file of a campaign's results; raises UsageError where there are none."""
+    if status.state != "finished":
+        raise UsageError(f"the campaign is {status.state}; it has results once it has finished")
+    path = Path(status.campaign.out)
+    if not path.is_file():
+        raise UsageError("the campaign's results are no longer there, or are on another machine")
+    return path
+
+
+def report_on(results: Path) -> dict[str, Any]:
+    """The figures of a report on results, in values that JSON has; raises UsageError where they
+    cannot be read."""
+    record = asdict(summarise(outcomes(read_results(str(results)), "results")))
+    # Made for a plot alone.
+    del record["cpu_bins"]
+    return record
+
+
+def _fields(rows: bytes) -> Fields:
+    """The fields that the first row has, by the names that there are."""
+    first = next(filter(None, map(bytes.strip, io.BytesIO(rows))), b"")
+    try:
+        row = msgspec.json.decode(first)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"the first row is not JSON: {error}") from None
+    if not isinstance(row, dict) or not {"id", "code"} <= row.keys():
+        raise UsageError("a row has to be an object with id and code")
+    return Fields(
+        problem="problem" if "problem" in row else None,
+        target="target" if "target" in row else None,
+    )

@@ -1,0 +1,92 @@
+"""Tables of what was checked, as Parquet or Arrow: columns that several have, and their writer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO, Literal
+
+from leanq.campaigns.dataset.parquet import pyarrow
+
+Format = Literal["parquet", "arrow"]
+
+# A row group is written once it has as many rows, or as much text in them.
+_GROUP_ROWS = 8192
+_GROUP_CHARS = 16 << 20
+
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def answer_columns(arrow: Any) -> dict[str, Any]:
+    """The types of a reply's columns, by their names; ``arrow`` is the module ``pyarrow``."""
+    text, number, seconds = arrow.string(), arrow.int64(), arrow.float64()
+    place = {"line": number, "column": number}
+    end = {"end_line": number, "end_column": number}
+    message = arrow.struct({"severity": text, **place, "text": text, **end})
+    sorry = arrow.struct({**place, "goal": text, "state": text, **end})
+    return {
+        "verdict": text,
+        "reason": text,
+        "messages": arrow.list_(message),
+        "sorries": arrow.list_(sorry),
+        "theorems": arrow.list_(arrow.struct({"name": text, "statement": text})),
+        "failed": arrow.list_(arrow.struct({"name": text, "rule": text, "text": text})),
+        "axioms": arrow.list_(text),
+        "attempts": number,
+        "worker": text,
+        **dict.fromkeys(("queued_s", "cpu_s", "wall_s", "audit_s"), seconds),
+        **dict.fromkeys(("fingerprint", "request_id"), text),
+    }
+
+
+def write_table(
+    stream: BinaryIO, rows: Iterable[Mapping[str, Any]], schema: Any, format_: Format = "parquet"
+) -> None:
+    """Writes rows in groups, compressed; a column that a row lacks is null in it.
+
+    Memory is bounded by a group's rows and text, however many rows there are.
+    """
+    arrow, parquet = pyarrow("the table")
+    if format_ == "parquet":
+        writer = parquet.ParquetWriter(stream, schema, compression="zstd")
+    else:
+        options = arrow.ipc.IpcWriteOptions(compression="zstd")
+        writer = arrow.ipc.new_file(stream, schema, options=options)
+    with writer:
+        for group in _groups(rows):
+            writer.write_table(_table(arrow, group, schema))
+
+
+def _table(arrow: Any, rows: list[Mapping[str, Any]], schema: Any) -> Any:
+    try:
+        return arrow.Table.from_pylist(rows, schema=schema)
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which has no bytes.
+        whole = (_dumps(row).encode(errors="replace") for row in rows)
+        return arrow.Table.from_pylist([json.loads(text) for text in whole], schema=schema)
+
+
+def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    group: list[Mapping[str, Any]] = []
+    chars = 0
+    for row in rows:
+        group.append(row)
+        chars += _chars(row.values())
+        if len(group) >= _GROUP_ROWS or chars >= _GROUP_CHARS:
+            yield group
+            group, chars = [], 0
+    if group:
+        yield group
+
+
+def _chars(values: Iterable[Any]) -> int:
+    """How much text is in values, and in lists and mappings among them."""
+    chars = 0
+    for value in values:
+        if isinstance(value, str):
+            chars += len(value)
+        elif isinstance(value, list | tuple):
+            chars += _chars(value)
+        elif isinstance(value, dict):
+            chars += _chars(value.values())
+    return chars

@@ -1,0 +1,105 @@
+"""Traces of a campaign: its results, joined with the texts in its data set."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from leanq.campaigns import dataset
+from leanq.campaigns.campaign import Campaign
+from leanq.campaigns.coordinator import problem
+from leanq.campaigns.journal import Order
+from leanq.campaigns.results import code_hash, pack, read_results
+from leanq.campaigns.traces import rows
+from leanq.errors import UsageError
+from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, RequestBuilder
+from leanq.queue import wire
+from leanq.queue.requests import Request
+from leanq.queue.settings import Settings
+
+
+def of_campaign(
+    results: str, data: str | dataset.Dataset | None, skipped: Counter[str]
+) -> Iterator[rows.Row]:
+    """The traces of the campaign that wrote ``results``, in the order of its data.
+
+    Args:
+        data: where the data set is now, if it was moved; or the data set, if it is no file.
+        skipped: counts records that have no verdict.
+
+    Raises:
+        UsageError: the results or the data cannot be read, the results are of no campaign that is
+            known, or the data is not what was checked.
+    """
+    campaign = Campaign.of_results(results)
+    if data is None or isinstance(data, str):
+        data = dataset.open_dataset(data or campaign.data, campaign.fields)
+    # What is said of requests is the same for all queues.
+    builder = RequestBuilder(Settings("unix:///-"), "default")
+    environment = campaign.plan.options.get("env", DEFAULT_ENVIRONMENT)
+    found = data.rows()
+    row: dataset.Row | dataset.BadRow | None = None
+    for record in _by_line(results, campaign.plan.order):
+        if record["verdict"] is None:
+            skipped["without a verdict"] += 1
+            continue
+        line, sample = record["line"], record.get("sample", 0)
+        while row is None or row.line < line:
+            row = next(found, None)
+            if row is None:
+                raise _other_data(data.path, line, results)
+        if row.line != line or not _is_of(row, sample, record):
+            raise _other_data(data.path, line, results)
+        assert isinstance(row, dataset.Row)
+        origin = rows.Origin(
+            environment,
+            str(problem(row)),
+            str(row.id),
+            sample if row.listed else None,
+            row.tags,
+        )
+        yield rows.trace(origin, _request(builder, campaign, row, sample), record)
+
+
+def _by_line(results: str, order: Order) -> Iterator[dict[str, Any]]:
+    """The records by line and sample, in memory that does not grow with them."""
+    if order == "input":
+        yield from read_results(results)
+        return
+    # A database without a name is a file that SQLite removes.
+    with contextlib.closing(sqlite3.connect("")) as database:
+        database.execute("CREATE TABLE records (line INTEGER, sample INTEGER, record BLOB)")
+        found = ((each["line"], each.get("sample"), pack(each)) for each in read_results(results))
+        database.executemany("INSERT INTO records VALUES (?, ?, ?)", found)
+        query = "SELECT record FROM records ORDER BY line, sample"
+        for (record,) in database.execute(query):
+            yield json.loads(record)
+
+
+def _is_of(row: dataset.Row | dataset.BadRow, sample: int, record: dict[str, Any]) -> bool:
+    return (
+        isinstance(row, dataset.Row)
+        and sample < len(row.codes)
+        and code_hash(row, sample) == record.get("code_hash")
+    )
+
+
+def _request(builder: RequestBuilder, campaign: Campaign, row: dataset.Row, sample: int) -> Request:
+    """What the coordinator asked of this text."""
+    code, options = row.codes[sample], campaign.plan.options
+    if row.target is None:
+        prepared = builder.check(code, options)
+    else:
+        prepared = builder.verify(row.target, code, (), row.holes, options)
+    return wire.unpack_request(prepared.submission.body)
+
+
+def _other_data(data: str, line: int, results: str) -> UsageError:
+    return UsageError(
+        f"{data}:{line}: this is not what the record of that line in {results} is about; if the "
+        "data was moved or changed, name what was checked with --data"
+    )

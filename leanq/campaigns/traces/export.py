@@ -1,0 +1,68 @@
+"""From any number of sources to one folder of traces."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from leanq.campaigns.dataset import Dataset
+from leanq.campaigns.tables import Format
+from leanq.campaigns.traces.checked import of_campaign
+from leanq.campaigns.traces.recorded import Goals, is_recorded, of_journals
+from leanq.campaigns.traces.rows import Row
+from leanq.campaigns.traces.shards import Shards
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export did.
+
+    Attributes:
+        written: rows that were added.
+        shards: tables that were added.
+        known: rows that were there already, of this export or an earlier one.
+        skipped: records that make no row, by what they are.
+    """
+
+    written: int
+    shards: int
+    known: int
+    skipped: Mapping[str, int]
+
+
+def export_traces(
+    sources: Sequence[str],
+    out: str,
+    *,
+    format_: Format = "parquet",
+    rows_per_shard: int = 100_000,
+    data: str | Dataset | None = None,
+) -> Exported:
+    """Adds the traces of ``sources`` to the folder ``out``, except those that it has.
+
+    Args:
+        sources: results of campaigns, journals of clients, and folders of these.
+        data: where the data set of the campaigns is now, if it was moved; or the data set, if it
+            is no file.
+
+    Raises:
+        UsageError: pyarrow is missing, a source cannot be read, or ``out`` cannot be written.
+            Shards that are complete stay, and the next call goes on behind them.
+    """
+
+    def found(skipped: Counter[str]) -> Iterator[Row]:
+        # One stream of rows, so that a shard is not cut short where a source ends.
+        for source in sources:
+            if is_recorded(source):
+                yield from of_journals(source, skipped)
+            else:
+                yield from of_campaign(source, data, skipped)
+
+    skipped: Counter[str] = Counter()
+    with Shards(out, format_, rows_per_shard) as shards, Goals() as goals:
+        if any(map(is_recorded, sources)):
+            # Another client may have come by a state before the one that made a step of it.
+            goals.learn(found(Counter()))
+        shards.add(goals.fill_in(found(skipped)))
+    return Exported(shards.written, shards.shards, shards.known, dict(skipped))

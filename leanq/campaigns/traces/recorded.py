@@ -1,0 +1,109 @@
+"""Traces of clients: the journals that they have recorded, and goals by their states."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from leanq.campaigns.traces import rows
+from leanq.errors import UsageError
+from leanq.producer.recording import SUFFIX, Recorded, read_journal
+from leanq.queue.requests import verify_reply_to_json
+
+
+def is_recorded(source: str) -> bool:
+    """Whether a source is a journal or a folder of journals, by its name and kind."""
+    return source.endswith(SUFFIX) or os.path.isdir(source)
+
+
+def of_journals(source: str, skipped: Counter[str]) -> Iterator[rows.Row]:
+    """The traces of a journal, or of all that are in a folder.
+
+    Args:
+        skipped: counts lines that cannot be read.
+
+    Raises:
+        UsageError: it cannot be read, or the folder has no journal.
+    """
+    paths = [Path(source)]
+    if os.path.isdir(source):
+        paths = sorted(Path(source).glob(f"*{SUFFIX}"))
+        if not paths:
+            raise UsageError(f"{source} has no journal (*{SUFFIX}), as clients with record= write")
+    for path in paths:
+        for record in read_journal(path, skipped):
+            yield _trace(record)
+
+
+def _trace(record: Recorded) -> rows.Row:
+    reply = record.reply
+    labels: dict[str, Any] = json.loads(record.labels)
+    problem = labels.get("problem")
+    origin = rows.Origin(
+        record.environment or None,
+        problem=None if problem is None else str(problem),
+        labels=record.labels if labels else None,
+        ended=datetime.fromtimestamp(record.ended_ms / 1000, UTC),
+    )
+    answer = {
+        **verify_reply_to_json(reply),
+        "audit_s": round(reply.audit_s, 4),
+        "fingerprint": reply.fingerprint,
+    }
+    if record.request.op == "step":
+        answer |= {"state": reply.state, "goals_after": list(reply.goals)}
+    return rows.trace(origin, record.request, answer)
+
+
+class Goals:
+    """The goals of states, wherever they were first seen; on disk, and gone with this object.
+
+    A context manager.
+    """
+
+    def __enter__(self) -> Self:
+        # A database without a name is a file that SQLite removes.
+        self._database = sqlite3.connect("")
+        self._database.execute(
+            "CREATE TABLE goals (state TEXT PRIMARY KEY, goals TEXT NOT NULL) WITHOUT ROWID"
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self._database.close()
+
+    def learn(self, found: Iterable[rows.Row]) -> None:
+        """Notes the states that rows lead to."""
+        for row in found:
+            states = [
+                (sorry["state"], [sorry["goal"]])
+                for sorry in row.get("sorries") or ()
+                if sorry["state"] is not None and sorry["goal"] is not None
+            ]
+            if row.get("state") is not None:
+                states.append((row["state"], row["goals_after"]))
+            self._database.executemany(
+                "INSERT OR IGNORE INTO goals VALUES (?, ?)",
+                ((state, json.dumps(goals)) for state, goals in states),
+            )
+
+    def fill_in(self, found: Iterable[rows.Row]) -> Iterator[rows.Row]:
+        """The rows, with the goals of the states that steps began with, where they are known."""
+        query = "SELECT goals FROM goals WHERE state = ?"
+        for row in found:
+            if row["op"] == "step":
+                known = self._database.execute(query, (row["parent"],)).fetchone()
+                row["goals_before"] = None if known is None else json.loads(known[0])
+            yield row

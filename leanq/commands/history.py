@@ -1,0 +1,80 @@
+"""What ``leanq status --since`` prints and writes: what the last hours were."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from dataclasses import asdict
+
+import click
+
+from leanq.commands.tables import columns, counted
+from leanq.fleet.durations import duration
+from leanq.fleet.history import Measure, history, measures, noted
+from leanq.queue.settings import Settings
+
+_MOST_TENANTS = 5
+
+
+def print_history(settings: Settings, since_s: float, as_json: bool) -> None:
+    """Prints what happened in the last so many seconds, also when all workers are gone."""
+    periods = asyncio.run(history(settings, since_s))
+    if as_json:
+        for period in periods:
+            click.echo(json.dumps(asdict(period)))
+        return
+    if not periods:
+        click.echo("nothing was recorded in that time")
+        return
+    rows = []
+    verdicts: Counter[str] = Counter()
+    tenants: Counter[str] = Counter()
+    for period in periods:
+        verdicts.update(period.finished)
+        ended = sum(period.finished.values())
+        start = time.strftime("%m-%d %H:%M", time.localtime(period.start_s))
+        means = (duration(total / max(1, ended)) for total in (period.waited_s, period.ran_s))
+        tenants.update(period.tenants_cpu_s)
+        counts = (f"{n:,}" for n in (period.submitted, ended, period.finished.get("accepted", 0)))
+        most = (f"{n:,}" for n in (period.waiting, period.workers))
+        rows.append((start, *counts, *means, duration(period.cpu_s), *most))
+    titles = (
+        *("FROM", "SUBMITTED", "FINISHED", "ACCEPTED", "WAIT", "RUN", "CPU", "QUEUED"),
+        "WORKERS",
+    )
+    click.echo("\n".join(columns(titles, rows)))
+    click.echo("WAIT and RUN are means, CPU is all; QUEUED and WORKERS the most at one time.")
+    if tenants:
+        used = tenants.most_common(_MOST_TENANTS)
+        text = ", ".join(f"{tenant or 'others'} {duration(used_s)}" for tenant, used_s in used)
+        click.echo(f"CPU time by tenant, the most first: {text}.")
+    click.echo(f"Finished in all: {counted(verdicts)}." if verdicts else "Nothing has finished.")
+
+
+def write_history(settings: Settings, since_s: float, out: str) -> None:
+    """Writes the measures of the last so many seconds to a Parquet file, which is replaced when
+    they are complete.
+
+    Raises:
+        UsageError: pyarrow is missing, or the file cannot be written.
+    """
+    from leanq.campaigns.dataset.parquet import pyarrow
+    from leanq.campaigns.files import replacing
+
+    arrow, parquet = pyarrow(out)
+    schema = arrow.schema(
+        {
+            "start_s": arrow.timestamp("s", "UTC"),
+            **dict.fromkeys(("environment", "what", "part"), arrow.string()),
+            "value": arrow.float64(),
+        }
+    )
+    found = measures(asyncio.run(noted(settings, since_s)))
+    by_column = zip(*found, strict=True) if found else [()] * len(Measure._fields)
+    table = arrow.table(dict(zip(Measure._fields, map(list, by_column), strict=True)), schema)
+    table = table.rename_columns(["start", *Measure._fields[1:]])
+    with replacing(out) as stream:
+        parquet.write_table(table, stream, compression="zstd")
+    click.echo(f"{out}: {len(found):,} rows of {duration(since_s)}")

@@ -1,0 +1,33 @@
+"""Dead letters: requests that took down too many workers, sent again."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from leanq.errors import QueueFullError, UnknownEnvironmentError
+from leanq.queue.keys import retry_request_id
+from leanq.queue.queue import Queue
+from leanq.queue.results import DeadLetter, Full, UnknownEnvironment
+
+
+async def send_again(queue: Queue, letter: DeadLetter) -> str:
+    """Sends a dead letter of this shard once more, as a new request, and drops it; the new id.
+
+    Raises:
+        UnknownEnvironmentError: no worker ever offered its environment.
+        QueueFullError: the queue of its tenant is full.
+        UnavailableError: the shard cannot be reached.
+    """
+    old = letter.submission
+    new = retry_request_id(old.request_id)
+    submission = structs.replace(old, request_id=new)
+    (answer,) = await queue.submit(letter.client, [submission])
+    if answer == UnknownEnvironment():
+        raise UnknownEnvironmentError(
+            f"no worker offers the environment {old.environment!r} of {old.request_id}"
+        )
+    if isinstance(answer, Full):
+        raise QueueFullError(f"the queue of {old.tenant!r} is full", answer.retry_after_s)
+    # Only now: sent twice it is one request, dropped first it could be lost.
+    await queue.drop_dead(old.request_id)
+    return new

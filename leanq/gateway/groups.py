@@ -1,0 +1,83 @@
+"""Requests of one HTTP request, which are waited for together, without a task for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from leanq.errors import LeanQError, QueueFullError
+from leanq.gateway.client import GatewayClient
+from leanq.gateway.pending import End, Pending
+from leanq.producer.request_builder import PreparedRequest
+
+
+class Group:
+    """Requests of a tenant; what meets a full queue is sent again until there is room.
+
+    Args:
+        told: called once for each request, with its number, its name and what it ended with.
+    """
+
+    def __init__(
+        self, lean: GatewayClient, tenant: str, told: Callable[[int, str, End], None]
+    ) -> None:
+        self._lean = lean
+        self._tenant = tenant
+        self._told = told
+        # Of those that have not ended, by number: the request, its callback and its name, or when
+        # it is sent again.
+        self._sent: dict[int, tuple[Pending, Callable[[End], None], str | None]] = {}
+        self._waiting: dict[int, asyncio.TimerHandle] = {}
+
+    def __len__(self) -> int:
+        """How many have not ended."""
+        return len(self._sent) + len(self._waiting)
+
+    def begin(self, number: int, prepared: PreparedRequest[Any], name: str | None = None) -> None:
+        """Sends a request, which may have a name of the caller's.
+
+        Raises:
+            InvalidRequestError: what can be no name.
+        """
+        pending = self._lean.submit(self._tenant, prepared, name)
+        callback = partial(self._ended, number, prepared, name, pending.name.name)
+        self._sent[number] = pending, callback, name
+        pending.add(callback)
+
+    def leave(self) -> None:
+        """Waits for none of them any more: withdraws those without a name, and the others run on.
+        None is told after this."""
+        for timer in self._waiting.values():
+            timer.cancel()
+        self._waiting.clear()
+        sent, self._sent = self._sent, {}
+        for pending, callback, name in sent.values():
+            pending.discard(callback)
+            if name is None:
+                self._lean.give_up(pending)
+
+    def _ended(
+        self,
+        number: int,
+        prepared: PreparedRequest[Any],
+        name: str | None,
+        known_as: str,
+        end: End,
+    ) -> None:
+        del self._sent[number]
+        if isinstance(end, QueueFullError):
+            loop = asyncio.get_running_loop()
+            self._waiting[number] = loop.call_later(
+                end.retry_after_s, self._again, number, prepared, name
+            )
+        else:
+            self._told(number, known_as, end)
+
+    def _again(self, number: int, prepared: PreparedRequest[Any], name: str | None) -> None:
+        del self._waiting[number]
+        try:
+            self.begin(number, prepared, name)
+        except LeanQError as error:
+            self._told(number, name or "", error)

@@ -1,0 +1,117 @@
+"""What the gateway knows of its own work, for Prometheus and for load balancers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from leanq.errors import LeanQError
+from leanq.fleet.prometheus import Sample, counted_samples
+from leanq.fleet.stats import Times
+from leanq.gateway.client import GatewayClient
+from leanq.queue.metrics import BUCKETS_S
+
+# Of what no route answers; paths themselves would be labels without a bound.
+_NO_ROUTE = "none"
+_STREAMS = (b"text/event-stream", b"application/x-ndjson")
+_FRESH_S = 1.0
+_TIMEOUT_S = 2.0
+
+
+class GatewayMetrics:
+    """The counts of one gateway; written in its event loop, read in any thread."""
+
+    def __init__(self, lean: GatewayClient) -> None:
+        self._lean = lean
+        self._answers: Counter[tuple[str, str]] = Counter()
+        self._took: dict[str, Times] = {}
+        self.streams = 0
+
+    def answered(self, route: str, status: int, took_s: float) -> None:
+        """One HTTP request has its answer."""
+        self._answers[route, str(status)] += 1
+        times = self._took.get(route)
+        if times is None:
+            times = self._took[route] = Times()
+        times.counts[bisect_left(BUCKETS_S, took_s)] += 1
+        times.sum_s += took_s
+
+    def samples(self) -> Iterator[Sample]:
+        """All of it, as of now."""
+        for labels, count in list(self._answers.items()):
+            yield "leanq_http_requests_total", labels, count
+        for route, times in list(self._took.items()):
+            yield "leanq_http_request_seconds", (route,), times
+        yield "leanq_http_streams", (), self.streams
+        yield "leanq_http_outstanding", (), self._lean.all_outstanding()
+        yield from counted_samples()
+
+
+class Measured:
+    """Counts what an application answers."""
+
+    def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_s = time.monotonic()
+        outside = len(scope.get("root_path", ""))
+        status, streams = 500, False
+
+        async def sending(message: Message) -> None:
+            nonlocal status, streams
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                streams = any(
+                    name == b"content-type" and value.startswith(_STREAMS)
+                    for name, value in message["headers"]
+                )
+                self._metrics.streams += streams
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            self._metrics.streams -= streams
+            path = getattr(scope.get("route"), "path", None)
+            route = _NO_ROUTE if path is None else scope.get("root_path", "")[outside:] + path
+            self._metrics.answered(route, status, time.monotonic() - began_s)
+
+
+class Readiness:
+    """Whether this gateway is to be sent requests.
+
+    Attributes:
+        ending: whether it was told to end.
+    """
+
+    def __init__(self, lean: GatewayClient) -> None:
+        self.ending = False
+        self._lean = lean
+        self._looking = asyncio.Lock()
+        self._seen: tuple[float, bool] | None = None
+
+    async def is_ready(self) -> bool:
+        """Whether its queue has answered within the last second, and it goes on."""
+        async with self._looking:
+            now_s = time.monotonic()
+            if self._seen is None or now_s - self._seen[0] > _FRESH_S:
+                self._seen = now_s, await self._answers()
+        return self._seen[1] and not self.ending
+
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                await self._lean.reach()
+        except (LeanQError, TimeoutError):
+            return False
+        return True

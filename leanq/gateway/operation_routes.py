@@ -1,0 +1,128 @@
+"""Routes of the operations that trainers call for each candidate, and the short way to them.
+
+FastAPI describes them. Its general way to a handler (two routers, three error handlers, the
+resolving of dependencies) takes several times as long as all that leanq does for a request, so a
+request for one of them goes straight to its handler, whose arguments are always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, get_type_hints
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import Field, TypeAdapter, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from leanq.errors import LeanQError
+from leanq.gateway.access import may
+from leanq.gateway.connections import ClientGoneError, client_gone
+
+MAX_WAIT_S = 3600
+"""The longest that one HTTP request may wait for an end, in seconds."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_wait: TypeAdapter[float] = TypeAdapter(Annotated[float, Field(ge=0, le=MAX_WAIT_S)])
+_submitter = may("submit")
+
+
+class OperationRoute(APIRoute):
+    """A route whose endpoint takes ``body``, ``request`` and ``key``, perhaps ``wait``, and no
+    more.
+
+    Attributes:
+        check_first: called with each body before it is read; raises RequestValidationError.
+    """
+
+    @staticmethod
+    def check_first(data: bytes) -> None:
+        """Nothing is wrong by itself."""
+
+    def get_route_handler(self) -> Any:
+        """The handler; it raises what FastAPI's own would raise."""
+        endpoint = self.endpoint
+        hints = get_type_hints(endpoint)
+        bodies: TypeAdapter[Any] = TypeAdapter(hints["body"])
+        may_wait = "wait" in hints
+
+        async def handle(request: Request) -> Response:
+            key = await _submitter(request)
+            if not _is_json(request.headers.get("content-type")):
+                # A browser asks nobody before it sends another type on behalf of a page.
+                raise HTTPException(415, "Content-Type must be application/json")
+            data = await request.body()
+            self.check_first(data)
+            body = _valid("body", bodies.validate_json, data)
+            how = {}
+            if may_wait and (wait := request.query_params.get("wait")) is not None:
+                how["wait"] = _valid("query", _wait.validate_python, wait)
+            response: Response = await endpoint(body=body, request=request, key=key, **how)
+            return response
+
+        return handle
+
+
+def _is_json(content_type: str | None) -> bool:
+    kind = (content_type or "").partition(";")[0].strip().lower()
+    return kind == "application/json" or (
+        kind.startswith("application/") and kind.endswith("+json")
+    )
+
+
+def _valid(where: str, validate: Callable[[Any], Any], data: Any) -> Any:
+    try:
+        return validate(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False, include_input=False)
+        raise RequestValidationError(
+            [{**each, "loc": (where, *each["loc"])} for each in details]
+        ) from None
+
+
+class Direct:
+    """An application, and the short way to the operations of a router that it has included.
+
+    Args:
+        app: the application, or what else of it stands behind this.
+        owner: the application.
+        prefix: where it is.
+        refuse: makes the answer to a request that ends with an error.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        owner: FastAPI,
+        prefix: str,
+        operations: APIRouter,
+        refuse: Callable[[Exception], Response],
+    ) -> None:
+        self._app = app
+        self._owner = owner
+        self._refuse = refuse
+        self._handlers: dict[str, tuple[OperationRoute, Handler]] = {
+            prefix + route.path: (route, route.get_route_handler())
+            for route in operations.routes
+            if isinstance(route, OperationRoute)
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._handlers.get(scope["path"]) if scope.get("method") == "POST" else None
+        if found is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"], handle = found
+        scope["app"] = self._owner
+        request = Request(scope, receive, send)
+        try:
+            response = await handle(request)
+        except (ClientGoneError, ClientDisconnect) as error:
+            response = await client_gone(request, error)
+        except (LeanQError, RequestValidationError, HTTPException) as error:
+            response = self._refuse(error)
+        await response(scope, receive, send)

@@ -1,0 +1,104 @@
+"""What a caller of the page changes: dead letters, pauses and weights."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from leanq.errors import InvalidRequestError, UnknownEnvironmentError, UsageError
+from leanq.fleet.dead_letters import send_again
+from leanq.gateway.client import GatewayClient
+from leanq.gateway.page.viewers import Viewer
+from leanq.queue.keys import shard_of
+from leanq.queue.queue import Queue
+from leanq.queue.results import DeadLetter
+from leanq.queue.settings import check_name
+
+_LEAST_WEIGHT, _MOST_WEIGHT = 0.01, 1000.0
+
+
+class ForbiddenError(Exception):
+    """The caller may not change this."""
+
+
+async def retry(lean: GatewayClient, viewer: Viewer, request_id: str) -> str:
+    """Sends a dead letter again; its new id.
+
+    Raises:
+        ForbiddenError: the viewer may not submit.
+        UsageError: there is no such dead letter of the viewer's.
+        LeanQError: it cannot be sent.
+    """
+    queue, letter = await _letter(lean, viewer, request_id)
+    return await send_again(queue, letter)
+
+
+async def drop(lean: GatewayClient, viewer: Viewer, request_id: str) -> None:
+    """Removes a dead letter for good; raises as :func:`retry`."""
+    queue, _ = await _letter(lean, viewer, request_id)
+    await queue.drop_dead(request_id)
+
+
+async def pause(
+    lean: GatewayClient,
+    viewer: Viewer,
+    kind: Literal["environment", "tenant"],
+    name: str,
+    *,
+    paused: bool,
+) -> None:
+    """Holds an environment's or a tenant's requests back, or lets them go on.
+
+    Raises:
+        ForbiddenError: the viewer does not operate the fleet.
+        UsageError: what can be no name.
+        UnknownEnvironmentError: no worker ever offered the environment.
+    """
+    _check_operates(viewer)
+    check_name(kind, name)
+    if kind == "environment" and not viewer.sees_environment(name):
+        raise ForbiddenError(f"the key may not use the environment {name!r}")
+    if kind == "environment" and paused:
+        known = {name for queue in lean.queues for name in await queue.environments()}
+        if name not in known:
+            raise UnknownEnvironmentError(f"no worker has ever offered the environment {name!r}")
+    for queue in lean.queues:
+        await queue.set_paused(kind, name, paused=paused)
+
+
+async def set_weight(
+    lean: GatewayClient, viewer: Viewer, tenant: str, weight: float | None
+) -> None:
+    """Gives a tenant a share of CPU time, or takes it away (None).
+
+    Raises:
+        ForbiddenError: the viewer does not operate the fleet.
+        UsageError: what can be no name or weight.
+    """
+    _check_operates(viewer)
+    check_name("tenant", tenant)
+    if weight is not None and not _LEAST_WEIGHT <= weight <= _MOST_WEIGHT:
+        raise InvalidRequestError(
+            f"a weight must lie between {_LEAST_WEIGHT:g} and {_MOST_WEIGHT:g}, got {weight:g}"
+        )
+    for queue in lean.queues:
+        await queue.set_weight(tenant, weight)
+
+
+def _check_operates(viewer: Viewer) -> None:
+    if not viewer.operates:
+        raise ForbiddenError(
+            "only a key with the right 'operate' changes what is of all tenants; "
+            "'leanq pause' and 'leanq tenant' do so without the gateway"
+        )
+
+
+async def _letter(lean: GatewayClient, viewer: Viewer, request_id: str) -> tuple[Queue, DeadLetter]:
+    if not (viewer.operates or viewer.submits):
+        raise ForbiddenError("the key has not the right 'submit'")
+    shard = shard_of(request_id)
+    for queue in lean.queues:
+        letter = await queue.dead_letter(request_id) if queue.keys.shard == shard else None
+        # One of another tenant's is not told from one that does not exist.
+        if letter and viewer.owns(letter.submission.tenant, letter.submission.environment):
+            return queue, letter
+    raise UsageError(f"there is no dead letter {request_id!r:.80}")

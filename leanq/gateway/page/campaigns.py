@@ -1,0 +1,146 @@
+"""Campaigns, as RQ knows them; where RQ is not installed there are none.
+
+RQ speaks to Redis and waits for it, so it does in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from leanq.campaigns.report.figures import summarise
+from leanq.campaigns.report.outcomes import outcomes
+from leanq.campaigns.report.sections import Section, sections
+from leanq.campaigns.results import read_results
+from leanq.campaigns.rq_connection import require_rq, submitted_campaigns
+from leanq.errors import LeanQError, UsageError
+from leanq.queue.settings import Settings
+
+if TYPE_CHECKING:
+    from leanq.campaigns.rq_queue import CampaignStatus
+
+log = logging.getLogger("leanq.gateway")
+
+_EVERY_S = 6.0
+_FIRST_LOOK_S = 5.0
+_MOST = 100
+_MOST_CHANGES = 100
+
+
+class CampaignRow(msgspec.Struct, frozen=True):
+    """One campaign, as far as the page shows it.
+
+    Attributes:
+        tenant: on whose behalf its requests are; environment: where they are checked.
+        rows: rows done, of ``total`` (None: unknown).
+        counts: records by verdict.
+        data, out: paths on the machine where it runs.
+    """
+
+    id: str
+    state: str
+    tenant: str
+    environment: str
+    data: str
+    out: str
+    rows: int
+    total: int | None
+    counts: Mapping[str, int]
+    submitted_at: datetime
+    problems: Sequence[str]
+
+
+class CampaignBoard:
+    """The campaigns in the Redis that RQ uses.
+
+    Args:
+        settings: of the queue, whose Redis is RQ's unless ``url`` names another.
+    """
+
+    def __init__(self, settings: Settings, url: str | None) -> None:
+        self._prefix = settings.prefix
+        self._url = url or settings.url
+        self._due_s = 0.0
+        self._looking: asyncio.Task[None] | None = None
+        self._reporting = asyncio.Lock()
+        self.rows: Sequence[CampaignRow] = ()
+        self.trouble = ""
+
+    async def refresh(self) -> None:
+        """Begins a look where the last one is some seconds old. Nobody waits for it but the first
+        who asks."""
+        if self._looking and self._looking.done():
+            self._looking = None
+        if self._looking or time.monotonic() < self._due_s:
+            return
+        first = not self._due_s
+        self._due_s = time.monotonic() + _EVERY_S
+        self._looking = asyncio.create_task(self._look())
+        if first:
+            await asyncio.wait({self._looking}, timeout=_FIRST_LOOK_S)
+
+    def find(self, id_: str) -> CampaignRow | None:
+        """The campaign with this id."""
+        return next((row for row in self.rows if row.id == id_), None)
+
+    async def report(self, row: CampaignRow) -> list[Section]:
+        """The report on a campaign's results.
+
+        Raises:
+            UsageError: they are not on this machine, or are no results.
+        """
+        # It reads all of them, so one at a time.
+        async with self._reporting:
+            return await asyncio.to_thread(_report, row.out)
+
+    async def _look(self) -> None:
+        try:
+            require_rq()
+        except UsageError as error:
+            self.trouble = str(error)
+            return
+        try:
+            self.rows, self.trouble = await asyncio.to_thread(self._rows), ""
+        except (LeanQError, ValueError) as error:
+            log.warning("the page's campaigns: %s", error)
+            self.trouble = "RQ's Redis did not tell; the gateway's log says why"
+
+    def _rows(self) -> list[CampaignRow]:
+        with submitted_campaigns(self._url, self._prefix) as campaigns:
+            found = [_row_of(status) for status in campaigns.list()]
+        return sorted(found, key=lambda row: row.submitted_at.timestamp(), reverse=True)[:_MOST]
+
+
+def _row_of(status: CampaignStatus) -> CampaignRow:
+    options: Mapping[str, Any] = status.campaign.plan.options
+    said = (status.error, *status.warnings, *status.bad_rows)
+    return CampaignRow(
+        id=status.id,
+        state=status.state,
+        tenant=str(options.get("tenant", "default")),
+        environment=str(options.get("env", "default")),
+        data=status.campaign.data,
+        out=status.campaign.out,
+        rows=status.rows,
+        total=status.total,
+        counts=dict(status.counts),
+        submitted_at=status.submitted_at,
+        problems=[text for text in said if text],
+    )
+
+
+def _report(path: str) -> list[Section]:
+    if not os.path.isfile(path):
+        raise UsageError(
+            "the results are not on the gateway's machine, or not complete yet: they are at "
+            f"{path} where the campaign's worker runs; 'leanq campaign report' reads them there"
+        )
+    records = outcomes(read_results(path), path)
+    return list(sections(summarise(records), None, None, _MOST_CHANGES))

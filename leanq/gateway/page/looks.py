@@ -1,0 +1,254 @@
+"""One look at the fleet for all who watch it.
+
+However many browsers watch, the queue is asked once in two seconds, over the connections that the
+gateway has; and not at all while none does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from cachetools import LRUCache
+
+from leanq.errors import QueueError
+from leanq.fleet.stats import DecisionRecord, FleetStats, decisions_of, fleet_stats_of
+from leanq.gateway.client import GatewayClient
+from leanq.gateway.page.campaigns import CampaignBoard
+from leanq.queue.queue import Queue
+from leanq.queue.results import DeadLetter, InFlight
+
+log = logging.getLogger("leanq.gateway")
+
+_T = TypeVar("_T")
+
+EVERY_S = 2.0
+"""Seconds between two looks."""
+
+SHOWN = 50
+"""The most requests and dead letters that a list shows."""
+
+_DAY_S = 86_400
+# Of all notes of a day, so many are enough for a chart.
+_NOTE_EVERY_MIN = 5
+_RATES_OVER_S = 60.0
+_TIMES_OVER_S = 300.0
+_DEAD_LISTED = 500
+_DECISIONS_KEPT = 8
+# Of all tenants, of which a viewer may see one.
+_RUNNING_LISTED = 200
+_WORKERS_ASKED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class DeadSummary:
+    """A dead letter without its text."""
+
+    request_id: str
+    environment: str
+    tenant: str
+    attempts: int
+    worker: str
+    died_s: float
+
+    @classmethod
+    def of(cls, letter: DeadLetter) -> DeadSummary:
+        asked = letter.submission
+        where = asked.environment, asked.tenant
+        return cls(asked.request_id, *where, letter.attempts, letter.worker, letter.died_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What had happened in an environment as of one look: requests in and out, and how many had
+    taken how long, by the buckets of :data:`leanq.queue.metrics.BUCKETS_S`."""
+
+    submitted: int
+    finished: Mapping[str, int]
+    took: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The fleet at one moment.
+
+    Attributes:
+        stats: all clusters together.
+        notes: of each shard the totals of the last day, every few minutes, and of now.
+        before: totals by environment, of a minute and of five minutes ago, or as far back as is
+            known, each with its time.
+        running: those that run the longest; quarantined: the next that wait for isolated attempts.
+        dead: the newest dead letters.
+        decisions: the scaler's latest, by environment, the newest first.
+        troubles: what could not be asked, by the part of the page that lacks it.
+    """
+
+    at_s: float
+    stats: FleetStats
+    notes: Sequence[Sequence[Mapping[str, int]]] = ()
+    minute_ago: tuple[float, Mapping[str, Totals]] = (0.0, {})
+    five_minutes_ago: tuple[float, Mapping[str, Totals]] = (0.0, {})
+    running: Sequence[InFlight] = ()
+    quarantined: Sequence[InFlight] = ()
+    dead: Sequence[DeadSummary] = ()
+    decisions: Mapping[str, Sequence[DecisionRecord]] = field(default_factory=dict)
+    troubles: Mapping[str, str] = field(default_factory=dict)
+
+
+class FleetLooks:
+    """Looks at the fleet, at most one in :data:`EVERY_S` seconds, however many callers ask."""
+
+    def __init__(self, lean: GatewayClient, campaigns: CampaignBoard) -> None:
+        self.campaigns = campaigns
+        self._queues = lean.queues
+        self._looking = asyncio.Lock()
+        self._seen: Look | None = None
+        self._due_s = 0.0
+        self._notes: list[list[Mapping[str, int]]] = [[] for _ in self._queues]
+        self._totals: deque[tuple[float, Mapping[str, Totals]]] = deque()
+        self._letters: LRUCache[str, DeadSummary] = LRUCache(4 * _DEAD_LISTED)
+        self._decisions: dict[str, deque[DecisionRecord]] = {}
+
+    async def look(self) -> Look:
+        """The fleet as it was within the last seconds.
+
+        Raises:
+            UnavailableError: the queue cannot be reached.
+        """
+        async with self._looking:
+            if self._seen is None or time.monotonic() >= self._due_s:
+                self._seen = await self._look()
+                self._due_s = time.monotonic() + EVERY_S
+                await self.campaigns.refresh()
+            return self._seen
+
+    def forget(self) -> None:
+        """The next look is a new one: something was changed."""
+        self._due_s = 0.0
+
+    async def _look(self) -> Look:
+        stats = await fleet_stats_of(self._queues)
+        self._keep_totals(stats)
+        self._keep_decisions(stats)
+        troubles: dict[str, str] = {}
+
+        async def part(name: str, work: Callable[[], Awaitable[Sequence[_T]]]) -> Sequence[_T]:
+            # A part that the gateway's user may not see leaves the others to be seen.
+            try:
+                return await work()
+            except QueueError as error:
+                log.warning("the page's %s: %s", name, error)
+                troubles[name] = "the queue did not tell; the gateway's log says why"
+                return ()
+
+        notes = await part("history", lambda: self._day(stats))
+        return Look(
+            time.time(),
+            stats,
+            notes,
+            self._total_of(_RATES_OVER_S),
+            self._total_of(_TIMES_OVER_S),
+            await part("requests", lambda: self._running(stats)),
+            await part("requests", lambda: self._quarantined(stats)),
+            await part("dead", self._dead),
+            {name: tuple(kept) for name, kept in self._decisions.items()},
+            troubles,
+        )
+
+    async def _day(self, stats: FleetStats) -> Sequence[Sequence[Mapping[str, int]]]:
+        first = int(time.time() - _DAY_S) // 60
+        for queue, kept in zip(self._queues, self._notes, strict=True):
+            since = kept[-1]["minute"] + 1 if kept else first
+            for note in await queue.minutes(since):
+                if "minute" in note:
+                    self._keep_note(kept, note)
+            while kept and kept[0]["minute"] < first:
+                del kept[0]
+        minute = int(time.time() // 60)
+        return [
+            [*kept, {**shard.tallies, "minute": minute}]
+            for kept, shard in zip(self._notes, stats.shards, strict=True)
+        ]
+
+    @staticmethod
+    def _keep_note(kept: list[Mapping[str, int]], note: Mapping[str, int]) -> None:
+        # The last one stays whatever its minute, until a later one that is near to those before it.
+        if len(kept) > 1 and note["minute"] - kept[-2]["minute"] < _NOTE_EVERY_MIN:
+            kept[-1] = note
+        else:
+            kept.append(note)
+
+    async def _running(self, stats: FleetStats) -> Sequence[InFlight]:
+        workers = [row.worker for row in stats.status.workers if row.held][:_WORKERS_ASKED]
+        if not workers:
+            return ()
+        found = [
+            request
+            for queue in self._queues
+            for request in await queue.running(workers, _RUNNING_LISTED)
+        ]
+        return sorted(found, key=lambda request: -request.running_s)
+
+    async def _quarantined(self, stats: FleetStats) -> Sequence[InFlight]:
+        return [
+            request
+            for name in stats.status.quarantined
+            for queue in self._queues
+            for request in await queue.quarantined(name, SHOWN)
+        ]
+
+    async def _dead(self) -> Sequence[DeadSummary]:
+        found = [
+            await self._dead_summary(queue, request_id)
+            for queue in self._queues
+            for request_id in await queue.dead_request_ids(_DEAD_LISTED)
+        ]
+        return sorted(filter(None, found), key=lambda letter: -letter.died_s)
+
+    async def _dead_summary(self, queue: Queue, request_id: str) -> DeadSummary | None:
+        # A dead letter never changes, and has the request's whole text with it.
+        if found := self._letters.get(request_id):
+            return found
+        letter = await queue.dead_letter(request_id)
+        if letter is None:
+            return None
+        self._letters[request_id] = DeadSummary.of(letter)
+        return self._letters[request_id]
+
+    def _keep_totals(self, stats: FleetStats) -> None:
+        now = {
+            name: Totals(each.submitted, dict(each.finished), tuple(each.took.counts))
+            for name, each in stats.environments.items()
+        }
+        # A server that was restarted, or a replica that took over, counts from less.
+        if self._totals and any(
+            now[name].submitted < before.submitted
+            for name, before in self._totals[-1][1].items()
+            if name in now
+        ):
+            self._totals.clear()
+        self._totals.append((stats.at_s, now))
+        while len(self._totals) > 1 and self._totals[1][0] < stats.at_s - _TIMES_OVER_S:
+            self._totals.popleft()
+
+    def _total_of(self, ago_s: float) -> tuple[float, Mapping[str, Totals]]:
+        """The oldest totals that are at most so old."""
+        since_s = self._totals[-1][0] - ago_s
+        return next(each for each in self._totals if each[0] >= since_s)
+
+    def _keep_decisions(self, stats: FleetStats) -> None:
+        told = decisions_of(stats.status)
+        for name, made in told.items():
+            kept = self._decisions.setdefault(name, deque(maxlen=_DECISIONS_KEPT))
+            # One that orders what was ordered before takes the last one's place.
+            if kept and (kept[0].target, kept[0].reason) == (made.target, made.reason):
+                kept[0] = made
+            else:
+                kept.appendleft(made)
+        for name in self._decisions.keys() - told.keys():
+            del self._decisions[name]

@@ -1,0 +1,225 @@
+"""One request: where it is, its text, and what Lean said at which place of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+from markupsafe import Markup
+from msgspec import structs
+
+from leanq.errors import LeanQError, UsageError, WireError
+from leanq.gateway.access import Access
+from leanq.gateway.client import GatewayClient
+from leanq.gateway.keys import Key
+from leanq.gateway.page.texts import marked_line
+from leanq.gateway.page.viewers import Viewer
+from leanq.queue import wire
+from leanq.queue.keys import shard_of
+from leanq.queue.queue import Queue
+from leanq.queue.requests import Message, Reply, Request
+from leanq.queue.results import InFlight, is_record, read_in_flight, read_record
+
+Phase = Literal["waiting", "running", "quarantined", "ended", "dead"]
+
+_LINES_SHOWN = 2000
+_MESSAGES_SHOWN = 200
+_LONGEST_MESSAGE = 4000
+_GOALS_SHOWN = 50
+_SEVERITIES = {"error": 0, "warning": 1, "information": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A request as the queue has it.
+
+    Attributes:
+        owned: whether it is of the viewer's own tenant, to whom its states mean something.
+        request: what was asked; None where its text is not kept any more.
+        unread: why it is not known, where it is there and cannot be read.
+    """
+
+    request_id: str
+    phase: Phase
+    owned: bool
+    request: Request | None = None
+    in_flight: InFlight | None = None
+    reply: Reply | None = None
+    unread: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more becomes of it."""
+        return self.phase in ("ended", "dead")
+
+
+async def find(lean: GatewayClient, viewer: Viewer, request_id: str) -> Found | None:
+    """The request of this id, or of this name of the viewer's tenant; None where there is none
+    that the viewer may see.
+
+    Raises:
+        UnavailableError: the queue cannot be reached.
+    """
+    with contextlib.suppress(UsageError):
+        shard = shard_of(request_id)
+        for queue in lean.queues:
+            if queue.keys.shard == shard and (
+                found := await _find(queue, lean, viewer, request_id)
+            ):
+                return found
+    return None
+
+
+async def _find(queue: Queue, lean: GatewayClient, viewer: Viewer, request_id: str) -> Found | None:
+    letter = await queue.dead_letter(request_id)
+    if letter and viewer.owns(letter.submission.tenant, letter.submission.environment):
+        request, unread = _unpacked(letter.submission.body)
+        asked = letter.submission
+        where = asked.environment, asked.tenant, asked.priority
+        dead = InFlight(request_id, *where, letter.attempts, letter.died_s, letter.worker)
+        return Found(request_id, "dead", asked.tenant == viewer.tenant, request, dead, None, unread)
+    data = cast(
+        "bytes | None",
+        await queue.call(lambda c: cast("Any", c.get(queue.keys.request(request_id)))),
+    )
+    if data is None:
+        return None
+    if is_record(data):
+        return await _in_flight(queue, viewer, request_id, data)
+    return _ended(lean, viewer, request_id, data)
+
+
+async def _in_flight(queue: Queue, viewer: Viewer, request_id: str, data: bytes) -> Found | None:
+    try:
+        flying, _ = read_in_flight(request_id, data)
+        submission, _ = read_record(request_id, data)
+    except ValueError:
+        return None
+    if not viewer.owns(flying.tenant, flying.environment):
+        return None
+    kind, worker = await queue.phase(request_id)
+    phases: dict[str, Phase] = {"l": "running", "j": "running", "i": "quarantined"}
+    request, unread = _unpacked(submission.body)
+    if worker:
+        running = await queue.running([worker], _LINES_SHOWN)
+        flying = next((each for each in running if each.request_id == request_id), flying)
+    owned = flying.tenant == viewer.tenant
+    phase = phases.get(kind, "waiting")
+    return Found(request_id, phase, owned, request, flying, None, unread)
+
+
+def _ended(lean: GatewayClient, viewer: Viewer, request_id: str, data: bytes) -> Found | None:
+    # A reply does not say whose it was, but the ids of gateways do.
+    name = viewer.name_of(request_id)
+    if name is None and not viewer.operates:
+        return None
+    kept = lean.recent.find(name.tenant, name.name) if name else None
+    if kept is None and viewer.operates:
+        kept = next((k for k in lean.recent.all() if k.submission.request_id == request_id), None)
+    if kept and not viewer.operates and not viewer.sees_environment(kept.submission.environment):
+        return None
+    request = _unpacked(kept.submission.body)[0] if kept else None
+    try:
+        reply, unread = wire.unpack_reply(request_id, data), ""
+    except WireError as error:
+        reply, unread = None, f"the reply cannot be read: {error}"
+    return Found(request_id, "ended", name is not None, request, None, reply, unread)
+
+
+def sealed(found: Found, access: Access, key: Key) -> Found:
+    """The request with its states as only the key's tenant can use them; those of another tenant's
+    are left out."""
+    if found.reply is None:
+        return found
+    if found.owned:
+        return replace(found, reply=access.sealed(key, found.reply))
+    sorries = tuple(structs.replace(sorry, state=None) for sorry in found.reply.sorries)
+    return replace(found, reply=structs.replace(found.reply, sorries=sorries, state=None))
+
+
+def _unpacked(body: bytes) -> tuple[Request | None, str]:
+    try:
+        return wire.unpack_request(body), ""
+    except LeanQError as error:
+        return None, f"the request cannot be read: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a text: its number, itself with what is about it marked, and the messages there."""
+
+    number: int
+    text: Markup
+    messages: Sequence[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A text with messages at their places.
+
+    Attributes:
+        elsewhere: messages that are not at any line that is shown.
+        cut_lines, cut_messages: how many are not shown.
+    """
+
+    lines: Sequence[Line]
+    elsewhere: Sequence[Message]
+    cut_lines: int
+    cut_messages: int
+
+
+def listing(code: str, reply: Reply | None) -> Listing:
+    """A text of any size with its messages: the first lines of it, and the gravest messages."""
+    lines = code.split("\n")
+    everything = list(reply.messages) if reply else []
+    # Where there are too many, the errors count; and then what comes first.
+    ranked = sorted(everything, key=lambda message: _SEVERITIES.get(message.severity, 3))
+    shown = sorted(ranked[:_MESSAGES_SHOWN], key=lambda message: (message.line, message.column))
+    at: defaultdict[int, list[Message]] = defaultdict(list)
+    elsewhere: list[Message] = []
+    for message in shown:
+        inside = 1 <= message.line <= min(len(lines), _LINES_SHOWN)
+        (at[message.line] if inside else elsewhere).append(message)
+    made = [
+        Line(number, marked_line(line, _spans(number, at[number])), at[number])
+        for number, line in enumerate(lines[:_LINES_SHOWN], 1)
+    ]
+    cut = max(0, len(lines) - _LINES_SHOWN), len(everything) - len(shown)
+    return Listing(made, elsewhere, *cut)
+
+
+def _spans(line: int, messages: Sequence[Message]) -> list[tuple[int, int | None, str]]:
+    ranked = sorted(messages, key=lambda message: _SEVERITIES.get(message.severity, 3))
+    # Of one whose end is not known, its place is told beside its text.
+    return [
+        (message.column, message.end_column if message.end_line == line else None, message.severity)
+        for message in ranked
+        if message.end_line is not None
+    ]
+
+
+def context_of(found: Found) -> dict[str, Any]:
+    """What the templates show of a request."""
+    reply, request = found.reply, found.request
+    code = request.code if request else ""
+    if request and request.op == "step":
+        code = request.tactic
+    sorries = reply.sorries[:_GOALS_SHOWN] if reply else ()
+    goals = reply.goals[:_GOALS_SHOWN] if reply else ()
+    return {
+        "found": found,
+        "request": request,
+        "reply": reply,
+        "flying": found.in_flight,
+        "listing": listing(code, reply),
+        "has_text": bool(code),
+        "longest_message": _LONGEST_MESSAGE,
+        "sorries": sorries,
+        "goals": goals,
+        "cut_goals": (len(reply.sorries) + len(reply.goals) if reply else 0)
+        - len(sorries)
+        - len(goals),
+    }

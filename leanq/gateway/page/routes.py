@@ -1,0 +1,533 @@
+"""The page as an ASGI application, at ``/`` and below ``/page/``.
+
+A caller is known by the cookie of a session, or by a key in the header as everywhere else. What
+changes anything is a POST from this very page: its ``Origin`` has to be there and to be ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+from fastapi import HTTPException, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, StreamingResponse
+from fastapi.sse import format_sse_event
+from fastapi.staticfiles import StaticFiles
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from leanq import __version__
+from leanq.errors import LeanQError, TooLargeError
+from leanq.fleet.durations import duration
+from leanq.gateway import v1_models as models
+from leanq.gateway.access import Access
+from leanq.gateway.client import GatewayClient
+from leanq.gateway.keys import Key
+from leanq.gateway.operations import prepared_of
+from leanq.gateway.page import actions, requests
+from leanq.gateway.page.campaigns import CampaignBoard
+from leanq.gateway.page.looks import EVERY_S, FleetLooks
+from leanq.gateway.page.sections import SECTIONS, VERDICTS, Overview
+from leanq.gateway.page.sessions import Sessions
+from leanq.gateway.page.texts import visible
+from leanq.gateway.page.viewers import Viewer
+from leanq.gateway.problems import problem_of
+from leanq.queue.settings import MAX_REQUEST_BYTES
+
+BELOW = "/page/"
+"""What is below it is the page's."""
+
+# A form writes a byte as three.
+_LONGEST_FORM = 3 * MAX_REQUEST_BYTES
+_LONGEST_LOGIN = 4096
+_LIVE_S = 2.0
+_MOST_WATCHERS = 1000
+# What is large and changes little is rendered, and sent, once in so many seconds.
+_SLOW_S = {"history": 30.0}
+_KEEP_ALIVE_S = 15.0
+_RETRY_AFTER_S = 5
+
+_HEADERS = {
+    # Nothing but what stands in these files; no inline script or style either.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # With `no-referrer` browsers would send forms with an Origin of `null`.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+_FOLDER = Path(__file__).parent
+
+Handler = Callable[["Page", Request, Key, Viewer], Awaitable[Response]]
+
+
+class Page:
+    """The page of one gateway.
+
+    Args:
+        stopping: set once the gateway is told to end; those who watch are let go.
+        rq_url: the Redis of RQ, where it is not the queue's.
+    """
+
+    def __init__(
+        self, lean: GatewayClient, access: Access, stopping: asyncio.Event, rq_url: str | None
+    ) -> None:
+        self._lean = lean
+        self._access = access
+        self._stopping = stopping
+        self._sessions = Sessions(access)
+        self._looks = FleetLooks(lean, CampaignBoard(lean.settings, rq_url))
+        self._watchers = 0
+        # What viewers see alike is rendered once.
+        self._rendered: dict[tuple[Viewer, str], tuple[float, str]] = {}
+        self._rendered_at_s = 0.0
+        self._templates = Environment(
+            loader=PackageLoader("leanq.gateway.page"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {
+            "duration": _brief,
+            "number": lambda n: "–" if n is None else f"{n:,}",
+            "rate": lambda n: "–" if n is None else f"{n:,.1f}",
+            "percent": lambda n: "–" if n is None else f"{100 * n:.1f} %",
+            "visible": visible,
+            "path": lambda text: quote(text, safe=""),
+        }
+        self._templates.globals |= {
+            "version": __version__,
+            "static": _static_url,
+            "known_verdicts": VERDICTS,
+        }
+
+    def app(self) -> ASGIApp:
+        """The page for ``/`` and, mounted there, for what is below ``/page``."""
+        reads = {
+            "/": _overview,
+            "/check": _check_form,
+            "/events": _events,
+            "/requests": _search,
+            "/requests/{request_id}": _request,
+            "/requests/{request_id}/live": _live,
+            "/requests/{request_id}/text": _text,
+            "/campaigns/{campaign_id}": _campaign,
+        }
+        changes = {
+            "/check": _check,
+            "/withdraw": _withdraw,
+            "/dead/retry": _retry,
+            "/dead/drop": _drop,
+            "/pause": _pause,
+            "/weight": _weight,
+        }
+        routes: list[Route | Mount] = [
+            Route("/login", self._login, methods=["POST"]),
+            Route("/logout", self._logout, methods=["POST"]),
+            Mount("/static", StaticFiles(directory=_FOLDER / "static")),
+        ]
+        for path, handler in reads.items():
+            routes.append(Route(path, partial(self._read, handler), methods=["GET"]))
+        for path, handler in changes.items():
+            routes.append(Route(path, partial(self._change, handler), methods=["POST"]))
+        app = Starlette(
+            routes=routes,
+            exception_handlers={
+                LeanQError: self._failed,
+                StarletteHTTPException: self._failed,
+                actions.ForbiddenError: self._failed,
+            },
+        )
+        return _Guarded(app)
+
+    def render(self, template: str, **context: Any) -> str:
+        """What a template makes of its context."""
+        return self._templates.get_template(template).render(context)
+
+    def page(
+        self, template: str, viewer: Viewer | None, status: int = 200, **context: Any
+    ) -> Response:
+        """A whole page."""
+        shown = {"viewer": viewer, "needs_keys": self._access.needs_keys, **context}
+        return HTMLResponse(self.render(template, **shown), status)
+
+    async def overview(self, viewer: Viewer) -> Overview:
+        """What the overview is made from; raises UnavailableError."""
+        look = await self._looks.look()
+        return Overview(look, self._looks, self._lean.recent, self._lean.settings.shards)
+
+    def section(self, name: str, overview: Overview, viewer: Viewer) -> str:
+        """One part of the overview as HTML."""
+        at_s = overview.look.at_s
+        if self._rendered_at_s != at_s:
+            self._rendered_at_s = at_s
+            fresh_s = {name: at_s - seconds for name, seconds in _SLOW_S.items()}
+            self._rendered = {
+                (seen_by, part): (made_s, html)
+                for (seen_by, part), (made_s, html) in self._rendered.items()
+                if made_s > fresh_s.get(part, at_s)
+            }
+        if (viewer, name) not in self._rendered:
+            context = {"viewer": viewer, **SECTIONS[name](overview, viewer)}
+            html = self.render(f"sections/{name}.html", **context)
+            self._rendered[viewer, name] = at_s, html
+        return self._rendered[viewer, name][1]
+
+    async def _read(self, handler: Handler, request: Request) -> Response:
+        key = self._sessions.key_of(request)
+        if key is None:
+            if "hx-request" in request.headers or request.url.path.endswith("/events"):
+                return PlainTextResponse("the session has ended; load the page again", 401)
+            return self.page("login.html", None, wrong=False)
+        return await handler(self, request, key, self._viewer(key))
+
+    async def _change(self, handler: Handler, request: Request) -> Response:
+        key = self._sessions.key_of(request)
+        if key is None:
+            raise HTTPException(401, "the session has ended; load the page again")
+        return await handler(self, request, key, self._viewer(key))
+
+    def _viewer(self, key: Key) -> Viewer:
+        return Viewer.of(key, needs_keys=self._access.needs_keys)
+
+    async def _login(self, request: Request) -> Response:
+        form = await _form(request, _LONGEST_LOGIN)
+        key = self._sessions.key_given(form.get("key", "").strip())
+        if key is None or not self._access.needs_keys:
+            return self.page("login.html", None, 403, wrong=True)
+        response = RedirectResponse("/", 303)
+        self._sessions.begin(request, response, key)
+        return response
+
+    async def _logout(self, request: Request) -> Response:
+        response = RedirectResponse("/", 303)
+        self._sessions.end(request, response)
+        return response
+
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        status, detail, headers = _told(error)
+        is_script = "hx-request" in request.headers
+        if is_script or "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse(detail, status, headers)
+        key = self._sessions.key_of(request) if status != 401 else None
+        viewer = self._viewer(key) if key else None
+        response = self.page("error.html", viewer, status, detail=detail)
+        response.headers.update(headers)
+        return response
+
+    async def watched(self, viewer: Viewer, request: Request) -> AsyncIterator[bytes]:
+        """Events with each part of the overview, when it has changed, until the gateway ends or
+        the caller may not watch any more."""
+        sent: dict[str, str] = {}
+        silent_s = 0.0
+        while not self._stopping.is_set():
+            key = self._sessions.key_of(request)
+            if key is None or self._viewer(key) != viewer:
+                yield format_sse_event(event="ended", data_str="the session has ended")
+                return
+            try:
+                overview = await self.overview(viewer)
+            except LeanQError as error:
+                yield format_sse_event(event="trouble", data_str=str(visible(_told(error)[1])))
+            else:
+                changed = [
+                    (name, html)
+                    for name in SECTIONS
+                    if (html := self.section(name, overview, viewer)) != sent.get(name)
+                ]
+                sent.update(changed)
+                silent_s = 0.0 if changed else silent_s + EVERY_S
+                for name, html in changed:
+                    yield format_sse_event(event=name, data_str=html)
+                if silent_s >= _KEEP_ALIVE_S:
+                    silent_s = 0.0
+                    yield format_sse_event(comment="")
+            await _event_or(self._stopping, EVERY_S)
+
+    async def counted(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The same events; as long as they last, they count."""
+        self._watchers += 1
+        try:
+            async for event in events:
+                yield event
+        finally:
+            self._watchers -= 1
+
+
+async def _event_or(event: asyncio.Event, seconds: float) -> None:
+    """Until the event is set, for so long at most."""
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiting}, timeout=seconds)
+    finally:
+        waiting.cancel()
+
+
+class _Guarded:
+    """The page's headers on each answer, and no change on behalf of another page."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_static = "/static/" in scope.get("path", "")
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers["Cache-Control"] = "public, max-age=86400" if is_static else "no-store"
+            await send(message)
+
+        app = self._app
+        changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD")
+        # That it is ours where it is there has been checked for all of the gateway.
+        if changes and not any(name == b"origin" for name, _ in scope["headers"]):
+            app = PlainTextResponse("a change needs the Origin that browsers send", 403)
+        await app(scope, receive, guarded)
+
+
+async def _form(request: Request, longest: int) -> dict[str, str]:
+    """The fields of a form.
+
+    Raises:
+        TooLargeError: more than ``longest`` bytes.
+    """
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > longest:
+            raise TooLargeError(f"the form has more than the {longest} bytes allowed")
+    try:
+        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=20)
+    except ValueError:
+        raise HTTPException(422, "the form cannot be read") from None
+    return {name: values[0] for name, values in fields.items()}
+
+
+def _told(error: Exception) -> tuple[int, str, dict[str, str]]:
+    """The HTTP status of an error, what callers are told of it, and headers."""
+    if isinstance(error, actions.ForbiddenError):
+        return 403, str(error), {}
+    problem = problem_of(error)
+    headers = dict(getattr(error, "headers", None) or {})
+    if problem["status"] in (429, 503):
+        headers.setdefault("Retry-After", str(_RETRY_AFTER_S))
+    return problem["status"], problem["detail"], headers
+
+
+def _brief(seconds: float | None) -> str:
+    """A duration; what is below a second in milliseconds, since most checks are."""
+    if seconds is None:
+        return "–"
+    return f"{1000 * max(0.0, seconds):.0f} ms" if seconds < 0.9995 else duration(seconds)
+
+
+def _static_url(name: str) -> str:
+    return f"/page/static/{name}?v={_VERSIONS[name]}"
+
+
+_VERSIONS = {
+    str(path.relative_to(_FOLDER / "static")): hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    for path in (_FOLDER / "static").rglob("*")
+    if path.is_file()
+}
+
+
+def _check_watches(viewer: Viewer) -> None:
+    if not viewer.watches:
+        raise HTTPException(403, "the key has not the right 'status', so it sees no fleet")
+
+
+async def _overview(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
+    if not viewer.watches:
+        return RedirectResponse("/page/check", 303)
+    overview = await page.overview(viewer)
+    parts = {name: page.section(name, overview, viewer) for name in SECTIONS}
+    return page.page("overview.html", viewer, parts=parts)
+
+
+async def _events(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
+    _check_watches(viewer)
+    if page._watchers >= _MOST_WATCHERS:
+        after = {"Retry-After": str(_RETRY_AFTER_S)}
+        raise HTTPException(503, f"{_MOST_WATCHERS} pages watch this gateway already", after)
+    # Of nginx, which else would collect events before it sends any.
+    headers = {"X-Accel-Buffering": "no"}
+    events = page.counted(page.watched(viewer, request))
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+async def _check_form(page: Page, _request: Request, key: Key, viewer: Viewer) -> Response:
+    return page.page("check.html", viewer, environments=await _offered(page, key, viewer))
+
+
+async def _offered(page: Page, key: Key, viewer: Viewer) -> list[str]:
+    """The environments that the key may check in, its default first."""
+    default = page._access.environment(key, None)
+    if key.environments:
+        return [*key.environments]
+    known = {name for queue in page._lean.queues for name in await queue.environments()}
+    return [default, *sorted(known - {default})]
+
+
+async def _check(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
+    if not viewer.submits:
+        raise actions.ForbiddenError("the key has not the right 'submit'")
+    form = await _form(request, _LONGEST_FORM)
+    # Browsers end lines in forms so, and columns and lines should be those of the text.
+    code, target = (form.get(name, "").replace("\r\n", "\n") for name in ("code", "target"))
+    environment = form.get("environment") or None
+    body: models.Body
+    if target.strip():
+        body = models.Verify(code=code, target=target, environment=environment)
+    else:
+        body = models.Check(code=code, environment=environment)
+    lean, access = page._lean, page._access
+    prepared = await prepared_of(body, key, access, lean)
+    access.admit(key, 1, lean)
+    pending = lean.submit(key.tenant, prepared, None)
+    # Else a look that comes before the queue has it would find nothing.
+    await pending.known()
+    request_id = pending.name.request_id(lean.settings.shards)
+    if "hx-request" not in request.headers:
+        if pending.end is not None:
+            pending.result()
+        return RedirectResponse(f"/page/requests/{quote(request_id, safe='')}", 303)
+    if pending.end is not None:
+        pending.result()
+    return await _fragment(page, key, viewer, request_id)
+
+
+async def _fragment(page: Page, key: Key, viewer: Viewer, request_id: str) -> Response:
+    found = await _found(page, key, viewer, request_id)
+    context = requests.context_of(found)
+    return HTMLResponse(page.render("request_body.html", viewer=viewer, **context))
+
+
+async def _found(page: Page, key: Key, viewer: Viewer, request_id: str) -> requests.Found:
+    found = await requests.find(page._lean, viewer, request_id)
+    if found is None:
+        raise HTTPException(
+            404,
+            f"no request {request_id!r:.80} is known to you: it never was, its reply has gone, or "
+            "it is another tenant's",
+        )
+    return requests.sealed(found, page._access, key)
+
+
+async def _search(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
+    wanted = request.query_params.get("id", "").strip()
+    return RedirectResponse(f"/page/requests/{quote(wanted, safe='')}" if wanted else "/", 303)
+
+
+async def _request(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
+    found = await _found(page, key, viewer, request.path_params["request_id"])
+    return page.page("request.html", viewer, **requests.context_of(found))
+
+
+async def _live(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
+    """What became of a request by now, or soon."""
+    request_id = request.path_params["request_id"]
+    name = viewer.name_of(request_id)
+    kept = page._lean.recent.find(name.tenant, name.name) if name else None
+    if kept and kept.pending:
+        await kept.pending.wait(_LIVE_S)
+    return await _fragment(page, key, viewer, request_id)
+
+
+async def _text(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
+    """The whole text, as it came, to be kept and not to be shown by a browser."""
+    found = await _found(page, key, viewer, request.path_params["request_id"])
+    if found.request is None:
+        raise HTTPException(404, "the text of this request is not kept any more")
+    headers = {"Content-Disposition": 'attachment; filename="request.lean"'}
+    text = found.request.tactic if found.request.op == "step" else found.request.code
+    return PlainTextResponse(text, headers=headers)
+
+
+async def _campaign(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
+    _check_watches(viewer)
+    overview = await page.overview(viewer)
+    board = overview.looks.campaigns
+    row = board.find(request.path_params["campaign_id"])
+    if row is None or not viewer.owns(row.tenant, row.environment):
+        raise HTTPException(404, "no such campaign is known to you")
+    parts, trouble = None, ""
+    try:
+        parts = await board.report(row)
+    except LeanQError as error:
+        trouble = str(error)
+    return page.page("campaign.html", viewer, row=row, parts=parts, trouble=trouble)
+
+
+async def _withdraw(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
+    if not viewer.submits:
+        raise actions.ForbiddenError("the key has not the right 'submit'")
+    request_id = (await _form(request, _LONGEST_LOGIN)).get("request_id", "")
+    name = viewer.name_of(request_id)
+    if name is None:
+        raise HTTPException(404, "only a request that came through a gateway is withdrawn here")
+    await page._lean.withdraw(name.tenant, name.name)
+    page._looks.forget()
+    if "hx-request" in request.headers:
+        return await _fragment(page, key, viewer, request_id)
+    return RedirectResponse(f"/page/requests/{quote(request_id, safe='')}", 303)
+
+
+async def _retry(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
+    request_id = (await _form(request, _LONGEST_LOGIN)).get("request_id", "")
+    await actions.retry(page._lean, viewer, request_id)
+    return await _back(page, request, viewer, "dead")
+
+
+async def _drop(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
+    request_id = (await _form(request, _LONGEST_LOGIN)).get("request_id", "")
+    await actions.drop(page._lean, viewer, request_id)
+    return await _back(page, request, viewer, "dead")
+
+
+async def _pause(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
+    form = await _form(request, _LONGEST_LOGIN)
+    kind, name = form.get("kind"), form.get("name", "")
+    if kind not in ("environment", "tenant"):
+        raise HTTPException(422, "kind must be environment or tenant")
+    paused = form.get("paused") == "yes"
+    await actions.pause(
+        page._lean, viewer, "tenant" if kind == "tenant" else "environment", name, paused=paused
+    )
+    return await _back(page, request, viewer, f"{kind}s")
+
+
+async def _weight(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
+    form = await _form(request, _LONGEST_LOGIN)
+    text = form.get("weight", "").strip()
+    try:
+        weight = float(text) if text else None
+    except ValueError:
+        raise HTTPException(422, f"a weight must be a number, got {text!r:.40}") from None
+    await actions.set_weight(page._lean, viewer, form.get("tenant", ""), weight)
+    return await _back(page, request, viewer, "tenants")
+
+
+async def _back(page: Page, request: Request, viewer: Viewer, section: str) -> Response:
+    """What the caller sees after a change: the part that it concerns, or the page again."""
+    page._looks.forget()
+    if "hx-request" not in request.headers:
+        return RedirectResponse(f"/#{section}", 303)
+    return HTMLResponse(page.section(section, await page.overview(viewer), viewer))

@@ -1,0 +1,447 @@
+"""What each part of the overview shows a viewer: plain values for the templates.
+
+A viewer is shown its own environments and its own tenant alone, unless it sees the fleet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from leanq.fleet.durations import duration
+from leanq.fleet.history import periods
+from leanq.fleet.stats import EnvironmentStats, degraded_of, info_of, unsized
+from leanq.gateway.page.looks import SHOWN, FleetLooks, Look, Totals
+from leanq.gateway.page.viewers import Viewer
+from leanq.gateway.recent import RecentRequests
+from leanq.queue.metrics import BUCKETS_S
+from leanq.queue.requests import LEAN_VERDICTS, Verdict
+
+DAY_S = 86_400
+_CHART_PERIOD_S = 900
+_WORKERS_SHOWN = 40
+_RECENT_SHOWN = 8
+_CAMPAIGNS_SHOWN = 20
+
+VERDICTS: tuple[str, ...] = get_args(Verdict)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What the overview is made from."""
+
+    look: Look
+    looks: FleetLooks
+    recent: RecentRequests
+    shards: int
+
+
+def quantile_s(counts: Sequence[int], share: float) -> float | None:
+    """The time that so many of all do not exceed, in seconds, by the buckets that they fell into:
+    between the edges of its bucket it is estimated. None where there are none."""
+    total = sum(counts)
+    if not total:
+        return None
+    left = share * total
+    lower = 0.0
+    for edge, count in zip(BUCKETS_S, counts, strict=False):
+        if count and left <= count:
+            return lower + (edge - lower) * left / count
+        left -= count
+        lower = edge
+    return lower
+
+
+def _since(
+    overview: Overview, viewer: Viewer, before: tuple[float, Mapping[str, Totals]]
+) -> tuple[float, dict[str, Totals]]:
+    """What happened in each environment since then, and in how many seconds."""
+    at_s, totals = before
+    none = Totals(0, {}, ())
+    found = {}
+    for name, stats in _environments(overview, viewer):
+        old = totals.get(name, none)
+        finished = {
+            verdict: max(0, count - old.finished.get(verdict, 0))
+            for verdict, count in stats.finished.items()
+        }
+        took = [
+            max(0, count - (old.took[number] if number < len(old.took) else 0))
+            for number, count in enumerate(stats.took.counts)
+        ]
+        found[name] = Totals(max(0, stats.submitted - old.submitted), finished, took)
+    return overview.look.stats.at_s - at_s, found
+
+
+def _environments(overview: Overview, viewer: Viewer) -> list[tuple[str, EnvironmentStats]]:
+    found = overview.look.stats.environments.items()
+    visible = [(name, stats) for name, stats in found if viewer.sees_environment(name)]
+    return sorted(visible, key=lambda item: (-(item[1].waiting + item[1].running), item[0]))
+
+
+def summary(overview: Overview, viewer: Viewer) -> dict[str, Any]:
+    """The fleet in a row of figures, and what an operator should know."""
+    look = overview.look
+    environments = [stats for _, stats in _environments(overview, viewer)]
+    span_s, lately = _since(overview, viewer, look.five_minutes_ago)
+    rate_s, minute = _since(overview, viewer, look.minute_ago)
+    ends = Counter[str]()
+    took = [0] * (len(BUCKETS_S) + 1)
+    for each in lately.values():
+        ends.update(each.finished)
+        took = [old + new for old, new in zip(took, each.took, strict=True)]
+    judged = sum(ends[verdict] for verdict in LEAN_VERDICTS)
+    slots = sum(each.slots for each in environments)
+    # Before there is something to compare with, there is no rate.
+    known = rate_s >= 1
+    return {
+        "waiting": sum(each.waiting + each.quarantined for each in environments),
+        "held": sum(each.held for each in environments),
+        "oldest_s": max((each.oldest_s for each in environments if each.due), default=None),
+        "running": round(sum(each.running for each in environments)),
+        "slots": round(slots),
+        "busy": round(sum(each.busy for each in environments)),
+        "workers": round(sum(each.workers for each in environments)),
+        "in_per_s": sum(each.submitted for each in minute.values()) / rate_s if known else None,
+        "out_per_s": (
+            sum(sum(each.finished.values()) for each in minute.values()) / rate_s if known else None
+        ),
+        "accepted": ends["accepted"] / judged if judged else None,
+        "judged": judged,
+        "failed": sum(ends.values()) - judged,
+        "span_s": span_s,
+        "p50_s": quantile_s(took, 0.5),
+        "p99_s": quantile_s(took, 0.99),
+        "dead": len(_dead(overview, viewer)),
+        "warnings": list(_warnings(overview, viewer)),
+    }
+
+
+def _warnings(overview: Overview, viewer: Viewer) -> Iterator[tuple[str, str]]:
+    """What needs somebody's look: how urgent, and a sentence."""
+    look = overview.look
+    status = look.stats.status
+    environments = dict(_environments(overview, viewer))
+    waiting = sum(each.due for each in environments.values())
+    if not any(each.workers for each in environments.values()):
+        yield "bad" if waiting else "note", "No worker is alive; start one with “leanq worker”."
+    else:
+        for name, count in unsized(look.stats, ()).items():
+            served = environments.get(name)
+            if count and served is not None and not served.workers:
+                yield "bad", f"{count:,} requests wait in {name}, which no living worker offers."
+    for name, since_s in sorted(status.paused.items()):
+        kind, _, what = name.partition(":")
+        if kind == "e" and viewer.sees_environment(what):
+            yield "note", f"The environment {what} is paused for {_ago(since_s)}."
+        elif kind == "t" and viewer.sees_tenant(what):
+            yield "note", f"The tenant {what} is paused for {_ago(since_s)}."
+    for name, each in environments.items():
+        if len(each.fingerprints) > 1:
+            yield (
+                "bad",
+                f"{name} is not the same on all workers, and so its verdicts may differ: "
+                f"{len(each.fingerprints)} fingerprints.",
+            )
+    if viewer.sees_fleet:
+        for row in status.workers:
+            for name, why in degraded_of(info_of(row.info)).items():
+                yield "note", f"{name} is slower than it should be on {row.worker}: {why}"
+    for name, count in status.quarantined.items():
+        if viewer.sees_environment(name):
+            yield "note", f"{count:,} requests of {name} are quarantined: their workers died."
+    stats = look.stats
+    if stats.memory_limit_bytes and stats.memory_bytes > 0.9 * stats.memory_limit_bytes:
+        share = stats.memory_bytes / stats.memory_limit_bytes
+        yield "bad", f"Redis uses {share:.0%} of its memory; new requests will be refused."
+
+
+def _ago(since_s: float) -> str:
+    return duration(time.time() - since_s)
+
+
+def history(overview: Overview, viewer: Viewer) -> dict[str, Any]:
+    """The last 24 hours by quarters of an hour, also when all workers are gone."""
+    found = periods(
+        overview.look.notes,
+        DAY_S,
+        length_s=_CHART_PERIOD_S,
+        environments=viewer.environments or None,
+    )
+    rows = []
+    for period in found:
+        ended = sum(period.finished.values())
+        judged = sum(period.finished.get(verdict, 0) for verdict in LEAN_VERDICTS)
+        accepted = period.finished.get("accepted", 0)
+        rows.append(
+            {
+                "start_s": period.start_s,
+                "clock": time.strftime("%H:%M", time.gmtime(period.start_s)),
+                "submitted": period.submitted,
+                "accepted": accepted,
+                "refused": judged - accepted,
+                "unknown": ended - judged,
+                "wait_s": period.waited_s / ended if ended else None,
+                "run_s": period.ran_s / ended if ended else None,
+                "p50_s": quantile_s(period.took, 0.5),
+                "p99_s": quantile_s(period.took, 0.99),
+                "waiting": period.waiting,
+                "workers": period.workers if viewer.sees_fleet else None,
+                "cpu_s": period.cpu_s,
+            }
+        )
+    return {"rows": rows, "length_s": _CHART_PERIOD_S, "trouble": _trouble(overview, "history")}
+
+
+def verdicts(overview: Overview, viewer: Viewer) -> dict[str, Any]:
+    """How requests ended: in the last minutes, in a day, ever; and why."""
+    span_s, lately = _since(overview, viewer, overview.look.five_minutes_ago)
+    now, day, ever, reasons = (Counter[str]() for _ in range(4))
+    for each in lately.values():
+        now.update(each.finished)
+    for period in periods(overview.look.notes, DAY_S, environments=viewer.environments or None):
+        day.update(period.finished)
+    for _, stats in _environments(overview, viewer):
+        ever.update(stats.finished)
+        reasons.update(stats.reasons)
+    rows: list[dict[str, Any]] = [
+        {"verdict": verdict, "now": now[verdict], "day": day[verdict], "ever": ever[verdict]}
+        for verdict in (*VERDICTS, *sorted(ever.keys() - {*VERDICTS}))
+        if ever[verdict]
+    ]
+    most = max((row["day"] for row in rows), default=0)
+    return {
+        "rows": [{**row, "share": round(100 * row["day"] / most) if most else 0} for row in rows],
+        "reasons": reasons.most_common(12),
+        "span_s": span_s,
+    }
+
+
+def environments(overview: Overview, viewer: Viewer) -> dict[str, Any]:
+    """Each environment: what it is, what waits and runs there, and how fast."""
+    status = overview.look.stats.status
+    span_s, lately = _since(overview, viewer, overview.look.five_minutes_ago)
+    rate_s, minute = _since(overview, viewer, overview.look.minute_ago)
+    rows = []
+    for name, stats in _environments(overview, viewer):
+        about = info_of(status.environments.get(name, b""))
+        ended = sum(minute[name].finished.values())
+        rows.append(
+            {
+                "name": name,
+                "lean": str(about.get("lean") or about.get("driver") or ""),
+                "fingerprints": sorted(stats.fingerprints) or [str(about.get("fingerprint") or "")],
+                "waiting": stats.waiting + stats.quarantined,
+                "held": stats.held,
+                "paused": f"e:{name}" in status.paused,
+                "oldest_s": stats.oldest_s if stats.due else None,
+                "in_per_s": minute[name].submitted / rate_s if rate_s >= 1 else None,
+                "out_per_s": ended / rate_s if rate_s >= 1 else None,
+                "running": round(stats.running),
+                "slots": round(stats.slots),
+                "workers": round(stats.workers),
+                "p50_s": quantile_s(lately[name].took, 0.5),
+                "p99_s": quantile_s(lately[name].took, 0.99),
+            }
+        )
+    return {"rows": rows, "operates": viewer.operates, "span_s": span_s}
+
+
+def workers(overview: Overview, viewer: Viewer) -> dict[str, Any]:
+    """Who works, the busiest first; of what a worker serves, what the viewer may know."""
+    rows: list[dict[str, Any]] = []
+    for row in overview.look.stats.status.workers:
+        info = info_of(row.info)
+        offered = info.get("environments")
+        serves = [str(name) for name in offered] if isinstance(offered, list) else []
+        shown = [name for name in serves if viewer.sees_environment(name)]
+        if not shown and viewer.environments:
+            continue
+        slots, started = info.get("slots"), info.get("started")
+        rows.append(
+            {
+                "name": row.worker,
+                "running": row.held,
+                "slots": slots if isinstance(slots, int) else None,
+                "lease_s": row.lease_s,
+                "up_s": time.time() - started if isinstance(started, int | float) else None,
+                "serves": shown,
+                "degraded": sorted(degraded_of(info)),
+            }
+        )
+    rows.sort(key=lambda row: (row["lease_s"] > 0, -row["running"], row["name"]))
+    return {"rows": rows[:_WORKERS_SHOWN], "more": max(0, len(rows) - _WORKERS_SHOWN)}
+
+
+def tenants(overview: Overview, viewer: Viewer) -> dict[str, Any]:
+    """Tenants: what they used in a day, their weights, and who is held back."""
+    status = overview.look.stats.status
+    used = Counter[str]()
+    for period in periods(overview.look.notes, DAY_S, environments=viewer.environments or None):
+        used.update(period.tenants_cpu_s)
+    paused = {name[2:]: at_s for name, at_s in status.paused.items() if name.startswith("t:")}
+    total_s = used.total() or 1.0
+    names = {*used, *status.weights, *paused, viewer.tenant}
+    rows = [
+        {
+            "name": name,
+            "cpu_s": used[name],
+            "share": used[name] / total_s if viewer.sees_fleet else None,
+            "weight": status.weights.get(name),
+            "paused_s": time.time() - paused[name] if name in paused else None,
+        }
+        for name in sorted(names, key=lambda name: (-used[name], name))
+        if viewer.sees_tenant(name)
+    ]
+    return {"rows": rows[:SHOWN], "more": max(0, len(rows) - SHOWN), "operates": viewer.operates}
+
+
+def requests(overview: Overview, viewer: Viewer) -> dict[str, Any]:
+    """What runs the longest, what is suspect, and what has just ended here and took long."""
+
+    def seen(environment: str, tenant: str) -> bool:
+        return viewer.sees_environment(environment) and viewer.sees_tenant(tenant)
+
+    look = overview.look
+    running = [each for each in look.running if seen(each.environment, each.tenant)]
+    suspect = [each for each in look.quarantined if seen(each.environment, each.tenant)]
+    suspect += [each for each in running if each.attempts]
+    recent: list[dict[str, Any]] = [
+        {
+            "id": kept.submission.request_id,
+            "environment": kept.submission.environment,
+            "tenant": kept.tenant,
+            "verdict": ended.verdict,
+            "queued_s": ended.queued_s,
+            "cpu_s": ended.cpu_s,
+            "wall_s": ended.wall_s,
+            "attempts": ended.attempts,
+            "age_s": time.time() - kept.at_s,
+        }
+        for kept in overview.recent.all(None if viewer.operates else viewer.tenant)
+        if (ended := kept.ended) and viewer.sees_environment(kept.submission.environment)
+    ]
+    latest = recent[-_RECENT_SHOWN:][::-1]
+    slowest = sorted(recent, key=lambda row: -row["wall_s"])[:_RECENT_SHOWN]
+    return {
+        "running": [_in_flight(each, viewer) for each in running[:_RECENT_SHOWN]],
+        "suspect": [_in_flight(each, viewer) for each in suspect[:SHOWN]],
+        "latest": latest,
+        "slowest": slowest,
+        "trouble": _trouble(overview, "requests"),
+    }
+
+
+def _in_flight(request: Any, viewer: Viewer) -> dict[str, Any]:
+    return {
+        "id": request.request_id,
+        "opens": viewer.owns(request.tenant, request.environment),
+        "environment": request.environment,
+        "tenant": request.tenant,
+        "attempts": request.attempts,
+        "worker": request.worker,
+        "running_s": request.running_s,
+        "age_s": time.time() - request.submitted_s,
+    }
+
+
+def _dead(overview: Overview, viewer: Viewer) -> list[Any]:
+    return [
+        letter
+        for letter in overview.look.dead
+        if viewer.sees_environment(letter.environment) and viewer.sees_tenant(letter.tenant)
+    ]
+
+
+def dead(overview: Overview, viewer: Viewer) -> dict[str, Any]:
+    """Dead letters, the newest first, and whether the viewer may retry and drop them."""
+    found = _dead(overview, viewer)
+    rows = [
+        {
+            "id": letter.request_id,
+            "environment": letter.environment,
+            "tenant": letter.tenant,
+            "attempts": letter.attempts,
+            "worker": letter.worker,
+            "age_s": time.time() - letter.died_s,
+            "opens": viewer.owns(letter.tenant, letter.environment),
+            "changes": viewer.operates
+            or (viewer.submits and viewer.owns(letter.tenant, letter.environment)),
+        }
+        for letter in found[:SHOWN]
+    ]
+    more = max(0, len(found) - SHOWN)
+    return {"rows": rows, "more": more, "trouble": _trouble(overview, "dead")}
+
+
+def campaigns(overview: Overview, viewer: Viewer) -> dict[str, Any]:
+    """Campaigns, the newest first, and how far they are."""
+    board = overview.looks.campaigns
+    rows = [
+        row
+        for row in board.rows
+        if viewer.sees_tenant(row.tenant) and viewer.sees_environment(row.environment)
+    ]
+    shown = [
+        {
+            "id": row.id,
+            "state": row.state,
+            "tenant": row.tenant,
+            "environment": row.environment,
+            "data": row.data.rpartition("/")[2],
+            "rows": row.rows,
+            "total": row.total,
+            "share": row.rows / row.total if row.total else None,
+            "counts": sorted(row.counts.items(), key=lambda item: -item[1]),
+            "age_s": time.time() - row.submitted_at.timestamp(),
+            "problems": row.problems,
+            "opens": viewer.owns(row.tenant, row.environment),
+        }
+        for row in rows[:_CAMPAIGNS_SHOWN]
+    ]
+    more = max(0, len(rows) - _CAMPAIGNS_SHOWN)
+    return {"rows": shown, "more": more, "trouble": board.trouble}
+
+
+def scaler(overview: Overview, viewer: Viewer) -> dict[str, Any]:
+    """The scaler's last decisions, and why it decided so."""
+    rows = [
+        {
+            "environment": name,
+            "target": made.target,
+            "order": made.order,
+            "reason": made.reason,
+            "text": made.text,
+            "who": made.who,
+            "age_s": time.time() - made.at,
+            "first": number == 0,
+        }
+        for name, decisions in sorted(overview.look.decisions.items())
+        if viewer.sees_environment(name)
+        for number, made in enumerate(decisions)
+    ]
+    return {"rows": rows}
+
+
+def _trouble(overview: Overview, part: str) -> str:
+    return overview.look.troubles.get(part, "")
+
+
+Section = Callable[[Overview, Viewer], dict[str, Any]]
+
+SECTIONS: dict[str, Section] = {
+    "summary": summary,
+    "history": history,
+    "environments": environments,
+    "verdicts": verdicts,
+    "workers": workers,
+    "tenants": tenants,
+    "requests": requests,
+    "dead": dead,
+    "campaigns": campaigns,
+    "scaler": scaler,
+}
+"""By name, which is also that of its template and of its server-sent event."""

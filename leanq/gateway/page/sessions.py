@@ -1,0 +1,107 @@
+"""Sessions of browsers, which cannot send a key with each request.
+
+A browser gives its key once, and gets a cookie in its place that scripts cannot read and that no
+other site's page makes the browser send. It names the key, when it ends, and is signed with the
+secret of the file of keys: any gateway with that file knows it, none has to keep it, and it ends
+with its key.
+"""
+
+from __future__ import annotations
+
+import hmac
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from fastapi import HTTPException, Request, Response
+
+from leanq.gateway.access import Access
+from leanq.gateway.keys import Key
+
+SESSION_S = 7 * 86_400
+_COOKIE = "leanq-session"
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Sessions:
+    """Who calls the page.
+
+    Args:
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, access: Access, clock: Callable[[], float] = time.time) -> None:
+        self._access = access
+        self._clock = clock
+
+    def key_of(self, request: Request) -> Key | None:
+        """The key of a request: in its header, by its cookie, or that of all where none is needed.
+
+        Raises:
+            HTTPException: 401, the header has a key that is not known.
+        """
+        if not self._access.needs_keys or "authorization" in request.headers:
+            return self._access.key_of(request.headers.get("authorization"))
+        return self._key_in(request.cookies.get(_cookie_of(request), ""))
+
+    def key_given(self, secret: str) -> Key | None:
+        """The key that somebody has typed, if there is such a one."""
+        try:
+            return self._access.key_of(f"Bearer {secret}")
+        except HTTPException:
+            return None
+
+    def begin(self, request: Request, response: Response, key: Key) -> None:
+        """Gives the browser a cookie in the key's place."""
+        self._set(request, response, self._token(key, int(self._clock()) + SESSION_S), SESSION_S)
+
+    def end(self, request: Request, response: Response) -> None:
+        """Takes the cookie away."""
+        self._set(request, response, "", 0)
+
+    def _set(self, request: Request, response: Response, value: str, max_age_s: int) -> None:
+        response.set_cookie(
+            _cookie_of(request),
+            value,
+            max_age=max_age_s,
+            path="/",
+            secure=not _on_loopback(request),
+            httponly=True,
+            samesite="strict",
+        )
+
+    def _token(self, key: Key, until: int) -> str:
+        name = urlsafe_b64encode(key.name.encode()).decode()
+        return f"{name}.{until}.{self._signature(key, until)}"
+
+    def _signature(self, key: Key, until: int) -> str:
+        # With the hash, so that another key of the same name does not take the session over. No
+        # tenant, for whose states the secret also stands, has a zero byte.
+        return self._access.signature(f"session\0{key.name}\0{key.sha256}\0{until}")
+
+    def _key_in(self, token: str) -> Key | None:
+        try:
+            encoded, until, signature = token.split(".")
+            key = self._access.key_named(urlsafe_b64decode(encoded).decode())
+            ends = int(until)
+        except ValueError:
+            return None
+        if key is None or ends < self._clock():
+            return None
+        same = hmac.compare_digest(self._signature(key, ends).encode(), signature.encode())
+        return key if same else None
+
+
+def _on_loopback(request: Request) -> bool:
+    """Whether the browser calls its own machine, where there may be no TLS. The gateway has checked
+    the header that says so."""
+    try:
+        return urlsplit(f"//{request.headers.get('host', '')}").hostname in _LOOPBACK
+    except ValueError:
+        return False
+
+
+def _cookie_of(request: Request) -> str:
+    # With this prefix browsers take it over TLS alone, and from no other host.
+    return _COOKIE if _on_loopback(request) else f"__Host-{_COOKIE}"

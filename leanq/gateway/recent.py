@@ -1,0 +1,93 @@
+"""The latest requests of one gateway, with their texts, for people to look at.
+
+The queue keeps a request's text only until the request has ended; its reply says nothing of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from leanq.gateway.pending import End, Pending
+from leanq.queue.requests import Reply
+from leanq.queue.results import Submission
+
+_MOST_BYTES = 32 << 20
+# What one costs beside its text, so that small ones are bounded, too.
+_EACH_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a request has ended; its reply, which may be large, is not kept here."""
+
+    verdict: str
+    queued_s: float
+    cpu_s: float
+    wall_s: float
+    attempts: int
+
+
+@dataclass(slots=True)
+class RecentRequest:
+    """A request that came through this gateway.
+
+    Attributes:
+        name: as its tenant knows it.
+        pending: by which its end is waited for, as long as it has not ended.
+        ended: how it did; None where it has not, or with an error.
+        at_s: when it came, in seconds since 1970.
+    """
+
+    tenant: str
+    name: str
+    submission: Submission
+    pending: Pending | None
+    ended: Ended | None = None
+    at_s: float = field(default_factory=time.time)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of the memory, roughly."""
+        return _EACH_BYTES + len(self.submission.body)
+
+    def has_ended(self, end: End) -> None:
+        """Keeps of an end what is shown in lists."""
+        self.pending = None
+        if isinstance(end, Reply):
+            times = end.queued_s, end.cpu_s, end.wall_s
+            self.ended = Ended(end.verdict or "", *times, end.attempts)
+
+
+class RecentRequests:
+    """The latest requests, in a bounded part of the memory: some thousands of small ones."""
+
+    def __init__(self) -> None:
+        # The oldest first.
+        self._kept: OrderedDict[tuple[str, str], RecentRequest] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, tenant: str, submission: Submission, pending: Pending) -> None:
+        """Keeps one, and forgets the oldest where they are too many."""
+        key = tenant, pending.name.name
+        kept = RecentRequest(*key, submission, pending)
+        if kept.size_bytes > _MOST_BYTES:
+            return
+        if before := self._kept.pop(key, None):
+            self._bytes -= before.size_bytes
+        self._kept[key] = kept
+        self._bytes += kept.size_bytes
+        pending.add(kept.has_ended)
+        while self._bytes > _MOST_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.size_bytes
+
+    def find(self, tenant: str, name: str) -> RecentRequest | None:
+        """One of them, if it is still kept."""
+        return self._kept.get((tenant, name))
+
+    def all(self, tenant: str | None = None) -> Iterator[RecentRequest]:
+        """Those of a tenant, or of all, the oldest first."""
+        return (kept for kept in self._kept.values() if tenant in (None, kept.tenant))

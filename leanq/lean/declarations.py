@@ -1,0 +1,227 @@
+"""What a text declares, from its compiled data: kinds, statements, dependencies, axioms, places.
+
+The text is compiled in the sandbox like any candidate, and what is compiled is read as data. Only
+statements are what Lean prints for the text itself, with its own notation; a text that can run
+programs can have them say anything, so nothing here is a verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from leanq.errors import AuditError, InvalidRequestError
+from leanq.lean.audit.audit import ImportedAxioms
+from leanq.lean.audit.ending import Ended
+from leanq.lean.audit.image import ASTRAY, Damaged, Image, Name, Raw, shape
+from leanq.lean.audit.olean import display, open_image, read_parts
+from leanq.lean.audit.survey import reachable
+from leanq.lean.process import Lean, Slot, limits_of, olean
+from leanq.lean.syntax import split_header
+from leanq.queue.requests import Message, Request
+
+_RANGES: Name = ("Lean", "declRangeExt")
+_SORRY = "sorryAx"
+_LEVEL = re.compile(r"\bleanqLevel\d+\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """What a text declares under one name.
+
+    Attributes:
+        name: in full.
+        kind: ``theorem``, ``definition``, ``axiom``, ``opaque``, ``inductive``, ``constructor``,
+            ``recursor`` or ``quotient``.
+        statement: its type, as Lean prints it; None where Lean has no syntax for the name.
+        universes: its universe parameters, in order.
+        local: names of this text that its type and value refer to, those that Lean has made on the
+            way (such as matchers) replaced by what they refer to.
+        imported: names of imported constants that it refers to so.
+        axioms: all that it rests on; ``sorryAx`` among them where a sorry is behind it.
+        line, column, end_line, end_column: where it stands, lines from 1 and columns from 0.
+    """
+
+    name: str
+    kind: str
+    statement: str | None
+    universes: tuple[str, ...]
+    local: tuple[str, ...]
+    imported: tuple[str, ...]
+    axioms: tuple[str, ...]
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+    @property
+    def has_sorry(self) -> bool:
+        """Whether a sorry is behind it."""
+        return _SORRY in self.axioms
+
+
+async def extract(lean: Lean, request: Request) -> tuple[Declaration, ...]:
+    """The declarations of ``request.code``, in its order, as far as they stand in it.
+
+    Raises:
+        InvalidRequestError: Lean does not take the text, or has not read it to its end.
+    """
+    header = lean.environment.header_for(request.code)
+    text = header + request.code
+    async with lean.slot() as slot:
+        with _readable():
+            image, constants, places = await _compiled(lean, slot, request, text)
+        names = [name for name in constants if name in places]
+        with _readable():
+            levels = {name: tuple(map(display, image.levels(constants[name]))) for name in names}
+            references = {name: image.references(raw) for name, raw in constants.items()}
+        statements = await _statements(lean, slot, request, text, levels)
+    axioms = await _axioms(lean, text, constants, references)
+    shift = header.count("\n")
+    return tuple(
+        _declaration(
+            raw, levels[name], places, references, statements.get(name), axioms[name], shift
+        )
+        for name, raw in sorted(
+            ((name, constants[name]) for name in names), key=lambda each: places[each[0]]
+        )
+    )
+
+
+def _declaration(
+    raw: Raw,
+    levels: tuple[str, ...],
+    places: Mapping[Name, tuple[int, int, int, int]],
+    references: Mapping[Name, set[Name]],
+    statement: str | None,
+    axioms: frozenset[str],
+    shift: int,
+) -> Declaration:
+    hidden = {name: behind for name, behind in references.items() if name not in places}
+    reached = reachable(references[raw.name], hidden) - hidden.keys() - {raw.name}
+    line, column, end_line, end_column = places[raw.name]
+    return Declaration(
+        name=display(raw.name),
+        kind=raw.kind,
+        statement=statement,
+        universes=levels,
+        local=tuple(sorted(display(name) for name in reached if name in references)),
+        imported=tuple(sorted(display(name) for name in reached if name not in references)),
+        axioms=tuple(sorted(axioms)),
+        line=line - shift,
+        column=column,
+        end_line=end_line - shift,
+        end_column=end_column,
+    )
+
+
+async def _compiled(
+    lean: Lean, slot: Slot, request: Request, text: str
+) -> tuple[Image, dict[Name, Raw], dict[Name, tuple[int, int, int, int]]]:
+    ended = Ended.of(text)
+    run = await lean.run(slot, ended.text, limits_of(request))
+    shift = text.count("\n") - request.code.count("\n")
+    if run.outcome.verdict not in ("accepted", "incomplete"):
+        raise InvalidRequestError(
+            f"the text does not compile: {_first_error(run.outcome.messages, shift)}"
+        )
+    image = open_image(await asyncio.to_thread(read_parts, olean(slot)))
+    constants = image.constants()
+    if not any(name[-2:] == ended.name for name in constants):
+        raise InvalidRequestError(
+            "Lean has not read the text to its end, as after `#exit`; remove what stops it"
+        )
+    constants = {name: raw for name, raw in constants.items() if name[-2:] != ended.name}
+    return image, constants, dict(_places(image, constants))
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except (AuditError, Damaged, IndexError) as error:
+        # A text that runs programs can leave any bytes there.
+        why = ASTRAY if isinstance(error, IndexError) else str(error)
+        raise InvalidRequestError(f"what Lean has compiled cannot be read: {why}") from None
+
+
+def _places(
+    image: Image, constants: Mapping[Name, Raw]
+) -> Iterator[tuple[Name, tuple[int, int, int, int]]]:
+    """Where each constant stands, as far as Lean has written it down."""
+    words = image.words
+    written = image.entries().get(_RANGES)
+    for address in image.array(written) if written is not None else ():
+        pair = image.object(address, shape(0, 2))
+        name = image.name(words[pair + 1])
+        if name not in constants:
+            continue
+        whole = image.object(words[image.object(words[pair + 2], shape(0, 2)) + 1], shape(0, 4))
+        begin = image.object(words[whole + 1], shape(0, 2))
+        end = image.object(words[whole + 3], shape(0, 2))
+        line, column = (image.small(words[begin + 1 + field]) for field in (0, 1))
+        end_line, end_column = (image.small(words[end + 1 + field]) for field in (0, 1))
+        yield name, (line, column, end_line, end_column)
+
+
+async def _statements(
+    lean: Lean, slot: Slot, request: Request, text: str, levels: Mapping[Name, Sequence[str]]
+) -> Mapping[Name, str]:
+    """What Lean prints as the type of each name, asked for behind the text."""
+    asked = [name for name in levels if all(isinstance(part, str) for part in name)]
+    # Under names of ours, as Lean would make up others for the parameters, and the text may have
+    # declared the same.
+    most = max((len(each) for each in levels.values()), default=0)
+    ours = [f"leanqLevel{number}" for number in range(most)]
+    lines = [f"universe {' '.join(ours)}" if ours else ""]
+    for name in asked:
+        given = f".{{{', '.join(ours[: len(levels[name])])}}}" if levels[name] else ""
+        lines.append(f"#check @_root_.{display(name)}{given}")
+    first = text.count("\n") + 3
+    run = await lean.run(slot, "\n".join((text, *lines, "")), limits_of(request))
+    found = {}
+    for message in run.outcome.messages:
+        number = message.line - first
+        if message.severity == "information" and 0 <= number < len(asked):
+            _, colon, statement = message.text.partition(" : ")
+            theirs = dict(zip(ours, levels[asked[number]], strict=False))
+            if colon:
+                found[asked[number]] = _LEVEL.sub(
+                    lambda level, theirs=theirs: theirs.get(level[0], level[0]),  # type: ignore[misc]
+                    " ".join(statement.split()),
+                )
+    return found
+
+
+async def _axioms(
+    lean: Lean,
+    text: str,
+    constants: Mapping[Name, Raw],
+    references: Mapping[Name, set[Name]],
+) -> Mapping[Name, frozenset[str]]:
+    imported = ImportedAxioms(split_header(text), lean.ask, lean.environment.find_olean)
+    leaves = set().union(*references.values()) - constants.keys()
+    try:
+        known = await imported.look_up(leaves)
+    except AuditError as error:
+        raise InvalidRequestError(f"its axioms cannot be told: {error}") from None
+    found = {}
+    for name in constants:
+        reached = reachable([name], references)
+        own = {display(each) for each in reached if _is_axiom(constants, each)}
+        found[name] = frozenset(own.union(*(known[each] for each in reached & known.keys())))
+    return found
+
+
+def _is_axiom(constants: Mapping[Name, Raw], name: Name) -> bool:
+    return name in constants and constants[name].kind == "axiom"
+
+
+def _first_error(messages: Sequence[Message], shift: int) -> str:
+    errors = [message for message in messages if message.severity == "error"]
+    return (
+        f"line {errors[0].line - shift}: {errors[0].text:.2000}" if errors else "no word of Lean's"
+    )

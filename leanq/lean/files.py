@@ -1,0 +1,72 @@
+"""The files of an environment as they are found, before any is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_MODULE_PARTS = (".olean", ".olean.private", ".olean.server", ".ir")
+
+
+class File(NamedTuple):
+    """A file as it was found, without its content."""
+
+    name: str
+    """Relative to the folder that it was found through."""
+    path: str
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    """Unpackers and build tools set mtime back, to the same for all files; not this one."""
+    inode: int
+
+    @classmethod
+    def of(cls, name: str, path: str, status: os.stat_result) -> File:
+        """The file at a path with this status."""
+        times = (status.st_mtime_ns, status.st_ctime_ns)
+        return cls(name, path, status.st_size, *times, status.st_ino)
+
+    @classmethod
+    def at(cls, path: Path) -> File:
+        """The file at a path. Raises OSError."""
+        return cls.of("", str(path), os.stat(path))
+
+
+def compiled_modules(folder: Path) -> list[File]:
+    """The files of compiled modules below a folder; raises OSError."""
+    return sorted(files_below(str(folder), _MODULE_PARTS, lambda _: True))
+
+
+def files_below(
+    folder: str,
+    endings: tuple[str, ...],
+    enter: Callable[[str], bool],
+    prefix: str = "",
+    above: frozenset[tuple[int, int]] = frozenset(),
+) -> Iterator[File]:
+    """The files below a folder whose names end so; links are followed, as Lean follows them.
+
+    Args:
+        folder: its path.
+        endings: of the files' names.
+        enter: whether the walk goes into a folder of this name.
+        prefix: of the names that the files are given.
+        above: the folders that the walk came through, by device and inode.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    status = os.stat(folder)
+    here = (status.st_dev, status.st_ino)
+    if here in above:
+        return  # A link to a folder above itself: there is nothing new in it, endlessly.
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = prefix + entry.name
+            if entry.is_dir():
+                if enter(entry.name):
+                    yield from files_below(entry.path, endings, enter, f"{name}/", above | {here})
+            elif entry.name.endswith(endings) and entry.is_file():
+                yield File.of(name, entry.path, entry.stat())

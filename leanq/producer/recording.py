@@ -1,0 +1,255 @@
+"""What a client asked and what came back, kept as training data in a journal of its own.
+
+A journal is a file of lines: eight hexadecimal digits, the CRC-32 of the rest; a blank; and a
+:class:`Recorded` as JSON, which has no line break. One client alone writes it, a line at a time, so
+however its process ends, at most the last line is torn. Lines that were damaged later are known by
+their sums and passed over. ``leanq export-traces`` makes tables of any number of journals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import msgspec
+from msgspec.structs import replace
+
+from leanq.errors import InvalidRequestError, LeanQError, UsageError
+from leanq.producer.request_builder import PreparedRequest
+from leanq.producer.route import Route, Waiter
+from leanq.queue import wire
+from leanq.queue.requests import Reply, Request
+from leanq.queue.settings import MAX_REQUEST_BYTES
+
+log = logging.getLogger("leanq.client")
+
+SUFFIX = ".journal"
+DEFAULT_FOLDER = "leanq-record"
+
+_RECORDED = frozenset({"check", "verify", "step"})
+_WARN_AGAIN_S = 60.0
+# JSON can make six bytes of one; more than this is read in parts, none of which is a record.
+_LONGEST_LINE_BYTES = 6 * (wire.MAX_REPLY_BYTES + MAX_REQUEST_BYTES)
+_SUM_CHARS = 8
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """A request that has ended, and its reply.
+
+    Attributes:
+        ended_ms: when the reply came, in milliseconds since 1970.
+        environment: the environment asked for; "" where a gateway found it for a state.
+        labels: the caller's, as JSON.
+        reply: without its infotree, which can be much larger than all the rest.
+    """
+
+    ended_ms: int
+    environment: str
+    labels: str
+    request: Request
+    reply: Reply
+
+
+_records = msgspec.json.Decoder(Recorded)
+
+
+class RecordingRoute:
+    """A route that records each check, verification and step that ends with a reply.
+
+    What is attached to is not recorded, as only the client that sent it knows its text.
+
+    Args:
+        route: where the requests go.
+        folder: where the journal is written.
+    """
+
+    def __init__(self, route: Route, folder: Path) -> None:
+        self.route = route
+        self._journal = Journal(folder)
+        self._recording: dict[Waiter, _Recording] = {}
+
+    async def open(self) -> None:
+        """As of :class:`Route`."""
+        await self.route.open()
+
+    def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+        """As of :class:`Route`."""
+        recording = self._recording[waiter] = _Recording(self, prepared, waiter)
+        self.route.send(prepared, recording)
+
+    def attach(self, request_id: str, waiter: Waiter) -> None:
+        """As of :class:`Route`."""
+        self.route.attach(request_id, waiter)
+
+    def cancel(self, request_id: str, waiter: Waiter) -> bool:
+        """As of :class:`Route`."""
+        return self.route.cancel(request_id, self._recording.pop(waiter, waiter))
+
+    async def close(self, *, withdraw: bool) -> None:
+        """As of :class:`Route`."""
+        await self.route.close(withdraw=withdraw)
+        self._journal.close()
+
+    def ended(
+        self, prepared: PreparedRequest[Any], waiter: Waiter, end: Reply | LeanQError
+    ) -> None:
+        """Records the end of a request, and passes it on whatever becomes of the record."""
+        self._recording.pop(waiter, None)
+        try:
+            if isinstance(end, Reply) and end.verdict is not None:
+                self._record(prepared, end)
+        finally:
+            waiter.ended(end)
+
+    def _record(self, prepared: PreparedRequest[Any], reply: Reply) -> None:
+        submission = prepared.submission
+        request = wire.unpack_request(submission.body)
+        if request.op in _RECORDED:
+            ended_ms, reply = time.time_ns() // 1_000_000, replace(reply, infotree=None)
+            labels, environment = prepared.labels, submission.environment
+            self._journal.write(Recorded(ended_ms, environment, labels, request, reply))
+
+
+class _Recording:
+    """The waiter of a request that is recorded."""
+
+    __slots__ = ("_prepared", "_route", "_waiter")
+
+    def __init__(
+        self, route: RecordingRoute, prepared: PreparedRequest[Any], waiter: Waiter
+    ) -> None:
+        self._route, self._prepared, self._waiter = route, prepared, waiter
+
+    def acknowledged(self) -> None:
+        self._waiter.acknowledged()
+
+    def ended(self, end: Reply | LeanQError) -> None:
+        self._route.ended(self._prepared, self._waiter, end)
+
+
+class Journal:
+    """A journal that is being written; its file is made for the first record.
+
+    A record that cannot be written is lost with an error in the log: no verdict waits for a disk
+    that is full.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}{SUFFIX}"
+        self.path = folder / name
+        self._file: int | None = None
+        self._end_bytes = 0
+        self._lost = 0
+        self._say_at_s = 0.0
+
+    def write(self, record: Recorded) -> None:
+        """Appends a record; it is the operating system's when this returns, on disk later."""
+        line = pack(record)
+        try:
+            if self._file is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+                self._file = os.open(self.path, flags, 0o644)
+            self._append(self._file, line)
+        except OSError as error:
+            self._lost += 1
+            if time.monotonic() >= self._say_at_s:
+                self._say_at_s = time.monotonic() + _WARN_AGAIN_S
+                log.error("%s: %s; %s", self.path, error.strerror, _not_recorded(self._lost))
+
+    def _append(self, file: int, line: bytes) -> None:
+        done = 0
+        try:
+            while done < len(line):
+                done += os.write(file, line[done:])
+        except OSError:
+            # Else the next line would continue a torn one, and both be unreadable.
+            with contextlib.suppress(OSError):
+                os.ftruncate(file, self._end_bytes)
+            raise
+        self._end_bytes += len(line)
+
+    def close(self) -> None:
+        """Ends the journal; once more does nothing."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+
+def pack(record: Recorded) -> bytes:
+    """The record as a line of a journal."""
+    try:
+        text = msgspec.json.encode(record)
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, which a gateway's JSON can have, has no bytes.
+        plain = msgspec.to_builtins(record)
+        text = json.dumps(plain, ensure_ascii=False).encode(errors="replace")
+    return b"%08x %b\n" % (crc32(text), text)
+
+
+def read_journal(path: str | Path, skipped: Counter[str]) -> Iterator[Recorded]:
+    """The records of a journal, which may still be written to.
+
+    Args:
+        skipped: counts lines that are no records: torn, damaged, or of a later release.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    try:
+        with open(path, "rb") as stream:
+            while line := stream.readline(_LONGEST_LINE_BYTES):
+                record = _record(line)
+                if record is None:
+                    skipped["unreadable"] += 1
+                else:
+                    yield record
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def _record(line: bytes) -> Recorded | None:
+    text = line[_SUM_CHARS + 1 : -1]
+    if line != b"%08x %b\n" % (crc32(text), text):
+        return None
+    try:
+        return _records.decode(text)
+    except (msgspec.DecodeError, InvalidRequestError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def folder_of(record: bool | str | os.PathLike[str]) -> Path | None:
+    """The folder for the journals, made if need be; None where nothing is recorded.
+
+    Args:
+        record: a folder; True for ``leanq-record`` here.
+
+    Raises:
+        UsageError: it is none of these, or the folder cannot be written.
+    """
+    if record is False:
+        return None
+    if (record is not True and not isinstance(record, str | os.PathLike)) or record == "":
+        raise UsageError(f"record must be True or a folder, got {record!r:.80}")
+    folder = Path(DEFAULT_FOLDER if record is True else record).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"{folder}: what is recorded cannot go there: {why}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{folder}: what is recorded cannot go there: it may not be written")
+    return folder
+
+
+def _not_recorded(count: int) -> str:
+    return f"{count:,} {'request was' if count == 1 else 'requests were'} not recorded"

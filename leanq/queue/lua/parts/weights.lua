@@ -1,0 +1,46 @@
+-- parts: replay
+-- What weighted samples are drawn from. Each member is in the class of its weight, of which there are four
+-- for each power of two, and has any place there, so that a member leaves as fast as one comes. `classes`:
+-- class → members; `index`: CLASS:PLACE (from 1) → member, blank, weight; `places`: member → CLASS:PLACE.
+-- Only counts are kept and no sums, which would lose precision in time.
+local weights = {}
+
+-- The number of the class: eight times the exponent, and the eighths that the fraction has, from 4 to 7.
+function weights.class(weight)
+  local fraction, exponent = math.frexp(weight)
+  return 8 * exponent + math.floor(8 * fraction)
+end
+
+-- What all weights of a class are below, and have four fifths of or more.
+function weights.bound(class)
+  return math.ldexp(class % 8 + 1, math.floor(class / 8) - 3)
+end
+
+function weights.add(member, weight)
+  -- Also none that is no number, or endless: each draw would be its.
+  if not (weight > 0 and weight < math.huge) then return end
+  local class = weights.class(weight)
+  local place = class .. ':' .. redis.call('HINCRBY', replay.key('classes'), class, 1)
+  redis.call('HSET', replay.key('index'), place, string.format('%s %.17g', member, weight))
+  redis.call('HSET', replay.key('places'), member, place)
+end
+
+-- Returns the weight that the member had. The last of its class takes its place.
+function weights.remove(member)
+  local index, places, classes = replay.key('index'), replay.key('places'), replay.key('classes')
+  local place = redis.call('HGET', places, member)
+  if not place then return 0 end
+  local weight = string.match(redis.call('HGET', index, place), '%S+$')
+  local class = string.match(place, '^[^:]+')
+  local left = redis.call('HINCRBY', classes, class, -1)
+  local last = class .. ':' .. left + 1
+  if last ~= place then
+    local moved = redis.call('HGET', index, last)
+    redis.call('HSET', index, place, moved)
+    redis.call('HSET', places, string.match(moved, '^%S+'), place)
+  end
+  redis.call('HDEL', index, last)
+  redis.call('HDEL', places, member)
+  if left == 0 then redis.call('HDEL', classes, class) end
+  return tonumber(weight)
+end

@@ -1,0 +1,44 @@
+"""What Lean said about a candidate, as a model reads it in its next turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from leanq.queue.requests import Reply
+
+_MOST_MESSAGES = 8
+
+
+def feedback(reply: Reply, *, max_characters: int = 4000) -> str:
+    """The verdict, why it is not ``accepted``, the first errors with their places, and the goals
+    that are left.
+
+    >>> from leanq import Sorry
+    >>> print(feedback(Reply("incomplete", sorries=(Sorry(2, 2, "p : Prop\\n⊢ p"),))))
+    Lean says: incomplete.
+    Goal at line 2, column 2:
+    p : Prop
+    ⊢ p
+
+    Args:
+        max_characters: where the text is cut.
+    """
+    text = "\n".join(_lines(reply))
+    if len(text) <= max_characters:
+        return text
+    return f"{text[:max_characters]}… ({len(text) - max_characters} more characters)"
+
+
+def _lines(reply: Reply) -> Iterator[str]:
+    reason = f" ({reply.reason})" if reply.reason else ""
+    yield f"Lean says: {reply.verdict}{reason}."
+    for failure in reply.failed:
+        yield f"{failure.name}: {failure.text}"
+    errors = [message for message in reply.messages if message.severity == "error"]
+    for message in errors[:_MOST_MESSAGES]:
+        yield f"Line {message.line}, column {message.column}: {message.text}"
+    if len(errors) > _MOST_MESSAGES:
+        yield f"… and {len(errors) - _MOST_MESSAGES} more errors."
+    for sorry in reply.sorries:
+        if sorry.goal:
+            yield f"Goal at line {sorry.line}, column {sorry.column}:\n{sorry.goal}"

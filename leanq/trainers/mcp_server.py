@@ -1,0 +1,138 @@
+"""A server for the Model Context Protocol: agents check, step, verify and search.
+
+Tools return what ``leanq submit --json`` and its like print. Long messages and goals are cut, as
+they fill the context of a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from pydantic import Field
+
+from leanq import __version__
+from leanq.errors import LeanQError
+from leanq.producer.request_builder import Check
+from leanq.queue.requests import check_reply_to_json, step_reply_to_json, verify_reply_to_json
+from leanq.trainers.search import ProofSearch, Prover, SearchResult, reply_of
+
+_T = TypeVar("_T")
+
+INSTRUCTIONS = """\
+Checks Lean 4 text. A verdict is never a guess: `accepted` means that Lean's kernel has checked the
+proof and that it rests on no sorry. `incomplete`: a sorry is left; each comes with its goal and a
+`state`, on which `step` tries a tactic. `rejected`: see the messages, whose lines count from 1 and
+columns from 0. `unverified`: the text runs programs of its own; `verify` settles it. `timeout`,
+`memory` and `crashed` say nothing about the proof. Use `verify` where the statement is given, so
+that a proof of another statement does not count."""
+
+_MOST_CHARACTERS = 4000
+
+Code = Annotated[str, Field(description="Lean 4 text, with its imports.")]
+
+
+def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
+    """The server, whose tools ask ``lean``.
+
+    Args:
+        options: of every request: see :class:`leanq.Check`.
+    """
+    server: MCPServer[Any] = MCPServer("leanq", version=__version__, instructions=INSTRUCTIONS)
+    how: Check = options  # type: ignore[assignment]
+
+    @server.tool()
+    async def check(code: Code) -> dict[str, Any]:
+        """Lean's verdict on a text: messages, theorems, axioms, and each sorry's goal and state."""
+        return _cut(check_reply_to_json(await _said(lambda: reply_of(lean.check(code, **how)))))
+
+    @server.tool()
+    async def verify(
+        target: Annotated[
+            str, Field(description="The statement: Lean 4 text whose proofs are sorry.")
+        ],
+        candidate: Annotated[str, Field(description="Lean 4 text that proves exactly that.")],
+    ) -> dict[str, Any]:
+        """Whether a candidate proves a target's theorems, as they are stated there."""
+        return _cut(
+            verify_reply_to_json(
+                await _said(lambda: reply_of(lean.verify(target, candidate, **how)))
+            )
+        )
+
+    @server.tool()
+    async def step(
+        state: Annotated[str, Field(description="The state of a sorry, or of a step before.")],
+        tactic: Annotated[str, Field(description="A tactic, such as `intro h` or `simp`.")],
+    ) -> dict[str, Any]:
+        """A tactic tried on a state: the next state with its goals, or `accepted` with none left.
+        A state stays, so any number of tactics can be tried on it."""
+        return _cut(
+            step_reply_to_json(await _said(lambda: reply_of(lean.step(state, tactic, **how))))
+        )
+
+    @server.tool()
+    async def search(
+        statement: Annotated[str, Field(description="Lean 4 text with one sorry.")],
+        tactics: Annotated[
+            list[str], Field(description="Tactics to try on every goal.", min_length=1)
+        ],
+        max_steps: Annotated[int, Field(ge=1, le=10_000)] = 500,
+        max_s: Annotated[float, Field(gt=0, le=3600)] = 60.0,
+    ) -> dict[str, Any]:
+        """A proof made of the given tactics, searched for best first, short goals before long ones;
+        without one, the shortest goals that are left, with their states."""
+
+        async def policy(nodes: Any) -> list[list[str]]:
+            return [tactics for _ in nodes]
+
+        async def run() -> tuple[ProofSearch, SearchResult]:
+            made = ProofSearch(statement, policy, value=_shortness, **how)
+            return made, await made.run(lean, max_steps=max_steps, max_s=max_s)
+
+        made, result = await _said(run)
+        left = sorted(made.nodes, key=lambda node: sum(map(len, node.goals)))[:5]
+        return _cut(
+            {
+                "ended": result.ended,
+                "proof": result.code,
+                "tactics": list(result.tactics),
+                "steps": result.progress.steps,
+                "states": result.progress.states,
+                "closest": [
+                    {"state": node.state, "goals": list(node.goals)}
+                    for node in left
+                    if result.ended != "proved"
+                ],
+            }
+        )
+
+    return server
+
+
+async def _shortness(nodes: Any) -> list[float]:
+    return [-float(sum(map(len, node.goals))) for node in nodes]
+
+
+async def _said(ask: Callable[[], Awaitable[_T]]) -> _T:
+    try:
+        return await ask()
+    except LeanQError as error:
+        # For the model to read, and to do better.
+        raise ToolError(str(error)) from None
+
+
+def _cut(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: _shortened(each) for key, each in found.items()}
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > _MOST_CHARACTERS:
+        return f"{value[:_MOST_CHARACTERS]}… ({len(value) - _MOST_CHARACTERS} more characters)"
+    if isinstance(value, list):
+        return [_shortened(each) for each in value]
+    if isinstance(value, dict):
+        return _cut(value)
+    return value

@@ -1,0 +1,134 @@
+"""Writes what was settled into a replay memory, for rewards and campaigns, which must not fail or
+wait for the memory's sake."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from leanq.errors import InvalidRequestError, NoRewardError, TooLargeError, UsageError
+from leanq.producer.loop_thread import LoopThread
+from leanq.queue.requests import Reply, reward
+from leanq.queue.settings import Settings
+from leanq.trainers.replay import ReplayMemory
+from leanq.trainers.replay_bounds import ReplayBounds
+from leanq.trainers.replay_entry import ReplayEntry
+
+# What is settled meanwhile is kept in this process; more is dropped.
+_TIMEOUT_S = 10.0
+
+
+class ReplayWriter:
+    """Writes into a replay memory in the background, from any thread and event loop.
+
+    What cannot be written is counted, and logged once a minute; nothing is raised for it. In a
+    forked child it works on with a connection of its own.
+
+    Args:
+        name: the memory's.
+        url: the Redis, as for :class:`leanq.ReplayMemory`.
+        bounds: how much the memory keeps, where this is the first to use it.
+        tags: of every entry, such as the policy's version.
+
+    Raises:
+        UsageError: a malformed argument, or no queue to be found.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str | Settings | None = None,
+        *,
+        bounds: ReplayBounds | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        self._new = partial(
+            ReplayMemory, name, url, bounds=bounds, unavailable_timeout_s=_TIMEOUT_S
+        )
+        self._memory = self._new()
+        self._tags = dict(tags or {})
+        self._lock = threading.Lock()
+        self._thread: LoopThread | None = None
+        self._dropped_before = 0
+
+    @property
+    def dropped(self) -> int:
+        """How many entries of this process were not written."""
+        return self._dropped_before + self._memory.dropped
+
+    def add(
+        self,
+        reply: Reply,
+        text: str,
+        *,
+        earned: float | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Writes the entry of a reply in the background; an echo, which has no verdict, is none.
+
+        Args:
+            reply: what became of it.
+            text: what was tried.
+            earned: the reward, under the name ``lean``; that of the verdict unless given, which
+                has none where Lean has said nothing.
+            tags: of this entry, beside the writer's.
+        """
+        if reply.verdict is None:
+            return
+        if earned is None:
+            earned = _reward(reply)
+        rewards = {} if earned is None else {"lean": earned}
+        entry = partial(
+            ReplayEntry.of, reply, text, rewards=rewards, tags={**self._tags, **(tags or {})}
+        )
+        thread, memory = self._running()
+        thread.call(partial(_add, memory, entry))
+
+    def close(self) -> None:
+        """Writes what was added, as far as the server takes it; what is added later begins anew."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread and thread.is_here:
+            atexit.unregister(self.close)
+            thread.stop(self._memory.close)
+
+    def _running(self) -> tuple[LoopThread, ReplayMemory]:
+        with self._lock:
+            if self._thread is None or not self._thread.is_here:
+                self._dropped_before += self._memory.dropped
+                self._thread, self._memory = LoopThread("leanq-replay"), self._new()
+                # A trainer that ends may never have heard of this object.
+                atexit.register(self.close)
+            return self._thread, self._memory
+
+
+def writer_for(memory: str | ReplayWriter, client: Any) -> ReplayWriter:
+    """The writer for ``memory``: itself, or one for the memory of that name in the Redis of
+    ``client``.
+
+    Raises:
+        UsageError: the client speaks to a gateway, or the name is none.
+    """
+    if isinstance(memory, ReplayWriter):
+        return memory
+    clusters = getattr(client, "clusters", None)
+    if clusters is not None and not clusters:
+        raise UsageError("a replay memory is in the Redis itself; a gateway has none")
+    return ReplayWriter(memory, clusters[0] if clusters else getattr(client, "settings", None))
+
+
+def _add(memory: ReplayMemory, entry: partial[ReplayEntry]) -> None:
+    try:
+        memory.add(entry())
+    except (InvalidRequestError, TooLargeError) as error:
+        memory.drop_unsent(1, str(error))
+
+
+def _reward(reply: Reply) -> float | None:
+    try:
+        return reward(reply.verdict)
+    except NoRewardError:
+        return None

@@ -1,0 +1,354 @@
+"""Rewards for trainers: candidates verified against the statements of their problems.
+
+A reward is 1 where ``verify`` accepts a candidate and 0 where Lean or the judge refuses it, so a
+rewritten theorem earns nothing. What says nothing about the proof (a timeout, a crashed worker)
+has no reward: None. A fleet that does not answer is an exception, never a 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Unpack
+
+from msgspec.structs import replace
+
+from leanq.client import LeanQClient
+from leanq.errors import (
+    InvalidRequestError,
+    NoRewardError,
+    RequestError,
+    StalledError,
+    TooLargeError,
+    UsageError,
+)
+from leanq.lean.completions import last_block, with_proof
+from leanq.lean.steps.holes import find_holes
+from leanq.lean.syntax import split_header
+from leanq.producer.request_builder import Check
+from leanq.queue.requests import Reply, reward
+from leanq.trainers.replay_writer import ReplayWriter, writer_for
+from leanq.trainers.search import Prover, reply_of
+
+Completion = str | Sequence[Mapping[str, Any]]
+"""What a model wrote: a text, or a conversation whose last message it is."""
+
+Partial = Callable[[Reply, str], float]
+"""What a candidate that is not accepted has earned all the same, from 0 to below 1: of its reply
+and its text. It is asked only about verdicts of Lean's and the judge's."""
+
+_OF_TARGET = frozenset({"target_empty", "target_lacks", "target_unread"})
+
+log = logging.getLogger("leanq.rewards")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What one completion has earned.
+
+    Attributes:
+        reward: from 0 to 1; None where nothing was said about the proof.
+        candidate: the Lean text that was verified.
+        reply: the verification's; None where the text could not even be sent.
+    """
+
+    reward: float | None
+    candidate: str
+    reply: Reply | None = None
+
+
+class LeanReward:
+    """Scores completions, any number at once; an asynchronous reward function of TRL's form.
+
+    >>> statement = "theorem and_swap (p q : Prop) (h : And p q) : And q p := sorry"
+    >>> answer = statement.replace("sorry", "And.intro h.right h.left")
+    >>> rewritten = "theorem and_swap (p : Prop) (h : p) : p := h"
+    >>> score = LeanReward()
+    >>> asyncio.run(score(completions=[answer, rewritten], statement=[statement] * 2))
+    [1.0, 0.0]
+    >>> score.close()
+
+    Args:
+        lean: the client; one for ``LEANQ_URL`` or ``leanq up`` unless given, made when it is
+            first needed and anew after a fork.
+        column: the column of the data set with the statements: Lean text whose proofs are
+            ``sorry``.
+        extract: makes the candidate of a statement and what the model wrote; :func:`lean_text`
+            unless given, and :func:`proof_text` for models that write the proof alone.
+        partial: partial credit, if any is wanted.
+        stall_s: after how many seconds without any reply StalledError is raised.
+        outstanding: how many candidates are with the fleet at once.
+        memory: the replay memory into which goes what was settled: candidates with their verdicts,
+            rewards and tags; a name, for one in the client's Redis, or a
+            :class:`leanq.ReplayWriter`, which can have bounds and tags. Trouble with it is logged
+            and counted there, and changes no reward.
+        tag_columns: columns of the data set whose values become tags of these entries.
+        options: of each request, such as ``timeout_s``, ``env`` and ``tenant``.
+    """
+
+    # TRL names what it logs by it.
+    __name__ = "lean"
+
+    def __init__(
+        self,
+        lean: Prover | None = None,
+        *,
+        column: str = "statement",
+        extract: Callable[[str, str], str] | None = None,
+        partial: Partial | None = None,
+        stall_s: float = 900.0,
+        outstanding: int = 1024,
+        memory: str | ReplayWriter | None = None,
+        tag_columns: Sequence[str] = (),
+        **options: Unpack[Check],
+    ) -> None:
+        if options.get("trust_programs") or options.get("audit") is False:
+            raise UsageError("a reward rests on the judge: no trust_programs and no audit=False")
+        self._lean, self._own = lean, lean is None
+        self._column = column
+        self._extract = extract or lean_text
+        self._partial = partial
+        self._stall_s = stall_s
+        self._outstanding = outstanding
+        self._options = options
+        self._memory = None if memory is None else writer_for(memory, lean)
+        self._own_memory = isinstance(memory, str)
+        self._tag_columns = tag_columns
+        tenant = options.get("tenant", getattr(lean, "tenant", "default"))
+        self._tags = {"tenant": str(tenant)}
+
+    async def __call__(
+        self, completions: Sequence[Completion], **columns: Any
+    ) -> list[float | None]:
+        """The rewards, in the order of the completions.
+
+        Args:
+            completions: what the model wrote.
+            columns: the data set's, each as long as the completions; one is that of statements.
+        """
+        scores = await self.scores(self._statements(columns), completions, self.tags_of(columns))
+        return [score.reward for score in scores]
+
+    async def scores(
+        self,
+        statements: Sequence[str],
+        completions: Sequence[Completion],
+        tags: Sequence[Mapping[str, str]] | None = None,
+    ) -> list[Score]:
+        """What each completion has earned for its statement.
+
+        Args:
+            statements: one for each completion.
+            completions: what the model wrote.
+            tags: of each completion, for the replay memory.
+
+        Raises:
+            UsageError: there are not as many statements as completions, or one is no text.
+            StalledError: the fleet has not answered for ``stall_s`` seconds.
+            QueueError: the queue cannot be reached.
+        """
+        if len(statements) != len(completions):
+            raise UsageError(
+                f"there are {len(statements)} statements for {len(completions)} completions"
+            )
+        for statement in statements:
+            if not isinstance(statement, str):
+                raise UsageError(f"a statement must be a text, got {type(statement).__name__}")
+        may_send = asyncio.Semaphore(self._outstanding)
+        answered = asyncio.Event()
+
+        async def one(statement: str, completion: Completion, tags: Mapping[str, str]) -> Score:
+            async with may_send:
+                score = await self._score(statement, _written(completion))
+            answered.set()
+            if self._memory and score.reply:
+                self._memory.add(
+                    score.reply,
+                    score.candidate,
+                    earned=score.reward,
+                    tags={**self._tags, **tags},
+                )
+            return score
+
+        tagged = [{}] * len(completions) if tags is None else tags
+        tasks = [
+            asyncio.create_task(one(*each))
+            for each in zip(statements, completions, tagged, strict=True)
+        ]
+        watch = asyncio.create_task(self._watch(answered))
+        scores = asyncio.gather(*tasks)
+        try:
+            ends: set[asyncio.Future[Any]] = {scores, watch}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if watch.done():
+                watch.result()
+            return await scores
+        finally:
+            for task in (*tasks, watch):
+                task.cancel()
+            await asyncio.gather(scores, *tasks, watch, return_exceptions=True)
+
+    async def with_goals(self, reply: Reply, candidate: str) -> Reply:
+        """The reply of a verification with the goals of the candidate's sorries, which only a check
+        has; another reply than ``incomplete`` as it is. To be fed back, or for partial credit.
+
+        Raises:
+            QueueError: the queue cannot be reached.
+        """
+        if reply.verdict != "incomplete" or reply.sorries:
+            return reply
+        checked = await reply_of(self._client().check(candidate, **self._options))
+        return replace(reply, sorries=checked.sorries)
+
+    def close(self) -> None:
+        """Ends the client and the replay memory's writer, if they are its own."""
+        if self._own_memory and self._memory:
+            self._memory.close()
+        if self._own and isinstance(self._lean, LeanQClient):
+            self._lean.close()
+            self._lean = None
+
+    def _statements(self, columns: Mapping[str, Any]) -> Sequence[str]:
+        if self._column not in columns:
+            raise UsageError(
+                f"there is no column {self._column!r} with the statements; "
+                f"got {', '.join(sorted(columns)) or 'none'}"
+            )
+        statements: Sequence[str] = columns[self._column]
+        return statements
+
+    def tags_of(self, columns: Mapping[str, Any]) -> list[dict[str, str]] | None:
+        """The tags of each completion, from the columns that were named for it; None without.
+
+        Raises:
+            UsageError: there is no such column.
+        """
+        if missing := set(self._tag_columns) - columns.keys():
+            raise UsageError(f"there is no column {min(missing)!r} for tags")
+        if not self._tag_columns:
+            return None
+        rows = zip(*(columns[name] for name in self._tag_columns), strict=True)
+        return [dict(zip(self._tag_columns, map(str, row), strict=True)) for row in rows]
+
+    async def _score(self, statement: str, text: str) -> Score:
+        candidate = self._extract(statement, text)
+        try:
+            reply = await reply_of(self._client().verify(statement, candidate, **self._options))
+        except (InvalidRequestError, TooLargeError):
+            # No text that Lean could read, which is the model's doing.
+            return Score(0.0, candidate)
+        except RequestError as error:
+            # The problem's fault, or the environment's: one of thousands does not end a training.
+            log.warning("no reward for an answer to %.200r: %s", statement, error)
+            return Score(None, candidate)
+        if broken := [failure for failure in reply.failed if failure.rule in _OF_TARGET]:
+            log.warning("no reward for an answer to %.200r: %s", statement, broken[0].text)
+            return Score(None, candidate, reply)
+        try:
+            earned = reward(reply.verdict)
+        except NoRewardError:
+            return Score(None, candidate, reply)
+        if not earned and self._partial:
+            reply = await self.with_goals(reply, candidate)
+            earned = min(max(self._partial(reply, candidate), 0.0), 0.999)
+        return Score(earned, candidate, reply)
+
+    def _client(self) -> Prover:
+        if self._lean is None:
+            self._lean = LeanQClient()
+        return self._lean
+
+    async def _watch(self, answered: asyncio.Event) -> None:
+        while True:
+            answered.clear()
+            try:
+                async with asyncio.timeout(self._stall_s):
+                    await answered.wait()
+            except TimeoutError:
+                raise StalledError(
+                    f"no candidate was verified within {self._stall_s:g} seconds; are there "
+                    "workers, and is the environment paused? (leanq status)"
+                ) from None
+
+
+def lean_text(statement: str, completion: str) -> str:
+    """The last fenced block of Lean in a model's answer, or without any the whole answer; with the
+    statement's imports where it has none.
+
+    >>> lean_text("theorem t : p := sorry", "I think:\\n```lean\\ntheorem t : p := h\\n```\\nDone.")
+    'theorem t : p := h\\n'
+    """
+    text = last_block(completion)
+    header = split_header(text)
+    if header.imports or header.is_prelude or not (needed := split_header(statement).text):
+        return text
+    return f"{needed}\n{text}"
+
+
+def proof_text(statement: str, completion: str) -> str:
+    """The statement with a model's answer, or its last fenced block, in its ``sorry``'s place.
+
+    >>> proof_text("theorem t (h : p) : p := sorry", "by assumption")
+    'theorem t (h : p) : p := by assumption'
+
+    Raises:
+        UsageError: the statement has another number of ``sorry``s than one.
+    """
+    if (count := len(find_holes(statement))) != 1:
+        raise UsageError(f"a proof stands in the place of one sorry, got {count}")
+    return with_proof(statement, last_block(completion))
+
+
+def by_place_of_error(most: float = 0.5) -> Partial:
+    """Partial credit by how far Lean has read before the first error: ``most`` times the share of
+    the lines before it. A text without errors that is not accepted gets none."""
+
+    def credit(reply: Reply, candidate: str) -> float:
+        lines = [message.line for message in reply.messages if message.severity == "error"]
+        if not lines or reply.reason != "lean_error":
+            return 0.0
+        return most * (min(lines) - 1) / max(candidate.count("\n") + 1, 1)
+
+    return credit
+
+
+def by_goals_left(most: float = 0.5) -> Partial:
+    """Partial credit for a text without errors in which a ``sorry`` is left: ``most`` over the
+    number of its goals and one. A text whose goals are not known gets none."""
+
+    def credit(reply: Reply, _: str) -> float:
+        if reply.verdict != "incomplete" or not reply.sorries:
+            return 0.0
+        return most / (len(reply.sorries) + 1)
+
+    return credit
+
+
+def with_group_means(rewards: Sequence[float | None], groups: Sequence[Hashable]) -> list[float]:
+    """For trainers that know no missing reward: None becomes the mean of its group (0.0 if there is
+    none), an advantage of 0 that moves the policy neither way.
+
+    >>> with_group_means([1.0, None, 0.0, None], ["a", "a", "a", "b"])
+    [1.0, 0.5, 0.0, 0.0]
+    """
+    known: defaultdict[Hashable, list[float]] = defaultdict(list)
+    for value, group in zip(rewards, groups, strict=True):
+        if value is not None:
+            known[group].append(value)
+    return [
+        fmean(known[group] or [0.0]) if value is None else value
+        for value, group in zip(rewards, groups, strict=True)
+    ]
+
+
+def _written(completion: Completion) -> str:
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1].get("content") if completion else None
+    if not isinstance(content, str):
+        raise UsageError("a completion is a text, or messages of which the last has a text")
+    return content

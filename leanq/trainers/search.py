@@ -1,0 +1,436 @@
+"""Proof search over states: a policy proposes tactics, the fleet tries them, a strategy chooses."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Unpack
+
+import msgspec
+from msgspec import Struct
+
+from leanq.errors import DataError, InvalidRequestError, TooLargeError, UsageError
+from leanq.lean.steps.holes import find_holes, read_tactic
+from leanq.producer.request_builder import Check
+from leanq.queue.requests import LEAN_VERDICTS, Reply
+from leanq.trainers.strategies import BestFirst, SearchNode, Strategy, ancestors
+
+_VERSION = 1
+
+Ended = Literal["proved", "exhausted", "steps", "time"]
+"""How a search ended: with a proof, with nothing left to try, or at its budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A tactic to try, and the natural logarithm of its probability."""
+
+    tactic: str
+    logprob: float = 0.0
+
+
+Policy = Callable[[Sequence[SearchNode]], Awaitable[Sequence[Sequence[Suggestion | str]]]]
+"""Proposes tactics for each of several states at once; a text alone has the log probability 0."""
+
+Value = Callable[[Sequence[SearchNode]], Awaitable[Sequence[float]]]
+"""Says how promising each of several states is: more is better, and for Monte Carlo tree search
+within 0 and 1."""
+
+
+class Prover(Protocol):
+    """What a search needs of a client: those of :class:`leanq.LeanQClient`,
+    :class:`leanq.AsyncLeanQClient` and :class:`leanq.Pool`."""
+
+    def check(self, code: str, **options: Unpack[Check]) -> Pending: ...
+
+    def step(self, state: str, tactic: str, **options: Unpack[Check]) -> Pending: ...
+
+    def verify(
+        self,
+        target: str | None,
+        code: str,
+        *,
+        theorems: Iterable[str] = (),
+        holes: Iterable[str] = (),
+        **options: Unpack[Check],
+    ) -> Pending: ...
+
+
+Pending = Coroutine[Any, Any, Reply] | Future[Reply]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchProgress:
+    """How far a search is.
+
+    Attributes:
+        steps: how many tactics were sent to the fleet.
+        expanded: how many states the policy has been asked about.
+        states: how many states were found.
+        elapsed_s: seconds of search, those before a resumption included.
+        unanswered: steps that ended with a verdict of leanq's own, such as ``timeout``, or that no
+            worker could read (``invalid``), by that word.
+        refused: proofs that ``verify`` did not accept, by its verdict.
+    """
+
+    steps: int
+    expanded: int
+    states: int
+    elapsed_s: float
+    unanswered: Counter[str]
+    refused: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """How a search ended.
+
+    Attributes:
+        ended: whether it has found a proof, and why not.
+        tactics: the proof's, in order.
+        code: the statement with the proof in its place, as it was verified.
+        reply: the verification's.
+        progress: what it took.
+    """
+
+    ended: Ended
+    progress: SearchProgress
+    tactics: tuple[str, ...] = ()
+    code: str | None = None
+    reply: Reply | None = None
+
+
+class _Saved(Struct, frozen=True):
+    version: int
+    statement: str
+    nodes: list[SearchNode]
+    steps: int
+    expanded: int
+    elapsed_s: float
+    unanswered: dict[str, int]
+    refused: dict[str, int]
+
+
+class ProofSearch:
+    """One search for one proof.
+
+    States are told apart by their ids, so that no state is expanded twice, whatever leads to it. A
+    proof that a step completes is verified against the statement before it counts.
+
+    >>> async def policy(nodes):                       # a model would go here
+    ...     return [["intro h", "exact h", "constructor"] for node in nodes]
+    >>> async def prove(statement):
+    ...     async with AsyncLeanQClient() as lean:
+    ...         return await ProofSearch(statement, policy).run(lean)
+    >>> found = asyncio.run(prove("theorem t (p : Prop) : p → p := sorry"))
+    >>> found.ended, found.tactics
+    ('proved', ('intro h', 'exact h'))
+
+    Args:
+        statement: Lean text with one ``sorry``, the proof that is searched for.
+        policy: proposes tactics.
+        strategy: decides on the order; best first unless given.
+        value: says how promising new states are, if the policy's probabilities are not to.
+        batch: how many states the policy is asked about at once.
+        batches: how many batches are under way at once: while the policy thinks about one, the
+            fleet is busy with another.
+        outstanding: how many steps are with the fleet at once.
+        progress: called after each batch.
+        options: of each step, such as ``timeout_s``, ``env`` and ``tenant``.
+
+    Raises:
+        UsageError: the statement has another number of ``sorry``s.
+    """
+
+    def __init__(
+        self,
+        statement: str,
+        policy: Policy,
+        *,
+        strategy: Strategy | None = None,
+        value: Value | None = None,
+        batch: int = 8,
+        batches: int = 2,
+        outstanding: int = 256,
+        progress: Callable[[SearchProgress], object] | None = None,
+        **options: Unpack[Check],
+    ) -> None:
+        count = len(find_holes(statement))
+        if count != 1:
+            raise UsageError(f"a search needs a statement with one sorry, got {count}")
+        if min(batch, batches, outstanding) < 1:
+            raise UsageError("batch, batches and outstanding must be at least 1")
+        self.statement = statement
+        self.nodes: list[SearchNode] = []
+        self._policy, self._value = policy, value
+        self._strategy: Strategy = strategy or BestFirst()
+        self._batch, self._batches = batch, batches
+        self._outstanding = outstanding
+        self._told = progress
+        self._options = options
+        self._known: dict[str, int] = {}
+        self._steps = self._expanded = 0
+        self._elapsed_s = 0.0
+        self._since_s: float | None = None
+        self._unanswered: Counter[str] = Counter()
+        self._refused: Counter[str] = Counter()
+        self._found: SearchResult | None = None
+        self._may_send, self._proved = asyncio.Semaphore(outstanding), asyncio.Event()
+        self._most_steps: int | None = None
+
+    @classmethod
+    def resume(cls, saved: bytes, policy: Policy, **how: Any) -> ProofSearch:
+        """The search that :meth:`save` has written; arguments as for a new one.
+
+        Raises:
+            DataError: these bytes are no search, or one of a later release.
+        """
+        try:
+            read = msgspec.msgpack.decode(saved, type=_Saved)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise DataError(f"these bytes are no saved search: {error}") from None
+        if read.version > _VERSION:
+            raise DataError("the search was saved by a later release than this one")
+        if not _is_tree(read.nodes):
+            raise DataError("these bytes are no saved search: its states are not a tree")
+        search = cls(read.statement, policy, **how)
+        search.nodes = read.nodes
+        search._known = {node.state: number for number, node in enumerate(read.nodes)}
+        search._steps, search._expanded = read.steps, read.expanded
+        search._elapsed_s = read.elapsed_s
+        search._unanswered = Counter(read.unanswered)
+        search._refused = Counter(read.refused)
+        return search
+
+    def save(self) -> bytes:
+        """All that a later process needs to go on, while it runs or after it has ended. States
+        that were being expanded are expanded anew."""
+        return msgspec.msgpack.encode(
+            _Saved(
+                _VERSION,
+                self.statement,
+                self.nodes,
+                self._steps,
+                self._expanded,
+                self.progress.elapsed_s,
+                dict(self._unanswered),
+                dict(self._refused),
+            )
+        )
+
+    @property
+    def progress(self) -> SearchProgress:
+        """How far it is."""
+        running_s = 0.0 if self._since_s is None else time.monotonic() - self._since_s
+        return SearchProgress(
+            self._steps,
+            self._expanded,
+            len(self.nodes),
+            self._elapsed_s + running_s,
+            self._unanswered.copy(),
+            self._refused.copy(),
+        )
+
+    async def run(
+        self, lean: Prover, *, max_steps: int | None = None, max_s: float | None = None
+    ) -> SearchResult:
+        """Searches until there is a proof, nothing is left, or the budget is spent.
+
+        It may be called again, with a larger budget, and goes on. Cancelling it withdraws the steps
+        that are with the fleet.
+
+        Args:
+            max_steps: the most tactics that are tried, over all runs.
+            max_s: the most seconds of this run.
+
+        Raises:
+            UsageError: Lean finds errors in the statement, or nothing to prove.
+            LeanQError: the fleet cannot be reached, or lacks the environment; what was found stays.
+            Exception: what the policy raises.
+        """
+        self._since_s = time.monotonic()
+        self._most_steps = max_steps
+        # Of the event loop that runs it this time.
+        self._may_send, self._proved = asyncio.Semaphore(self._outstanding), asyncio.Event()
+        try:
+            async with asyncio.timeout(max_s) as budget:
+                if not self.nodes:
+                    await self._open(lean)
+                self._strategy.start(self.nodes)
+                ended = await self._search(lean)
+        except TimeoutError:
+            if not budget.expired():
+                raise
+            ended = "time"
+        finally:
+            self._elapsed_s, self._since_s = self.progress.elapsed_s, None
+        return self._found or SearchResult(ended, self.progress)
+
+    async def _open(self, lean: Prover) -> None:
+        reply = await reply_of(lean.check(self.statement, **self._options))
+        states = [sorry for sorry in reply.sorries if sorry.state]
+        if reply.verdict != "incomplete" or len(states) != 1:
+            said = "; ".join(message.text for message in reply.messages)
+            raise UsageError(
+                "a search needs a statement that Lean takes, with one sorry that has a goal; "
+                f"it says {reply.verdict} ({reply.reason}): {said or 'nothing'}"
+            )
+        (root,) = states
+        assert root.state
+        self._known[root.state] = 0
+        self.nodes.append(SearchNode(root.state, (root.goal or "",)))
+
+    async def _search(self, lean: Prover) -> Ended:
+        running: set[asyncio.Task[Any]] = set()
+        proved = asyncio.create_task(self._proved.wait())
+        try:
+            while not self._found:
+                while len(running) < self._batches and not self._is_spent:
+                    numbers = self._strategy.take(self._batch)
+                    if not numbers:
+                        break
+                    running.add(asyncio.create_task(self._expand(lean, numbers)))
+                if not running:
+                    return "steps" if self._is_spent else "exhausted"
+                # The other steps of a batch are of no use once one has proved it.
+                done, _ = await asyncio.wait(
+                    {*running, proved}, return_when=asyncio.FIRST_COMPLETED
+                )
+                running -= done
+                for task in done:
+                    task.result()
+                if self._told:
+                    self._told(self.progress)
+            return "proved"
+        finally:
+            for task in (*running, proved):
+                task.cancel()
+            await asyncio.gather(*running, proved, return_exceptions=True)
+
+    @property
+    def _is_spent(self) -> bool:
+        return self._most_steps is not None and self._steps >= self._most_steps
+
+    async def _expand(self, lean: Prover, numbers: Sequence[int]) -> None:
+        proposed = await self._policy([self.nodes[number] for number in numbers])
+        if len(proposed) != len(numbers):
+            raise UsageError(
+                f"the policy was asked about {len(numbers)} states and answered for {len(proposed)}"
+            )
+        children: list[list[SearchNode]] = [[] for _ in numbers]
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, suggestions, new in zip(numbers, proposed, children, strict=True):
+                    for suggestion in _distinct(suggestions):
+                        group.create_task(self._try(lean, number, suggestion, new))
+        except BaseExceptionGroup as errors:
+            # The fleet's first word; the others are mostly the same.
+            raise errors.exceptions[0] from None
+        made = [node for new in children for node in new]
+        if self._value and made:
+            for node, value in zip(made, await self._value(made), strict=True):
+                node.value = float(value)
+        for number, new in zip(numbers, children, strict=True):
+            if not self._is_spent:
+                # Otherwise some of its tactics were not tried.
+                self.nodes[number].status = "expanded"
+            self._expanded += 1
+            added = [self._add(node) for node in new if node.state not in self._known]
+            self._strategy.expanded(number, added)
+
+    async def _try(
+        self, lean: Prover, number: int, suggestion: Suggestion, new: list[SearchNode]
+    ) -> None:
+        node = self.nodes[number]
+        async with self._may_send:
+            if self._found or self._is_spent:
+                return
+            self._steps += 1
+            try:
+                reply = await reply_of(lean.step(node.state, suggestion.tactic, **self._options))
+            except (InvalidRequestError, TooLargeError):
+                self._unanswered["invalid"] += 1
+                return
+        if reply.verdict not in LEAN_VERDICTS:
+            self._unanswered[reply.verdict or ""] += 1
+        elif reply.verdict == "accepted":
+            await self._finish(lean, number, suggestion.tactic)
+        elif reply.state and reply.state not in self._known:
+            new.append(
+                SearchNode(
+                    reply.state,
+                    reply.goals,
+                    suggestion.tactic,
+                    number,
+                    node.depth + 1,
+                    node.logprob + suggestion.logprob,
+                )
+            )
+
+    async def _finish(self, lean: Prover, number: int, last: str) -> None:
+        """Verifies a proof; a step's word is about its own hole."""
+        way = [self.nodes[each].tactic for each in ancestors(self.nodes, number)]
+        tactics = (*filter(None, way), last)
+        for code in proof_texts(self.statement, tactics):
+            reply = await reply_of(lean.verify(self.statement, code, **self._options))
+            if reply.verdict == "accepted" and not self._found:
+                self._found = SearchResult("proved", self.progress, tactics, code, reply)
+                self._proved.set()
+            if reply.verdict == "accepted":
+                return
+        self._refused[reply.verdict or ""] += 1
+
+    def _add(self, node: SearchNode) -> int:
+        number = self._known[node.state] = len(self.nodes)
+        self.nodes.append(node)
+        self._strategy.added(number)
+        return number
+
+
+def _distinct(suggestions: Sequence[Suggestion | str]) -> Iterator[Suggestion]:
+    seen: set[str] = set()
+    for each in suggestions:
+        suggestion = Suggestion(each) if isinstance(each, str) else each
+        if suggestion.tactic not in seen:
+            seen.add(suggestion.tactic)
+            yield suggestion
+
+
+def proof_texts(statement: str, tactics: Sequence[str]) -> Iterator[str]:
+    """The statement with these tactics in the place of its sorry: as people write it, and, as a
+    text of several lines may not stand everywhere so, within braces."""
+    (hole,) = find_holes(statement)
+    before, behind = statement[: hole.offset], statement[hole.offset + len("sorry") :]
+    texts = [read_tactic(tactic).text for tactic in tactics]
+    line = before[before.rfind("\n") + 1 :]
+    if hole.form == "tactic":
+        margin = "\n" + " " * len(line)
+        yield before + margin.join(text.replace("\n", margin) for text in texts) + behind
+        opened, closed = "{", "}"
+    else:
+        margin = "\n" + " " * (len(line) - len(line.lstrip()) + 2)
+        body = "".join(margin + text.replace("\n", margin) for text in texts)
+        alone = not behind.strip() or behind.startswith("\n")
+        yield f"{before}by{body}{behind}" if alone else f"{before}(by{body}){behind}"
+        opened, closed = "(by {", "})"
+    yield before + opened + "\n" + "\n;\n".join(texts) + "\n" + closed + behind
+
+
+def _is_tree(nodes: Sequence[SearchNode]) -> bool:
+    """Whether each node but the first has a parent before it."""
+    return all(
+        (node.parent is None) == (number == 0)
+        and (node.parent is None or 0 <= node.parent < number)
+        for number, node in enumerate(nodes)
+    )
+
+
+async def reply_of(pending: Pending) -> Reply:
+    """What any of the clients' methods ends with."""
+    if isinstance(pending, Future):
+        return await asyncio.wrap_future(pending)
+    return await pending

@@ -1,0 +1,323 @@
+"""For users' own tests: clients without a fleet that say what a test wants, and a real queue.
+
+As a plugin of pytest (``pytest_plugins = ["leanq.trainers.testing"]`` in conftest.py) it brings
+these fixtures:
+
+- ``fake_lean``: a :class:`FakeLeanQClient`, new for each test;
+- ``lean_queue``: the settings of a queue with real Lean, for a whole session, on this machine;
+- ``lean``: a :class:`leanq.LeanQClient` of that queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec import structs
+
+from leanq.client import AsyncLeanQClient, LeanQClient
+from leanq.errors import (
+    ClosedError,
+    LeanQError,
+    LostError,
+    UnknownEnvironmentError,
+    UnknownStateError,
+)
+from leanq.lean.steps.holes import find_holes
+from leanq.producer.loop_thread import LoopThread
+from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, PreparedRequest
+from leanq.producer.route import Route, Waiter
+from leanq.queue.requests import Operation, Reason, Reply, Request, Sorry, Verdict
+from leanq.queue.settings import Settings
+from leanq.queue.wire import unpack_request
+
+if TYPE_CHECKING:
+    from leanq.worker import Worker
+
+_REASONS: dict[Verdict, Reason] = {
+    "unverified": "runs_programs",
+    "incomplete": "sorry",
+    "rejected": "lean_error",
+    "exhausted": "heartbeats",
+    "unjudged": "judge_limit",
+    "timeout": "cpu_time",
+    "memory": "memory",
+    "crashed": "process_died",
+    "cancelled": "withdrawn",
+    "expired": "deadline",
+    "poisoned": "too_many_deaths",
+}
+
+Answer = Reply | Verdict | LeanQError | Callable[[Request], "Reply | Verdict | LeanQError"]
+"""A reply, a verdict alone, an error that the client raises, or a function that gives one."""
+
+
+@dataclass
+class _Rule:
+    op: Operation | None
+    pattern: re.Pattern[str]
+    answer: Answer
+    delay_s: float
+    left: float
+
+
+@dataclass
+class FakeFleet:
+    """What a fake client's fleet answers, and what it was asked.
+
+    Without rules a text is ``accepted``, or ``incomplete`` where it has a ``sorry``, each of which
+    comes back with a goal and a state; a step or a verification without a ``sorry`` is
+    ``accepted``. A request id that is used again gets the same reply.
+
+    Attributes:
+        environments: those that its workers offer.
+        requests: every request that came, in order.
+        cancelled: how many were withdrawn before their reply.
+    """
+
+    environments: tuple[str, ...] = (DEFAULT_ENVIRONMENT,)
+    requests: list[Request] = field(default_factory=list)
+    cancelled: int = 0
+    _rules: list[_Rule] = field(default_factory=list)
+    _states: dict[str, str] = field(default_factory=dict)
+    _replies: dict[str, Reply] = field(default_factory=dict)
+
+    def on(
+        self,
+        text: str = "",
+        answer: Answer = "accepted",
+        *,
+        op: Operation | None = None,
+        delay_s: float = 0.0,
+        times: int | None = None,
+    ) -> None:
+        """Answers so from now on where ``text``, a regular expression, is found in the code, the
+        candidate, or the tactic. Of several rules that fit the last one holds.
+
+        Args:
+            answer: a verdict gets the reason that mostly goes with it.
+            op: the operation that it is for; all unless given.
+            delay_s: how long the reply takes, in seconds.
+            times: how often it holds; without end unless given.
+        """
+        left = float("inf") if times is None else times
+        self._rules.append(_Rule(op, re.compile(text, re.DOTALL), answer, delay_s, left))
+
+    async def _serve(self, prepared: PreparedRequest[Any], waiter: Waiter) -> Reply:
+        submission = prepared.submission
+        environment = submission.environment
+        if prepared.state and not environment:
+            if prepared.state not in self._states:
+                raise UnknownStateError(f"the queue does not know the state {prepared.state}")
+            environment = self._states[prepared.state]
+        if environment not in self.environments:
+            known = ", ".join(self.environments)
+            raise UnknownEnvironmentError(
+                f"no worker has ever offered the environment {environment!r}; known: {known}"
+            )
+        waiter.acknowledged()
+        if (reply := self._replies.get(submission.request_id)) is not None:
+            return reply
+        request = unpack_request(submission.body)
+        self.requests.append(request)
+        rule = self._rule(request)
+        delay_s = rule.delay_s if rule else 0.0
+        if submission.deadline_ms and delay_s * 1000 > submission.deadline_ms:
+            await asyncio.sleep(submission.deadline_ms / 1000)
+            reply = Reply("expired", reason="deadline")
+        else:
+            await asyncio.sleep(delay_s)
+            reply = self._reply(request, rule, environment)
+        reply = structs.replace(reply, request_id=submission.request_id, worker="fake", attempts=1)
+        self._replies[submission.request_id] = reply
+        return reply
+
+    def _rule(self, request: Request) -> _Rule | None:
+        text = request.tactic if request.op == "step" else request.code
+        for rule in reversed(self._rules):
+            if rule.op in (None, request.op) and rule.left and rule.pattern.search(text):
+                rule.left -= 1
+                return rule
+        return None
+
+    def _reply(self, request: Request, rule: _Rule | None, environment: str) -> Reply:
+        if rule is None:
+            return self._unasked(request, environment)
+        answer = rule.answer(request) if callable(rule.answer) else rule.answer
+        if isinstance(answer, LeanQError):
+            raise answer
+        if isinstance(answer, str):
+            answer = self._worded(request, answer, environment)
+        for state in (answer.state, *(sorry.state for sorry in answer.sorries)):
+            if state:
+                self._states[state] = environment
+        return answer
+
+    def _unasked(self, request: Request, environment: str) -> Reply:
+        if request.op in ("check", "verify") and find_holes(request.code):
+            return self._worded(request, "incomplete", environment)
+        if request.op == "import":
+            return Reply(state=self._new_state("imported", environment))
+        if request.op == "export":
+            return Reply(payload=request.state.encode())
+        if request.op == "echo":
+            return Reply(payload=request.payload)
+        return Reply("accepted", axioms=())
+
+    def _worded(self, request: Request, verdict: Verdict, environment: str) -> Reply:
+        reason = _REASONS.get(verdict)
+        if verdict != "incomplete":
+            return Reply(verdict, reason=reason, axioms=() if verdict == "accepted" else None)
+        if request.op == "step":
+            state = self._new_state(f"{request.state} {request.tactic}", environment)
+            goals = (f"⊢ what {request.tactic} leaves",)
+            return Reply(verdict, state=state, goals=goals, reason="goals_remain")
+        return Reply(verdict, sorries=tuple(self._sorries(request, environment)), reason=reason)
+
+    def _sorries(self, request: Request, environment: str) -> Iterator[Sorry]:
+        for hole in find_holes(request.code):
+            before = request.code[: hole.offset]
+            line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1)
+            state = None
+            if request.op == "check":
+                state = self._new_state(f"{request.code} {hole.offset}", environment)
+            yield Sorry(line, column, "⊢ goal", state, line, column + len("sorry"))
+
+    def _new_state(self, name: str, environment: str) -> str:
+        state = hashlib.blake2b(name.encode(), digest_size=32).hexdigest()
+        self._states[state] = environment
+        return state
+
+
+class _FakeRoute:
+    """The route of a fake client: a task for each request."""
+
+    def __init__(self, fleet: FakeFleet) -> None:
+        self._fleet = fleet
+        self._tasks: dict[Waiter, asyncio.Task[None]] = {}
+
+    async def open(self) -> None:
+        pass
+
+    def send(self, prepared: PreparedRequest[Any], waiter: Waiter) -> None:
+        async def serve() -> None:
+            end: Reply | LeanQError
+            try:
+                end = await self._fleet._serve(prepared, waiter)
+            except LeanQError as error:
+                end = error
+            waiter.ended(end)
+
+        task = self._tasks[waiter] = asyncio.get_running_loop().create_task(serve())
+        task.add_done_callback(lambda _: self._tasks.pop(waiter, None))
+
+    def attach(self, request_id: str, waiter: Waiter) -> None:
+        reply = self._fleet._replies.get(request_id)
+        waiter.ended(reply or LostError(f"the queue does not know the request {request_id}"))
+
+    def cancel(self, request_id: str, waiter: Waiter) -> bool:
+        task = self._tasks.pop(waiter, None)
+        if task is None or not task.cancel():
+            return False
+        self._fleet.cancelled += 1
+        return True
+
+    async def close(self, *, withdraw: bool) -> None:
+        outstanding = dict(self._tasks)
+        for task in outstanding.values():
+            task.cancel()
+        await asyncio.gather(*outstanding.values(), return_exceptions=True)
+        for waiter, task in outstanding.items():
+            if task.cancelled():
+                waiter.ended(ClosedError("the client was closed before the request ended"))
+
+
+class FakeLeanQClient(LeanQClient):
+    """A :class:`leanq.LeanQClient` without a queue: it checks its arguments as that does, and its
+    replies are those of ``fleet``.
+
+    >>> with FakeLeanQClient() as lean:
+    ...     lean.fleet.on("nonsense", "rejected")
+    ...     lean.fleet.on("slow", "timeout", delay_s=0.01)
+    ...     [lean.check(code).result().verdict for code in ("proof", "nonsense", "slow", "sorry")]
+    ['accepted', 'rejected', 'timeout', 'incomplete']
+    """
+
+    def __init__(self, fleet: FakeFleet | None = None, **how: Any) -> None:
+        self.fleet = fleet or FakeFleet()
+        super().__init__("unix:///fake", **how)
+
+    def _route_to_queue(self) -> Route:
+        return _FakeRoute(self.fleet)
+
+
+class FakeAsyncLeanQClient(AsyncLeanQClient):
+    """The same of :class:`leanq.AsyncLeanQClient`."""
+
+    def __init__(self, fleet: FakeFleet | None = None, **how: Any) -> None:
+        self.fleet = fleet or FakeFleet()
+        super().__init__("unix:///fake", **how)
+
+    def _route_to_queue(self) -> Route:
+        return _FakeRoute(self.fleet)
+
+
+@pytest.fixture
+def fake_lean() -> Iterator[FakeLeanQClient]:
+    """A client without a fleet; ``fake_lean.fleet.on(...)`` says what it answers."""
+    with FakeLeanQClient() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def lean_queue() -> Iterator[Settings]:
+    """A queue with a worker and real Lean, embedded for the session; without these the tests that
+    ask for it are skipped, or fail where CI is set."""
+    from leanq.lean.environment import open_environment
+    from leanq.lean.fork_server.server import ForkRules
+    from leanq.lean.lean_driver import LeanDriver, machine_cache
+    from leanq.local import EmbeddedServer, embedded_settings
+    from leanq.worker import Worker
+
+    try:
+        server = EmbeddedServer()
+        settings = embedded_settings(server, os.environ)
+        slots = len(os.sched_getaffinity(0))
+        driver = LeanDriver(
+            lambda: open_environment(DEFAULT_ENVIRONMENT, None),
+            slots=slots,
+            cache=machine_cache(settings),
+            forks=ForkRules(compare_every=settings.compare_every),
+        )
+        worker = Worker(settings, [driver], slots=slots)
+        with contextlib.closing(server), server, _at_work(worker):
+            yield settings
+    except LeanQError as error:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"no queue with Lean here: {error}")
+
+
+@contextlib.contextmanager
+def _at_work(worker: Worker) -> Iterator[None]:
+    from leanq.local import running
+
+    thread = LoopThread("leanq-testing")
+    stack = contextlib.AsyncExitStack()
+    try:
+        thread.run(stack.enter_async_context(running(worker)))
+        yield
+    finally:
+        thread.stop(stack.aclose)
+
+
+@pytest.fixture
+def lean(lean_queue: Settings) -> Iterator[LeanQClient]:
+    """A client of the session's queue."""
+    with LeanQClient(lean_queue) as client:
+        yield client

@@ -1,0 +1,52 @@
+"""A reward function for TRL's trainers (GRPOTrainer, RLOOTrainer and their like).
+
+:class:`leanq.LeanReward` is one by itself. This one also tells the trainer's log what became of the
+completions. It imports nothing of TRL, whose arguments it takes as they come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from leanq.trainers.rewards import Completion, LeanReward
+
+
+class TrlReward(LeanReward):
+    """``GRPOTrainer(reward_funcs=TrlReward(), ...)``: arguments as for :class:`leanq.LeanReward`.
+
+    A completion without a verdict of Lean's has the reward None, which TRL turns into nan and
+    leaves out of the group's mean. Logged are, of each batch, ``lean/accepted`` (the share),
+    ``lean/no_reward`` (the share that is left out) and a share for each other verdict, and for each
+    completion the columns ``lean_verdict`` and ``lean_reason``.
+    """
+
+    async def __call__(
+        self, completions: Sequence[Completion], **columns: Any
+    ) -> list[float | None]:
+        """The rewards, in the order of the completions.
+
+        Args:
+            completions: what the model wrote.
+            columns: what TRL gives beside them: the data set's columns, of which one is that of
+                statements, and ``log_extra`` and ``log_metric``.
+
+        Raises:
+            StalledError: the fleet does not answer; training ends, and resumes from its checkpoint.
+            QueueError: the queue cannot be reached.
+        """
+        scores = await self.scores(self._statements(columns), completions, self.tags_of(columns))
+        verdicts = [score.reply.verdict if score.reply else "unread" for score in scores]
+        log_extra: Callable[[str, list[Any]], None] | None = columns.get("log_extra")
+        if log_extra:
+            log_extra("lean_verdict", list(verdicts))
+            log_extra("lean_reason", [(s.reply.reason if s.reply else None) or "" for s in scores])
+        log_metric: Callable[[str, float], None] | None = columns.get("log_metric")
+        if log_metric and scores:
+            counts = Counter({"accepted": 0}) | Counter(map(str, verdicts))
+            for verdict in ("accepted", *sorted(counts.keys() - {"accepted"})):
+                log_metric(f"lean/{verdict}", counts[verdict] / len(scores))
+            missing = sum(score.reward is None for score in scores)
+            log_metric("lean/no_reward", missing / len(scores))
+        return [score.reward for score in scores]

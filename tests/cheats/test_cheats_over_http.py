@@ -1,0 +1,171 @@
+"""Such texts through the gateway, by every route that a text can take, with real Lean."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cheats import TABLE, open_libraries, target, text
+from support.fleets import working
+from support.gateways import Gateway, new_gateway
+from support.kimina_reading import documented, reading
+from support.sites import SELDOM, repl_command
+
+from leanq.lean.environment import Environment
+from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.repl.driver import ReplDriver
+from leanq.queue.settings import Settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def _selected() -> Sequence[str]:
+    """One text of each kind of cheat, by the first word of its name, for each end that there is.
+    test_cheats.py has all of them, by the drivers' replies."""
+    kinds = {
+        (name.partition("_")[0], row.get("check"), row.get("verify"), "allow" in row): name
+        for name, row in TABLE.items()
+    }
+    return [*kinds.values()]
+
+
+SELECTED = _selected()
+NAMES = [name for name in SELECTED if "check" in TABLE[name]]
+TIMEOUT_S = 60
+# On an overloaded machine, for all texts of an environment.
+ALL_S = 300.0
+
+Results = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(params=["lean", "repl"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """Of the driver."""
+    return str(request.param)
+
+
+@pytest.fixture
+async def gateway(
+    kind: str,
+    settings: Settings,
+    core: Environment,
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> AsyncIterator[Gateway]:
+    """One whose only environment has the name of its driver's kind."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "library"
+    folder.mkdir()
+    environment = replace(open_libraries(core, cache, folder), name=kind)
+    made: LeanDriver
+    if kind == "lean":
+        made = LeanDriver(lambda: environment, slots=2)
+    else:
+        made = ReplDriver(lambda: environment, repl_command(environment), slots=2, rules=SELDOM)
+    async with (
+        working(settings, made, slots=2),
+        new_gateway(settings, environment=kind) as gateway,
+    ):
+        gateway.http.timeout = ALL_S
+        yield gateway
+
+
+def may_be_told_as_proved(name: str) -> bool:
+    """Whether a check without any allowed axiom accepts a text, by its table."""
+    row = TABLE[name]
+    return row["check"] == "accepted" and "allow" not in row
+
+
+def assert_nothing_is_proved_that_is_not(results: Results) -> None:
+    told = {name: reading(result) for name, result in results.items()}
+    assert {name for name in told if told[name] == "valid"} == {
+        name for name in NAMES if may_be_told_as_proved(name)
+    }
+    says = documented()
+    assert told == {name: says[results[name]["leanq"]["verdict"]] for name in NAMES}
+
+
+async def kiminas_results(gateway: Gateway, **how: Any) -> Results:
+    """What a client of 2.x is told of each text."""
+    snippets = [{"id": name, "code": text(name)} for name in NAMES]
+    body = {"snippets": snippets, "timeout": TIMEOUT_S, **how}
+    answer = await gateway.http.post("/api/check", json=body)
+    return {result["id"]: result for result in answer.json()["results"]}
+
+
+async def older_results(gateway: Gateway, route: str, field: str) -> Results:
+    """What a client of 1.x is told of each text, which it sends in a field of either name."""
+    codes = [{"custom_id": name, field: text(name)} for name in NAMES]
+    answer = await gateway.http.post(route, json={"codes": codes, "timeout": TIMEOUT_S})
+    return {result["custom_id"]: result for result in answer.json()["results"]}
+
+
+async def batch_results(gateway: Gateway, bodies: Sequence[dict[str, Any]]) -> Results:
+    lines = "".join(f"{json.dumps(body)}\n" for body in bodies)
+    answer = await gateway.http.post("/v1/batch", content=lines)
+    return {line["id"]: line["result"] for line in map(json.loads, answer.text.splitlines())}
+
+
+async def single_results(gateway: Gateway, bodies: Sequence[dict[str, Any]]) -> Results:
+    async def one(body: dict[str, Any]) -> tuple[str, Any]:
+        fields = {**body}
+        operation, label = fields.pop("op"), fields.pop("id")
+        return label, (await gateway.http.post(f"/v1/{operation}", json=fields)).json()
+
+    return dict(await asyncio.gather(*map(one, bodies)))
+
+
+def v1_bodies() -> list[dict[str, Any]]:
+    """Each text as each operation that its table has it for."""
+    bodies = []
+    for operation in ("check", "verify"):
+        for name in SELECTED:
+            row = TABLE[name]
+            if operation in row:
+                body = {"op": operation, "id": f"{operation} {name}", "code": text(name)}
+                if operation == "verify":
+                    body |= {"target": target(name), "holes": row.get("holes", [])}
+                # As much as a text with imports has by the other interface.
+                how = {"timeout_s": 2 * TIMEOUT_S, "allow_axioms": row.get("allow", [])}
+                bodies.append({**body, **how})
+    return bodies
+
+
+def words(result: Mapping[str, Any]) -> str:
+    """A result's words as the table has them."""
+    return " ".join(filter(None, (result.get("verdict", str(result)), result.get("reason"))))
+
+
+async def test_no_route_tells_a_client_that_a_cheat_is_proved(gateway: Gateway, kind: str) -> None:
+    bodies = v1_bodies()
+    # At once, so that what is the same by several routes is elaborated once.
+    *kiminas, by_batch, one_by_one = await asyncio.gather(
+        kiminas_results(gateway),
+        older_results(gateway, "/verify", "proof"),
+        older_results(gateway, "/one_pass_verify_batch", "code"),
+        batch_results(gateway, bodies),
+        single_results(gateway, bodies),
+    )
+    for results in kiminas:
+        assert_nothing_is_proved_that_is_not(results)
+    expected = {
+        body["id"]: TABLE[name][operation]
+        for body in bodies
+        for operation, _, name in [body["id"].partition(" ")]
+    }
+    for results in (by_batch, one_by_one):
+        assert {label: words(result) for label, result in results.items()} == expected
+
+    if kind == "repl":
+        trees = await kiminas_results(gateway, infotree="full")
+        assert_nothing_is_proved_that_is_not(trees)
+    else:
+        refused = await kiminas_results(gateway, infotree="full")
+        assert {reading(result) for result in refused.values()} == {"server_error"}

@@ -1,0 +1,601 @@
+"""The page: what it shows to whom, who may change what, and what browsers are told about it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import redis
+from fastapi import Request, Response
+from support.fleets import working
+from support.gateways import STATE, Gateway, Scripted, key_file, new_gateway
+from support.pages import HOSTILE, HTML, bury, cookie_of, decide, log_in, note_a_day
+from support.records import done
+from support.servers import Server
+from support.waiting import eventually
+
+from leanq.campaigns import rq_connection
+from leanq.campaigns.campaign import Campaign
+from leanq.campaigns.coordinator import Plan
+from leanq.campaigns.results import write_results
+from leanq.campaigns.rq_queue import Campaigns
+from leanq.client import AsyncLeanQClient
+from leanq.gateway.access import Access
+from leanq.gateway.client import RequestName
+from leanq.gateway.keys import KeyFile
+from leanq.gateway.page.campaigns import CampaignBoard
+from leanq.gateway.page.looks import FleetLooks
+from leanq.gateway.page.sessions import SESSION_S, Sessions
+from leanq.queue.keys import Keys, new_request_id
+from leanq.queue.queue import Queue
+from leanq.queue.requests import Message, Reply, Sorry
+from leanq.queue.settings import Settings
+
+OPERATOR = {"secret": "chief", "tenant": "ops", "rights": ["submit", "status", "operate"]}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@contextlib.asynccontextmanager
+async def keyed(
+    settings: Settings, folder: Path, *keys: dict[str, Any]
+) -> AsyncIterator[tuple[Gateway, dict[str, dict[str, str]]]]:
+    """A gateway with keys, and the headers of a browser that has logged in with each."""
+    keys = keys or ({"secret": "alice"}, {"secret": "bob"}, OPERATOR)
+    async with new_gateway(settings, keys=KeyFile(key_file(folder, *keys))) as gateway:
+        who = [key["secret"] for key in keys]
+        yield gateway, {name: await log_in(gateway.http, gateway.url, name) for name in who}
+
+
+async def shown(gateway: Gateway, headers: dict[str, str], path: str = "/") -> str:
+    answer = await gateway.http.get(path, headers={**HTML, **headers})
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+async def change(
+    gateway: Gateway, headers: dict[str, str], path: str, **fields: str
+) -> httpx2.Response:
+    answer = await gateway.http.post(path, data=fields, headers={"Origin": gateway.url, **headers})
+    gateway.http.cookies.clear()
+    return answer
+
+
+async def test_the_page_is_at_the_root_for_browsers_alone(gateway: Gateway) -> None:
+    answer = await gateway.http.get("/", headers=HTML)
+    assert answer.headers["Content-Type"].startswith("text/html")
+    for title in (
+        "Environments",
+        "Tenants",
+        "Dead letters",
+        "Campaigns",
+        "Scaler",
+        "Last 24 hours",
+    ):
+        assert title in answer.text
+    assert (await gateway.http.get("/")).json() == {"status": "ok"}
+
+
+async def test_browsers_are_told_to_load_nothing_from_elsewhere(gateway: Gateway) -> None:
+    paths = ("/", "/page/check", "/page/nowhere", "/page/static/leanq.css", "/page/requests/0-x")
+    for path in paths:
+        headers = (await gateway.http.get(path, headers=HTML)).headers
+        policy = headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+        assert "unsafe" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "same-origin"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+    assert (await gateway.http.get("/", headers=HTML)).headers["Cache-Control"] == "no-store"
+    static = await gateway.http.get("/page/static/vendor/htmx.min.js")
+    assert "javascript" in static.headers["Content-Type"]
+    for path in ("/page/static/../routes.py", "/page/static/%2e%2e/routes.py"):
+        assert (await gateway.http.get(path)).status_code == 404
+
+
+async def test_a_browser_logs_in_and_out(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    async with keyed(settings, tmp_path) as (gateway, browsers):
+        stranger = await gateway.http.get("/", headers=HTML)
+        assert "Log in" in stranger.text
+        assert "Environments" not in stranger.text
+        for wrong in ("", "nobody", "None", "x" * 5000):
+            answer = await change(gateway, HTML, "/page/login", key=wrong)
+            assert answer.status_code in (403, 413), wrong
+            assert "Set-Cookie" not in answer.headers
+        answer = await change(gateway, HTML, "/page/login", key=" alice ")
+        cookie = answer.headers["Set-Cookie"]
+        assert cookie.startswith("leanq-session=")
+        assert {"HttpOnly", "SameSite=strict", "Path=/"} <= {*cookie.split("; ")}
+        assert "alice" in await shown(gateway, cookie_of(answer))
+        # A key in the header serves as everywhere.
+        assert "Environments" in await shown(gateway, {"Authorization": "Bearer bob"})
+        out = await change(gateway, browsers["alice"], "/page/logout")
+        assert "Max-Age=0" in out.headers["Set-Cookie"]
+
+
+async def test_a_session_is_that_of_its_key_alone(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    file = key_file(tmp_path, {"secret": "alice"}, {"secret": "bob"})
+    async with new_gateway(settings, keys=KeyFile(file)) as gateway:
+        alice = await log_in(gateway.http, gateway.url, "alice")
+        bob = await log_in(gateway.http, gateway.url, "bob")
+
+        for headers in (alice, bob):
+            # It is asked for at other gateways, too.
+            del headers["Origin"]
+        assert "Log in" not in await shown(gateway, alice)
+        name, until, signature = alice["Cookie"].split(".")
+        other = bob["Cookie"].split(".")
+        forged = (
+            f"{other[0]}.{until}.{signature}",
+            f"{name}.{int(until) + 1}.{signature}",
+            f"{name}.{until}.{signature[:-1]}0",
+            f"{name}.{until}.",
+            f"{name}.nan.{signature}",
+            "leanq-session=é.1.2",
+            "leanq-session=" + "." * 1000,
+        )
+        for cookie in forged:
+            answer = await gateway.http.get("/", headers={**HTML, "Cookie": cookie.encode()})
+            assert "Log in" in answer.text, cookie
+        # Another gateway with the same file knows it, and one with another key of that name not.
+        async with new_gateway(settings, keys=KeyFile(file)) as second:
+            assert "Log in" not in await shown(second, alice)
+        key_file(tmp_path, {"secret": "carol", "name": "alice"}, {"secret": "bob"})
+        async with new_gateway(settings, keys=KeyFile(file)) as third:
+            assert "Log in" in await shown(third, alice)
+            assert "Log in" not in await shown(third, bob)
+
+
+async def test_a_session_ends_after_a_week(tmp_path: Path) -> None:
+    access = Access(KeyFile(key_file(tmp_path, {"secret": "alice"})), "default")
+    now_s = 1e9
+    sessions = Sessions(access, lambda: now_s)
+    [key] = [key for key in (sessions.key_given("alice"),) if key]
+    hosts = {"127.0.0.1:8000": False, "lean.example": True, "localhost": False, "[::1]:9": False}
+    for host, over_tls in hosts.items():
+        made = Response()
+        now_s = 1e9
+        sessions.begin(_request(host), made, key)
+        cookie = made.headers["Set-Cookie"]
+        assert ("Secure" in cookie, cookie.startswith("__Host-")) == (over_tls, over_tls)
+        asking = _request(host, cookie.partition(";")[0])
+        for age_s, found in ((0, key), (SESSION_S - 1, key), (SESSION_S + 1, None)):
+            now_s = 1e9 + age_s
+            assert sessions.key_of(asking) == found
+
+
+def _request(host: str, cookie: str = "") -> Request:
+    headers = [(b"host", host.encode()), (b"cookie", cookie.encode())]
+    return Request({"type": "http", "headers": headers})
+
+
+async def test_a_change_comes_from_this_page_alone(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    async with keyed(settings, tmp_path) as (gateway, browsers):
+        chief = {name: value for name, value in browsers["chief"].items() if name != "Origin"}
+        body = "kind=tenant&name=alice&paused=yes"
+        for origin in ({}, {"Origin": "null"}, {"Origin": "https://elsewhere.example"}):
+            headers = {**FORM, **chief, **origin}
+            answer = await gateway.http.post("/page/pause", content=body, headers=headers)
+            assert answer.status_code == 403, origin
+        # By a GET nothing changes.
+        assert (await gateway.http.get(f"/page/pause?{body}", headers=chief)).status_code == 405
+        queue = Queue(settings)
+        assert not (await queue.status()).paused
+        await queue.close()
+
+
+async def test_without_keys_all_is_seen_and_nothing_but_own_requests_changed(
+    gateway: Gateway, settings: Settings
+) -> None:
+    letter = new_request_id(1)
+    await bury(settings, letter, tenant="somebody", code="-- theirs")
+    page = await shown(gateway, {})
+    assert "somebody" in page
+    assert "without keys" in page
+    assert "<button" not in page.split('id="dead"')[1].split("</section>")[0]
+    ours: dict[str, str] = {}
+    refused = {
+        "/page/pause": {"kind": "tenant", "name": "x", "paused": "yes"},
+        "/page/weight": {"tenant": "x", "weight": "2"},
+    }
+    for path, fields in refused.items():
+        assert (await change(gateway, ours, path, **fields)).status_code == 403
+    for what in ("retry", "drop"):
+        answer = await change(gateway, ours, f"/page/dead/{what}", request_id=letter)
+        assert answer.status_code == 422
+    assert (await gateway.http.get(f"/page/requests/{letter}", headers=HTML)).status_code == 404
+    mine = new_request_id(1)
+    await bury(settings, mine, tenant="default", code="-- mine")
+    assert (await change(gateway, ours, "/page/dead/drop", request_id=mine)).status_code == 303
+    queue = Queue(settings)
+    assert await queue.dead_request_ids(9) == [letter]
+    await queue.drop_dead(letter)
+    await queue.close()
+
+
+async def test_tenants_see_nothing_of_one_another(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    async with keyed(settings, tmp_path) as (gateway, browsers):
+        letters = {who: new_request_id(1) for who in ("alice", "bob")}
+        for who, letter in letters.items():
+            await bury(settings, letter, tenant=who, code=f"-- dead of {who}")
+        await eventually(lambda: _is_told(gateway, browsers["chief"], *letters.values()))
+        # Of alice: one that runs, one that has ended, one sent to Redis itself.
+        alice = {"Authorization": "Bearer alice"}
+        for name in ("held", "done"):
+            body = {"code": f"-- {name} secret of alice", "request_id": name}
+            await gateway.http.post("/v1/check?wait=0", json=body, headers=alice)
+        await eventually(lambda: len(scripted.running) == 1)
+        ids = [RequestName("alice", name).request_id(1) for name in ("held", "done")]
+        async with AsyncLeanQClient(settings, tenant="alice") as direct:
+            reply = await direct.check("-- accepted of alice, not by the gateway")
+        ids += [letters["alice"], reply.request_id]
+
+        for path in ("/", "/page/check"):
+            page = await shown(gateway, browsers["bob"], path)
+            assert "alice" not in page
+            assert letters["alice"] not in page
+        assert letters["bob"] in await shown(gateway, browsers["bob"])
+        for request_id in ids:
+            for path in ("", "/live", "/text"):
+                where = f"/page/requests/{request_id}{path}"
+                answer = await gateway.http.get(where, headers={**browsers["bob"]})
+                assert answer.status_code == 404, where
+                assert "secret" not in answer.text
+            answer = await change(gateway, browsers["bob"], "/page/withdraw", request_id=request_id)
+            assert answer.status_code == 404
+            for what in ("retry", "drop"):
+                answer = await change(
+                    gateway, browsers["bob"], f"/page/dead/{what}", request_id=request_id
+                )
+                assert answer.status_code == 422
+        for path, fields in (
+            ("/page/pause", {"kind": "tenant", "name": "bob", "paused": "yes"}),
+            ("/page/weight", {"tenant": "bob", "weight": "9"}),
+        ):
+            assert (await change(gateway, browsers["bob"], path, **fields)).status_code == 403
+
+        # The owner and the operator see them, and what a reply of a direct client does not say.
+        for request_id in ids[:3]:
+            for who in ("alice", "chief"):
+                where = f"/page/requests/{request_id}"
+                assert "of alice" in await shown(gateway, browsers[who], where)
+        where = f"/page/requests/{reply.request_id}"
+        assert "does not keep a text" in await shown(gateway, browsers["chief"], where)
+        scripted.gate.set()
+        for who in ("alice", "chief"):
+            mine = letters["alice" if who == "alice" else "bob"]
+            answer = await change(gateway, browsers[who], "/page/dead/drop", request_id=mine)
+            assert answer.status_code == 303
+        await gateway.http.get("/v1/requests/held?wait=60", headers=alice)
+
+
+async def _is_told(gateway: Gateway, headers: dict[str, str], *texts: str) -> bool:
+    page = await shown(gateway, headers)
+    return all(text in page for text in texts)
+
+
+async def test_an_operator_pauses_resumes_weighs_and_retries(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    async with keyed(settings, tmp_path) as (gateway, browsers):
+        chief = browsers["chief"]
+        queue = Queue(settings)
+        for kind, name in (("tenant", "alice"), ("environment", "default")):
+            fields = {"kind": kind, "name": name}
+            answer = await change(gateway, chief, "/page/pause", **fields, paused="yes")
+            assert answer.headers["Location"] == f"/#{kind}s"
+            assert f"{kind[0]}:{name}" in (await queue.status()).paused
+            assert "is paused for" in await shown(gateway, chief)
+            await change(gateway, chief, "/page/pause", **fields, paused="no")
+            assert not (await queue.status()).paused
+        for weight, known in (("2.5", {"bob": 2.5}), ("", {})):
+            await change(gateway, chief, "/page/weight", tenant="bob", weight=weight)
+            assert (await queue.status()).weights == known
+        for fields in ({"weight": "nan"}, {"weight": "0"}, {"weight": "x"}, {"tenant": "a b"}):
+            wrong = {"tenant": "bob", "weight": "1", **fields}
+            answer = await change(gateway, chief, "/page/weight", **wrong)
+            assert answer.status_code == 422, fields
+        unknown = {"kind": "environment", "name": "nowhere", "paused": "yes"}
+        assert (await change(gateway, chief, "/page/pause", **unknown)).status_code == 404
+
+        letter = new_request_id(1)
+        await bury(settings, letter, tenant="bob", code="-- once more")
+        # By script the part of the page comes back, and without one the page.
+        answer = await change(
+            gateway, {**chief, "HX-Request": "true"}, "/page/dead/retry", request_id=letter
+        )
+        assert answer.status_code == 200
+        assert letter not in answer.text
+        await eventually(lambda: "-- once more" in [each.code for each in scripted.seen])
+        assert await queue.dead_request_ids(9) == []
+        await queue.close()
+
+
+async def test_a_key_sees_its_environments_alone(settings: Settings, tmp_path: Path) -> None:
+    keys = ({"secret": "narrow", "environments": ["one"]}, OPERATOR)
+    async with (
+        working(settings, Scripted("one")),
+        working(settings, Scripted("two")),
+        keyed(settings, tmp_path, *keys) as (gateway, browsers),
+    ):
+        for secret, visible in (("narrow", False), ("chief", True)):
+            page = await shown(gateway, browsers[secret])
+            assert ("two" in re.findall(r'class="name">(\w+)<', page)) is visible
+            assert "one" in re.findall(r'class="name">(\w+)<', page)
+        form = {"code": "-- accepted", "environment": "two"}
+        assert (await change(gateway, browsers["narrow"], "/page/check", **form)).status_code == 403
+
+
+async def test_a_key_that_may_only_submit_sees_no_fleet(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    keys = ({"secret": "sender", "rights": ["submit"]}, {"secret": "watcher", "rights": ["status"]})
+    async with keyed(settings, tmp_path, *keys) as (gateway, browsers):
+        root = await gateway.http.get("/", headers=browsers["sender"])
+        assert root.headers["Location"] == "/page/check"
+        for path in ("/page/events", "/page/campaigns/x"):
+            answer = await gateway.http.get(path, headers=browsers["sender"])
+            assert answer.status_code == 403
+        answer = await change(gateway, browsers["watcher"], "/page/check", code="-- accepted")
+        assert answer.status_code == 403
+        assert "right &#39;submit&#39;" in answer.text
+
+
+async def test_a_text_is_checked_and_its_page_tells_all(
+    gateway: Gateway, scripted: Scripted
+) -> None:
+    code = "theorem t (p : Prop) : p := by\n  oops"
+    messages = (
+        Message("error", 2, 2, "unknown tactic <oops>", 2, 6),
+        Message("warning", 7, 0, "beyond the text"),
+    )
+    scripted.replies[code] = Reply(
+        "rejected", messages, (Sorry(1, 3, "⊢ p", STATE),), reason="lean_error"
+    )
+    # Browsers end the lines of a form so.
+    answer = await change(gateway, HTML, "/page/check", code=code.replace("\n", "\r\n"))
+    assert answer.status_code == 303
+    where = answer.headers["Location"]
+    page = ""
+
+    async def has_ended() -> bool:
+        nonlocal page
+        page = await shown(gateway, {}, where)
+        return "rejected" in page
+
+    await eventually(has_ended)
+    assert '<mark class="error">oops</mark>' in page
+    assert "unknown tactic &lt;oops&gt;" in page
+    assert "beyond the text" in page
+    for text in ("lean_error", "⊢ p", STATE, "In the queue", "CPU in Lean"):
+        assert text in page
+    text = await gateway.http.get(f"{where}/text")
+    assert text.text == code
+    assert text.headers["Content-Disposition"].startswith("attachment")
+    assert text.headers["Content-Type"].startswith("text/plain")
+
+    target = {"code": "theorem t : a := b", "target": "theorem t : a := sorry"}
+    await change(gateway, HTML, "/page/check", **target)
+    await eventually(lambda: scripted.seen[-1].op == "verify")
+    assert (await change(gateway, {}, "/page/check", code=" ")).status_code == 422
+    assert (await change(gateway, {}, "/page/check", code="a\0b")).status_code == 422
+
+
+async def test_a_request_is_seen_while_it_runs_and_withdrawn(
+    gateway: Gateway, scripted: Scripted
+) -> None:
+    script = {"HX-Request": "true"}
+    answer = await change(gateway, script, "/page/check", code="-- held up")
+    assert answer.status_code == 200
+    assert "/live" in answer.text
+    await eventually(lambda: scripted.running == ["-- held up"])
+    [request_id] = re.findall(r'name="request_id" value="([^"]+)"', answer.text)
+    where = f"/page/requests/{request_id}"
+    assert "running" in await shown(gateway, {}, where)
+    assert "-- held up" in await shown(gateway, {}, where)
+    looks = await gateway.http.get("/", headers=HTML)
+    assert request_id.partition("~")[2] in looks.text
+    answer = await change(gateway, script, "/page/withdraw", request_id=request_id)
+    assert "cancelled" in answer.text
+    await eventually(lambda: scripted.stopped == ["-- held up"])
+
+
+@pytest.mark.parametrize("code", [text for text in HOSTILE if "\0" not in text])
+async def test_a_hostile_text_is_shown_and_is_nothing_else(
+    gateway: Gateway, scripted: Scripted, code: str
+) -> None:
+    evil = code.replace("\r", "\n")
+    told = tuple(Message("error", 1, n, f"{code}\0", 1, n + 9) for n in range(3))
+    scripted.replies[evil] = Reply(
+        "rejected", told, (Sorry(1, 0, code, None),), reason="lean_error"
+    )
+    answer = await change(gateway, {"HX-Request": "true"}, "/page/check", code=evil)
+    where = re.findall(r'href="(/page/requests/[^"/]+)"', answer.text)[0]
+    page = ""
+
+    async def has_ended() -> bool:
+        nonlocal page
+        page = await shown(gateway, {}, where)
+        return "rejected" in page
+
+    await eventually(has_ended)
+    article = page.split('<article id="request"')[1]
+    for markup in ("<script", "<img", "<svg/", "<form action=//", "\u202e", "\x1b", "\r", "\x00"):
+        assert markup not in article, markup
+    assert not re.search(r"<[^>]*\son\w+=", article)
+
+
+async def test_hostile_names_in_redis_are_shown_and_are_nothing_else(
+    gateway: Gateway, settings: Settings
+) -> None:
+    keys = Keys(settings.prefix)
+    name = "<img src=x onerror=alert(1)>\u202e\r\nevent: summary\r\ndata: gone\"'"
+    with redis.Redis.from_url(settings.url) as connection:
+        connection.zadd(keys.workers, {name: time.time() * 1000 + 60_000})
+        connection.hset(f"{keys.tag}:info", name, b"\xc1 no msgpack")
+        connection.hset(f"{keys.tag}:paused", f"t:{name}", 1)
+        connection.hset(
+            keys.scaler, name, b'{"at": 9e9, "target": 1, "order": 1, "reason": "<b>", '
+        )
+        connection.hset(f"{keys.tag}:stats", f"f:{name}:<b>", 5)
+        connection.zadd(keys.dead, {name: 1})
+        page = await shown(gateway, {})
+        assert "&lt;img" in page
+        for markup in ("<img src=x", "<b>5", "\u202e", "\r"):
+            assert markup not in page
+        async with gateway.http.stream("GET", "/page/events") as stream:
+            async for line in stream.aiter_lines():
+                assert not line.startswith(("data: gone", "event: summary<"))
+                if line == "event: scaler":
+                    break
+        connection.zrem(keys.workers, name)
+        connection.hdel(f"{keys.tag}:info", name)
+        connection.hdel(f"{keys.tag}:paused", f"t:{name}")
+        connection.hdel(keys.scaler, name)
+        connection.zrem(keys.dead, name)
+
+
+async def events_of(gateway: Gateway, headers: dict[str, str], told: list[str]) -> None:
+    async with gateway.http.stream("GET", "/page/events", headers=headers) as stream:
+        assert stream.headers["Content-Type"].startswith("text/event-stream")
+        async for line in stream.aiter_lines():
+            name, _, event = line.partition(": ")
+            told += [event] if name == "event" else []
+
+
+async def test_all_who_watch_share_one_look(
+    gateway: Gateway, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    look = FleetLooks._look  # noqa: SLF001
+
+    async def counted(self: FleetLooks) -> Any:
+        nonlocal looks
+        looks += 1
+        return await look(self)
+
+    monkeypatch.setattr(FleetLooks, "_look", counted)
+    told: list[list[str]] = [[] for _ in range(20)]
+    watching = [asyncio.create_task(events_of(gateway, {}, each)) for each in told]
+    await eventually(lambda: all(len(each) >= 10 for each in told))
+    assert {"summary", "dead", "campaigns", "scaler"} <= {*told[0]}
+    before = looks
+    await gateway.check("-- rejected")
+    counts = [each.count("verdicts") for each in told]
+    await eventually(
+        lambda: all(e.count("verdicts") > n for e, n in zip(told, counts, strict=True))
+    )
+    assert looks - before <= 5
+    # What changes slowly is not sent again at once.
+    assert all(each.count("history") == 1 for each in told)
+    # Whoever watches does not hold the gateway's end up.
+    started = time.monotonic()
+    gateway.server.stop()
+    await asyncio.gather(*watching)
+    assert time.monotonic() - started < 5
+
+
+async def test_a_stream_ends_with_its_key(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    async with keyed(settings, tmp_path) as (gateway, browsers):
+        told: list[str] = []
+        watching = asyncio.create_task(events_of(gateway, browsers["alice"], told))
+        await eventually(lambda: "scaler" in told)
+        key_file(tmp_path, {"secret": "bob"})
+        await asyncio.wait_for(watching, 60)
+        assert told[-1] == "ended"
+
+
+async def test_the_day_is_shown_when_all_workers_are_gone(settings: Settings) -> None:
+    queue = Queue(settings)
+    await queue.register("gone", b"", {"default": b""})
+    await queue.release("gone", [], leave=True)
+    await queue.close()
+    note_a_day(settings)
+    await decide(settings)
+    async with new_gateway(settings) as gateway:
+        page = await shown(gateway, {})
+        assert "No worker is alive" in page
+        assert page.count("data-row=") > 80
+        verdicts = page.split('id="verdicts"')[1].split("</section>")[0]
+        day = [int(n.replace(",", "")) for n in re.findall(r"<td>([\d,]+)</td>", verdicts)]
+        assert max(day) > 10_000
+        assert "more come per second" in page
+    with redis.Redis.from_url(settings.url) as connection:
+        connection.delete(Keys(settings.prefix).scaler)
+
+
+async def test_a_queue_out_of_reach_is_said_without_where_it_is(one: Server) -> None:
+    async with new_gateway(one.settings) as gateway:
+        one.stop()
+        answer = await gateway.http.get("/", headers=HTML)
+        assert answer.status_code == 503
+        assert "cannot reach its queue" in answer.text
+        assert one.settings.url not in answer.text
+        assert "Retry-After" in answer.headers
+
+
+async def test_a_redis_of_rqs_that_does_not_answer_is_said(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rq_connection, "_TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        for url in (f"redis://127.0.0.1:{port}", "redis://127.0.0.1:1", "redis://one,redis://two"):
+            board = CampaignBoard(settings, url)
+            await board.refresh()
+            assert ("the gateway's log says why" in board.trouble, board.rows) == (True, ())
+            assert url not in board.trouble
+
+
+async def test_campaigns_and_their_reports_are_their_tenants(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.jsonl"
+    plan = Plan({"tenant": "alice"})
+    with redis.Redis.from_url(settings.url) as connection:
+        board = Campaigns(connection, settings.prefix)
+        id_ = board.submit(Campaign(str(tmp_path / "<b>rows.jsonl"), str(out), plan=plan))
+        try:
+            async with keyed(settings, tmp_path) as (gateway, browsers):
+                where = f"/page/campaigns/{id_}"
+                for who, sees in (("alice", True), ("bob", False), ("chief", True)):
+                    page = await shown(gateway, browsers[who])
+                    assert (id_ in page) is sees
+                    assert ("&lt;b&gt;rows.jsonl" in page) is sees
+                    assert "<b>rows" not in page
+                    answer = await gateway.http.get(where, headers=browsers[who])
+                    assert answer.status_code == (200 if sees else 404)
+                assert "not on the gateway" in await shown(gateway, browsers["alice"], where)
+                fault = {"severity": "error", "line": 1, "column": 0, "text": "<i>wrong"}
+                write_results(str(out), [done("x1", "rejected", messages=[fault])])
+                report = await shown(gateway, browsers["alice"], where)
+                assert "Solved and pass@k" in report
+                assert "&lt;i&gt;wrong" in report
+                assert "<i>" not in report
+                # What is no file of results is said, and not shown.
+                out.write_text("root:x:0:0")
+                report = await shown(gateway, browsers["alice"], where)
+                assert "root:x" not in report
+        finally:
+            for pattern in (f"rq:*{board.queue.name}*", f"*{id_}*"):
+                for name in connection.scan_iter(pattern):
+                    connection.delete(name)
+            connection.srem("rq:queues", board.queue.key)

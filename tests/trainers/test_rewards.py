@@ -1,0 +1,171 @@
+"""Rewards: on real Lean, and by a prover that says what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+
+from leanq.errors import StalledError, UnavailableError, UsageError
+from leanq.local import Pool
+from leanq.queue.requests import Failure, Message, Reply, Sorry
+from leanq.trainers import rewards
+from leanq.trainers.rewards import LeanReward, by_goals_left, by_place_of_error, proof_text
+
+STATEMENT = "theorem and_swap (p q : Prop) (h : And p q) : And q p := sorry"
+PROOF = STATEMENT.replace("sorry", "And.intro h.right h.left")
+
+
+@dataclass
+class Verifier:
+    """Verifies by a table of replies; what is not in it never ends."""
+
+    replies: dict[str, Reply | Exception]
+    asked: list[tuple[str | None, str]] = field(default_factory=list)
+    cancelled: int = 0
+
+    async def verify(self, target: str | None, code: str, **_: object) -> Reply:
+        self.asked.append((target, code))
+        try:
+            reply = self.replies.get(code.strip())
+            if isinstance(reply, Exception):
+                raise reply
+            return reply or await asyncio.Future()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def check(self, code: str, **_: object) -> Reply:
+        raise NotImplementedError
+
+    async def step(self, state: str, tactic: str, **_: object) -> Reply:
+        raise NotImplementedError
+
+
+async def test_a_proof_of_the_statement_earns_and_no_other(pool: Pool) -> None:
+    completions = [
+        PROOF,
+        f"Let me think.\n```lean4\n{PROOF}\n```\nThat is it.",
+        [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROOF}],
+        "theorem and_swap (p : Prop) (h : p) : p := h",
+        STATEMENT,
+        "axiom cheat : False\n" + STATEMENT.replace("sorry", "cheat.elim"),
+        "no Lean at all",
+        "",
+        "\0",
+    ]
+    score = LeanReward(pool)
+    assert await score(completions=completions, statement=[STATEMENT] * 9) == [1.0] * 3 + [0.0] * 6
+
+
+async def test_models_that_write_the_proof_alone(pool: Pool) -> None:
+    score = LeanReward(pool, extract=proof_text)
+    scores = await score.scores([STATEMENT] * 3, ["And.intro h.right h.left", "sorry", "h"])
+    assert [each.reward for each in scores] == [1.0, 0.0, 0.0]
+    assert scores[0].candidate == PROOF
+
+
+async def test_a_statement_that_proves_nothing_has_no_reward(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "leanq.rewards"):
+        score = LeanReward(pool)
+        statements = ["def a := 1", "theorem t : Nonsense := sorry"]
+        found = await score(completions=[PROOF] * 2, statement=statements)
+    assert found == [None, None]
+    assert len(caplog.records) == 2
+
+
+async def test_what_says_nothing_about_the_proof_has_no_reward() -> None:
+    replies = {
+        "a": Reply("timeout", reason="cpu_time"),
+        "b": Reply("crashed"),
+        "c": Reply("accepted"),
+        "d": Reply("exhausted"),
+        "e": Reply("rejected", failed=(Failure("t", "target_unread", "the target has an error"),)),
+    }
+    score = LeanReward(Verifier(dict(replies)))
+    found = await score(completions=list("abcde"), statement=["s"] * 5)
+    assert found == [None, None, 1.0, 0.0, None]
+
+
+async def test_partial_credit_is_given_where_asked_for() -> None:
+    error = Message("error", 3, 0, "unknown")
+    replies = {
+        "1\n2\n3\n4": Reply("rejected", (error,), reason="lean_error"),
+        "goal": Reply("incomplete", sorries=(Sorry(1, 0), Sorry(2, 0)), reason="sorry"),
+        "other": Reply("rejected", (error,), reason="statement_differs"),
+        "late": Reply("timeout"),
+        "fine": Reply("accepted"),
+    }
+
+    async def scored(partial: rewards.Partial | None) -> list[float | None]:
+        score = LeanReward(Verifier(dict(replies)), partial=partial)
+        return await score(completions=list(replies), statement=["s"] * len(replies))
+
+    assert await scored(None) == [0.0, 0.0, 0.0, None, 1.0]
+    assert await scored(by_place_of_error(0.5)) == [0.25, 0.0, 0.0, None, 1.0]
+    assert await scored(by_goals_left(0.6)) == [0.0, pytest.approx(0.2), 0.0, None, 1.0]
+    assert await scored(lambda *_: 7.0) == [0.999, 0.999, 0.999, None, 1.0]
+
+
+async def test_credit_for_goals_counts_those_that_are_left(pool: Pool) -> None:
+    head = STATEMENT.removesuffix("sorry")
+    texts = [STATEMENT, f"{head}by\n  constructor\n  sorry\n  sorry", PROOF, f"{head}h"]
+    score = LeanReward(pool, partial=by_goals_left(0.6))
+    found = await score(completions=texts, statement=[STATEMENT] * 4)
+    assert found == [pytest.approx(0.3), pytest.approx(0.2), 1.0, 0.0]
+
+
+async def test_a_fleet_that_does_not_answer_is_an_error_and_leaves_nothing_asked() -> None:
+    verifier = Verifier({"a": Reply("accepted")})
+    score = LeanReward(verifier, stall_s=0.05)
+    with pytest.raises(StalledError, match=r"within 0\.05 seconds"):
+        await score(completions=["a", "b", "c"], statement=["s"] * 3)
+    assert verifier.cancelled == 2
+    gone = Verifier({"a": UnavailableError("gone")})
+    with pytest.raises(UnavailableError, match="gone"):
+        await LeanReward(gone)(completions=["b", "a"], statement=["s"] * 2)
+    assert gone.cancelled == 1
+
+
+async def test_the_window_is_kept() -> None:
+    verifier = Verifier({})
+    score = LeanReward(verifier, outstanding=5, stall_s=0.05)
+    with pytest.raises(StalledError):
+        await score(completions=["x"] * 50, statement=["s"] * 50)
+    assert len(verifier.asked) == 5
+
+
+async def test_wrong_calls_are_told() -> None:
+    score = LeanReward(Verifier({}))
+    with pytest.raises(UsageError, match="no column 'statement' with the statements; got answer"):
+        await score(completions=["a"], answer=["b"])
+    with pytest.raises(UsageError, match="1 statements for 2 completions"):
+        await score(completions=["a", "b"], statement=["s"])
+    with pytest.raises(UsageError, match="messages of which the last has a text"):
+        await score(completions=[[{"role": "assistant"}]], statement=["s"])
+    with pytest.raises(UsageError, match="a statement must be a text, got NoneType"):
+        await score(completions=["a"], statement=[None])
+    with pytest.raises(UsageError, match="rests on the judge"):
+        LeanReward(audit=False)
+    with pytest.raises(UsageError, match="one sorry, got 2"):
+        proof_text("sorry sorry", "x")
+
+
+def test_the_imports_of_the_statement_are_lent() -> None:
+    statement = "import Mathlib\nopen Nat\ntheorem t : p := sorry"
+    lent = rewards.lean_text(statement, "theorem t : p := h")
+    assert lent == "import Mathlib\ntheorem t : p := h"
+    whole = "import Mathlib.Tactic\ntheorem t : p := h"
+    assert rewards.lean_text(statement, whole) == whole
+
+
+def test_the_examples() -> None:
+    found = doctest.DocTestFinder(exclude_empty=True).find(rewards)
+    for test in found:
+        if not test.name.endswith("LeanReward"):
+            assert doctest.DocTestRunner().run(test).failed == 0
