@@ -8,6 +8,7 @@ tenant's own folder, so no id leads to another tenant's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
@@ -92,8 +93,7 @@ class TenantCampaigns:
 
         def check_room(folder: Path) -> None:
             self._check_room(key)
-            there = folder.iterdir() if folder.exists() else ()
-            if sum(each.stat().st_size for each in there) + len(rows) > _FOLDER_BYTES:
+            if _bytes_in(folder) + len(rows) > _FOLDER_BYTES:
                 raise HTTPException(
                     413,
                     f"the tenant's campaigns take the {_FOLDER_BYTES >> 30} GiB that they may; the "
@@ -177,6 +177,16 @@ class TenantCampaigns:
 
     def _is_own(self, key: Key, status: CampaignStatus) -> bool:
         return Path(status.campaign.data).parent == folder_of(self._folder, key.tenant)
+
+
+def _bytes_in(folder: Path) -> int:
+    """What the files of a folder take; files come and go while this reads."""
+    taken = 0
+    with contextlib.suppress(FileNotFoundError):
+        for each in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                taken += each.stat().st_size
+    return taken
 
 
 async def _done(request: Request, work: Callable[[TenantCampaigns], _T]) -> _T:

@@ -178,6 +178,19 @@ async def test_a_name_is_one_campaign_of_its_tenant_at_all_gateways(
             )
 
 
+async def test_a_file_that_goes_while_the_folder_is_read_is_no_error(
+    settings: Settings, scripted: Scripted, desk: Desk, tmp_path: Path
+) -> None:
+    campaigns = TenantCampaigns(desk.campaigns, tmp_path)
+    async with new_gateway(settings, campaigns=campaigns) as gateway:
+        where = (await gateway.http.post("/v1/campaigns", content=ROWS)).headers["Location"]
+        [rows] = tmp_path.rglob("*.jsonl")
+        # Listed, and not there: as what another call has removed since.
+        rows.with_name("gone.jsonl").symlink_to("nowhere")
+        answer = await gateway.http.post("/v1/campaigns", content=ROWS)
+        assert (answer.status_code, answer.headers["Location"] != where) == (201, True)
+
+
 async def test_the_example_of_the_description_starts_a_campaign(
     settings: Settings, scripted: Scripted, desk: Desk, tmp_path: Path
 ) -> None:
