@@ -152,7 +152,7 @@ class Worker:
         while True:
             try:
                 await announce_shape(self._queue)
-                await asyncio.gather(*(consumer.join() for consumer in self.consumers))
+                await self._join_all()
             except UnavailableError as error:
                 wait_s = pause_s * random.uniform(0.5, 1.0)
                 pause_s = min(2 * pause_s, _REJOIN_MOST_S)
@@ -164,6 +164,13 @@ class Worker:
                     return False
             else:
                 return True
+
+    async def _join_all(self) -> None:
+        joining = (consumer.join() for consumer in self.consumers)
+        # All of them, or what still joins one shard would meet the next attempt, or the end.
+        for end in await asyncio.gather(*joining, return_exceptions=True):
+            if end is not None:
+                raise end
 
     def stop(self, grace_s: float | None = None) -> None:
         """Drains: claims nothing more, lets requests finish within the grace (seconds), and

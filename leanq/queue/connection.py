@@ -114,6 +114,8 @@ class Link:
         self._turn = asyncio.Lock()
         self._client: redis.Redis | None = None
         self._url = ""
+        # How often it was closed: a call that began before leaves no connection behind.
+        self._closings = 0
         # Until when a script is called as such, by its library's name and the monotonic clock.
         self._scripts_until_s: dict[str, float] = {}
 
@@ -126,12 +128,13 @@ class Link:
             QueueFullError: the server is out of memory.
             UnavailableError: no answer; the call may or may not have happened.
         """
+        closings = self._closings
         async with self._turn:
             sent_on = f"the cluster of {self._address.name} sends from node to node"
             for _ in range(_MAX_REDIRECTIONS):
                 try:
                     async with asyncio.timeout(_COMMAND_TIMEOUT_S + block_s):
-                        return await work(await self._connect())
+                        return await work(await self._connect(closings))
                 except asyncio.CancelledError:
                     # The client library may not have got its connection back, and it has but one.
                     await self._disconnect()
@@ -211,10 +214,12 @@ class Link:
             return (await _converse(client.connection, [load, evaluate]))[1]
 
     async def close(self) -> None:
-        """Closes the connection; a call under way fails."""
+        """Closes the connection; calls under way fail, and those that wait for their turn."""
+        self._closings += 1
         await self._disconnect()
 
-    async def _connect(self) -> redis.Redis:
+    async def _connect(self, closings: int) -> redis.Redis:
+        self._check_open(closings)
         if self._client and self._url == self._address.url:
             return self._client
         await self._disconnect()
@@ -225,6 +230,7 @@ class Link:
             try:
                 await client.initialize()
                 await self._learn_nodes(client)
+                self._check_open(closings)
             except BaseException as error:
                 await client.aclose(close_connection_pool=True)
                 if not left or not isinstance(error, _UNREACHABLE):
@@ -239,6 +245,10 @@ class Link:
         client, self._client = self._client, None
         if client:
             await client.aclose(close_connection_pool=True)
+
+    def _check_open(self, closings: int) -> None:
+        if closings != self._closings:
+            raise UnavailableError(f"the connection to {self._address.name} was closed meanwhile")
 
     async def _learn_nodes(self, client: Any) -> None:
         # Managed servers that are no clusters refuse CLUSTER, so it is asked only where it is one.

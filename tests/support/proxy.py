@@ -45,6 +45,9 @@ class Proxy:
         self._upstream = upstream
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self.silent = False
+        # Who connects while this is not set gets no answer until it is.
+        self.lets_in = asyncio.Event()
+        self.lets_in.set()
 
     @property
     def connections(self) -> int:
@@ -60,6 +63,7 @@ class Proxy:
         assert task
         self._open[task] = writer
         try:
+            await self.lets_in.wait()
             up_reader, up_writer = await asyncio.open_unix_connection(str(self._upstream))
             await self._connect(reader, writer, up_reader, up_writer)
         finally:
