@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fleet import Fleet, Load, look
-from servers import server
+from servers import cluster
 
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
@@ -30,15 +30,15 @@ class Growth(NamedTuple):
     targeted: bool
 
 
-async def growth(batch: int) -> list[Growth]:
-    """All that can grow, at one batch size."""
+async def growth(batch: int, nodes: int) -> list[Growth]:
+    """All that can grow, at one batch size, on one server or a cluster of so many nodes."""
     one = Load(batch=batch, each=batch, held=batch)
     waiting = replace(one, waiting=20_000)
     thousand = replace(one, held=1000 * batch)
     name, small, large = f"batches of {batch}", f"{batch:,}", f"{1000 * batch:,}"
-    flight = await _costs([one, thousand, replace(thousand, workers=1000, held=batch)])
-    empty = await _costs([one, replace(one, tenants=100), replace(one, tenants=10_000)])
-    lines = await _costs([waiting, replace(waiting, tenants=10_000)])
+    flight = await _costs(nodes, [one, thousand, replace(thousand, workers=1000, held=batch)])
+    empty = await _costs(nodes, [one, replace(one, tenants=100), replace(one, tenants=10_000)])
+    lines = await _costs(nodes, [waiting, replace(waiting, tenants=10_000)])
     return [
         _growth("workers", f"1 → 1,000 workers, {large} in flight, {name}", flight[1], flight[2]),
         _growth(
@@ -59,13 +59,13 @@ async def growth(batch: int) -> list[Growth]:
     ]
 
 
-async def _costs(loads: Sequence[Load]) -> list[list[float]]:
-    """CPU time per request (µs) of each load in each round; a server for each, by turns."""
+async def _costs(nodes: int, loads: Sequence[Load]) -> list[list[float]]:
+    """CPU time per request (µs) of each load in each round; servers for each, by turns."""
     async with contextlib.AsyncExitStack() as stack:
         queues: list[Queue] = []
         fleets: list[Fleet] = []
         for load in loads:
-            queues.append(Queue(Settings(stack.enter_context(server()))))
+            queues.append(Queue(Settings(stack.enter_context(cluster(nodes))[0])))
             stack.push_async_callback(queues[-1].close)
             fleets.append(Fleet(queues[-1], load))
             await fleets[-1].open(beside=fleets[:-1])

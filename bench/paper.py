@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from fleet import Fleet, Load, look
-from servers import server
+from servers import cluster, cpu_s
 
 from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings
@@ -24,6 +24,8 @@ _NEEDED_SLOTS = (8, 64)
 _REQUESTS, _ROUNDS = 4000, 3
 _RENEW_S = 5.0
 _PARTS = 4
+# Where each worker has a lease at each of many shards, this process alone could not renew them all.
+_LONG_LEASE_S = 300.0
 
 
 class Costs(NamedTuple):
@@ -49,9 +51,10 @@ class Row(NamedTuple):
 
 class Simulation(NamedTuple):
     """A fleet in simulation: requests/s that it did, the mean time of requests that this stands
-    for, renewals/s, and the server's share of a core, on paper and in truth."""
+    for, renewals/s, and the share of a core of all servers, on paper and in truth."""
 
     workers: int
+    shards: int
     requests_per_s: float
     mean_s: float
     renewals_per_s: float
@@ -59,16 +62,17 @@ class Simulation(NamedTuple):
     measured: float
 
 
-async def costs() -> Costs:
-    """Costs of requests and renewals, in a fleet of a tenth of the size that is simulated."""
+async def costs(nodes: int) -> Costs:
+    """Costs of requests and renewals, in a fleet of a tenth of the size that is simulated, on one
+    server or a node of a cluster."""
     fleet = Load(workers=1000, tenants=8, held=SLOTS, waiting=1000)
-    request_us = {each: await _request_us(replace(fleet, each=each)) for each in (1, 2, 8)}
-    check_us = await _request_us(replace(fleet, each=1, checks=True))
-    return Costs(request_us, check_us, await _renewal_us(fleet))
+    request_us = {each: await _request_us(nodes, replace(fleet, each=each)) for each in (1, 2, 8)}
+    check_us = await _request_us(nodes, replace(fleet, each=1, checks=True))
+    return Costs(request_us, check_us, await _renewal_us(nodes, fleet))
 
 
-async def _request_us(load: Load) -> float:
-    with server() as url:
+async def _request_us(nodes: int, load: Load) -> float:
+    with cluster(nodes) as (url, *_):
         async with every_shard(Settings(url)) as (queue,):
             fleet = Fleet(queue, load)
             await fleet.open()
@@ -82,9 +86,9 @@ async def _request_us(load: Load) -> float:
     return statistics.median(costs_us)
 
 
-async def _renewal_us(load: Load) -> float:
+async def _renewal_us(nodes: int, load: Load) -> float:
     """Each when its time has come, since a server that is asked now and then needs longer."""
-    with server() as url:
+    with cluster(nodes) as (url, *_):
         async with every_shard(Settings(url)) as (queue,):
             fleet = Fleet(queue, load)
             await fleet.open()
@@ -132,27 +136,40 @@ def needed(
     return rows
 
 
-async def simulate(costs: Costs, workers: int, seconds: float) -> Simulation:
-    """That many workers in this process, in four parts with two connections each, as fast as they
-    can; so much of each is held as a worker has slots."""
-    part = Load(workers=workers // _PARTS, tenants=8, batch=64, each=1, held=SLOTS, waiting=1000)
-    with server() as url:
+async def simulate(
+    costs: Costs, workers: int, seconds: float, *, nodes: int, shards: int
+) -> Simulation:
+    """That many workers in this process, as fast as they can; so much of each is held as a worker
+    has slots.
+
+    At one shard they are in four parts with two connections each. At several each worker is at each
+    shard, where it holds its share, and shards have two connections each.
+    """
+    load = Load(tenants=8, batch=64, each=1, held=SLOTS, waiting=1000)
+    with cluster(nodes) as urls:
         async with contextlib.AsyncExitStack() as stack:
-            shards = [
-                await stack.enter_async_context(every_shard(Settings(url))) for _ in range(_PARTS)
-            ]
-            fleets = [Fleet(queue, part, f"part-{n}") for n, (queue,) in enumerate(shards)]
-            ((queue,), *_) = shards
+            if shards == 1:
+                settings, part = Settings(urls[0]), replace(load, workers=workers // _PARTS)
+                each = [
+                    await stack.enter_async_context(every_shard(settings)) for _ in range(_PARTS)
+                ]
+                queues = [queue for (queue,) in each]
+            else:
+                settings = Settings(urls[0], shards=shards, lease_s=_LONG_LEASE_S)
+                part = replace(load, workers=workers, held=SLOTS // shards)
+                queues = await stack.enter_async_context(every_shard(settings))
+            fleets = [Fleet(queue, part, f"part-{n}") for n, queue in enumerate(queues)]
             await asyncio.gather(*(fleet.open() for fleet in fleets))
-            before, started_s = await look(queue), time.monotonic()
+            before_s, started_s = cpu_s(urls), time.monotonic()
             done, renewed = _done(fleets)
             await asyncio.gather(*(_work(fleet, started_s + seconds) for fleet in fleets))
-            after, took_s = await look(queue), time.monotonic() - started_s
+            took_s = time.monotonic() - started_s
+            used_s = cpu_s(urls) - before_s
     now_done, now_renewed = _done(fleets)
     rate, renewals = (now_done - done) / took_s, (now_renewed - renewed) / took_s
     predicted = (rate * costs.request_us[1] + renewals * costs.renewal_us) / 1e6
-    measured = (after.cpu_s - before.cpu_s) / took_s
-    return Simulation(workers, rate, workers * SLOTS / rate, renewals, predicted, measured)
+    mean_s = workers * SLOTS / rate
+    return Simulation(workers, shards, rate, mean_s, renewals, predicted, used_s / took_s)
 
 
 async def _work(fleet: Fleet, until_s: float) -> None:

@@ -1,13 +1,17 @@
-"""How far one server goes: growth, memory, idle fleets, and the scale on paper; see README.md."""
+"""How far one server goes: growth, memory, idle fleets, and the scale on paper; see README.md.
+
+With ``--nodes``: growth and costs on a node of a cluster, and a fleet at eight shards of it.
+"""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 from collections.abc import Iterable
 
 from growth import growth
-from paper import Row, carried, costs, needed, simulate
+from paper import Costs, Row, carried, costs, needed, simulate
 from runner import leave_on_sigterm
 from servers import version
 from sizes import future_bytes, idle, queued_bytes
@@ -16,23 +20,32 @@ _BATCHES = (64, 250)
 _FLEET, _IDLE_FLEET = 10_000, 1000
 _SIMULATED_S = 20.0
 _CPUS = 500_000
+_SHARDS = 8
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1, help="nodes of a cluster; 1: no cluster")
+    nodes = parser.parse_args().nodes
     leave_on_sigterm()
     print(version(), end="\n\n", flush=True)
-    figures = {**_growth(), **_sizes()}
-    figures |= _paper(
-        figures["idle_us_per_worker"], figures["worker_bytes"], figures["queued_bytes"]
-    )
+    figures = _growth(nodes)
+    if nodes == 1:
+        figures |= _sizes()
+        figures |= _paper(
+            figures["idle_us_per_worker"], figures["worker_bytes"], figures["queued_bytes"]
+        )
+    else:
+        cost, told = _costs(nodes)
+        figures |= told | _simulation(cost, nodes, _SHARDS)
     print(json.dumps({name: round(value, 4) for name, value in figures.items()}))
 
 
-def _growth() -> dict[str, float]:
+def _growth(nodes: int) -> dict[str, float]:
     """The ratios, by what grows."""
     rows, figures = [], {}
     for batch in _BATCHES:
-        for row in asyncio.run(growth(batch)):
+        for row in asyncio.run(growth(batch, nodes)):
             target = "≤ 1.20" if row.targeted else ""
             span = f"{row.least:.2f} – {row.most:.2f}"
             rows.append((row.what, target, f"{row.before_us:.1f} µs", f"{row.ratio:.2f}", span))
@@ -62,18 +75,23 @@ def _sizes() -> dict[str, float]:
     }
 
 
-def _paper(idle_us: float, worker_bytes: float, request_bytes: float) -> dict[str, float]:
-    cost = asyncio.run(costs())
+def _costs(nodes: int) -> tuple[Costs, dict[str, float]]:
+    cost = asyncio.run(costs(nodes))
     rows = [
         (f"echo, {each} settled and claimed with a call", f"{cost_us:.0f} µs")
         for each, cost_us in cost.request_us.items()
     ]
     rows.append(("check of 1 KB, 1 with a call", f"{cost.check_us:.0f} µs"))
     rows.append(("renewal", f"{cost.renewal_us:.0f} µs"))
-    rows.append(("an idle worker, in a second", f"{idle_us:.0f} µs"))
     _print(("server CPU", "seen"), rows)
     figures = {"renewal_us": cost.renewal_us, "check_us": cost.check_us}
     figures |= {f"request_us_{each}": cost_us for each, cost_us in cost.request_us.items()}
+    return cost, figures
+
+
+def _paper(idle_us: float, worker_bytes: float, request_bytes: float) -> dict[str, float]:
+    cost, figures = _costs(1)
+    print(f"An idle worker takes {idle_us:.0f} µs in a second.", end="\n\n")
     for what, cost_us in (("echo", cost.request_us[1]), ("check", cost.check_us)):
         table = carried(cost_us, idle_us, worker_bytes, request_bytes)
         for row in table:
@@ -83,19 +101,24 @@ def _paper(idle_us: float, worker_bytes: float, request_bytes: float) -> dict[st
     for row in (table := needed(_CPUS, cost.check_us, idle_us, worker_bytes, request_bytes)):
         figures[f"shards_{row.mean_s:g}_{row.slots}"] = row.shards
     _print_rows("check", table)
-    seen = asyncio.run(simulate(cost, _FLEET, _SIMULATED_S))
+    return figures | _simulation(cost, 1, 1)
+
+
+def _simulation(cost: Costs, nodes: int, shards: int) -> dict[str, float]:
+    seen = asyncio.run(simulate(cost, _FLEET, _SIMULATED_S, nodes=nodes, shards=shards))
     error = seen.predicted / seen.measured - 1
     rows = [
         ("workers in simulation", f"{seen.workers:,}"),
+        ("shards, servers", f"{seen.shards}, {nodes}"),
         ("requests/s", f"{seen.requests_per_s:,.0f}"),
         ("mean time of a request that this stands for", f"{seen.mean_s:.0f} s"),
         ("renewals/s", f"{seen.renewals_per_s:,.0f}"),
-        ("server, of a core, on paper", f"{seen.predicted:.0%}"),
-        ("server, of a core, measured", f"{seen.measured:.0%}"),
+        ("all servers, of a core, on paper", f"{seen.predicted:.0%}"),
+        ("all servers, of a core, measured", f"{seen.measured:.0%}"),
         ("error of the paper", f"{error:+.0%}"),
     ]
     _print(("simulation", "seen"), rows)
-    return figures | {
+    return {
         "simulated_requests_per_s": seen.requests_per_s,
         "predicted_share": seen.predicted,
         "measured_share": seen.measured,

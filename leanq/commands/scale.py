@@ -109,7 +109,8 @@ _options = options.combined(
         "--worker",
         default="",
         metavar="OPTIONS",
-        help="With --target local: the options of each 'leanq worker'.",
+        help="With --target local: the options of each 'leanq worker', --url among them where "
+        "workers have a user of their own.",
     ),
     click.option(
         "--namespace",

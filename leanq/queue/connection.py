@@ -28,6 +28,7 @@ from leanq.errors import NotPermittedError, QueueFullError, UnavailableError, Us
 from leanq.queue.metrics import count
 from leanq.queue.scripts import Library, digest_of, library_of
 from leanq.queue.settings import each_host, without_password
+from leanq.queue.tasks import to_its_end
 
 _T = TypeVar("_T")
 
@@ -232,7 +233,7 @@ class Link:
                 await self._learn_nodes(client)
                 self._check_open(closings)
             except BaseException as error:
-                await client.aclose(close_connection_pool=True)
+                await to_its_end(client.aclose(close_connection_pool=True))
                 if not left or not isinstance(error, _UNREACHABLE):
                     raise
                 self._address.ask_another()
@@ -244,7 +245,7 @@ class Link:
     async def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client:
-            await client.aclose(close_connection_pool=True)
+            await to_its_end(client.aclose(close_connection_pool=True))
 
     def _check_open(self, closings: int) -> None:
         if closings != self._closings:

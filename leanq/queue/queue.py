@@ -62,6 +62,7 @@ from leanq.queue.results import (
 )
 from leanq.queue.scripts import SCRIPTS, script_text
 from leanq.queue.settings import Settings
+from leanq.queue.tasks import to_its_end
 
 _T = TypeVar("_T")
 
@@ -102,8 +103,8 @@ class Queue:
 
     async def close(self) -> None:
         """Closes both connections; a call under way fails."""
-        for link in (self._commands, self._blocking):
-            await link.close()
+        links = (self._commands, self._blocking)
+        await to_its_end(asyncio.gather(*(link.close() for link in links)))
 
     async def submit(self, client: str, batch: Sequence[Submission]) -> list[Submitted]:
         """Takes requests in; per request what became of it. Idempotent by request id.
@@ -544,7 +545,7 @@ async def every_shard(settings: Settings) -> AsyncIterator[list[Queue]]:
     try:
         yield queues
     finally:
-        await asyncio.gather(*(queue.close() for queue in queues))
+        await to_its_end(asyncio.gather(*(queue.close() for queue in queues)))
 
 
 async def look(settings: Settings) -> Status:

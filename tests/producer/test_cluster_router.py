@@ -31,7 +31,7 @@ from leanq.queue.requests import Reply
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients look into silence after moments."""
-    hurry(monkeypatch, silence_s=0.1, block_s=0.1, slow_submit_s=0.1, probe_s=0.2)
+    hurry(monkeypatch, silence_s=0.1, block_s=0.1, slow_submit_s=0.1, probe_s=2.0)
 
 
 @pytest.mark.slow

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from pathlib import Path
 
+import pytest
 from support.proxy import proxy
 from support.waiting import eventually
 
 from leanq import UnavailableError
 from leanq.queue.connection import Address, Link
+from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 
 _DEADLINE_S = 60.0
@@ -34,4 +37,23 @@ async def test_who_connects_while_it_is_closed_stays_closed(
         # Whoever calls after that meant to.
         assert await link.ask(("PING",)) == [b"PONG"]
         await link.close()
+        await eventually(lambda: way.connections == 0)
+
+
+@pytest.mark.parametrize("turns", range(1, 8))
+async def test_a_closing_that_is_cancelled_goes_to_its_end(
+    settings: Settings, tmp_path: Path, turns: int
+) -> None:
+    async with proxy(settings, tmp_path) as (through, way):
+        queue = Queue(through)
+        await queue.ping()
+        await queue.read_inbox("client", "0-0", 1)
+        assert way.connections == 2
+        closing = asyncio.create_task(queue.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        # A connection that was dropped would be closed by the collector, which warns.
+        gc.collect()
         await eventually(lambda: way.connections == 0)

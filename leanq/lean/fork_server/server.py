@@ -30,8 +30,9 @@ from leanq.lean.fork_server.proof import (
 )
 from leanq.lean.fork_server.zygote_client import FORK_TIMEOUT_S, HeaderFailsError, Zygote
 from leanq.lean.pass_memory import PassMemory
-from leanq.lean.sandbox.sandbox import Limits, Sandbox, to_its_end
+from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.queue.metrics import count
+from leanq.queue.tasks import to_its_end
 
 log = logging.getLogger("leanq.worker")
 

@@ -13,8 +13,9 @@ from typing import Any
 
 from leanq.errors import SandboxError
 from leanq.lean.sandbox.monitor import MESSAGE_BYTES
-from leanq.lean.sandbox.sandbox import Supervisor, spawn, to_its_end
+from leanq.lean.sandbox.sandbox import Supervisor, spawn
 from leanq.lean.sandbox.scratch import empty
+from leanq.queue.tasks import to_its_end
 
 FORK_TIMEOUT_S = 30.0
 """For a zygote to fork; one that takes longer hangs."""

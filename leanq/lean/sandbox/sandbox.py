@@ -37,7 +37,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from leanq.errors import SandboxError
 from leanq.lean.sandbox import cgroup
@@ -45,10 +45,9 @@ from leanq.lean.sandbox.monitor import MESSAGE_BYTES
 from leanq.lean.sandbox.process import Exit, Finished, Limits, Process, Usage
 from leanq.lean.sandbox.scratch import empty
 from leanq.queue.metrics import count
+from leanq.queue.tasks import to_its_end
 
 __all__ = ["Exit", "Finished", "Limits", "Process", "Sandbox", "Usage", "probe"]
-
-_T = TypeVar("_T")
 
 _SUPERVISOR_TIMEOUT_S = 30.0  # for a supervisor to answer, before it is given up
 # To let go of a folder in memory takes the kernel 5 µs and more for each file in it.
@@ -441,20 +440,6 @@ class Supervisor:
 
 # Gives a supervisor the other end of a socket, in which its first message stands.
 Starter = Callable[[socket.socket], Awaitable[Supervisor]]
-
-
-async def to_its_end(work: Awaitable[_T]) -> _T:
-    """Awaits ``work``, whatever comes: a cancellation, and any further one, waits for its end."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # or the loop would report it as never asked for
-        raise
 
 
 def spawn(channel: socket.socket, module: str) -> Supervisor:
