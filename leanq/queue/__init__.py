@@ -14,5 +14,6 @@ In the order in which to read them::
     shape.py        what the workers and clients of one queue must agree on
     metrics.py      every metric, named once
     settings.py     every setting, declared once
+    tasks.py        work that a cancellation must not cut short
     up_file.py      how clients and commands find the queue of ``leanq up``
 """
