@@ -61,8 +61,9 @@ bench-states: $(VENV)/dev   ## steps with snapshots and without, and routed to a
 bench-gateway: $(VENV)/dev  ## the HTTP gateway beside an empty endpoint and a direct client; needs wrk; five minutes
 	$(BIN)/python bench/gateway.py
 
-bench-scale: $(VENV)/dev    ## growth, memory, idle fleets and scale on paper; five minutes at most
+bench-scale: $(VENV)/dev    ## growth, memory, idle fleets and scale on paper, on one server and on three nodes; fifteen minutes
 	$(BIN)/python bench/scale.py
+	$(BIN)/python bench/scale.py --nodes 3
 
 bench-replay: $(VENV)/dev  ## a replay memory's samples, reading and writing, by its size; ten minutes
 	$(BIN)/python bench/replay.py
