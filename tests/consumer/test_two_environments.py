@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from support.fleets import Recorder, working
@@ -75,7 +74,7 @@ async def test_a_new_version_after_the_old_one_has_gone_is_no_trouble(
 
 async def test_a_worker_whose_files_change_says_what_it_offers_now(settings: Settings) -> None:
     driver = Fingerprinted(ONE)
-    async with working(replace(settings, lease_s=0.5), driver) as worker:
+    async with working(settings, driver) as worker:
         driver.fingerprint = OTHER
         await worker.consumers[0].join()
         (stats,) = (await fleet_stats(settings)).environments.values()
