@@ -100,7 +100,7 @@ RUNNING = [
     "def g : Lean.Syntax := f 1",
     "def g := match f._auto_1 with | .node i k a => .node i (h k) a | s => s",
     "open Lean\ndef g := mkNullNode #[mkAtom x]",
-    "def Lean.ParserDescr.symbol := f\nnotation \"x\" => 1",
+    'def Lean.ParserDescr.symbol := f\nnotation "x" => 1',
 ]
 
 HONEST = [
