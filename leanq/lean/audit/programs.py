@@ -10,14 +10,17 @@ no escapes outside of strings and characters, so a keyword, an attribute's or an
 stands in the text letter by letter, and what hooks a program in cannot be written without one.
 What a text may be suspected of for its comments alone is the price: the answer errs towards True.
 
-There are four ways from a text to a program that runs:
+There are five ways from a text to a program that runs:
 
 - a command, a term or a tactic that evaluates code, or a declaration by which code is called
   later: their words, or how their words begin (`_WORDS`);
 - an attribute: those that are known to run nothing of the text's are listed (`_HARMLESS`);
 - an option that lets code pass unchecked or calls compiled functions by name (`_OPTIONS`);
 - the configuration of a tactic, a term that Lean evaluates: a literal one runs nothing
-  (`_FIELDS`).
+  (`_FIELDS`);
+- the tactic that is run for an argument that is left out, a constant of type `Lean.Syntax` that
+  Lean evaluates. What stands in `(h : p := by …)` is fixed, but a text can compute another one: so
+  the words by which such a constant is made are among the `_WORDS`.
 
 `notation`, `infixl` and their like write macros, but fixed ones. They can change what a statement
 means, which the statements in the reply to a check and `verify` show.
@@ -47,6 +50,8 @@ _WORDS = (
     r"include_str",
     r"unsafe",
     r"plausible|slim_check",
+    # Constants that Lean evaluates: for an argument that is left out, and of a notation.
+    r"autoParam|_auto_\d+|Syntax|ParserDescr|mk(?:Null|Group|Optional)?Node|mkAtom|mkC?Ident",
     # Code that is not what its declaration says.
     r"extern|implemented_by|csimp",
     # Evaluation that the kernel takes on trust.
@@ -59,7 +64,8 @@ _WORDS = (
 _HINT_WORDS = (
     "run_ elab macro syntax initialize simproc declare_ register_ builtin_ aesop include_str "
     "binder_predicate grind_propagator set_library set_premise panel_widgets docs_to_verso "
-    "postprocess_traces _eval_ unsafe plausible slim_check extern implemented_by csimp native "
+    "postprocess_traces _eval_ unsafe plausible slim_check autoParam _auto_ Syntax ParserDescr "
+    "mkNode mkNull mkGroup mkOptional mkAtom mkIdent mkCIdent extern implemented_by csimp native "
     "educeBool educeNat trustCompiler _parser expander formatter parenthesizer cpass "
     "derive_handler widget_module"
 )

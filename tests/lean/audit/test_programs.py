@@ -95,6 +95,12 @@ RUNNING = [
     "example : x := by simp (ground.maxSteps := f)",
     "namespace Lean\nnamespace Elab\ndef f := g\nexample : x := by aesop (add safe tactic f)",
     '"elab"',
+    # What Lean evaluates for an argument that is left out.
+    "theorem f (h : autoParam True g) : True := h",
+    "def g : Lean.Syntax := f 1",
+    "def g := match f._auto_1 with | .node i k a => .node i (h k) a | s => s",
+    "open Lean\ndef g := mkNullNode #[mkAtom x]",
+    'def Lean.ParserDescr.symbol := f\nnotation "x" => 1',
 ]
 
 HONEST = [
@@ -126,6 +132,7 @@ HONEST = [
     "#check f\n#print axioms f\n#reduce f",
     "def elaborate := 1",
     "theorem syntactic : p := h",
+    "theorem t (h : p := by simp) : p := h\ntheorem mk_auto : q := t",
     "-- The debug. option, and a compiler. Or so",
 ]  # fmt: skip
 
