@@ -53,7 +53,6 @@ _described = options.combined(
         help="The file for the results, which must be named; Parquet if its name ends so, else "
         "JSONL.",
     ),
-    options.queue,
     options.env,
     options.lean,
     click.option(
@@ -129,6 +128,7 @@ _described = options.combined(
 
 @campaign.command()
 @_described
+@options.client
 @options.embedded
 def run(url: str | None, as_json: bool, embedded: bool, **how: Any) -> int:
     """Check a data set: JSONL, a folder of .lean files, or Parquet.
@@ -155,6 +155,7 @@ def run(url: str | None, as_json: bool, embedded: bool, **how: Any) -> int:
 
 @campaign.command()
 @_described
+@options.queue
 @click.option(
     "--in", "delay_s", type=options.DURATION, metavar="DURATION", help="Start after 30m, 12h or 1d."
 )
@@ -313,12 +314,12 @@ def report(results: str, against: str | None, output: str | None, as_json: bool)
 
 async def _run(campaign: Campaign, url: str | None, as_json: bool, *, embedded: bool) -> Progress:
     from leanq.commands.progress import Shown, summary
-    from leanq.commands.submit import hint, queue_at
+    from leanq.commands.submit import client_at, hint, queue_at
 
     started = time.monotonic()
     async with (
         queue_at(url, embedded=embedded) as (place, worker),
-        AsyncLeanQClient(place, no_worker="wait") as client,
+        client_at(place, no_worker="wait") as client,
     ):
         idle = asyncio.create_task(hint(client.clusters, campaign.plan.options))
         with Shown(campaign.data, as_json) as shown:

@@ -7,17 +7,16 @@ from typing import Unpack
 
 import click
 
-from leanq.client import AsyncLeanQClient
 from leanq.commands import options
 from leanq.commands.common import interruptible
-from leanq.commands.submit import queue_at
+from leanq.commands.submit import client_at, queue_at
 from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.producer.request_builder import Check
 
 
 @click.command()
-@options.queue
+@options.client
 @options.embedded
 @options.env
 @options.lean
@@ -38,7 +37,7 @@ def mcp(url: str | None, as_json: bool, embedded: bool, **how: Unpack[Check]) ->
     logging.getLogger("mcp").handlers = logging.getLogger("leanq").handlers
 
     async def run() -> None:
-        async with queue_at(url, embedded=embedded) as (place, _), AsyncLeanQClient(place) as lean:
+        async with queue_at(url, embedded=embedded) as (place, _), client_at(place) as lean:
             await make_server(lean, **how).run_stdio_async()
 
     interruptible(run())

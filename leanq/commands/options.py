@@ -15,6 +15,9 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+# Kept in the command's context, since only the client that it makes in the end needs it.
+_INSECURE_HTTP = "leanq.insecure_http"
+
 
 class Duration(click.ParamType[float]):
     """A time such as 90s, 30m, 24h or 1d, as seconds; of ``least_s`` or more."""
@@ -102,18 +105,44 @@ def combined(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
     return decorate
 
 
-url = click.option(
-    "--url",
-    envvar="LEANQ_URL",
-    metavar="URL",
-    help="The queue's Redis: redis://, rediss:// or unix:// [default: $LEANQ_URL, else that of "
-    "'leanq up'].",
-)
+def _url(places: str) -> Callable[[_F], _F]:
+    text = f"{places} [default: $LEANQ_URL, else that of 'leanq up']."
+    return click.option("--url", envvar="LEANQ_URL", metavar="URL", help=text)
+
+
+url = _url("The queue's Redis: redis://, rediss:// or unix://")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 
 queue = combined(url, as_json)
 """What every command that talks to the queue takes."""
+
+
+def _keep(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.meta[_INSECURE_HTTP] = value
+
+
+def allows_insecure_http() -> bool:
+    """Whether the command that runs was given ``--insecure-http``."""
+    return bool(click.get_current_context().meta.get(_INSECURE_HTTP))
+
+
+client = combined(
+    _url(
+        "The queue's Redis: redis://, rediss:// or unix://; or a gateway, https://, its key in "
+        "LEANQ_KEY"
+    ),
+    click.option(
+        "--insecure-http",
+        is_flag=True,
+        expose_value=False,
+        callback=_keep,
+        help="Speak to a gateway by http:// beyond this machine, too, which shows the key and the "
+        "texts to the network.",
+    ),
+    as_json,
+)
+"""The same of a command that asks as any client does, and so also through a gateway."""
 
 env = click.option(
     "--env",

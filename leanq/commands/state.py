@@ -15,6 +15,7 @@ import click
 from leanq.client import AsyncLeanQClient
 from leanq.commands import options
 from leanq.commands.common import interruptible, queue_url
+from leanq.commands.submit import client_at
 from leanq.errors import InvalidRequestError, RequestError
 from leanq.lean.recipes import Recipe, unpack_export
 from leanq.producer.request_builder import InEnvironment
@@ -36,7 +37,7 @@ def state() -> None:
 
 @state.command()
 @click.argument("state")
-@options.queue
+@options.client
 @options.env_of_state
 def show(state: str, url: str | None, as_json: bool, env: str | None) -> None:
     """Show the recipe of a state: its source up to the hole, and the tactics so far."""
@@ -61,7 +62,7 @@ def show(state: str, url: str | None, as_json: bool, env: str | None) -> None:
 
 @state.command()
 @click.argument("state")
-@options.queue
+@options.client
 @options.env_of_state
 @click.option(
     "--output",
@@ -90,7 +91,7 @@ def export(state: str, url: str | None, as_json: bool, env: str | None, output: 
 
 @state.command("import")
 @click.argument("file")
-@options.queue
+@options.client
 @options.env
 def import_(file: str, url: str | None, as_json: bool, env: str) -> None:
     """Take in a state that was exported, and print its id.
@@ -134,6 +135,10 @@ async def _whole_id(client: AsyncLeanQClient, text: str) -> str:
         )
     if len(text) == _DIGITS:
         return text
+    if not client.clusters:
+        raise InvalidRequestError(
+            f"a gateway knows states by all {_DIGITS} digits of their ids, got {text}"
+        )
     found: set[str] = set()
     for settings in client.clusters:
         async with every_shard(settings) as queues:
@@ -158,7 +163,7 @@ def ask(url: str | None, call: Callable[[AsyncLeanQClient], Awaitable[_T]]) -> _
 
     async def run() -> _T:
         wait_s = _UNAVAILABLE_TIMEOUT_S
-        async with AsyncLeanQClient(queue_url(url), unavailable_timeout_s=wait_s) as client:
+        async with client_at(queue_url(url), unavailable_timeout_s=wait_s) as client:
             return await call(client)
 
     try:

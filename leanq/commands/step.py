@@ -19,7 +19,7 @@ from leanq.queue.requests import Reply, step_reply_to_json
 @click.command()
 @click.argument("state")
 @click.argument("tactic")
-@options.queue
+@options.client
 @options.env_of_state
 @options.lean
 def step(

@@ -56,7 +56,7 @@ ToJson = Callable[[Reply], dict[str, Any]]
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|FOLDER...")
-@options.queue
+@options.client
 @options.embedded
 @options.env
 @options.lean
@@ -196,7 +196,7 @@ class _Batch:
     async def run(self, url: str | None, embedded: bool, as_json: bool, to_json: ToJson) -> None:
         async with (
             queue_at(url, embedded=embedded) as (place, worker),
-            AsyncLeanQClient(place, unavailable_timeout_s=30.0, no_worker="wait") as client,
+            client_at(place, unavailable_timeout_s=30.0, no_worker="wait") as client,
         ):
             # What is wrong with an option is said once, and before anything is sent.
             RequestBuilder(client.settings, self._how["tenant"]).shared(self._how)
@@ -249,6 +249,11 @@ async def queue_at(
         with server:
             async with running(worker) as task:
                 yield settings, {task}
+
+
+def client_at(place: str | Settings, **how: Any) -> AsyncLeanQClient:
+    """The client of the command that runs."""
+    return AsyncLeanQClient(place, insecure_http=options.allows_insecure_http(), **how)
 
 
 async def ends(

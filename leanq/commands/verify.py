@@ -38,7 +38,7 @@ from leanq.queue.requests import Reply, verify_reply_to_json
     help="A definition of the target whose value the candidate may choose; may be given several "
     "times.",
 )
-@options.queue
+@options.client
 @options.embedded
 @options.env
 @options.lean

@@ -35,7 +35,7 @@ class Gateway:
         if url.startswith("http://") and not (insecure_http or host in _LOOPBACK):
             raise UsageError(
                 f"http://{host} would send the key and the texts in clear; use https://, or "
-                "insecure_http=True if the network is trusted"
+                "insecure_http=True (--insecure-http) if the network is trusted"
             )
         return cls(url, key)
 

@@ -122,7 +122,7 @@ class Settings:
 
 _OTHER_VARIABLES = {
     "LEANQ_URL": (
-        "the queue's Redis: `redis://`, `rediss://` or `unix://`",
+        "the queue's Redis: `redis://`, `rediss://` or `unix://`; for clients also a gateway: `https://`",
         "`leanq up`'s, or an embedded server",
     ),
     "LEANQ_KEY": ("the key for a gateway, where LEANQ_URL is `https://HOST`", ""),

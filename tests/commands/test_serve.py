@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -16,6 +17,7 @@ from support.metrics import parsed, port_in, scrape
 from support.terminals import Terminal, ended, samples, wait_for_line
 
 from leanq.cli import cli
+from leanq.errors import UnavailableError, UsageError
 from leanq.queue.settings import Settings
 
 LONG = "theorem t (p : Prop) (h : p) : p := h\n" + "".join(
@@ -87,8 +89,39 @@ def test_commands_of_operations_take_a_gateway_for_a_queue(client: Terminal) -> 
     assert {line["verdict"] for line in done.lines} == {"accepted", "incomplete"}
     [state] = [sorry["state"] for line in done.lines for sorry in line["sorries"]][:1]
     assert client.run("state", "export", "--url", url, state, "--output", "kept").code == 0
+    short = client.run("step", "--url", url, state[:8], "exact h")
+    assert (short.code, "all 64 digits" in short.err) == (2, True)
     looked = client.run("status", "--url", url)
     assert (looked.code, "not a Redis URL" in looked.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("submit", "t.lean"),
+        ("verify", "--target", "t.lean", "t.lean"),
+        ("step", "a" * 64, "rfl"),
+        ("state", "show", "a" * 64),
+        ("state", "export", "a" * 64),
+        ("state", "import", "t.lean"),
+        ("campaign", "run", "t.jsonl", "--out", "out.jsonl"),
+    ],
+    ids=" ".join,
+)
+def test_a_gateway_without_tls_has_to_be_allowed(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("t.lean").write_text("theorem t : 1 = 1 := sorry")
+    Path("t.jsonl").write_text('{"code": "theorem t : 1 = 1 := rfl"}')
+    # An address of this machine that a URL does not show to be one; nothing listens there.
+    called = [*command, "--url", "http://127.0.0.2:1"]
+    refused = CliRunner().invoke(cli, called).exception
+    assert isinstance(refused, UsageError)
+    assert "--insecure-http" in str(refused)
+    tried = CliRunner().invoke(cli, [*called, "--insecure-http"]).exception
+    assert isinstance(tried, UnavailableError)
+    assert "no gateway answers" in str(tried)
 
 
 @pytest.mark.slow
