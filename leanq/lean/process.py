@@ -238,7 +238,7 @@ class Lean:
         if lost is not None:
             end = replace(done.exit, cpu_s=done.exit.cpu_s + lost.exit.cpu_s)
             done = replace(done, exit=end)
-        return await read_run(done, limits, compiled=not compile_ or olean(slot).is_file())
+        return await read_run(done, limits, compiled=not compile_ or _has_compiled(slot))
 
     async def _started(
         self,
@@ -404,6 +404,13 @@ async def read_run(done: Finished, limits: Limits, *, compiled: bool) -> Run:
 def olean(slot: Slot) -> Path:
     """Where a run leaves its compiled result."""
     return slot.left / f"{MODULE}.olean"
+
+
+def _has_compiled(slot: Slot) -> bool:
+    """Whether the last run left a result. What a link leads to is the worker's own, and no verdict
+    may tell of it."""
+    path = olean(slot)
+    return not path.is_symlink() and path.is_file()
 
 
 def limits_of(request: Request, factor: float = 1.0) -> Limits:

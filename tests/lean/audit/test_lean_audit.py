@@ -115,6 +115,15 @@ async def test_a_result_that_is_no_olean_is_never_accepted(site: Site) -> None:
     assert "cannot be audited" in reply.messages[-1].text
 
 
+async def test_a_result_that_is_a_link_does_not_tell_what_it_leads_to(site: Site) -> None:
+    driver = await site.driver(site.shell())
+    replies = [
+        await driver.run(check(f"ln -s {path} LeanqSubmission.olean; exit"))
+        for path in ("/etc/passwd", "/no/such/file")
+    ]
+    assert replies[0].verdict == replies[1].verdict == "crashed"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("again", "verdict"),
