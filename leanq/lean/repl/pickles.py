@@ -137,8 +137,10 @@ class Pickles:
                 await session.pickle(session.sandbox.scratch / name, live, _SAVE_LIMITS)
                 size_bytes = file.stat().st_size
                 self._costs.saved(size_bytes, session.cpu_s - before_s, replay_s)
-                # It depends on nothing that the fingerprint does not stand for.
-                file.with_name(f"{file.name}.deps").write_text("[]")
+                # It depends on nothing that the fingerprint does not stand for. The process is
+                # still there: a link or a pipe that it has put in this place is not to be opened.
+                with file.with_name(f"{file.name}.deps").open("x") as deps:
+                    deps.write("[]")
                 await self.snapshots.keep(key, file, states)
         except (LeanQError, OSError) as error:
             log.warning("a pickle was not kept: %s", error)

@@ -4,6 +4,7 @@ and how a state comes into a process. With real Lean: ``test_steps``."""
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from support.waiting import eventually
 
 from leanq.lean.repl import pickles as pickles_module
 from leanq.lean.repl.driver import ReplDriver
+from leanq.lean.repl.session import Session
 from leanq.lean.snapshots.cache import SnapshotCache
 from leanq.queue.requests import Reply, Request
 from leanq.states import MemoryStates
@@ -313,6 +315,34 @@ async def test_a_pickle_that_kills_its_reader_is_dropped(
     assert await step(driver, state, "split 2") == expected
     assert pickling["cache"].tally.damaged == 1
     await in_a_new_process(driver)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+async def test_a_process_that_is_pickled_cannot_have_the_worker_write_elsewhere(
+    site: Site, pickling: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("of the worker's user")
+    real = Session.pickle
+
+    async def pickle(session: Session, path: Path, *rest: Any) -> None:
+        # As a program in the process could, which has just read the name.
+        beside = session.sandbox.left / f"{path.name}.deps"
+        if kind == "link":
+            beside.symlink_to(precious)
+        else:
+            os.mkfifo(beside)
+        await real(session, path, *rest)
+
+    monkeypatch.setattr(Session, "pickle", pickle)
+    driver = await site.standin(**pickling)
+    state = await opened(driver)
+    await in_a_new_process(driver)
+    async with asyncio.timeout(60):
+        assert (await step(driver, state, "split 2")).verdict == "incomplete"
+        await in_a_new_process(driver)
+    assert precious.read_text() == "of the worker's user"
+    assert pickling["cache"].tally.saved == 0
 
 
 @pytest.mark.slow
