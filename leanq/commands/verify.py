@@ -67,6 +67,8 @@ def verify(
     text = None if target is None else read_source(target)
     if isinstance(text, UsageError):
         raise UsageError(f"{target}: {text}")
+    if text is not None and not text.strip():
+        raise UsageError(f"{target}: the target is empty")
 
     def ask(client: AsyncLeanQClient, code: str) -> Coroutine[Any, Any, Reply]:
         return client.verify(text, code, theorems=theorems, holes=holes, **how)

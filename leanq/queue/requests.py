@@ -270,7 +270,8 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
         verdict: Lean's answer or the infrastructure's; ``None`` for an echo.
         reason: why the verdict is what it is; ``None`` for ``accepted``, unless the caller vouched
             for a text that runs programs.
-        theorems: the theorems that a checked text adds, in their order.
+        theorems: the theorems that a checked text adds, in their order; none where the judge did
+            not look at it, as with an error or a ``sorry`` that Lean reports.
         failed: which theorems of the target a candidate does not prove, and why (verify).
         axioms: all axioms that the new constants rest on; ``None`` where not audited.
         fingerprint: the environment in which Lean answered; ``None`` if Lean did not.

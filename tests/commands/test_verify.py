@@ -87,6 +87,7 @@ def test_what_is_asked(place: Terminal, settings: Settings) -> None:
     [
         (("a.lean",), "name either a target with --target, or theorems with --theorem"),
         (("--target", "a.lean", "--theorem", "t", "a.lean"), "name either a target"),
+        (("--target", "blank.lean", "a.lean"), "blank.lean: the target is empty"),
         (("--target", "-", "-"), "cannot both be standard input"),
         (("--target", "missing.lean", "a.lean"), "missing.lean: No such file or directory"),
         (("--target", "a.lean"), "Missing argument"),
@@ -94,6 +95,7 @@ def test_what_is_asked(place: Terminal, settings: Settings) -> None:
 )
 def test_wrong_usage(place: Terminal, arguments: tuple[str, ...], text: str) -> None:
     place.file("a.lean", GOOD)
+    place.file("blank.lean", "\n")
     done = place.run("verify", *arguments)
     assert (done.code, done.out) == (2, "")
     assert text in done.err
