@@ -16,6 +16,7 @@ from leanq.client import AsyncLeanQClient
 from leanq.commands import options
 from leanq.commands.common import interruptible, queue_url
 from leanq.commands.submit import client_at
+from leanq.commands.tables import printable
 from leanq.errors import InvalidRequestError, RequestError
 from leanq.lean.recipes import Recipe, unpack_export
 from leanq.producer.request_builder import InEnvironment
@@ -54,9 +55,9 @@ def show(state: str, url: str | None, as_json: bool, env: str | None) -> None:
     click.echo(f"environment  {recipe.source.fingerprint}")
     click.echo(f"hole         line {line}, column {column} of")
     for number, text in enumerate(recipe.source.code.split("\n")[:line], 1):
-        click.echo(f"  {number:5} {text}")
+        click.echo(f"  {number:5} {printable(text.expandtabs())}")
     for tactic in tactics:
-        first, *more = tactic.split("\n")
+        first, *more = (printable(each.expandtabs()) for each in tactic.split("\n"))
         click.echo("\n".join((f"tactic       {first}", *(f"             {each}" for each in more))))
 
 

@@ -60,15 +60,19 @@ def test_steps_for_people(client: Terminal, state: str) -> None:
 
 
 def test_show(client: Terminal, state: str) -> None:
-    (step,) = client.run("step", state, "constructor\nexact hp", "--json").lines
+    tactic = "constructor\nexact (fun «\x1b[2J» => «\x1b[2J») hp"
+    (step,) = client.run("step", state, tactic, "--json").lines
     done = client.run("state", "show", step["state"])
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[-2:] == ["tactic       constructor", "             exact hp"]
+    assert done.out.splitlines()[-2:] == [
+        "tactic       constructor",
+        "             exact (fun «�[2J» => «�[2J») hp",
+    ]
     assert "      4   sorry" in done.out
     (shown,) = client.run("state", "show", step["state"], "--json").lines
     assert (shown["state"], shown["source"]) == (step["state"], THEOREM)
     assert (shown["line"], shown["column"]) == (4, 2)
-    assert shown["tactics"] == ["constructor\nexact hp"]
+    assert shown["tactics"] == [tactic]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
