@@ -10,6 +10,7 @@ from typing import get_args
 import click
 
 from leanq.commands.common import exit_code
+from leanq.commands.tables import printable
 from leanq.errors import LeanQError
 from leanq.queue.requests import Reply, Verdict
 
@@ -67,24 +68,31 @@ def lines_of(file: str, reply: Reply, *, brief: bool = False) -> Iterator[str]:
     notes: list[str] = [reply.reason] if reply.reason else []
     notes.append(f"{reply.wall_s:.2f} s")
     if reply.axioms is not None:
-        notes.append(f"axioms: {', '.join(reply.axioms) or 'none'}")
+        notes.append(f"axioms: {printable(', '.join(reply.axioms)) or 'none'}")
     yield f"{file}: {coloured(reply.verdict)} ({'; '.join(notes)})"
     for failure in reply.failed:
-        yield from _hanging(f"  {failure.name}: {failure.rule}: ", failure.text)
+        yield from hanging(f"  {printable(failure.name)}: {failure.rule}: ", failure.text)
     for m in () if brief else reply.messages:
         # The judge's own message is for those that read no `failed`.
         if any(m.text.endswith(f"{f.name}: {f.rule}: {f.text}") for f in reply.failed):
             continue
-        yield from _hanging(f"  {file}:{m.line}:{m.column}: {m.severity}: ", m.text)
+        yield from hanging(f"  {file}:{m.line}:{m.column}: {m.severity}: ", m.text)
     for s in reply.sorries:
         yield f"  {file}:{s.line}:{s.column}: sorry"
-        yield from (f"    {line}" for line in (s.goal or "").splitlines())
+        yield from (f"    {line}" for line in shown_lines(s.goal or ""))
         # On a line of its own it fits into 80 columns.
         yield f"    state {s.state or 'unknown'}"
 
 
-def _hanging(head: str, text: str) -> Iterator[str]:
-    first, *more = text.splitlines() or [""]
+def shown_lines(text: str) -> list[str]:
+    """The lines of what Lean has said. It quotes its text, whose author could otherwise steer the
+    terminal and write another verdict over this one's or its neighbour's."""
+    return [printable(line.expandtabs()) for line in text.splitlines()]
+
+
+def hanging(head: str, text: str) -> Iterator[str]:
+    """What Lean has said behind a head, its further lines indented."""
+    first, *more = shown_lines(text) or [""]
     yield f"{head}{first}"
     yield from (f"    {line}".rstrip() for line in more)
 

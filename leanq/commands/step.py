@@ -9,7 +9,7 @@ import click
 
 from leanq.commands import options
 from leanq.commands.common import exit_code
-from leanq.commands.replies import coloured
+from leanq.commands.replies import coloured, hanging, shown_lines
 from leanq.commands.state import ask_about
 from leanq.commands.submit import read_source
 from leanq.producer.request_builder import Check
@@ -40,16 +40,17 @@ def step(
     if as_json:
         click.echo(json.dumps(step_reply_to_json(reply)))
     else:
-        click.echo("\n".join(_lines(reply)))
+        click.echo("\n".join(lines_of_step(reply)))
     return exit_code(reply.verdict)
 
 
-def _lines(reply: Reply) -> list[str]:
+def lines_of_step(reply: Reply) -> list[str]:
+    """The lines of a reply to a step."""
     reason = f"{reply.reason}; " if reply.reason else ""
     lines = [f"{coloured(reply.verdict)} ({reason}{reply.wall_s:.2f} s)"]
     if reply.state:
         lines.append(f"state {reply.state}")
-    lines += ("\n" + goal for goal in reply.goals)
+    lines += ("\n" + "\n".join(shown_lines(goal)) for goal in reply.goals)
     for message in reply.messages:
-        lines.append(f"{message.line}:{message.column}: {message.severity}: {message.text}")
+        lines += hanging(f"{message.line}:{message.column}: {message.severity}: ", message.text)
     return lines

@@ -9,14 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from click import unstyle
 from support.fleets import Recorder, serving, until
 from support.terminals import Terminal, ended, samples, wait_for_line
 
 import leanq.__main__
 from leanq.client import LeanQClient
 from leanq.commands.replies import lines_of
+from leanq.commands.step import lines_of_step
 from leanq.lean.environment import Environment
-from leanq.queue.requests import Failure, Message, Reply, check_reply_to_json
+from leanq.queue.requests import Failure, Message, Reply, Sorry, check_reply_to_json
 from leanq.queue.settings import Settings
 
 _MAIN = "from leanq.__main__ import main; main()"
@@ -134,6 +136,24 @@ def test_a_difference_is_shown_once() -> None:
     shown = "\n".join(lines_of("a.lean", reply))
     assert shown.count("expected 1 = 1") == 1
     assert "something else" in shown
+
+
+def test_what_lean_quotes_of_a_text_steers_no_terminal() -> None:
+    steering = "\x1b[1A\x1b[2Ka.lean: accepted\r\x9b\u202e"
+    reply = Reply(
+        "rejected",
+        (Message("error", 1, 0, f"Unknown identifier `«{steering}»`\n\tnot ∀ ⊢"),),
+        axioms=(f"«{steering}»",),
+        failed=(Failure(f"«{steering}»", "missing", steering),),
+        sorries=(Sorry(1, 0, f"h : {steering}\n⊢ p"),),
+        goals=(f"h : {steering}\n⊢ p",),
+    )
+    shown = [*lines_of("a.lean", reply), *lines_of_step(reply)]
+    for line in shown:
+        plain = unstyle(line).replace("\n", "")
+        assert plain.isprintable()
+        assert not plain.startswith("a.lean: accepted")
+    assert any("not ∀ ⊢" in line for line in shown)
 
 
 def test_times_have_four_digits_in_json() -> None:
