@@ -89,7 +89,7 @@ class _Client:
         self._unavailable_timeout_s = timeout_s
         # What is said of requests alone is the same for all clusters.
         self.settings = self._clusters.each[0]
-        self._builder = RequestBuilder(self.settings, tenant)
+        self._builder = RequestBuilder(self.settings, tenant, seals=self._gateway is not None)
         self.tenant = tenant
         self._record = folder_of(record)
         self._made()

@@ -150,10 +150,12 @@ class RequestBuilder:
     Args:
         settings: those of the queue.
         tenant: of requests whose options name none.
+        seals: whether ids of states may have a gateway's seal, which no other queue knows.
     """
 
-    def __init__(self, settings: Settings, tenant: str) -> None:
+    def __init__(self, settings: Settings, tenant: str, *, seals: bool = False) -> None:
         self._settings = settings
+        self._seals = seals
         self._tenant = check_name("tenant", arguments.text("tenant", tenant))
         # Asked in the callers' threads, told in the client's.
         self._states: LRUCache[str, Whereabouts] = LRUCache(_STATES_REMEMBERED)
@@ -224,7 +226,7 @@ class RequestBuilder:
     def step(self, state: str, tactic: str, options: Check) -> PreparedRequest[Reply]:
         """A step: ``tactic`` tried on ``state``."""
         options = _checked(Check.__optional_keys__, options)
-        state = arguments.text("the state", state)
+        state = self._state(state)
         tactic = arguments.text("the tactic", tactic)
         request = Request("step", state=state, tactic=tactic, **_budget(options))
         known = self._whereabouts(state, options.get("env"))
@@ -239,7 +241,7 @@ class RequestBuilder:
     def export(self, state: str, options: InEnvironment) -> PreparedRequest[bytes]:
         """The export of ``state``."""
         options = _checked(InEnvironment.__optional_keys__, options)
-        state = arguments.text("the state", state)
+        state = self._state(state)
         known = self._whereabouts(state, options.get("env"))
         return self._at(known, state, Request("export", state=state), options, _payload)
 
@@ -281,6 +283,14 @@ class RequestBuilder:
         if not (request_id.isascii() and request_id.isprintable()):
             raise InvalidRequestError(f"{request_id!r} has characters that no request id may have")
         return request_id
+
+    def _state(self, state: str) -> str:
+        state = arguments.text("the state", state)
+        if "-" in state and not self._seals:
+            raise InvalidRequestError(
+                f"{state!r:.80} is not a state of a Redis; expected 64 hexadecimal digits"
+            )
+        return state
 
     def _whereabouts(self, state: str, env: str | None) -> Whereabouts | None:
         with self._states_lock:

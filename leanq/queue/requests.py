@@ -113,7 +113,8 @@ PRIORITIES = 3
 # a step tries, perhaps once more without a snapshot, and looks at holes or ends as a check.
 # A verification checks the candidate, compiles the target, and compares the two.
 _LEAN_RUNS: Mapping[Operation, int] = {"check": 7, "verify": 12, "step": 9}
-_STATE = re.compile(r"[0-9a-f]{64}")
+# A gateway with keys adds a seal, by which it knows the tenant that the state was given to.
+_STATE = re.compile(r"[0-9a-f]{64}(-[0-9a-f]{32})?")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -126,7 +127,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
         target: Lean source whose proofs are ``sorry``, which the candidate has to prove (verify).
         theorems: instead of a target, names in the environment to be proved (verify).
         holes: names in the target whose values the candidate may choose (verify).
-        state: the state's id (step, export).
+        state: the state's id, with a gateway's seal on the way there (step, export).
         tactic: what is tried on its goals (step).
         payload: bytes that come back (echo), or an exported state (import).
         delay_s: how long the echo takes, in seconds.

@@ -90,7 +90,7 @@ def test_commands_of_operations_take_a_gateway_for_a_queue(client: Terminal) -> 
     [state] = [sorry["state"] for line in done.lines for sorry in line["sorries"]][:1]
     assert client.run("state", "export", "--url", url, state, "--output", "kept").code == 0
     short = client.run("step", "--url", url, state[:8], "exact h")
-    assert (short.code, "all 64 digits" in short.err) == (2, True)
+    assert (short.code, "expected 64 hexadecimal digits" in short.err) == (2, True)
     looked = client.run("status", "--url", url)
     assert (looked.code, "not a Redis URL" in looked.err) == (2, True)
 

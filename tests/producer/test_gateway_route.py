@@ -14,6 +14,7 @@ from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import (
     InvalidRequestError,
     LostError,
+    RequestError,
     UnavailableError,
     UnknownEnvironmentError,
     UnknownStateError,
@@ -47,6 +48,28 @@ async def test_replies_and_errors_are_those_of_a_client_of_the_redis(
         codes = [f"-- accepted {number}" for number in range(200)]
         ends = [result.verdict async for result in far.amap(codes)]
         assert ends == ["accepted"] * 200
+
+
+async def test_states_that_a_gateway_has_sealed_for_a_tenant(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    file = KeyFile(key_file(tmp_path, {"secret": "s"}))
+    async with (
+        new_gateway(settings, keys=file) as gateway,
+        AsyncLeanQClient(gateway.url, key="s") as far,
+        AsyncLeanQClient(settings) as near,
+    ):
+        [sorry] = (await far.check("-- incomplete")).sorries
+        assert sorry.state
+        assert sorry.state.startswith(f"{STATE}-")
+        assert (await far.step(sorry.state, "x", env="default")).verdict == "accepted"
+        # So says the driver, which knows of no exports.
+        with pytest.raises(RequestError, match="ended with the verdict accepted"):
+            await far.export(sorry.state, env="default")
+        with pytest.raises(UnknownStateError):
+            await far.step(STATE, "x", env="default")
+        with pytest.raises(InvalidRequestError, match="not a state of a Redis"):
+            await near.step(sorry.state, "x", env="default")
 
 
 async def test_futures_of_threads_are_withdrawn_like_all_others(
