@@ -19,8 +19,8 @@ There are five ways from a text to a program that runs:
 - the configuration of a tactic, a term that Lean evaluates: a literal one runs nothing
   (`_FIELDS`);
 - the tactic that is run for an argument that is left out, a constant of type `Lean.Syntax` that
-  Lean evaluates. What stands in `(h : p := by …)` is fixed, but a text can compute another one: so
-  the words by which such a constant is made are among the `_WORDS`.
+  Lean evaluates. What stands in `(h : p := by …)` is fixed, but a text can compute another one:
+  what names such a constant or makes it is looked for (`_WORDS`, `_MAKES_SYNTAX`).
 
 `notation`, `infixl` and their like write macros, but fixed ones. They can change what a statement
 means, which the statements in the reply to a check and `verify` show.
@@ -51,7 +51,7 @@ _WORDS = (
     r"unsafe",
     r"plausible|slim_check",
     # Constants that Lean evaluates: for an argument that is left out, and of a notation.
-    r"autoParam|_auto_\d+|Syntax|ParserDescr|mk(?:Null|Group|Optional)?Node|mkAtom|mkC?Ident",
+    r"autoParam|_auto_\d+|Syntax|ParserDescr",
     # Code that is not what its declaration says.
     r"extern|implemented_by|csimp",
     # Evaluation that the kernel takes on trust.
@@ -65,12 +65,15 @@ _HINT_WORDS = (
     "run_ elab macro syntax initialize simproc declare_ register_ builtin_ aesop include_str "
     "binder_predicate grind_propagator set_library set_premise panel_widgets docs_to_verso "
     "postprocess_traces _eval_ unsafe plausible slim_check autoParam _auto_ Syntax ParserDescr "
-    "mkNode mkNull mkGroup mkOptional mkAtom mkIdent mkCIdent extern implemented_by csimp native "
+    "extern implemented_by csimp native "
     "educeBool educeNat trustCompiler _parser expander formatter parenthesizer cpass "
     "derive_handler widget_module"
 )
 _HINTS = _HINT_WORDS.split(" ")
 _WORD = re.compile(f"(?:{'|'.join(_WORDS)}){_AFTER}")
+# Lean's functions that make what it evaluates. Others make nodes of trees, too: they are meant only
+# where the text can name what is in the namespace `Lean`.
+_MAKES_SYNTAX = re.compile(rf"mk(?:(?:Null|Group|Optional)?Node|Atom|C?Ident){_AFTER}")
 # Words that end in a sign, or begin with one: nothing makes another word of them.
 _SIGNS = re.compile(
     r"\#(?:eval|guard|html|widget|test|sample|unsat)|(?:eval|elab|unquote)%"
@@ -161,6 +164,8 @@ def runs_programs(code: str, more_words: Collection[str] = ()) -> str | None:
         more_words: words of commands, tactics and attributes of the environment that run programs.
     """
     patterns = [_WORD] if any(hint in code for hint in _HINTS) else []
+    if "Lean" in code:
+        patterns.append(_MAKES_SYNTAX)
     for pattern in (*patterns, _OPTIONS, _SIGNS):
         if match := pattern.search(code):
             return match[0]

@@ -132,6 +132,7 @@ HONEST = [
     "#check f\n#print axioms f\n#reduce f",
     "def elaborate := 1",
     "theorem syntactic : p := h",
+    "def mkNode (l r : Tree) := Tree.node l r\ntheorem mkNode_size : p := h",
     "theorem t (h : p := by simp) : p := h\ntheorem mk_auto : q := t",
     "-- The debug. option, and a compiler. Or so",
 ]  # fmt: skip
