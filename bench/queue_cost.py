@@ -22,7 +22,7 @@ from claim_cost import cost
 from fleet import Load
 from load import LARGE_BYTES, Plan
 from runner import leave_on_sigterm, measure
-from servers import server
+from servers import cpu_s, server
 
 _HERE = Path(__file__).resolve().parent.parent
 _PLAN = Plan(one_s=2.5, many_s=3.0, count_s=0.5)
@@ -98,7 +98,7 @@ def _plain() -> Figures:
     """The bytes of requests and replies of 64 KiB there and back, each set and got once."""
     payload = os.urandom(LARGE_BYTES)
     with server() as url, redis.Redis.from_url(url) as connection:
-        own_s, server_s, begin_s, done = time.process_time(), _cpu_s(connection), time.time(), 0
+        own_s, server_s, begin_s, done = time.process_time(), cpu_s([url]), time.time(), 0
         while time.time() < begin_s + _PLAIN_S:
             for of in ("request", "reply"):
                 names = [f"{of}:{n}" for n in range(_PIPELINED)]
@@ -111,13 +111,8 @@ def _plain() -> Figures:
                 assert all(len(data) == LARGE_BYTES for data in pipeline.execute())
             done += _PIPELINED
         took_s = time.time() - begin_s
-        cpu_s = time.process_time() - own_s + _cpu_s(connection) - server_s
-    return {"rps_64k": done / took_s, "cpu_us_64k": cpu_s / done * 1e6}
-
-
-def _cpu_s(connection: redis.Redis) -> float:
-    info = connection.info("cpu")
-    return float(info["used_cpu_sys"]) + float(info["used_cpu_user"])
+        used_s = time.process_time() - own_s + cpu_s([url]) - server_s
+    return {"rps_64k": done / took_s, "cpu_us_64k": used_s / done * 1e6}
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def cluster(nodes: int) -> Iterator[list[str]]:
         if nodes == 1:
             yield [stack.enter_context(server())]
             return
-        # A test that keeps the machine busy is no reason to think a node dead.
+        # A machine that the measurement keeps busy is no reason to think a node dead.
         options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "60000", "--cluster-port")
         buses = [_free_port() for _ in range(nodes)]
         urls = [stack.enter_context(server(*options, str(bus))) for bus in buses]
