@@ -51,7 +51,7 @@ class Settings:
         10.0, "seconds without a heartbeat after which a worker's requests are requeued", least=0.5
     )
     reply_ttl_s: float = _setting(3600.0, "seconds for which a reply can be collected")
-    max_attempts: int = _setting(4, "workers that a request may take down before it is poisoned")
+    max_attempts: int = _setting(6, "workers that a request may take down before it is poisoned")
     max_waiting: int = _setting(1_000_000, "requests that may wait per environment and tenant")
     remember_s: float = _setting(
         0.0, "seconds for which Lean's verdicts answer identical requests; 0: never", least=0

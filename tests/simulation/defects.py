@@ -110,9 +110,9 @@ DEFECTS = (
         ),
     ),
     Defect(
-        "the last attempt is not isolated",
-        "if attempts > 0 and attempts == max_attempts - 1 then",
-        "if false then",
+        "no attempt is isolated",
+        "return attempts > 0 and attempts >= max_attempts / 2",
+        "return false",
     ),
     Defect(
         "attempts are not counted",

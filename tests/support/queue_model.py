@@ -502,7 +502,7 @@ class Model:
             self._end(request_id, "poisoned")
             return "poisoned"
         item.token, item.run, item.solo, item.charge = None, "", False, None
-        if 0 < item.attempts == self.max_attempts - 1:
+        if item.attempts > 0 and 2 * item.attempts >= self.max_attempts:
             quarantined = self.quarantined[item.sub.environment]
             quarantined.insert(len(quarantined) if defer else 0, request_id)
         else:

@@ -1,5 +1,5 @@
 #!lua flags=no-writes
--- parts: clock record phase single_flight
+-- parts: clock record phase single_flight is_isolated
 -- reconcile: compares what a worker holds (`request_ids`) with its processing list, after an answer got
 -- lost on the wire. What it does not know is handed to it again, with the token it already has.
 -- Answers jobs: per unknown request what claim gives out, and the token; lost: request ids that are no
@@ -18,7 +18,7 @@ for _, request_id in ipairs(redis.call('ZRANGE', processing, 0, -1)) do
       -- The record may be that of a request which has joined, with fewer attempts; a lease says of
       -- what may be shared whether it is isolated.
       local isolated = lease.isolated ~= ''
-      if lease.digest == '' then isolated = r.attempts > 0 and r.attempts == max_attempts - 1 end
+      if lease.digest == '' then isolated = is_isolated(r.attempts) end
       jobs[#jobs + 1] = {request_id, isolated and 1 or 0, text, lease.token}
     end
   end

@@ -1,4 +1,5 @@
 -- parts: clock record phase wait_list wakeup publish counters dead_letters single_flight
+-- parts: is_isolated
 -- arguments: max_attempts
 -- each call: requeue.disbanded = 0
 -- Requests whose lease ended without a reply. `disbanded`: how many joined requests this call has sent
@@ -28,8 +29,7 @@ function requeue.one(request_id, how)
   end
   counters.add('waiting:' .. r.environment, 1)
   local push = how == 'defer' and 'RPUSH' or 'LPUSH'
-  -- The last attempt is isolated, so that requests beside a killer are not condemned with it.
-  if attempts > 0 and attempts == max_attempts - 1 then
+  if is_isolated(attempts) then
     redis.call('HSET', tag .. ':phase', request_id, phase.QUARANTINED)
     redis.call(push, tag .. ':quarantined:' .. r.environment, request_id)
   else
