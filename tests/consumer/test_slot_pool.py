@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from leanq.consumer.slot_pool import Average, CircuitBreaker, SlotCounter, SlotPool, Turns
 from leanq.errors import WorkerError
+from leanq.queue.settings import Settings
 
 
 class Clock:
@@ -65,7 +66,7 @@ def test_an_average_follows_the_newest() -> None:
     assert average.value_s == pytest.approx(1.2)
 
 
-def test_a_breaker_pauses_after_a_failure_and_gives_up_after_four_in_a_row() -> None:
+def test_a_breaker_pauses_after_a_failure_and_gives_up_after_several_in_a_row() -> None:
     clock, error = Clock(), WorkerError("no Lean")
     breaker = CircuitBreaker(2.0, clock)
     assert breaker.closed
@@ -75,7 +76,7 @@ def test_a_breaker_pauses_after_a_failure_and_gives_up_after_four_in_a_row() -> 
     assert breaker.closed
     breaker.failed(error)
     breaker.succeeded()
-    for _ in range(3):
+    for _ in range(Settings.max_attempts - 1):
         breaker.failed(error)
     assert breaker.fault is None
     breaker.failed(error)
