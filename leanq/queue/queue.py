@@ -1,8 +1,9 @@
 """The queue's transitions: one method per script, and the only caller of them.
 
 Every change of a request is one Lua script that touches one hash slot and takes the time
-from Redis. A method returns plain values and keeps no state, so that its caller decides what a
-failure means; DESIGN.md numbers the transitions.
+from Redis. A method returns plain values and keeps no state of requests, so that its caller decides
+what a failure means; DESIGN.md numbers the transitions. What calls scripts is in one file, however
+many these are.
 
 Each process holds at most two connections to a server: ``commands``, on which calls take
 turns, and ``blocking``, on which one call at a time waits for a wake-up or an inbox.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -53,6 +55,7 @@ from leanq.queue.results import (
     WorkerRow,
     is_record,
     merged,
+    read_claimed,
     read_in_flight,
     read_job,
     read_minute,
@@ -73,6 +76,8 @@ _DECISIONS_MS = 600_000
 _RECORD_HEAD_BYTES = 1024
 # Scripts whose libraries workers load for clients, who may not.
 _CALLED_BY_CLIENTS = ("submit", "lookup", "cancel")
+# So long claims ask no more whether what is unusual and may last is still there.
+_UNUSUAL_S = 0.5
 # Records that are read for each that is shown.
 _LOOKED_AT = 2
 
@@ -95,6 +100,8 @@ class Queue:
         address = Address(settings.url)
         self._commands = Link(address)
         self._blocking = Link(address)
+        # Until when each exchange is left to ``claim``, by the monotonic clock.
+        self._unusual_until_s = 0.0
 
     @classmethod
     def each(cls, settings: Settings) -> list[Queue]:
@@ -143,6 +150,10 @@ class Queue:
         ``busy`` counts requests in flight beside those settled here. ``token`` must be new
         for each call: it is that of every lease given out.
         """
+        if want == 1 and len(settlements) == 1 and len(environments) == 1:
+            answer = await self._exchange(worker, environments[0], token, settlements[0])
+            if answer:
+                return read_claimed(answer, token)
         ends: dict[End, int] = {}
         rows = [
             (
@@ -168,12 +179,32 @@ class Queue:
             settlements=rows,
             environments=environments,
         )
-        return Claimed(
-            accepted=tuple(a == 1 for a in answer["accepted"]),
-            jobs=tuple(read_job(answer["now_ms"], token, *row) for row in answer["jobs"]),
-            held=answer["held"],
-            must_empty=answer["must_empty"] == 1,
+        return read_claimed(answer, token)
+
+    async def _exchange(
+        self, worker: str, environment: str, token: str, item: Settlement
+    ) -> dict[str, Any] | None:
+        """What ``claim`` answers for one result and one request; None where it has to be called."""
+        if time.monotonic() < self._unusual_until_s:
+            return None
+        answer = await self.run(
+            "exchange",
+            worker=worker,
+            lease_ms=self._lease_ms,
+            reply_ttl_ms=self._ttl_ms,
+            token=token,
+            remember_ms=int(self.settings.remember_s * 1000),
+            environment=environment,
+            request_id=item.request_id,
+            settled_token=item.token,
+            reply=item.reply,
+            cpu_ms=item.cpu_ms,
+            **item.end._asdict(),
         )
+        if answer == 0:
+            # Weights and pauses last, and each question costs a round trip.
+            self._unusual_until_s = time.monotonic() + _UNUSUAL_S
+        return answer or None
 
     async def reconcile(
         self, worker: str, holds: Collection[str]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
 from msgspec import Struct
@@ -115,7 +115,7 @@ class Time(NamedTuple):
 
 
 class End(NamedTuple):
-    """What settlements of one call have in common, as the script ``claim`` takes it; see
+    """What settlements of one call have in common, as ``claim`` and ``exchange`` take it; see
     :class:`Settlement`."""
 
     outcome: str
@@ -249,7 +249,7 @@ class DeadLetter:
 
 
 def read_job(now_ms: int, token: str, request_id: bytes, isolated: int, record: bytes) -> Job:
-    """A request as the scripts ``claim`` and ``reconcile`` give it out."""
+    """A request as the scripts ``claim``, ``exchange`` and ``reconcile`` give it out."""
     _, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
     begin = end = record.index(0, _RECORD.size)
     for _ in range(_RECORD_TEXTS - 1):
@@ -262,6 +262,16 @@ def read_job(now_ms: int, token: str, request_id: bytes, isolated: int, record: 
         (now_ms - submitted_ms) / 1000,
         record[end + 1 :],
         isolated == 1,
+    )
+
+
+def read_claimed(answer: Mapping[str, Any], token: str) -> Claimed:
+    """What the scripts ``claim`` and ``exchange`` answer, whose leases have this token."""
+    return Claimed(
+        accepted=tuple(a == 1 for a in answer["accepted"]),
+        jobs=tuple(read_job(answer["now_ms"], token, *row) for row in answer["jobs"]),
+        held=answer["held"],
+        must_empty=answer["must_empty"] == 1,
     )
 
 

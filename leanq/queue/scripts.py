@@ -95,8 +95,10 @@ class Script:
         return "\n".join(lines)
 
     def named(self, answer: Any) -> Any:
-        """What the script answered, by name where it has names."""
-        return dict(zip(self.answer.split(), answer, strict=True)) if self.answer else answer
+        """What the script answered, by name where it has names and its answer is a list."""
+        if not self.answer or not isinstance(answer, list):
+            return answer
+        return dict(zip(self.answer.split(), answer, strict=True))
 
 
 def _fields(text: str) -> list[tuple[str, str]]:
@@ -139,6 +141,11 @@ SCRIPTS: Mapping[str, Script] = {
             "environments": "",
         },
         "accepted jobs held must_empty now_ms",
+    ),
+    "exchange": Script(
+        "worker lease_ms:int reply_ttl_ms token remember_ms:int environment request_id "
+        "settled_token reply cpu_ms:int outcome reason warm:flag way fingerprint",
+        answer="accepted jobs held must_empty now_ms",
     ),
     "reconcile": Script("worker max_attempts:int", {"request_ids": ""}, "jobs lost now_ms"),
     "renew": Script(

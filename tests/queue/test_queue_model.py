@@ -32,6 +32,7 @@ def test_scripts_do_what_the_model_says(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
+    monkeypatch.setattr(leanq.queue.queue, "_UNUSUAL_S", 0.0)
     QueueMachine.settings = replace(
         Settings.load(server.url, {}),
         lease_s=LEASE_MS / 1000,

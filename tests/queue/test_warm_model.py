@@ -73,6 +73,7 @@ def test_scripts_do_what_the_model_says_of_warm_workers(
     server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leanq.queue.queue, "script_text", with_test_clock)
+    monkeypatch.setattr(leanq.queue.queue, "_UNUSUAL_S", 0.0)
     WarmMachine.settings = replace(
         Settings.load(server.url, {}),
         lease_s=LEASE_MS / 1000,

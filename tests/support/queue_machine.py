@@ -142,6 +142,16 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(
         number=workers,
+        environment=st.sampled_from(ENVIRONMENTS),
+        settled=st.integers(1, 6),
+        print_=fingerprints,
+    )
+    def exchange(self, number: int, environment: str, settled: int, print_: str) -> None:
+        """Settles one and claims one, as workers mostly do."""
+        self.claim(number, [environment], 1, [settled], print_)
+
+    @rule(
+        number=workers,
         environments=environments,
         want=st.integers(0, 9),
         settled=some,

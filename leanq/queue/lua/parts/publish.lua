@@ -4,7 +4,7 @@
 -- stream entry per client and call. Replies up to 16 KB travel in the inbox; of larger ones it has the
 -- size alone, and the client fetches them by request id, which costs less than a second copy. A client
 -- that reads its inbox extends the time-to-live that the first entry gives it.
-local publish = {}
+local publish = {MOST_BYTES = 16384}
 
 function publish.send(client)
   local inbox, fields = tag .. ':inbox:' .. client, publish.inboxes[client]
@@ -20,7 +20,7 @@ local function tell(request_id, client, reply)
   local fields = publish.inboxes[client]
   if not fields then fields = {}; publish.inboxes[client] = fields end
   fields[#fields + 1] = request_id
-  fields[#fields + 1] = #reply <= 16384 and reply or #reply
+  fields[#fields + 1] = #reply <= publish.MOST_BYTES and reply or #reply
   if #fields >= 4000 then publish.send(client) end
 end
 

@@ -1,0 +1,109 @@
+#!lua flags=allow-oom
+-- parts: clock record phase warmth wait_list wakeup single_flight deadline publish
+-- exchange: what claim does, for the call that workers make most: one result is settled, one request claimed
+-- in one environment, and nothing else is to be done. It makes claim's commands in a straight line, since
+-- lists of arguments and tables cost the server as much again. `settled_token` is that of the result's lease,
+-- `token` that of the new one.
+-- Answers as claim. Where anything is unusual nothing is done and claim is to be called: 0 where that may
+-- last (pauses, weights, quarantined requests), else nil.
+local call, phases, stats = redis.call, tag .. ':phase', tag .. ':stats'
+local processing = tag .. ':processing:' .. worker
+
+-- The lease, and what hardly ever is there.
+local lease = call('HGET', phases, request_id)
+if phase.kind(lease) ~= phase.LEASED then return false end
+local lease_token, _, client, lease_environment, _, digest, affinity, tenant, charge =
+  struct.unpack('sssssssss', lease, 2)
+if lease_token ~= settled_token or lease_environment ~= environment or charge ~= '' or client == ''
+  or string.find(client, ' ', 1, true) then return false end
+-- One answer tells what it is, as a name counts as often as it is named.
+local paused, weights = tag .. ':paused', tag .. ':weights'
+local joined, quarantined = tag .. ':joined:' .. request_id, tag .. ':quarantined:' .. environment
+local unusual = call('EXISTS', joined, paused, paused, weights, weights, quarantined, quarantined)
+if unusual > 0 then return unusual > 1 and 0 end
+
+local run_key = digest ~= '' and single_flight.key(environment, digest)
+local ended, reasons = 'f:' .. environment .. ':' .. outcome, 'c:' .. environment .. ':' .. reason
+local turns, waits, ways = 'turn:' .. environment, 'waiting:' .. environment, 'way:' .. way
+local cpu, tenants_cpu = 'u_ms:' .. environment, 'u:' .. environment .. ':' .. tenant
+local known = call('HMGET', stats, 'settled', ended, reasons, ways, cpu, tenants_cpu, 'claimed', turns, waits,
+  'affinity:' .. environment, 'warm_hits')
+-- A tenant that is not counted yet may find no room.
+if cpu_ms > 0 and not known[6] then return false end
+
+-- The next request. Once it is taken out of its list, it is put back before others are to look.
+local rings = tag .. ':ring:' .. environment .. ':'
+local zero, one, two = rings .. 0, rings .. 1, rings .. 2
+-- One answer tells of all three, as a name counts as often as it is named.
+local filled = call('EXISTS', zero, one, one, two, two, two, two)
+local turn, run_id = tonumber(known[8] or 0), nil
+local ring, list, next_id, text, r, next_key
+if filled > 0 then
+  -- Every eighth request goes round the priorities, where several have work.
+  if filled ~= 1 and filled ~= 2 and filled ~= 4 and turn % 8 == 7 then return false end
+  ring = filled % 2 == 1 and zero or filled % 4 >= 2 and one or two
+  local priority = string.sub(ring, -1)
+  local next_tenant = call('LMOVE', ring, ring, 'LEFT', 'RIGHT')
+  list = tag .. ':wait:' .. environment .. ':' .. priority .. ':' .. next_tenant
+  next_id = call('LPOP', list)
+  text = next_id and call('GET', tag .. ':req:' .. next_id)
+  r = record.read(text)
+  local simple = r and not deadline.is_past(r)
+  if simple and known[10] then
+    -- Others may go first, unless the worker is warm for it.
+    simple = r.affinity ~= '' and (warm and r.affinity == affinity or warmth.is_warm(environment, r.affinity))
+  end
+  if simple then
+    next_key = r.digest ~= '' and single_flight.key(environment, r.digest)
+    local found = call('HMGET', phases, next_id, next_key or next_id, run_key or next_id)
+    simple, run_id = not found[1] and not found[2], found[3]
+  end
+  if not simple then
+    if next_id then call('LPUSH', list, next_id) end
+    call('LMOVE', ring, ring, 'RIGHT', 'LEFT')
+    return false
+  end
+elseif run_key then
+  run_id = call('HGET', phases, run_key)
+end
+
+-- The result is settled.
+if warm and affinity ~= '' then warmth.note(environment, affinity) end
+call('SET', tag .. ':req:' .. request_id, reply, 'PX', reply_ttl_ms)
+publish.inboxes[client] = {request_id, #reply <= publish.MOST_BYTES and reply or #reply}
+publish.send(client)
+if run_key and remember_ms > 0 and fingerprint ~= '' then
+  call('SET', tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, 'PX', remember_ms)
+end
+call('ZREM', processing, request_id)
+if run_id == request_id then call('HDEL', phases, request_id, run_key) else call('HDEL', phases, request_id) end
+local counts = {'settled', (known[1] or 0) + 1, ended, (known[2] or 0) + 1}
+local n = 4
+if reason ~= '' then counts[n + 1], counts[n + 2], n = reasons, (known[3] or 0) + 1, n + 2 end
+if way ~= '' then counts[n + 1], counts[n + 2], n = ways, (known[4] or 0) + 1, n + 2 end
+if cpu_ms > 0 then
+  counts[n + 1], counts[n + 2] = cpu, (known[5] or 0) + cpu_ms
+  counts[n + 3], counts[n + 4], n = tenants_cpu, known[6] + cpu_ms, n + 4
+end
+
+-- The next request is leased.
+local jobs = {}
+if r then
+  jobs[1] = {next_id, 0, text}
+  local leased = phase.leased(token, worker, r.client, environment, '', r.digest, r.affinity, r.tenant, '')
+  if next_key then call('HSET', phases, next_key, next_id, next_id, leased)
+  else call('HSET', phases, next_id, leased) end
+  call('ZADD', processing, now + r.run_ms, next_id)
+  local more, waiting = call('EXISTS', list) == 1, (known[9] or 0) - 1
+  if not more then call('LREM', ring, -1, r.tenant) end
+  -- A worker that leaves requests waiting wakes one more worker.
+  if waiting > 0 and (more or wait_list.any(environment)) then notify(environment, 1) end
+  counts[n + 1], counts[n + 2], counts[n + 3], counts[n + 4] = 'claimed', (known[7] or 0) + 1, turns, turn + 1
+  counts[n + 5], counts[n + 6], n = waits, waiting, n + 6
+  if r.affinity ~= '' then counts[n + 1], counts[n + 2] = 'warm_hits', (known[11] or 0) + 1 end
+end
+call('HSET', stats, unpack(counts))
+local held = call('ZCARD', processing)
+-- The lease of a worker that holds nothing may be a longer one.
+if held > 0 then call('ZADD', tag .. ':workers', now + lease_ms, worker) end
+return answer({accepted = {1}, jobs = jobs, held = held, must_empty = 0, now_ms = now})
