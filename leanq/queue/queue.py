@@ -202,7 +202,7 @@ class Queue:
             **item.end._asdict(),
         )
         if answer == 0:
-            # Weights and pauses last, and each question costs a round trip.
+            # What lasts, as weights and pauses do, would cost a round trip with each claim.
             self._unusual_until_s = time.monotonic() + _UNUSUAL_S
         return answer or None
 

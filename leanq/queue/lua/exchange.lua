@@ -5,7 +5,7 @@
 -- lists of arguments and tables cost the server as much again. `settled_token` is that of the result's lease,
 -- `token` that of the new one.
 -- Answers as claim. Where anything is unusual nothing is done and claim is to be called: 0 where that may
--- last (pauses, weights, quarantined requests), else nil.
+-- last (pauses, weights, quarantined requests, requests that other workers are warm for), else nil.
 local call, phases, stats = redis.call, tag .. ':phase', tag .. ':stats'
 local processing = tag .. ':processing:' .. worker
 
@@ -61,7 +61,7 @@ if filled > 0 then
   if not simple then
     if next_id then call('LPUSH', list, next_id) end
     call('LMOVE', ring, ring, 'RIGHT', 'LEFT')
-    return false
+    return known[10] and 0
   end
 elseif run_key then
   run_id = call('HGET', phases, run_key)
