@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -450,3 +451,62 @@ async def test_no_worker_empties_itself_for_a_quarantined_that_ended(
     claimed = await shard.claim(busy=1)
     assert ([job.request_id for job in claimed.jobs], claimed.must_empty) == (["q"], False)
     assert await shard.end("r") == (end, 2, 0 if end == "cancelled" else 1.001)
+
+
+# Exchanges
+
+
+@pytest.mark.parametrize("digest", ["", "d"])
+async def test_one_for_one_is_an_exchange(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, digest: str
+) -> None:
+    await shard.submit("first", digest=digest and f"{digest}1")
+    await shard.submit("next", digest=digest and f"{digest}2")
+    job = (await shard.claim(want=1)).jobs[0]
+    called = spied_on(shard.queue, monkeypatch)
+    claimed = await shard.claim(want=1, settle=[settlement(job)])
+    assert (claimed.accepted, claimed.held) == ((True,), 1)
+    assert [job.request_id for job in claimed.jobs] == ["next"]
+    last = await shard.claim(want=1, settle=[settlement(claimed.jobs[0])])
+    assert (last.accepted, last.held, last.jobs) == ((True,), 0, ())
+    assert called == ["exchange", "exchange"]
+    assert not shard.dump().work
+
+
+async def test_what_the_settled_run_would_share_is_left_to_claim(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shard.submit("first", "next", digest="d")
+    job = (await shard.claim(want=1)).jobs[0]
+    called = spied_on(shard.queue, monkeypatch)
+    claimed = await shard.claim(want=1, settle=[settlement(job)])
+    assert [job.request_id for job in claimed.jobs] == ["next"]
+    assert called == ["exchange", "claim"]
+
+
+async def test_what_is_unusual_is_left_to_claim(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shard.submit("first", "next")
+    job = (await shard.claim(want=1)).jobs[0]
+    await shard.queue.set_paused("tenant", "nobody", paused=True)
+    called = spied_on(shard.queue, monkeypatch)
+    claimed = await shard.claim(want=1, settle=[settlement(job)])
+    assert (claimed.accepted, [job.request_id for job in claimed.jobs]) == ((True,), ["next"])
+    claimed = await shard.claim(want=1, settle=[settlement(claimed.jobs[0])])
+    assert (claimed.accepted, claimed.jobs) == ((True,), ())
+    # What lasts is not asked for with each claim.
+    assert called == ["exchange", "claim", "claim"]
+
+
+def spied_on(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the scripts that it calls from now on."""
+    called: list[str] = []
+    run = queue.run
+
+    async def spy(name: str, /, **arguments: Any) -> Any:
+        called.append(name)
+        return await run(name, **arguments)
+
+    monkeypatch.setattr(queue, "run", spy)
+    return called
