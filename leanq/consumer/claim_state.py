@@ -18,7 +18,7 @@
 | ``request_ended``, not listening | DUE | DUE | = | = | RECLAIMING | = |
 | ``claim_sent`` | | | CLAIMING | CLAIMING | | |
 | ``claim_answered``, all that was wanted came | | | | | BACKLOG | BACKLOG |
-| ``claim_answered``, a quarantined request waits | | | | | DUE | DUE |
+| ``claim_answered``, ask again | | | | | DUE | DUE |
 | ``claim_answered``, more is to be expected | | | | | EXPECTING | DUE |
 | ``claim_answered``, else | | | | | QUIET | DUE |
 | ``disconnected`` | DUE | DUE | DUE | DUE | DUE | DUE |
@@ -94,19 +94,20 @@ class ClaimState:
         assert self.claim_is_due, f"a claim was sent in {self.demand}"
         self.demand = Demand.CLAIMING
 
-    def claim_answered(self, *, got_all: bool, must_empty: bool, expect_more: bool) -> None:
+    def claim_answered(self, *, got_all: bool, ask_again: bool, expect_more: bool) -> None:
         """The claim was answered.
 
         Args:
             got_all: as many requests came as were wanted, so others may be left.
-            must_empty: a quarantined request waits until all has ended here.
+            ask_again: a quarantined request waits until all has ended here, or a request could not
+                be settled before it is claimed.
             expect_more: a claim should go with the call that settles the next request.
         """
         again = self.demand is Demand.RECLAIMING
         assert again or self.demand is Demand.CLAIMING, f"a claim was answered in {self.demand}"
         if got_all:
             self.demand = Demand.BACKLOG
-        elif must_empty or again:
+        elif ask_again or again:
             self.demand = Demand.DUE
         else:
             self.demand = Demand.EXPECTING if expect_more else Demand.QUIET

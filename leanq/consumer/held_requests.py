@@ -34,11 +34,11 @@ _PAUSE_AFTER_DEFERRING_S = 0.5
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A request that this worker holds the lease of, until its end is settled; ``finished``: its
-    driver has ended."""
+    """A request that this worker runs: it holds the lease until the end is settled, or is about to
+    claim it. ``end``: what its driver has made of it, or how it goes back."""
 
     job: Job
-    finished: bool = False
+    end: Settlement | Returning | None = None
 
 
 class HeldRequests:
@@ -71,6 +71,8 @@ class HeldRequests:
         self._notify = notify
         self._claimed_ahead_wait_s = claimed_ahead_wait_s
         self._held: dict[str, _Held] = {}
+        # One that came along with a wake-up, and runs while it is claimed.
+        self._begun: _Held | None = None
         self._results: dict[str, Settlement] = {}
         # Requests that were claimed ahead, and since when the first of them waits.
         self._waiting: deque[_Held] = deque()
@@ -90,6 +92,14 @@ class HeldRequests:
 
     def start(self, job: Job) -> None:
         """Runs a request that was claimed, or keeps it until a slot is free."""
+        begun = self._begun
+        if begun and begun.job.request_id == job.request_id:
+            if begun.job.token == job.token:
+                self._begun, begun.job = None, job
+                self._held[job.request_id] = begun
+                self._keep_end(begun)
+                return
+            self.drop_begun()
         # It may run here already, for a lease that expired before the worker noticed.
         self.drop(job.request_id)
         held = self._held[job.request_id] = _Held(job)
@@ -100,6 +110,37 @@ class HeldRequests:
             self._waiting_since_s = time.monotonic()
         self._waiting.append(held)
         self._slot_pool.slots.waiting += 1
+
+    def begin(self, job: Job) -> None:
+        """Runs a request that waits and that the worker is about to claim, if a slot is free.
+
+        Nothing is owed for it: while it is not claimed, any worker may take it.
+        """
+        pool = self._slot_pool
+        if self._begun or job.environment not in self._drivers:
+            return
+        if any(each.request_id == job.request_id or each.body == job.body for each in self.jobs):
+            # A claim has brought it, or it joins the run of an identical one.
+            return
+        if pool.available > pool.slots.reserved and not pool.emptying:
+            self._begun = _Held(job)
+            self._run(self._begun)
+
+    @property
+    def begun(self) -> Job | None:
+        """The request that was begun and is not claimed."""
+        return self._begun.job if self._begun else None
+
+    @property
+    def begun_end(self) -> Settlement | Returning | None:
+        """How that one ended, if it has."""
+        return self._begun.end if self._begun else None
+
+    def drop_begun(self) -> None:
+        """Stops the request that was begun: it is settled, or not this worker's to run."""
+        begun, self._begun = self._begun, None
+        if begun:
+            self._cancel(begun)
 
     @property
     def patient_until_s(self) -> float:
@@ -142,7 +183,7 @@ class HeldRequests:
 
     def finished_beside(self, batch: list[Settlement]) -> int:
         """How many held requests are finished and not in ``batch``."""
-        return sum(held.finished for held in self._held.values()) - len(batch)
+        return sum(held.end is not None for held in self._held.values()) - len(batch)
 
     async def stop(self) -> None:
         """Stops all running requests, and waits until the drivers have cleaned up."""
@@ -174,7 +215,9 @@ class HeldRequests:
         about = {"request_id": job.request_id, "attempt": job.attempts, "worker": self._worker}
         logs.ABOUT.set({**about, "environment": job.environment})
         try:
-            settlement = self._settlement(job, started_s, await self._answer(job))
+            reply = await self._answer(job)
+            # By now it may have been claimed.
+            settlement = self._settlement(held.job, started_s, reply)
         except NewerMessageError as error:
             # A newer release understands it. Without a pause this worker would claim it again.
             log.warning("%s is given back: %s", job.request_id, error)
@@ -205,16 +248,19 @@ class HeldRequests:
     def _finish(self, held: _Held, end: Settlement | Returning) -> None:
         """Keeps the end, or how the request goes back, for the consumer; unless it was dropped
         meanwhile and belongs to another worker by now."""
-        job = held.job
-        if self._held.get(job.request_id) is held:
-            held.finished = True
-            if isinstance(end, Settlement):
-                self._results[job.request_id] = end
-            else:
-                self.returns[end].append((job.request_id, job.token))
+        held.end = end
+        if self._held.get(held.job.request_id) is held:
+            self._keep_end(held)
         # Not only when the task ends, so that the consumer can claim with the call that settles.
         self._vacate(held)
         self._notify()
+
+    def _keep_end(self, held: _Held) -> None:
+        job = held.job
+        if isinstance(held.end, Settlement):
+            self._results[job.request_id] = held.end
+        elif held.end:
+            self.returns[held.end].append((job.request_id, job.token))
 
     async def _answer(self, job: Job) -> Reply:
         try:

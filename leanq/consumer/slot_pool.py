@@ -193,10 +193,11 @@ class SlotPool:
     @property
     def available(self) -> int:
         """How many more requests could run now."""
-        return self.slots.free if self._may_claim else 0
+        return self.slots.free if self.may_claim else 0
 
     @property
-    def _may_claim(self) -> bool:
+    def may_claim(self) -> bool:
+        """Whether anything may be claimed, where a slot is free."""
         if self.draining or self.slots.isolated or (self.emptying and self.slots.taken):
             return False
         return self.breaker.closed
@@ -206,14 +207,15 @@ class SlotPool:
         self.breaker.quarantine(error)
         self._changed()
 
-    def share(self, consumer: object, *, ahead: bool) -> int:
+    def share(self, consumer: object, *, ahead: bool, begun: int = 0) -> int:
         """How many requests the consumer, which wants some, may claim now.
 
-        ``ahead``: also those for which a slot will soon be free, if requests are short.
+        ``ahead``: also those for which a slot will soon be free, if requests are short. ``begun``:
+        how many run already that it is about to claim.
         """
-        if not self._turns.ask(consumer) or not self._may_claim:
+        if not self._turns.ask(consumer) or not self.may_claim:
             return 0
-        free = self.available - self.slots.reserved
+        free = self.available - self.slots.reserved + begun
         if ahead:
             free += self._max_waiting - self.slots.waiting
         return max(0, -(-free // len(self._turns)))

@@ -28,7 +28,7 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:fingerprints`` | hash | environment → its fingerprint now | register | never |
 | ``:inbox:CLIENT`` | stream | id, reply, id, reply … | each end of a request | time-to-live |
 | ``:warm:ENV:AFFINITY`` | sorted set | worker → when it was last warm, ms | claim | time-to-live |
-| ``:wakeup:ENV`` | list | tokens that wake idle workers | submit, requeue, claim | when empty |
+| ``:wakeup:ENV`` | list | tokens that wake workers, one with its request | submit, … | when empty |
 | ``:stop:WORKER`` | list | ids to stop, or ``""`` | cancel, notify_worker | leave, reap |
 | ``:stats`` | hash | counters, see ``Status``; affinities' environments | every script | never |
 | ``:minutes`` | sorted set | the totals of each minute, a day long | submit, renew | bounded |

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 import time
 from collections.abc import (
     AsyncIterator,
@@ -48,10 +49,12 @@ from leanq.queue.results import (
     Returning,
     Settlement,
     Status,
+    Stop,
     Submission,
     Submitted,
     Time,
     UnknownEnvironment,
+    Wakeup,
     WorkerRow,
     is_record,
     merged,
@@ -61,6 +64,7 @@ from leanq.queue.results import (
     read_minute,
     read_record,
     read_stats,
+    read_wakeup,
     tallies_of,
 )
 from leanq.queue.scripts import SCRIPTS, script_text
@@ -205,6 +209,25 @@ class Queue:
             # What lasts, as weights and pauses do, would cost a round trip with each claim.
             self._unusual_until_s = time.monotonic() + _UNUSUAL_S
         return answer or None
+
+    async def complete(self, worker: str, environment: str, item: Settlement) -> int | None:
+        """Settles a request that came along with a wake-up and that no worker has claimed.
+
+        Returns how many requests wait in its environment besides; None where nothing was done, and
+        it is to be claimed. After an error it may have happened; nothing is owed then.
+        """
+        answer = await self.run(
+            "complete",
+            worker=worker,
+            reply_ttl_ms=self._ttl_ms,
+            remember_ms=int(self.settings.remember_s * 1000),
+            environment=environment,
+            request_id=item.request_id,
+            reply=item.reply,
+            cpu_ms=item.cpu_ms,
+            **item.end._asdict(),
+        )
+        return cast("int | None", answer)
 
     async def reconcile(
         self, worker: str, holds: Collection[str]
@@ -515,20 +538,20 @@ class Queue:
 
     async def wait_wakeup(
         self, worker: str, environments: Sequence[str], block_s: float
-    ) -> str | None:
-        """Waits until an environment's wake-up rings, or there is something for ``worker`` alone.
-
-        Returns the request id to stop, ``""`` for a wake-up, or ``None`` after
-        ``block_s`` seconds or a :meth:`notify_worker`.
-        """
+    ) -> Wakeup | Stop | None:
+        """Waits for an environment's wake-up, or for something for ``worker`` alone; ``None`` after
+        ``block_s`` seconds or a :meth:`notify_worker`."""
         stop = self.keys.stop(worker)
         names = [stop, *(self.keys.wakeup(environment) for environment in environments)]
-        (found,) = await self._blocking.ask(("BLPOP", *names, block_s), block_s=block_s)
+        # The time is that of the moment in which the token came.
+        blocked = ("BLPOP", *names, block_s)
+        found, time_ = await self._blocking.ask(blocked, ("TIME",), block_s=block_s)
         if found is None:
             return None
         if _text(found[0]) != stop:
-            return ""
-        return _text(found[1]) or None
+            now_ms = int(time_[0]) * 1000 + int(time_[1]) // 1000
+            return read_wakeup(found[1], new_token(), now_ms)
+        return Stop(_text(found[1])) if found[1] else None
 
     async def notify_worker(self, worker: str) -> None:
         """Ends the worker's own :meth:`wait_wakeup`."""
@@ -591,6 +614,11 @@ def backoff_s(rng: random.Random, base_s: float = 0.05, max_s: float = 5.0) -> I
     while True:
         yield rng.uniform(0, bound)
         bound = min(max_s, bound * 2)
+
+
+def new_token() -> str:
+    """A lease token, which comes no second time: 72 random bits."""
+    return secrets.token_urlsafe(9)
 
 
 _SUBMITTED: dict[int, Submitted] = {

@@ -23,6 +23,9 @@ from leanq.queue.metrics import BUCKETS_S
 _RECORD = struct.Struct(">BBBddd")
 _RECORD_TEXTS = 6
 _IN_FLIGHT = b"\x01"
+# A worker that waits takes a wake-up's token in the moment in which it comes, both by the server's
+# clock; one that is older has lain there while no worker waited.
+_FRESH_S = 0.005
 # Of a counter.
 _MOST_DIGITS = 18
 _minutes = msgspec.msgpack.Decoder(tuple[int, dict[str, int]])
@@ -248,7 +251,7 @@ class DeadLetter:
     died_s: float
 
 
-def read_job(now_ms: int, token: str, request_id: bytes, isolated: int, record: bytes) -> Job:
+def read_job(now_ms: float, token: str, request_id: bytes, isolated: int, record: bytes) -> Job:
     """A request as the scripts ``claim``, ``exchange`` and ``reconcile`` give it out."""
     _, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
     begin = end = record.index(0, _RECORD.size)
@@ -263,6 +266,38 @@ def read_job(now_ms: int, token: str, request_id: bytes, isolated: int, record: 
         record[end + 1 :],
         isolated == 1,
     )
+
+
+@dataclass(slots=True, frozen=True)
+class Wakeup:
+    """There may be work. ``job``: the one request that waited, which no worker has claimed yet; its
+    token is to be that of the claim which gives it out."""
+
+    job: Job | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Stop:
+    """A request that this worker holds is no longer wanted."""
+
+    request_id: str
+
+
+def read_wakeup(data: bytes, token: str, now_ms: float) -> Wakeup:
+    """A token of a wake-up list (``lua/parts/wakeup.lua``), whose request would have this lease.
+
+    One that has lain there while all workers were busy is a wake-up alone: its request is likely to
+    have been claimed.
+    """
+    request_id, _, record = data.partition(b"\0")
+    if not is_record(record):
+        return Wakeup()
+    try:
+        job = read_job(now_ms, token, request_id, 0, record)
+    except (struct.error, ValueError):
+        # Any process may have written it.
+        return Wakeup()
+    return Wakeup(job if abs(job.queued_s) < _FRESH_S else None)
 
 
 def read_claimed(answer: Mapping[str, Any], token: str) -> Claimed:

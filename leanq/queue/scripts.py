@@ -147,6 +147,10 @@ SCRIPTS: Mapping[str, Script] = {
         "settled_token reply cpu_ms:int outcome reason warm:flag way fingerprint",
         answer="accepted jobs held must_empty now_ms",
     ),
+    "complete": Script(
+        "worker reply_ttl_ms remember_ms:int environment request_id reply cpu_ms:int outcome "
+        "reason warm:flag way fingerprint"
+    ),
     "reconcile": Script("worker max_attempts:int", {"request_ids": ""}, "jobs lost now_ms"),
     "renew": Script(
         "worker lease_ms:int idle_lease_ms:int max_attempts:int reply_ttl_ms",

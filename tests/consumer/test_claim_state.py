@@ -13,7 +13,7 @@ from leanq.consumer.claim_state import ClaimState, Demand
 
 ANSWERS = {
     "claim_answered, all that was wanted came": (True, False, False),
-    "claim_answered, a quarantined request waits": (False, True, False),
+    "claim_answered, ask again": (False, True, False),
     "claim_answered, more is to be expected": (False, False, True),
     "claim_answered, else": (False, False, False),
 }
@@ -26,8 +26,8 @@ def happen(state: ClaimState, event: str) -> None:
         state.listening = case == "listening"
         state.request_ended()
     elif name == "claim_answered":
-        got_all, must_empty, expect_more = ANSWERS[event]
-        state.claim_answered(got_all=got_all, must_empty=must_empty, expect_more=expect_more)
+        got_all, ask_again, expect_more = ANSWERS[event]
+        state.claim_answered(got_all=got_all, ask_again=ask_again, expect_more=expect_more)
     else:
         getattr(state, name)()
 
@@ -100,12 +100,12 @@ class Consuming(RuleBasedStateMachine):
         self.owed, self.under_way = False, True
 
     @precondition(lambda self: self.under_way)
-    @rule(got_all=st.booleans(), must_empty=st.booleans(), expect_more=st.booleans())
-    def answered(self, got_all: bool, must_empty: bool, expect_more: bool) -> None:
-        self.state.claim_answered(got_all=got_all, must_empty=must_empty, expect_more=expect_more)
+    @rule(got_all=st.booleans(), ask_again=st.booleans(), expect_more=st.booleans())
+    def answered(self, got_all: bool, ask_again: bool, expect_more: bool) -> None:
+        self.state.claim_answered(got_all=got_all, ask_again=ask_again, expect_more=expect_more)
         self.under_way = False
         assert self.state.claims_ahead == got_all
-        if got_all or must_empty:
+        if got_all or ask_again:
             assert self.state.claim_is_due
 
     @rule()

@@ -21,6 +21,7 @@ from leanq.queue.results import (
     Reaped,
     Renewed,
     Settlement,
+    Stop,
     UnknownEnvironment,
 )
 from leanq.queue.settings import Settings
@@ -355,7 +356,7 @@ async def test_cancel(shard: Shard) -> None:
     shard.advance(2000)
     answers = await shard.queue.cancel(["queued", "leased", "ended", "unknown", "queued"])
     assert answers == [True, True, False, False, False]
-    assert await shard.queue.wait_wakeup("w", [], 5.0) == "leased"
+    assert await shard.queue.wait_wakeup("w", [], 5.0) == Stop("leased")
     for request_id, attempts in (("queued", 0), ("leased", 1)):
         assert await shard.end(request_id) == ("cancelled", attempts, 2)
     assert await shard.settle(jobs[1]) == (False,)

@@ -22,13 +22,13 @@ import leanq.queue.keys
 from leanq.errors import QueueFullError, UnavailableError, UsageError
 from leanq.local import EmbeddedServer
 from leanq.queue.queue import Queue, backoff_s
-from leanq.queue.results import PriorityRow, Settlement, WorkerRow
+from leanq.queue.results import PriorityRow, Settlement, Stop, Wakeup, WorkerRow
 from leanq.queue.settings import Settings
 from leanq.states import Packed, RedisStates
 from leanq.trainers.replay import ReplayMemory
 
 
-async def waiting_for_wakeup(shard: Shard) -> asyncio.Task[str | None]:
+async def waiting_for_wakeup(shard: Shard) -> asyncio.Task[Wakeup | Stop | None]:
     """Worker w, which waits already on the server."""
     task = asyncio.create_task(shard.queue.wait_wakeup("w", ["a"], 30.0))
     await eventually(shard.is_waited_for)
@@ -40,9 +40,10 @@ async def waiting_for_wakeup(shard: Shard) -> asyncio.Task[str | None]:
 
 async def test_submit_wakes_a_worker(shard: Shard) -> None:
     woken = await waiting_for_wakeup(shard)
-    await shard.submit("r")
-    assert await woken == ""
-    assert shard.wakeup() == 0
+    await shard.submit("r1", "r2")
+    assert await woken == Wakeup()
+    assert shard.wakeup() == 1
+    assert await shard.queue.wait_wakeup("w", ["a"], 1.0) == Wakeup()
     assert await shard.queue.wait_wakeup("w", ["a"], 0.01) is None
 
 
@@ -99,7 +100,11 @@ async def test_stop_list_ends_the_wait_and_goes_first(shard: Shard) -> None:
     assert await waiting is None
     await shard.queue.notify("a")
     await shard.queue.cancel(["r2", "r1"])
-    assert [await shard.queue.wait_wakeup("w", ["a"], 1.0) for _ in range(3)] == ["r2", "r1", ""]
+    assert [await shard.queue.wait_wakeup("w", ["a"], 1.0) for _ in range(3)] == [
+        Stop("r2"),
+        Stop("r1"),
+        Wakeup(),
+    ]
 
 
 async def test_cancelled_wait_leaves_the_connection_usable(shard: Shard) -> None:
@@ -107,8 +112,8 @@ async def test_cancelled_wait_leaves_the_connection_usable(shard: Shard) -> None
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     await eventually(lambda: not shard.is_waited_for())
-    await shard.submit("r")
-    assert await shard.queue.wait_wakeup("w", ["a"], 5.0) == ""
+    await shard.submit("r1", "r2")
+    assert await shard.queue.wait_wakeup("w", ["a"], 5.0) == Wakeup()
 
 
 # Inboxes
@@ -356,7 +361,7 @@ async def test_full_memory_refuses_what_adds_and_lets_the_rest_drain(own: Shard)
     assert (await queue.reconcile("w", ["claimed"])) == ((), [])
     assert (await queue.status()).dead == 1
     assert len((await queue.read_inbox("c", "0-0", 1))[1]) == 3
-    assert await queue.wait_wakeup("w", ["a"], 1.0) == "cancelled"
+    assert await queue.wait_wakeup("w", ["a"], 1.0) == Stop("cancelled")
     with pytest.raises(QueueFullError):
         await shard.submit("refused")
     shard.server.config_set("maxmemory", "0")
@@ -402,8 +407,8 @@ async def test_connection_is_made_again_after_a_loss(shard: Shard) -> None:
     shard.server.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(UnavailableError):
         await waiting
-    await shard.submit("r")
-    assert await shard.queue.wait_wakeup("w", ["a"], 5.0) == ""
+    await shard.submit("r1", "r2")
+    assert await shard.queue.wait_wakeup("w", ["a"], 5.0) == Wakeup()
 
 
 def test_unknown_option_in_the_url_is_a_wrong_url(settings: Settings) -> None:

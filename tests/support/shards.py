@@ -181,7 +181,10 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.shares[rest] = {t: _account(text) for t, text in _texts(value).items()}
             case "parked":
                 found.parked[rest] = {tenant.decode() for tenant in value}
-            case "wait" | "ring" | "quarantined" | "wakeup" | "stop":
+            case "wakeup":
+                # A token may bring a request along, whose record is no text.
+                found.lists[kind][rest] = [item.partition(b"\0")[0].decode() for item in value]
+            case "wait" | "ring" | "quarantined" | "stop":
                 found.lists[kind][rest] = [item.decode() for item in value]
             case "processing":
                 found.work[rest] = {request_id.decode(): int(score) for request_id, score in value}

@@ -47,9 +47,9 @@ end
 
 -- The record of a request, which is written with the others.
 local function keep(item)
-  local n = #records
-  records[n + 1] = item.name
-  records[n + 2] = kinds[item.kind].head .. item.tenant .. '\0' .. item.digest .. '\0' .. item.body
+  local n, text = #records, kinds[item.kind].head .. item.tenant .. '\0' .. item.digest .. '\0' .. item.body
+  records[n + 1], records[n + 2] = item.name, text
+  return text
 end
 
 -- One that is there already: in flight, whose client is this one from now on, or ended.
@@ -113,7 +113,8 @@ local function extend(ring, tenant, requests)
     if taken < #requests then redis.call('RPOP', tag .. ':' .. name, #requests - taken) end
   end
   for i, item in ipairs(requests) do
-    if i <= taken then keep(item) else out[item.number] = 3 end
+    if i <= taken then ring.environment.last, ring.environment.text = item.request_id, keep(item)
+    else out[item.number] = 3 end
   end
   ring.environment.added = ring.environment.added + taken
   return was_empty and taken > 0
@@ -171,7 +172,10 @@ for name, environment in pairs(environments) do
   counters.add('s:' .. name, environment.added + environment.joined)
   counters.add('submitted', environment.added + environment.joined)
   if environment.affinity then redis.call('HSET', tag .. ':stats', 'affinity:' .. name, 1) end
-  if environment.added > 0 and not environment.paused then notify(name, environment.added) end
+  if environment.added > 0 and not environment.paused then
+    local alone = environment.added == 1 and not paused
+    notify(name, environment.added, alone and environment.last .. '\0' .. environment.text)
+  end
 end
 counters.write()
 return out
