@@ -50,10 +50,12 @@ from leanq.queue.results import (
     Status,
     Submission,
     Submitted,
-    Time,
+    Times,
     UnknownEnvironment,
     WorkerRow,
+    end_of,
     is_record,
+    kind_of,
     merged,
     read_claimed,
     read_in_flight,
@@ -120,9 +122,9 @@ class Queue:
             QueueFullError: the server is out of memory; nothing of the batch was taken.
         """
         remember = self._ttl_ms if self.settings.remember_s > 0 else 0
-        kinds: dict[Kind, int] = {}
+        kinds: dict[tuple[object, ...], int] = {}
         requests = [
-            (i.request_id, kinds.setdefault(i.kind, len(kinds) + 1), i.tenant, i.digest, i.body)
+            (i.request_id, kinds.setdefault(kind_of(i), len(kinds) + 1), i.tenant, i.digest, i.body)
             for i in batch
         ]
         answers = await self.run(
@@ -130,7 +132,7 @@ class Queue:
             client=client,
             max_waiting=self.settings.max_waiting,
             remember_ms=remember,
-            kinds=[kind._asdict() for kind in kinds],
+            kinds=[dict(zip(Kind._fields, kind, strict=True)) for kind in kinds],
             requests=requests,
         )
         return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
@@ -154,13 +156,13 @@ class Queue:
             answer = await self._exchange(worker, environments[0], token, settlements[0])
             if answer:
                 return read_claimed(answer, token)
-        ends: dict[End, int] = {}
+        ends: dict[tuple[str, str, bool, str, str], int] = {}
         rows = [
             (
                 item.request_id,
                 item.token,
                 item.reply,
-                ends.setdefault(item.end, len(ends) + 1),
+                ends.setdefault(end_of(item), len(ends) + 1),
                 item.cpu_ms,
             )
             for item in settlements
@@ -175,7 +177,7 @@ class Queue:
             busy=busy,
             max_attempts=self.settings.max_attempts,
             remember_ms=int(self.settings.remember_s * 1000),
-            ends=list(ends),
+            ends=[(outcome, reason, int(warm), way, fp) for outcome, reason, warm, way, fp in ends],
             settlements=rows,
             environments=environments,
         )
@@ -199,7 +201,7 @@ class Queue:
             settled_token=item.token,
             reply=item.reply,
             cpu_ms=item.cpu_ms,
-            **item.end._asdict(),
+            **dict(zip(End._fields, end_of(item), strict=True)),
         )
         if answer == 0:
             # What lasts, as weights and pauses do, would cost a round trip with each claim.
@@ -225,7 +227,7 @@ class Queue:
         environments: Collection[str] = (),
         *,
         idle_factor: float = 1.0,
-        times: Mapping[tuple[str, tuple[Time, ...]], int] | None = None,
+        times: Mapping[tuple[str, Times], int] | None = None,
     ) -> Renewed:
         """A heartbeat: extends the lease over all that the worker holds.
 
