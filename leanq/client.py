@@ -292,6 +292,8 @@ class AsyncLeanQClient(_Client):
 class _Awaiting:
     """The waiter of a task."""
 
+    __slots__ = ("future",)
+
     def __init__(self) -> None:
         self.future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
@@ -309,6 +311,8 @@ class _Awaiting:
 
 class _CallingBack:
     """The waiter of one of many codes."""
+
+    __slots__ = ("_done", "_prepared")
 
     def __init__(self, prepared: PreparedRequest[Reply], done: Callable[[End], None]) -> None:
         self._prepared = prepared

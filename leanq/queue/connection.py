@@ -340,7 +340,7 @@ async def _converse(connection: Any, commands: Sequence[Sequence[Any]]) -> list[
 def _packed(connection: Any, command: Sequence[Any]) -> Sequence[bytes]:
     """The bytes of a command. hiredis takes a seventh of the connection's own time, but for large
     values, which it copies once more."""
-    if any(type(value) is bytes and len(value) > _LARGE_BYTES for value in command):
+    if [value for value in command if type(value) is bytes and len(value) > _LARGE_BYTES]:
         return cast("Sequence[bytes]", connection.pack_command(*command))
     return (pack_command(tuple(command)),)
 
