@@ -183,6 +183,9 @@ class HeldRequests:
 
     async def stop(self) -> None:
         """Stops all running requests, and waits until the drivers have cleaned up."""
+        # Nothing takes the slots that become free.
+        self._slot_pool.slots.waiting -= len(self._waiting)
+        self._waiting.clear()
         for held in (*self._ready, *self._running):
             self._cancel(held)
         await asyncio.gather(*self._runners, return_exceptions=True)
@@ -214,7 +217,9 @@ class HeldRequests:
         started_s = time.monotonic()
         logs.ABOUT.set(logs.About(job.request_id, job.attempts, self._worker, job.environment))
         try:
-            settlement = self._settlement(job, started_s, await self._answer(job))
+            reply = await self._answer(job)
+            ran_s = time.monotonic() - started_s
+            settlement = self._settlement(job, ran_s, reply)
         except NewerMessageError as error:
             # A newer release understands it. Without a pause this worker would claim it again.
             log.warning("%s is given back: %s", job.request_id, error)
@@ -234,9 +239,10 @@ class HeldRequests:
             # A defect of leanq's would recur on every worker that claims the request.
             log.exception("%s failed", job.request_id)
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
-            settlement = self._settlement(job, started_s, Reply(error=" ".join(text.split())))
+            ran_s = time.monotonic() - started_s
+            settlement = self._settlement(job, ran_s, Reply(error=" ".join(text.split())))
         self._slot_pool.breaker.succeeded()
-        self._slot_pool.run_time.add(time.monotonic() - started_s)
+        self._slot_pool.run_time.add(ran_s)
         return settlement
 
     def _finish(self, held: _Held, end: Settlement | Returning) -> None:
@@ -268,13 +274,12 @@ class HeldRequests:
             return Reply(error=f"worker {self._worker} does not serve {job.environment!r}")
         return await driver.run(request)
 
-    def _settlement(self, job: Job, started_s: float, reply: Reply) -> Settlement:
+    def _settlement(self, job: Job, ran_s: float, reply: Reply) -> Settlement:
         outcome = reply.verdict or ("error" if reply.error else "echo")
         count("leanq_worker_requests_total", outcome)
         # An outcome of the infrastructure's may differ the next time.
         lasts = reply.verdict in LEAN_VERDICTS and reply.error is None
         fingerprint = (reply.fingerprint or "") if lasts else ""
-        ran_s = time.monotonic() - started_s
         if outcome != "echo" and logs.requests.isEnabledFor(logging.INFO):
             said = {"verdict": outcome, "queued_s": job.queued_s, "ran_s": round(ran_s, 4)}
             logs.requests.info("%s in %.3f s", outcome, ran_s, extra={"fields": said})

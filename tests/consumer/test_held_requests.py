@@ -174,6 +174,26 @@ async def test_a_slot_is_kept_until_the_driver_has_cleaned_up(
     await eventually(lambda: pool.slots.taken == 0)
 
 
+async def test_nothing_begins_in_a_worker_that_stops(
+    requests: HeldRequests, driver: Driver, pool: SlotPool
+) -> None:
+    driver.work = driver.wait
+    begun, ahead = numbered(SLOTS), b"ahead"
+    for payload in (*begun, ahead):
+        requests.start(job(payload))
+    await eventually(lambda: len(driver.tasks) == SLOTS)
+    requests.start(job(b"last"))
+    async with asyncio.timeout(30.0):
+        await requests.stop()
+    assert set(driver.tasks) == set(begun)
+    assert (pool.slots.taken, pool.slots.waiting) == (0, 0)
+    assert {each.request_id for each in requests.jobs} == {
+        *(payload.decode() for payload in begun),
+        "ahead",
+        "last",
+    }
+
+
 async def test_what_is_logged_is_about_the_request_that_runs(
     requests: HeldRequests, driver: Driver
 ) -> None:
