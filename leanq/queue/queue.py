@@ -502,7 +502,8 @@ class Queue:
         (entries,) = found.values() if isinstance(found, dict) else [found[0][1]]
         pairs: list[tuple[str, bytes]] = []
         for _, fields in entries:
-            pairs += zip(map(_text, fields[::2]), fields[1::2], strict=True)
+            names = [name.decode(errors="replace") for name in fields[::2]]
+            pairs += zip(names, fields[1::2], strict=True)
         return _text(entries[-1][0]), pairs
 
     async def drop_inbox(self, client: str) -> None:
