@@ -23,7 +23,7 @@ from leanq.queue import wire
 from leanq.queue.keys import new_request_id
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
-from leanq.queue.results import Job, Queued, Settlement, Submission, Time, times_of
+from leanq.queue.results import Job, Queued, Settlement, Submission, Times, times_of
 
 PAYLOAD_BYTES, CODE_BYTES = 100, 1024
 
@@ -83,7 +83,7 @@ class Fleet:
         self._turns = deque(
             (f"host-{secrets.token_hex(6)}", deque[Job]()) for _ in range(load.workers)
         )
-        self._times = Counter[tuple[str, tuple[Time, ...]]]()
+        self._times = Counter[tuple[str, Times]]()
         self._renewals: deque[tuple[float, str]] = deque()
         # What was settled and not yet read.
         self._unread = 0

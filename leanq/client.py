@@ -12,11 +12,12 @@ from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     Callable,
+    Coroutine,
     Iterable,
     Mapping,
     Sequence,
 )
-from typing import TYPE_CHECKING, ClassVar, Self, TypeVar, Unpack, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack, get_args
 
 from leanq.errors import ClosedError, InvalidRequestError, LeanQError, UsageError
 from leanq.producer import arguments
@@ -184,6 +185,8 @@ class AsyncLeanQClient(_Client):
     async def __aenter__(self) -> Self:
         route = self._new_route()
         await route.open()
+        # To ask for it asks the system, before Python 3.12, and each request needs it.
+        self._loop = asyncio.get_running_loop()
         self._route = route
         return self
 
@@ -250,9 +253,9 @@ class AsyncLeanQClient(_Client):
     async def attach(self, request_id: str) -> Reply:
         """The reply to a request submitted before; raises LostError where none is known."""
         request_id = self._builder.request_id(request_id)
-        waiter = _Awaiting()
-        self._open_route().attach(request_id, waiter)
-        return await self._end(request_id, waiter)
+        route, waiter = self._open_route(), _Awaiting(self._loop)
+        route.attach(request_id, waiter)
+        return await self._end(request_id, waiter, lambda reply: reply)
 
     @property
     def campaigns(self) -> AsyncCampaignsClient:
@@ -270,15 +273,15 @@ class AsyncLeanQClient(_Client):
         route.send(prepared, waiter)
         return lambda: route.cancel(prepared.submission.request_id, waiter)
 
-    async def _reply(self, prepared: PreparedRequest[_T]) -> _T:
-        waiter = _Awaiting()
-        self._open_route().send(prepared, waiter)
-        return prepared.read(await self._end(prepared.submission.request_id, waiter))
+    def _reply(self, prepared: PreparedRequest[_T]) -> Coroutine[Any, Any, _T]:
+        route, waiter = self._open_route(), _Awaiting(self._loop)
+        route.send(prepared, waiter)
+        return self._end(prepared.submission.request_id, waiter, prepared.read)
 
-    async def _end(self, request_id: str, waiter: _Awaiting) -> Reply:
+    async def _end(self, request_id: str, waiter: _Awaiting, read: Callable[[Reply], _T]) -> _T:
         route = self._open_route()
         try:
-            return await waiter.future
+            return read(await waiter.future)
         except asyncio.CancelledError:
             route.cancel(request_id, waiter)
             raise
@@ -292,8 +295,10 @@ class AsyncLeanQClient(_Client):
 class _Awaiting:
     """The waiter of a task."""
 
-    def __init__(self) -> None:
-        self.future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    __slots__ = ("future",)
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[Reply] = loop.create_future()
 
     def acknowledged(self) -> None:
         pass
@@ -309,6 +314,8 @@ class _Awaiting:
 
 class _CallingBack:
     """The waiter of one of many codes."""
+
+    __slots__ = ("_done", "_prepared")
 
     def __init__(self, prepared: PreparedRequest[Reply], done: Callable[[End], None]) -> None:
         self._prepared = prepared

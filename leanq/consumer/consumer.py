@@ -28,7 +28,7 @@ from leanq.lean.driver import Driver
 from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s, new_token
 from leanq.queue.reaper import reap
-from leanq.queue.results import Job, Renewed, Settlement, Status, Stop, Time
+from leanq.queue.results import Job, Renewed, Settlement, Status, Stop, Times
 from leanq.queue.shape import announce_shape
 
 log = logging.getLogger("leanq.worker")
@@ -96,7 +96,7 @@ class Consumer:
         self._claimed = asyncio.Event()
         self._renew_at_s = time.monotonic() + self._renew_every_s
         # Of results since the last heartbeat: their environments, how long they took.
-        self._times = Counter[tuple[str, tuple[Time, ...]]]()
+        self._times = Counter[tuple[str, Times]]()
         # What was published of the environments.
         self._published: Mapping[str, Mapping[str, object]] = {}
         # The shard may know the worker, though its answer was lost.

@@ -12,8 +12,8 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from leanq.consumer.slot_pool import SlotPool
@@ -32,8 +32,7 @@ _SETTLE_BYTES = 1 << 20
 _PAUSE_AFTER_DEFERRING_S = 0.5
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
+class _Held(Struct, eq=False):
     """A request that this worker runs: it holds the lease until the end is settled, or is about to
     claim it. ``end``: what its driver has made of it, or how it goes back."""
 
@@ -42,7 +41,11 @@ class _Held:
 
 
 class HeldRequests:
-    """The requests of one shard; runs each in a task of its own, as soon as a slot is free.
+    """The requests of one shard; each runs as soon as a slot is free.
+
+    A *runner* is a task that runs requests one after the other, until none is left to begin with.
+    As long as they end without waiting for anything one runner is enough; when one waits, each of
+    those behind it gets a runner of its own.
 
     Attributes:
         returns: (request id, token) of requests to be given back, by how.
@@ -77,7 +80,13 @@ class HeldRequests:
         # Requests that were claimed ahead, and since when the first of them waits.
         self._waiting: deque[_Held] = deque()
         self._waiting_since_s = 0.0
-        # Requests that fill a slot: also those no longer held, while their driver cleans up.
+        # Requests that have a slot and have not begun, and whether something is scheduled that
+        # begins with them.
+        self._ready: deque[_Held] = deque()
+        self._due = False
+        self._runners: set[asyncio.Task[None]] = set()
+        # Requests that have begun, and their runners: also those no longer held, while their driver
+        # cleans up.
         self._running: dict[_Held, asyncio.Task[None]] = {}
 
     @property
@@ -101,7 +110,8 @@ class HeldRequests:
                 return
             self.drop_begun()
         # It may run here already, for a lease that expired before the worker noticed.
-        self.drop(job.request_id)
+        if job.request_id in self._held:
+            self.drop(job.request_id)
         held = self._held[job.request_id] = _Held(job)
         if self._slot_pool.slots.free > 0:
             self._run(held)
@@ -155,7 +165,34 @@ class HeldRequests:
 
     def _run(self, held: _Held) -> None:
         self._slot_pool.slots.take(isolated=held.job.isolated)
-        self._running[held] = asyncio.get_running_loop().create_task(self._work(held))
+        self._ready.append(held)
+        if not self._due:
+            self._add_runner()
+
+    def _add_runner(self) -> None:
+        self._due = True
+        runner = asyncio.get_running_loop().create_task(self._run_ready())
+        self._runners.add(runner)
+        runner.add_done_callback(self._runners.discard)
+
+    async def _run_ready(self) -> None:
+        self._due = False
+        runner = asyncio.current_task()
+        assert runner is not None
+        # A driver may have caught what cancelled its request.
+        while self._ready and not runner.cancelling():
+            held = self._ready.popleft()
+            if self._ready and not self._due:
+                self._due = True
+                asyncio.get_running_loop().call_soon(self._add_runners)
+            self._running[held] = runner
+            self._finish(held, await self._end_of(held))
+
+    def _add_runners(self) -> None:
+        """Adds one for each request that is left by now, since those before it wait."""
+        self._due = False
+        for _ in range(len(self._ready)):
+            self._add_runner()
 
     def drop(self, request_id: str) -> None:
         """Stops a request whose lease is gone: withdrawn, timed out or reaped."""
@@ -187,63 +224,69 @@ class HeldRequests:
 
     async def stop(self) -> None:
         """Stops all running requests, and waits until the drivers have cleaned up."""
-        tasks = list(self._running.values())
-        for held in list(self._running):
+        # Nothing takes the slots that become free.
+        self._slot_pool.slots.waiting -= len(self._waiting)
+        self._waiting.clear()
+        for held in (*self._ready, *self._running):
             self._cancel(held)
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._runners, return_exceptions=True)
 
     def _cancel(self, held: _Held) -> None:
-        if held in self._waiting:
+        if runner := self._running.get(held):
+            runner.cancel()
+            runner.add_done_callback(lambda _: self._vacate(held))
+        elif held in self._ready:
+            self._ready.remove(held)
+            self._give_slot(held)
+        elif held in self._waiting:
             self._waiting.remove(held)
             self._slot_pool.slots.waiting -= 1
-        if task := self._running.get(held):
-            task.cancel()
-            # One that is cancelled before it ran could not do it itself.
-            task.add_done_callback(lambda _: self._vacate(held))
 
     def _vacate(self, held: _Held) -> None:
         if self._running.pop(held, None):
-            self._slot_pool.give(isolated=held.job.isolated)
-            if self._waiting and self._slot_pool.slots.free > 0:
-                self._slot_pool.slots.waiting -= 1
-                self._waiting_since_s = time.monotonic()
-                self._run(self._waiting.popleft())
+            self._give_slot(held)
 
-    async def _work(self, held: _Held) -> None:
+    def _give_slot(self, held: _Held) -> None:
+        self._slot_pool.give(isolated=held.job.isolated)
+        if self._waiting and self._slot_pool.slots.free > 0:
+            self._slot_pool.slots.waiting -= 1
+            self._waiting_since_s = time.monotonic()
+            self._run(self._waiting.popleft())
+
+    async def _end_of(self, held: _Held) -> Settlement | Returning:
+        """Runs a request; its result, or how it goes back."""
         job = held.job
         started_s = time.monotonic()
-        about = {"request_id": job.request_id, "attempt": job.attempts, "worker": self._worker}
-        logs.ABOUT.set({**about, "environment": job.environment})
+        logs.ABOUT.set(logs.About(job.request_id, job.attempts, self._worker, job.environment))
         try:
             reply = await self._answer(job)
+            ran_s = time.monotonic() - started_s
             # By now it may have been claimed.
-            settlement = self._settlement(held.job, started_s, reply)
+            settlement = self._settlement(held.job, ran_s, reply)
         except NewerMessageError as error:
             # A newer release understands it. Without a pause this worker would claim it again.
             log.warning("%s is given back: %s", job.request_id, error)
             self._slot_pool.breaker.pause(_PAUSE_AFTER_DEFERRING_S)
-            self._finish(held, "defer")
-            return
+            return "defer"
         except ToolchainError as error:
             # Whatever the request was, it is not to blame.
             log.error("%s is given back: %s", job.request_id, error)
             self._slot_pool.quarantine(error)
-            self._finish(held, "requeue")
-            return
+            return "requeue"
         except WorkerError as error:
             # The attempt counts, in case the request is what breaks machines.
             log.error("%s: %s", type(error).__name__, error)
             self._slot_pool.breaker.failed(error)
-            self._finish(held, "retry")
-            return
+            return "retry"
         except Exception as error:
             # A defect of leanq's would recur on every worker that claims the request.
             log.exception("%s failed", job.request_id)
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
-            settlement = self._settlement(job, started_s, Reply(error=" ".join(text.split())))
+            ran_s = time.monotonic() - started_s
+            settlement = self._settlement(job, ran_s, Reply(error=" ".join(text.split())))
         self._slot_pool.breaker.succeeded()
-        self._slot_pool.run_time.add(time.monotonic() - started_s)
-        self._finish(held, settlement)
+        self._slot_pool.run_time.add(ran_s)
+        return settlement
 
     def _finish(self, held: _Held, end: Settlement | Returning) -> None:
         """Keeps the end, or how the request goes back, for the consumer; unless it was dropped
@@ -270,19 +313,19 @@ class HeldRequests:
         except WireError as error:
             return Reply(error=f"the request cannot be read: {error}")
         if request.traceparent:
-            logs.ABOUT.set({**logs.ABOUT.get(), "traceparent": request.traceparent})
+            about = logs.About(job.request_id, job.attempts, self._worker, job.environment)
+            logs.ABOUT.set(replace(about, traceparent=request.traceparent))
         driver = self._drivers.get(job.environment)
         if driver is None:
             return Reply(error=f"worker {self._worker} does not serve {job.environment!r}")
         return await driver.run(request)
 
-    def _settlement(self, job: Job, started_s: float, reply: Reply) -> Settlement:
+    def _settlement(self, job: Job, ran_s: float, reply: Reply) -> Settlement:
         outcome = reply.verdict or ("error" if reply.error else "echo")
         count("leanq_worker_requests_total", outcome)
         # An outcome of the infrastructure's may differ the next time.
         lasts = reply.verdict in LEAN_VERDICTS and reply.error is None
         fingerprint = (reply.fingerprint or "") if lasts else ""
-        ran_s = time.monotonic() - started_s
         if outcome != "echo" and logs.requests.isEnabledFor(logging.INFO):
             said = {"verdict": outcome, "queued_s": job.queued_s, "ran_s": round(ran_s, 4)}
             logs.requests.info("%s in %.3f s", outcome, ran_s, extra={"fields": said})
@@ -293,17 +336,15 @@ class HeldRequests:
             queued_s=job.queued_s,
             wall_s=reply.wall_s or ran_s,
         )
-        data = wire.pack_reply(job.token, signed)
-        way, times = reply.way or "", times_of(job.queued_s, ran_s)
         return Settlement(
             job.request_id,
             job.token,
             outcome,
-            data,
+            wire.pack_reply(job.token, signed),
             fingerprint,
             reply.warm,
-            way,
-            times,
+            reply.way or "",
+            times_of(job.queued_s, ran_s),
             reply.reason or "",
             round(reply.cpu_s * 1000),
         )

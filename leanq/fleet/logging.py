@@ -5,13 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
 from contextvars import ContextVar
 
-ABOUT: ContextVar[Mapping[str, object]] = ContextVar("leanq_about")
-"""What all that a task logs is about: ``request_id``, ``attempt``, ``worker`` and, where the client
-gave
-one, ``traceparent``."""
+import msgspec
+from msgspec import Struct
+
+
+class About(Struct, frozen=True, omit_defaults=True):
+    """The attempt at a request that lines are about; ``traceparent``: "" where the client gave
+    none."""
+
+    request_id: str
+    attempt: int
+    worker: str
+    environment: str
+    traceparent: str = ""
+
+
+ABOUT: ContextVar[About | None] = ContextVar("leanq_about", default=None)
+"""What all that a task logs is about."""
 
 requests = logging.getLogger("leanq.request")
 """A line for each request that a worker has run, echoes left out."""
@@ -42,7 +54,7 @@ class JsonLines(logging.Formatter):
             "time": time.time(),
             "level": record.levelname,
             "message": record.getMessage(),
-            **ABOUT.get({}),
+            **msgspec.to_builtins(ABOUT.get() or {}),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:

@@ -269,7 +269,9 @@ class RequestBuilder:
         options = _checked(SubmitOptions.__optional_keys__, options)
         payload = arguments.data("the payload", payload)
         delay_s = arguments.number("delay_s", delay_s)
-        request = Request("echo", payload=payload, delay_s=delay_s)
+        # What is the default is left out, and so needs no check.
+        delay: Any = {"delay_s": delay_s} if delay_s else {}
+        request = Request("echo", payload=payload, **delay)
         return PreparedRequest(self._submission(request, ECHO_ENVIRONMENT, options), _payload)
 
     def request_id(self, request_id: str) -> str:
@@ -326,7 +328,7 @@ class RequestBuilder:
         warmth: tuple[str, ...] = (),
     ) -> Submission:
         priority = options.get("priority", 1)
-        if priority not in range(PRIORITIES):
+        if not 0 <= priority < PRIORITIES:
             raise InvalidRequestError(f"priority must be 0 (most urgent), 1 or 2, got {priority}")
         deadline_s = options.get("deadline_s")
         if deadline_s is not None and not 0 < deadline_s <= 1e9:
@@ -361,19 +363,19 @@ def whereabouts(recipe: Recipe, environment: str) -> Whereabouts:
 
 
 # Fields of a request that options set; those that are left out have the request's own defaults.
-_OF_BUDGET = ("memory_mb", "scratch_mb", "audit", "trust_programs")
+_OF_BUDGET = ("timeout_s", "memory_mb", "scratch_mb", "audit", "trust_programs")
 
 
 def _budget(options: Check) -> dict[str, Any]:
-    timeout_s = options.get("timeout_s", 60.0)
     given: Mapping[str, Any] = options
-    return {
-        "timeout_s": timeout_s,
-        "wall_s": wall_for(timeout_s),
-        "allow_axioms": tuple(sorted(set(options.get("allow_axioms", ())))),
-        "infotree": options.get("infotree") or "",
-        **{name: given[name] for name in _OF_BUDGET if name in given},
-    }
+    budget = {name: given[name] for name in _OF_BUDGET if name in given}
+    if "timeout_s" in options:
+        budget["wall_s"] = wall_for(options["timeout_s"])
+    if "allow_axioms" in options:
+        budget["allow_axioms"] = tuple(sorted(set(options["allow_axioms"])))
+    if infotree := options.get("infotree"):
+        budget["infotree"] = infotree
+    return budget
 
 
 def _labels(options: SubmitOptions) -> str:
@@ -391,12 +393,12 @@ def _checked(known: frozenset[str], options: _Options) -> _Options:
         TypeError: an option that there is not, as Python does for a function without ``**options``.
         InvalidRequestError: a value of a wrong type.
     """
-    checked = {}
+    checked: Any = {}
     for name, value in options.items():
         if name not in known:
             raise TypeError(f"unexpected option {name!r}; there are {', '.join(sorted(known))}")
         checked[name] = _OPTIONS[name](name, value)
-    return cast("_Options", checked)
+    return checked  # type: ignore[no-any-return]
 
 
 def _payload(reply: Reply) -> bytes:

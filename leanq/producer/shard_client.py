@@ -24,8 +24,9 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from leanq.errors import (
     ClosedError,
@@ -87,13 +88,13 @@ class Inbox:
         )
         if extend and pairs:
             self._extend_at_s = asked_s + self._extend_every_s
-        yield [pair for pair in pairs if not pair[1].isdigit()]
-        large = (
-            (request_id, int(size))
-            for request_id, size in pairs
-            if size.isdigit() and awaited(request_id)
-        )
-        for request_ids in _batches(large):
+        small: Replies = []
+        large: Replies = []
+        for pair in pairs:
+            (large if pair[1].isdigit() else small).append(pair)
+        yield small
+        sizes = ((request_id, int(size)) for request_id, size in large if awaited(request_id))
+        for request_ids in _batches(sizes):
             replies = await self._queue.replies(request_ids)
             yield [
                 (request_id, data)
@@ -117,8 +118,7 @@ def _batches(large: Iterator[tuple[str, int]]) -> Iterator[list[str]]:
         yield batch
 
 
-@dataclass(slots=True)
-class _Outstanding:
+class _Outstanding(Struct, eq=False):
     """A request whose end is awaited. Times are of the monotonic clock.
 
     Attributes:
@@ -230,7 +230,8 @@ class ShardClient:
         del self.outstanding[request_id]
         self._withdrawn.append(request_id)
         self._work.set()
-        self._note_idle()
+        if not self.outstanding:
+            self._note_idle()
         return True
 
     def waiting(self) -> Mapping[tuple[str, str], int]:
@@ -296,7 +297,8 @@ class ShardClient:
             if entry.submission:
                 self._environments_answered.add(entry.submission.environment)
             entry.waiter.ended(end)
-            self._note_idle()
+            if not self.outstanding:
+                self._note_idle()
 
     def _end_all(self, error: Callable[[], LeanQError]) -> None:
         """Ends each with an error of its own, since raising one adds to its traceback."""
@@ -305,9 +307,8 @@ class ShardClient:
             self._end(request_id, error())
 
     def _note_idle(self) -> None:
-        if not self.outstanding:
-            self._reading.clear()
-            self.down_since = None
+        self._reading.clear()
+        self.down_since = None
 
     def _end_with_bytes(self, request_id: str, data: bytes) -> None:
         try:

@@ -147,18 +147,18 @@ class ShardRouter:
             task = asyncio.get_running_loop().create_task(self._find(prepared, waiter))
             self._finding[submission.request_id, id(waiter)] = waiter, task
         else:
-            self.shards[shard_of(submission.request_id)].send(submission, waiter)
+            self._shard(submission.request_id).send(submission, waiter)
 
     def attach(self, request_id: str, waiter: Waiter) -> None:
         """Waits for a request that was submitted before."""
-        self.shards[shard_of(request_id)].attach(request_id, waiter)
+        self._shard(request_id).attach(request_id, waiter)
 
     def cancel(self, request_id: str, waiter: Waiter) -> bool:
         """Withdraws a request; False where it has ended already."""
         if found := self._finding.pop((request_id, id(waiter)), None):
             found[1].cancel()
             return True
-        return self.shards[shard_of(request_id)].cancel(request_id, waiter)
+        return self._shard(request_id).cancel(request_id, waiter)
 
     async def close(self, *, withdraw: bool) -> None:
         """Ends every outstanding request, withdrawn from the queue or running on."""
@@ -188,4 +188,8 @@ class ShardRouter:
             found = structs.replace(
                 submission, environment=where.environment, affinity=where.warmth
             )
-            self.shards[shard_of(submission.request_id)].send(found, waiter)
+            self._shard(submission.request_id).send(found, waiter)
+
+    def _shard(self, request_id: str) -> ShardClient:
+        # Of a queue with one shard, which most are, each request id names that one.
+        return self.shards[0 if len(self.shards) == 1 else shard_of(request_id)]

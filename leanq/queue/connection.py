@@ -131,7 +131,7 @@ class Link:
         """
         closings = self._closings
         async with self._turn:
-            sent_on = f"the cluster of {self._address.name} sends from node to node"
+            sent_on, url = "", self._address.url
             for _ in range(_MAX_REDIRECTIONS):
                 try:
                     async with asyncio.timeout(_COMMAND_TIMEOUT_S + block_s):
@@ -164,7 +164,9 @@ class Link:
                     elif not isinstance(error, redis_errors.ResponseError):
                         await self._disconnect()
                     raise UnavailableError(failed) from None
-            raise UnavailableError(sent_on)
+            raise UnavailableError(
+                sent_on or f"the cluster of {without_password(url)} sends from node to node"
+            )
 
     async def ask(self, *commands: Sequence[Any], block_s: float = 0.0) -> list[Any]:
         """What the server answers to the commands, which it gets at once: as it is on the wire.
@@ -340,7 +342,7 @@ async def _converse(connection: Any, commands: Sequence[Sequence[Any]]) -> list[
 def _packed(connection: Any, command: Sequence[Any]) -> Sequence[bytes]:
     """The bytes of a command. hiredis takes a seventh of the connection's own time, but for large
     values, which it copies once more."""
-    if any(type(value) is bytes and len(value) > _LARGE_BYTES for value in command):
+    if [value for value in command if type(value) is bytes and len(value) > _LARGE_BYTES]:
         return cast("Sequence[bytes]", connection.pack_command(*command))
     return (pack_command(tuple(command)),)
 

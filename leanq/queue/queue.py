@@ -52,11 +52,13 @@ from leanq.queue.results import (
     Stop,
     Submission,
     Submitted,
-    Time,
+    Times,
     UnknownEnvironment,
     Wakeup,
     WorkerRow,
+    end_of,
     is_record,
+    kind_of,
     merged,
     read_claimed,
     read_in_flight,
@@ -124,9 +126,9 @@ class Queue:
             QueueFullError: the server is out of memory; nothing of the batch was taken.
         """
         remember = self._ttl_ms if self.settings.remember_s > 0 else 0
-        kinds: dict[Kind, int] = {}
+        kinds: dict[tuple[object, ...], int] = {}
         requests = [
-            (i.request_id, kinds.setdefault(i.kind, len(kinds) + 1), i.tenant, i.digest, i.body)
+            (i.request_id, kinds.setdefault(kind_of(i), len(kinds) + 1), i.tenant, i.digest, i.body)
             for i in batch
         ]
         answers = await self.run(
@@ -134,7 +136,7 @@ class Queue:
             client=client,
             max_waiting=self.settings.max_waiting,
             remember_ms=remember,
-            kinds=[kind._asdict() for kind in kinds],
+            kinds=[dict(zip(Kind._fields, kind, strict=True)) for kind in kinds],
             requests=requests,
         )
         return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
@@ -158,13 +160,13 @@ class Queue:
             answer = await self._exchange(worker, environments[0], token, settlements[0])
             if answer:
                 return read_claimed(answer, token)
-        ends: dict[End, int] = {}
+        ends: dict[tuple[str, str, bool, str, str], int] = {}
         rows = [
             (
                 item.request_id,
                 item.token,
                 item.reply,
-                ends.setdefault(item.end, len(ends) + 1),
+                ends.setdefault(end_of(item), len(ends) + 1),
                 item.cpu_ms,
             )
             for item in settlements
@@ -179,7 +181,7 @@ class Queue:
             busy=busy,
             max_attempts=self.settings.max_attempts,
             remember_ms=int(self.settings.remember_s * 1000),
-            ends=list(ends),
+            ends=[(outcome, reason, int(warm), way, fp) for outcome, reason, warm, way, fp in ends],
             settlements=rows,
             environments=environments,
         )
@@ -201,9 +203,7 @@ class Queue:
             environment=environment,
             request_id=item.request_id,
             settled_token=item.token,
-            reply=item.reply,
-            cpu_ms=item.cpu_ms,
-            **item.end._asdict(),
+            **_result(item),
         )
         if answer == 0:
             # What lasts, as weights and pauses do, would cost a round trip with each claim.
@@ -223,9 +223,7 @@ class Queue:
             remember_ms=int(self.settings.remember_s * 1000),
             environment=environment,
             request_id=item.request_id,
-            reply=item.reply,
-            cpu_ms=item.cpu_ms,
-            **item.end._asdict(),
+            **_result(item),
         )
         return cast("int | None", answer)
 
@@ -248,7 +246,7 @@ class Queue:
         environments: Collection[str] = (),
         *,
         idle_factor: float = 1.0,
-        times: Mapping[tuple[str, tuple[Time, ...]], int] | None = None,
+        times: Mapping[tuple[str, Times], int] | None = None,
     ) -> Renewed:
         """A heartbeat: extends the lease over all that the worker holds.
 
@@ -523,7 +521,8 @@ class Queue:
         (entries,) = found.values() if isinstance(found, dict) else [found[0][1]]
         pairs: list[tuple[str, bytes]] = []
         for _, fields in entries:
-            pairs += zip(map(_text, fields[::2]), fields[1::2], strict=True)
+            names = [name.decode(errors="replace") for name in fields[::2]]
+            pairs += zip(names, fields[1::2], strict=True)
         return _text(entries[-1][0]), pairs
 
     async def drop_inbox(self, client: str) -> None:
@@ -614,6 +613,12 @@ def backoff_s(rng: random.Random, base_s: float = 0.05, max_s: float = 5.0) -> I
     while True:
         yield rng.uniform(0, bound)
         bound = min(max_s, bound * 2)
+
+
+def _result(item: Settlement) -> dict[str, Any]:
+    """The arguments of a script that settles one result."""
+    end = dict(zip(End._fields, end_of(item), strict=True))
+    return {**end, "reply": item.reply, "cpu_ms": item.cpu_ms}
 
 
 def new_token() -> str:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict, force_setattr, replace
 
 from leanq.errors import InvalidRequestError, NoRewardError
 
@@ -118,7 +118,18 @@ _STATE = re.compile(r"[0-9a-f]{64}(-[0-9a-f]{32})?")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
+_TIMEOUT_S, _WALL_S, _MEMORY_MB, _SCRATCH_MB, _DELAY_S = 60.0, 360.0, 4096, 256, 0.0
+_NUMBERS: tuple[tuple[str, float, str, tuple[float, float], str], ...] = (
+    ("timeout_s", _TIMEOUT_S, "timeout", TIMEOUT_S, "CPU seconds"),
+    ("wall_s", _WALL_S, "wall time", (0.01, 10 * MAX_TIMEOUT_S), "seconds"),
+    ("memory_mb", _MEMORY_MB, "memory", MEMORY_MB, "MB"),
+    ("scratch_mb", _SCRATCH_MB, "scratch disk", SCRATCH_MB, "MB"),
+    ("delay_s", _DELAY_S, "delay", (0, MAX_TIMEOUT_S), "seconds"),
+)
+"""Fields of a request that are numbers: the default, what they are called, and their limits."""
+
+
+class Request(Struct, frozen=True, tag_field="v", tag=VERSION, omit_defaults=True):
     """What a client asks of a worker.
 
     Attributes:
@@ -147,10 +158,10 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
     state: str = ""
     tactic: str = ""
     payload: bytes = b""
-    delay_s: float = 0.0
-    timeout_s: float = 60.0
-    wall_s: float = 360.0
-    memory_mb: int = 4096
+    delay_s: float = _DELAY_S
+    timeout_s: float = _TIMEOUT_S
+    wall_s: float = _WALL_S
+    memory_mb: int = _MEMORY_MB
     allow_axioms: tuple[str, ...] = ()
     audit: bool = True
     traceparent: str = ""
@@ -158,7 +169,7 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
     theorems: tuple[str, ...] = ()
     holes: tuple[str, ...] = ()
     trust_programs: bool = False
-    scratch_mb: int = 256
+    scratch_mb: int = _SCRATCH_MB
     infotree: Infotree | Literal[""] = ""
 
     def __post_init__(self) -> None:
@@ -167,27 +178,48 @@ class Request(Struct, frozen=True, tag_field="v", tag=VERSION):
                 f"{self.traceparent!r:.80} is not a traceparent; expected one such as "
                 "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
             )
-        _within("timeout", self.timeout_s, *TIMEOUT_S, "CPU seconds")
-        _within("wall time", self.wall_s, 0.01, 10 * MAX_TIMEOUT_S, "seconds")
-        _within("memory", self.memory_mb, *MEMORY_MB, "MB")
-        _within("scratch disk", self.scratch_mb, *SCRATCH_MB, "MB")
-        _within("delay", self.delay_s, 0, MAX_TIMEOUT_S, "seconds")
-        if self.op == "check" and not self.code.strip():
-            raise InvalidRequestError("there is no Lean code to check: the text is empty")
-        if self.op == "step" and not self.tactic.strip():
-            raise InvalidRequestError("there is no tactic to run: the text is empty")
-        if self.op in ("step", "export") and not _STATE.fullmatch(self.state):
-            raise InvalidRequestError(
-                f"{self.state!r:.80} is not a state; expected 64 hexadecimal digits"
-            )
-        if self.op == "verify":
+        # Numbers that were left out are the defaults themselves, and within their limits.
+        if not (
+            self.timeout_s is _TIMEOUT_S
+            and self.wall_s is _WALL_S
+            and self.memory_mb is _MEMORY_MB
+            and self.scratch_mb is _SCRATCH_MB
+            and self.delay_s is _DELAY_S
+        ):
+            self._check_numbers()
+        op = self.op
+        if op == "check":
+            if not self.code.strip():
+                raise InvalidRequestError("there is no Lean code to check: the text is empty")
+        elif op == "verify":
             self._check_verify()
+        elif op == "step" or op == "export":
+            self._check_step()
         if self.infotree and self.op != "check":
             raise InvalidRequestError(
                 f"a {self.op} has no infotree; ask for one with a check of the text"
             )
         if "\0" in self.code or "\0" in self.tactic or "\0" in self.target:
             raise InvalidRequestError("the text contains a NUL character, so it is not Lean code")
+
+    def _check_numbers(self) -> None:
+        for name, default, what, (least, most), unit in _NUMBERS:
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise InvalidRequestError(
+                    f"{what} must lie between {least:.10g} and {most:.10g} {unit}, got {value:.10g}"
+                )
+            if value == default and value is not default:
+                # msgspec omits only the default itself, and equal requests must have equal bytes.
+                force_setattr(self, name, default)
+
+    def _check_step(self) -> None:
+        if self.op == "step" and not self.tactic.strip():
+            raise InvalidRequestError("there is no tactic to run: the text is empty")
+        if not _STATE.fullmatch(self.state):
+            raise InvalidRequestError(
+                f"{self.state!r:.80} is not a state; expected 64 hexadecimal digits"
+            )
 
     def _check_verify(self) -> None:
         if not self.code.strip():
@@ -391,10 +423,3 @@ def step_reply_to_json(reply: Reply) -> dict[str, Any]:
 def verify_reply_to_json(reply: Reply) -> dict[str, Any]:
     """The reply to a verification: as a check's, and which theorems failed by which rule."""
     return {**check_reply_to_json(reply), "failed": [asdict(failure) for failure in reply.failed]}
-
-
-def _within(what: str, value: float, least: float, most: float, unit: str) -> None:
-    if not least <= value <= most:
-        raise InvalidRequestError(
-            f"{what} must lie between {least:.10g} and {most:.10g} {unit}, got {value:.10g}"
-        )

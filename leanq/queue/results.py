@@ -9,9 +9,9 @@ import re
 import struct
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
@@ -63,11 +63,11 @@ class Submission(Struct, frozen=True):
     digest: str = ""
     affinity: tuple[str, ...] = ()
 
-    @property
-    def kind(self) -> Kind:
-        """What it shares with most others of its batch."""
-        times = (self.deadline_ms, self.longest_run_ms)
-        return Kind(self.environment, self.priority, *times, self.affinity)
+
+kind_of: Callable[[Submission], tuple[str, int, int, int, tuple[str, ...]]] = attrgetter(
+    "environment", "priority", "deadline_ms", "longest_run_ms", "affinity"
+)
+"""What a submission shares with most others of its batch: the fields of its :class:`Kind`."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -108,13 +108,8 @@ class Job(Struct, frozen=True):
     isolated: bool
 
 
-class Time(NamedTuple):
-    """A time of a request, as it is counted: ``what`` is ``"w"`` (waited), ``"r"`` (ran) or ``"t"``
-    (both), and ``bucket`` the histogram's."""
-
-    what: str
-    ms: int
-    bucket: int
+Times = tuple[int, int]
+"""How long a request waited and how long it ran, in milliseconds, as it is counted."""
 
 
 class End(NamedTuple):
@@ -149,22 +144,23 @@ class Settlement(Struct, frozen=True):
     fingerprint: str = ""
     warm: bool = False
     way: str = ""
-    times: tuple[Time, ...] = ()
+    times: Times = (0, 0)
     reason: str = ""
     cpu_ms: int = 0
 
-    @property
-    def end(self) -> End:
-        """What it shares with most others of its batch."""
-        return End(self.outcome, self.reason, int(self.warm), self.way, self.fingerprint)
+
+end_of: Callable[[Settlement], tuple[str, str, bool, str, str]] = attrgetter(
+    "outcome", "reason", "warm", "way", "fingerprint"
+)
+"""What a settlement shares with most others of its batch: the fields of its :class:`End`."""
 
 
-def times_of(waited_s: float, ran_s: float) -> tuple[Time, ...]:
-    """How long a request waited, ran, and took in all, to two digits.
+def times_of(waited_s: float, ran_s: float) -> Times:
+    """How long a request waited and ran, to two digits.
 
     The fewer of these there are, the less a heartbeat has to tell.
     """
-    return _times(_rounded_ms(waited_s), _rounded_ms(ran_s))
+    return _rounded_ms(waited_s), _rounded_ms(ran_s)
 
 
 def _rounded_ms(s: float) -> int:
@@ -175,20 +171,14 @@ def _rounded_ms(s: float) -> int:
     return (ms + unit // 2) // unit * unit
 
 
-@lru_cache(4096)
-def _times(waited_ms: int, ran_ms: int) -> tuple[Time, ...]:
-    times = {"w": waited_ms, "r": ran_ms, "t": waited_ms + ran_ms}
-    # A bucket holds what is at most its edge.
-    return tuple(Time(what, ms, bisect_left(BUCKETS_S, ms / 1000)) for what, ms in times.items())
-
-
-def tallies_of(times: Mapping[tuple[str, tuple[Time, ...]], int]) -> dict[str, int]:
+def tallies_of(times: Mapping[tuple[str, Times], int]) -> dict[str, int]:
     """The tallies (see :class:`Status`) of so many results of an environment with such times."""
     tallies = Counter[str]()
-    for (environment, each), n in times.items():
-        for what, ms, bucket in each:
+    for (environment, (waited_ms, ran_ms)), n in times.items():
+        for what, ms in (("w", waited_ms), ("r", ran_ms), ("t", waited_ms + ran_ms)):
             tallies[f"{what}_ms:{environment}"] += n * ms
-            tallies[f"{what}:{environment}:{bucket}"] += n
+            # A bucket holds what is at most its edge.
+            tallies[f"{what}:{environment}:{bisect_left(BUCKETS_S, ms / 1000)}"] += n
     return tallies
 
 

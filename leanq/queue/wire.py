@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 
 import msgpack
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from leanq.errors import InvalidRequestError, NewerMessageError, TooLargeError, WireError
 from leanq.queue.requests import VERSION, Failure, Message, Operation, Reply, Request, Theorem
@@ -26,7 +26,6 @@ from leanq.queue.settings import MAX_REQUEST_BYTES
 
 MAX_REPLY_BYTES = 32 << 20
 
-_OPTIONAL = tuple(zip(Request.__struct_fields__[1:], Request.__struct_defaults__, strict=True))
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,10 +54,8 @@ def pack_request(request: Request) -> bytes:
         TooLargeError: more than ``MAX_REQUEST_BYTES``.
         InvalidRequestError: text with lone surrogates, which has no bytes.
     """
-    # msgspec's ``omit_defaults`` goes by identity: it would write a second object of 60.0.
-    fields = {name: value for name, of in _OPTIONAL if (value := getattr(request, name)) != of}
     try:
-        data = _encode({"v": VERSION, "op": request.op, **fields})
+        data = _encode(request)
     except UnicodeEncodeError as error:
         raise InvalidRequestError(f"the text is not Unicode: {error.reason}") from None
     if len(data) > MAX_REQUEST_BYTES:
@@ -93,8 +90,9 @@ def unpack_request(data: bytes) -> Request:
 
 def pack_reply(token: str, reply: Reply) -> bytes:
     """The reply's bytes. One that is too large keeps its verdict and loses its texts' ends."""
-    # What a driver says to its own worker.
-    reply = replace(reply, warm=False, way=None)
+    if reply.warm or reply.way:
+        # What a driver says to its own worker.
+        reply = replace(reply, warm=False, way=None)
     data = _packed_reply(token, reply)
     if len(data) > MAX_REPLY_BYTES:
         data = _packed_reply(token, _cut_short(reply, len(data)))
@@ -116,7 +114,9 @@ def unpack_reply(request_id: str, data: bytes) -> Reply:
             if head.v != VERSION:
                 raise _other_version("reply", head.v) from None
         raise _malformed("reply", error) from None
-    return replace(reply, request_id=request_id)
+    # It was made just now, so there is no need for a copy.
+    force_setattr(reply, "request_id", request_id)
+    return reply
 
 
 def pack_info(info: Mapping[str, object]) -> bytes:

@@ -31,7 +31,7 @@ from leanq.local import running
 from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, SCALER, WORKER
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply, Request
-from leanq.queue.results import times_of
+from leanq.queue.results import tallies_of, times_of
 from leanq.queue.settings import Settings
 from leanq.worker import Worker
 
@@ -64,11 +64,13 @@ def test_names_follow_the_conventions() -> None:
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))
 def test_times_are_counted_to_two_digits(waited_s: float, ran_s: float) -> None:
-    times = times_of(waited_s, ran_s)
-    sums = {time.what: time.ms for time in times}
-    assert set(sums) == set("wrt")
-    for time in times:
-        assert time.bucket == bisect_left(BUCKETS_S, time.ms / 1000)
+    tallies = tallies_of({("echo", times_of(waited_s, ran_s)): 2})
+    sums = {what: tallies[f"{what}_ms:echo"] / 2 for what in "wrt"}
+    for what, ms in sums.items():
+        bucket = bisect_left(BUCKETS_S, ms / 1000)
+        assert {name: n for name, n in tallies.items() if name.startswith(f"{what}:")} == {
+            f"{what}:echo:{bucket}": 2
+        }
     for what, s in (("w", waited_s), ("r", ran_s)):
         assert sums[what] == pytest.approx(s * 1000, rel=0.051, abs=0.5001)
     assert sums["t"] == sums["w"] + sums["r"]

@@ -377,8 +377,21 @@ def test_a_drivers_word_to_its_worker_is_not_sent() -> None:
 
 
 def test_equal_requests_have_equal_bytes() -> None:
-    same = Request("check", "x", timeout_s=float("60"), memory_mb=int("4096"), allow_axioms=())
+    # Objects of their own, as a caller's are.
+    same = Request(
+        "check",
+        "x",
+        payload=bytes(bytearray()),
+        delay_s=float("-0"),
+        timeout_s=float("60"),
+        wall_s=int("360"),
+        memory_mb=int("4096"),
+        scratch_mb=int("256"),
+        allow_axioms=tuple(list[str]()),
+        target="".join(list[str]()),
+    )
     assert pack_request(same) == pack_request(Request("check", "x"))
+    assert pack_request(unpack_request(pack_request(same))) == pack_request(same)
 
 
 def test_replies_are_equal_where_leans_answers_are() -> None:
