@@ -11,7 +11,12 @@ local AGAIN_MS = 10000
 -- When the worker was last noted to be warm (ms); nil where it is not.
 function warmth.is_warm(environment, affinity)
   local warm = tag .. ':warm:' .. environment .. ':' .. affinity
-  if warmth.known[warm] == nil then warmth.known[warm] = redis.call('ZSCORE', warm, worker) end
+  if warmth.known[warm] == nil then
+    local at = redis.pcall('ZSCORE', warm, worker)
+    -- Of another kind. An error would end the script here, with the request that is asked about in no list.
+    if type(at) == 'table' then redis.call('UNLINK', warm); at = false end
+    warmth.known[warm] = at
+  end
   return warmth.known[warm]
 end
 
