@@ -29,9 +29,9 @@ local turns, waits, ways = 'turn:' .. environment, 'waiting:' .. environment, 'w
 local cpu, tenants_cpu = 'u_ms:' .. environment, 'u:' .. environment .. ':' .. tenant
 local known = call('HMGET', stats, 'settled', ended, reasons, ways, cpu, tenants_cpu, 'claimed', turns, waits,
   'affinity:' .. environment, 'warm_hits')
-for _, number in ipairs(known) do
+for i = 1, #known do
   -- Any process may have written what stands there.
-  if number and not tonumber(number) then return false end
+  if known[i] and not tonumber(known[i]) then return false end
 end
 -- A tenant that is not counted yet may find no room.
 if cpu_ms > 0 and not known[6] then return 0 end
