@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from msgspec import structs
 from support.shards import LEASE_MS, Shard, open_shard, settlement
 
+from leanq.errors import UnavailableError
 from leanq.fleet.stats import environments_of
 from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
@@ -498,6 +500,116 @@ async def test_what_is_unusual_is_left_to_claim(
     assert (claimed.accepted, claimed.jobs) == ((True,), ())
     # What lasts is not asked for with each claim.
     assert called == ["exchange", "claim", "claim"]
+
+
+async def test_while_tenants_are_more_than_are_counted_it_is_left_to_claim(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await shard.submit("first", "next")
+    shard.server.hset(f"{shard.tag}:stats", "tenants", 100)
+    job = await shard.job()
+    called = spied_on(shard.queue, monkeypatch)
+    for _ in range(2):
+        done = structs.replace(settlement(job), cpu_ms=5)
+        claimed = await shard.claim(want=1, settle=[done])
+        job = (*claimed.jobs, job)[0]
+    assert called == ["exchange", "claim", "claim"]
+    assert shard.server.hget(f"{shard.tag}:stats", "u:a:") == b"10"
+
+
+async def test_an_entry_of_what_waits_elsewhere_now_is_left_to_claim(shard: Shard) -> None:
+    await shard.submit("first", "front", "moved", tenant="s")
+    await shard.submit("other", "another", tenant="t")
+    job = await shard.job()
+    # Its reply is over, while its id stands in the list still, behind the front one's.
+    await shard.queue.cancel(["moved"])
+    shard.server.delete(f"{shard.tag}:req:moved")
+    await shard.submit("moved", "last", tenant="t")
+    served = []
+    for _ in range(5):
+        (job,) = (await shard.claim(want=1, settle=[settlement(job)])).jobs
+        served.append(job.request_id)
+    assert served == ["other", "front", "another", "moved", "last"]
+    found = shard.dump()
+    assert not found.lists["ring"]
+    assert "withdrawn" not in found.hashes
+
+
+@pytest.mark.parametrize(
+    "harmed",
+    ["stats settled", "stats turn:a", "stats f:a:accepted", "warm:a:x", "inbox:c", "wakeup:a"],
+)
+async def test_a_hostile_value_loses_no_request(shard: Shard, harmed: str) -> None:
+    pinned = harmed.startswith("warm")
+    await shard.submit("first", "next", "last", affinity=("x",) if pinned else ())
+    job = await shard.job()
+    key, _, field = harmed.partition(" ")
+    if field:
+        shard.server.hset(f"{shard.tag}:{key}", field, "nonsense")
+    else:
+        shard.server.delete(f"{shard.tag}:{key}")
+        shard.server.set(f"{shard.tag}:{key}", "of another kind")
+    # Whom to tell, and whom to wake, is not known; all else goes on.
+    expected = UnavailableError if harmed in ("inbox:c", "wakeup:a") else ()
+    for _ in range(3):
+        with contextlib.suppress(expected):
+            await shard.claim(want=1, settle=[settlement(job, warm=pinned)])
+    leased = {job.request_id for job in (await shard.queue.reconcile("w", []))[0]}
+    waits = set(shard.server.lrange(f"{shard.tag}:wait:a:1:t", 0, -1))
+    assert leased - {"first"} | {name.decode() for name in waits} == {"next", "last"}
+    # What is asked for again does not bring more than it asks for.
+    assert len(leased) <= 2
+
+
+@pytest.mark.parametrize(
+    "harmed",
+    [
+        "stats settled",
+        "stats turn:a",
+        "stats waiting:a",
+        "warm:a:x",
+        "inbox:c",
+        "ring:a:1",
+        "wait:a:1:t",
+    ],
+)
+async def test_a_hostile_value_loses_no_completion(shard: Shard, harmed: str) -> None:
+    pinned = harmed.startswith("warm")
+    await shard.submit("first", affinity=("x",) if pinned else ())
+    key, _, field = harmed.partition(" ")
+    if field:
+        shard.server.hset(f"{shard.tag}:{key}", field, "nonsense")
+    else:
+        shard.server.delete(f"{shard.tag}:{key}")
+        shard.server.set(f"{shard.tag}:{key}", "of another kind")
+    reply = pack_reply("token", Reply("accepted"))
+    done = Settlement("first", "token", "accepted", reply, warm=pinned, reason="lean_error")
+    with contextlib.suppress(UnavailableError):
+        await shard.queue.complete("w", "a", done)
+    (answer,) = await shard.queue.lookup("d", ["first"])
+    # It has its reply, or waits as before.
+    if answer != reply:
+        assert answer is True
+        if key != "wait:a:1:t":
+            assert shard.server.lrange(f"{shard.tag}:wait:a:1:t", 0, -1) == [b"first"]
+
+
+@pytest.mark.parametrize("lacks", ["environment", "freedom", "turn", "first attempt", "record"])
+async def test_what_does_not_simply_wait_is_not_completed(shard: Shard, lacks: str) -> None:
+    await shard.submit("first", "next")
+    request_id = "next" if lacks == "turn" else "first"
+    if lacks == "first attempt":
+        job = await shard.job()
+        await shard.queue.release("w", [(job.request_id, job.token)], how="retry")
+    if lacks == "record":
+        await shard.queue.cancel(["first"])
+    if lacks == "freedom":
+        await shard.queue.set_paused("tenant", "t", paused=True)
+    done = Settlement(request_id, "token", "accepted", pack_reply("token", Reply("accepted")))
+    before = shard.dump()
+    environment = "b" if lacks == "environment" else "a"
+    assert await shard.queue.complete("w", environment, done) is None
+    assert shard.dump() == before
 
 
 def spied_on(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -232,7 +232,8 @@ class Storm:
         status = look(self._settings)
         held = any(row.held for row in status.workers)
         busy = status.priorities or status.quarantined or held
-        return not busy and len(status.workers) == len(self._fleet.joined()) == _WORKERS
+        hired = len(status.workers) == _WORKERS and self._fleet.complete()
+        return hired and not busy
 
     def end(self) -> None:
         """Kills what is left of it."""

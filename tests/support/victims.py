@@ -290,6 +290,12 @@ class Fleet:
             self._known = {int(name.rsplit("-", 2)[1]): name for name in self._names()}
         return self._known
 
+    def complete(self) -> bool:
+        """Whether the queue knows all that were hired, and no others. One that still starts would
+        be ended by the signal that tells others to leave, and one that was killed has not left."""
+        with self._lock:
+            return self.joined().keys() == {worker.pid for worker in self._members}
+
     def _names(self) -> list[str]:
         # A server that is silent must not keep workers from being killed.
         with redis.Redis.from_url(self.settings.url, socket_timeout=0.5) as connection:

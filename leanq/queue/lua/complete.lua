@@ -16,6 +16,10 @@ local turns, waits, ways = 'turn:' .. environment, 'waiting:' .. environment, 'w
 local cpu, tenants_cpu = 'u_ms:' .. environment, 'u:' .. environment .. ':' .. r.tenant
 local known = call('HMGET', stats, 'settled', ended, 'claimed', turns, waits, reasons, ways, cpu, tenants_cpu,
   'warm_hits', 'warm_misses')
+for i = 1, #known do
+  -- Any process may have written what stands there.
+  if known[i] and not tonumber(known[i]) then return false end
+end
 -- A tenant that is not counted yet may find no room.
 if cpu_ms > 0 and not known[9] then return false end
 
@@ -26,6 +30,9 @@ if first ~= request_id then
   if first then call('LPUSH', list, first) end
   return false
 end
+-- It is in no list by now, so its reply comes before all that a key of another kind may end the script at. Its
+-- client is told last, and asks for what it was not told of.
+publish.reply(request_id, r.client, reply)
 if call('EXISTS', list) == 0 then call('LREM', tag .. ':ring:' .. place, 1, r.tenant) end
 
 local waiting = (known[5] or 0) - 1
@@ -40,12 +47,11 @@ if way ~= '' then count(ways, known[7], 1) end
 if cpu_ms > 0 then count(cpu, known[8], cpu_ms); count(tenants_cpu, known[9], cpu_ms) end
 if r.affinity ~= '' then
   if warmth.rank(r) < 3 then count('warm_hits', known[10], 1) else count('warm_misses', known[11], 1) end
-  if warm then warmth.note(environment, r.affinity) end
 end
-publish.reply(request_id, r.client, reply)
-publish.all()
+call('HSET', stats, unpack(counts))
+if r.affinity ~= '' and warm then warmth.note(environment, r.affinity) end
 if r.digest ~= '' and remember_ms > 0 and fingerprint ~= '' then
   call('SET', tag .. ':verdict:' .. fingerprint .. ':' .. r.digest, reply, 'PX', remember_ms)
 end
-call('HSET', stats, unpack(counts))
+publish.all()
 return waiting

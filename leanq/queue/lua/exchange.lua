@@ -5,7 +5,8 @@
 -- lists of arguments and tables cost the server as much again. `settled_token` is that of the result's lease,
 -- `token` that of the new one.
 -- Answers as claim. Where anything is unusual nothing is done and claim is to be called: 0 where that may
--- last (pauses, weights, quarantined requests, requests that other workers are warm for), else nil.
+-- last (pauses, weights, quarantined requests, requests that other workers are warm for, more tenants than
+-- are counted), else nil.
 local call, phases, stats = redis.call, tag .. ':phase', tag .. ':stats'
 local processing = tag .. ':processing:' .. worker
 
@@ -28,8 +29,13 @@ local turns, waits, ways = 'turn:' .. environment, 'waiting:' .. environment, 'w
 local cpu, tenants_cpu = 'u_ms:' .. environment, 'u:' .. environment .. ':' .. tenant
 local known = call('HMGET', stats, 'settled', ended, reasons, ways, cpu, tenants_cpu, 'claimed', turns, waits,
   'affinity:' .. environment, 'warm_hits')
+for i = 1, #known do
+  -- Any process may have written what stands there.
+  if known[i] and not tonumber(known[i]) then return false end
+end
 -- A tenant that is not counted yet may find no room.
-if cpu_ms > 0 and not known[6] then return false end
+if cpu_ms > 0 and not known[6] then return 0 end
+local held = call('ZCARD', processing)
 
 -- The next request. Once it is taken out of its list, it is put back before others are to look.
 local rings = tag .. ':ring:' .. environment .. ':'
@@ -41,14 +47,16 @@ local ring, list, next_id, text, r, next_key
 if filled > 0 then
   -- Every eighth request goes round the priorities, where several have work.
   if filled ~= 1 and filled ~= 2 and filled ~= 4 and turn % 8 == 7 then return false end
-  ring = filled % 2 == 1 and zero or filled % 4 >= 2 and one or two
-  local priority = string.sub(ring, -1)
+  local priority = filled % 2 == 1 and 0 or filled % 4 >= 2 and 1 or 2
+  ring = rings .. priority
   local next_tenant = call('LMOVE', ring, ring, 'LEFT', 'RIGHT')
   list = tag .. ':wait:' .. environment .. ':' .. priority .. ':' .. next_tenant
   next_id = call('LPOP', list)
   text = next_id and call('GET', tag .. ':req:' .. next_id)
   r = record.read(text)
+  -- One that was withdrawn here may have come again, and wait elsewhere.
   local simple = r and not deadline.is_past(r)
+    and r.tenant == next_tenant and r.priority == priority and r.environment == environment
   if simple and known[10] then
     -- Others may go first, unless the worker is warm for it.
     simple = r.affinity ~= '' and (warm and r.affinity == affinity or warmth.is_warm(environment, r.affinity))
@@ -67,16 +75,6 @@ elseif run_key then
   run_id = call('HGET', phases, run_key)
 end
 
--- The result is settled.
-if warm and affinity ~= '' then warmth.note(environment, affinity) end
-call('SET', tag .. ':req:' .. request_id, reply, 'PX', reply_ttl_ms)
-publish.inboxes[client] = {request_id, #reply <= publish.MOST_BYTES and reply or #reply}
-publish.send(client)
-if run_key and remember_ms > 0 and fingerprint ~= '' then
-  call('SET', tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, 'PX', remember_ms)
-end
-call('ZREM', processing, request_id)
-if run_id == request_id then call('HDEL', phases, request_id, run_key) else call('HDEL', phases, request_id) end
 local counts = {'settled', (known[1] or 0) + 1, ended, (known[2] or 0) + 1}
 local n = 4
 if reason ~= '' then counts[n + 1], counts[n + 2], n = reasons, (known[3] or 0) + 1, n + 2 end
@@ -86,24 +84,35 @@ if cpu_ms > 0 then
   counts[n + 3], counts[n + 4], n = tenants_cpu, known[6] + cpu_ms, n + 4
 end
 
--- The next request is leased.
-local jobs = {}
+-- The next request is leased, before anything else: a key that is not what it should be ends the script
+-- where it stands, and a request must be in its list or leased by then.
+local jobs, more, waiting = {}, false, 0
 if r then
   jobs[1] = {next_id, 0, text}
   local leased = phase.leased(token, worker, r.client, environment, '', r.digest, r.affinity, r.tenant, '')
   if next_key then call('HSET', phases, next_key, next_id, next_id, leased)
   else call('HSET', phases, next_id, leased) end
-  call('ZADD', processing, now + r.run_ms, next_id)
-  local more, waiting = call('EXISTS', list) == 1, (known[9] or 0) - 1
+  held = held + call('ZADD', processing, now + r.run_ms, next_id)
+  more, waiting = call('EXISTS', list) == 1, (known[9] or 0) - 1
   if not more then call('LREM', ring, -1, r.tenant) end
-  -- A worker that leaves requests waiting wakes one more worker.
-  if waiting > 0 and (more or wait_list.any(environment)) then notify(environment, 1) end
   counts[n + 1], counts[n + 2], counts[n + 3], counts[n + 4] = 'claimed', (known[7] or 0) + 1, turns, turn + 1
   counts[n + 5], counts[n + 6], n = waits, waiting, n + 6
   if r.affinity ~= '' then counts[n + 1], counts[n + 2] = 'warm_hits', (known[11] or 0) + 1 end
 end
+
+-- The result is settled. Its client is told last: a call that failed there comes again, and finds it settled.
+call('SET', tag .. ':req:' .. request_id, reply, 'PX', reply_ttl_ms)
+held = held - call('ZREM', processing, request_id)
+if run_id == request_id then call('HDEL', phases, request_id, run_key) else call('HDEL', phases, request_id) end
 call('HSET', stats, unpack(counts))
-local held = call('ZCARD', processing)
+if run_key and remember_ms > 0 and fingerprint ~= '' then
+  call('SET', tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, 'PX', remember_ms)
+end
 -- The lease of a worker that holds nothing may be a longer one.
 if held > 0 then call('ZADD', tag .. ':workers', now + lease_ms, worker) end
+if warm and affinity ~= '' then warmth.note(environment, affinity) end
+-- A worker that leaves requests waiting wakes one more worker.
+if waiting > 0 and (more or wait_list.any(environment)) then notify(environment, 1) end
+publish.inboxes[client] = {request_id, #reply <= publish.MOST_BYTES and reply or #reply}
+publish.send(client)
 return answer({accepted = {1}, jobs = jobs, held = held, must_empty = 0, now_ms = now})

@@ -13,8 +13,11 @@ function counters.read(names)
   for i, value in ipairs(bulk.call('HMGET', tag .. ':stats', names)) do counters.known[names[i]] = value end
 end
 
--- What a counter was before this call, and what this call added to it.
-function counters.value(name) return tonumber(counters.known[name] or 0) + (counters.added[name] or 0) end
+-- What a counter was before this call; what is no number, which any process may have written, counts as none.
+function counters.before(name) return tonumber(counters.known[name] or 0) or 0 end
+
+-- The same, and what this call added to it.
+function counters.value(name) return counters.before(name) + (counters.added[name] or 0) end
 
 -- Counts requests that ended in an environment; the reason may be ''.
 function counters.ended(environment, verdict, reason, n)
@@ -36,13 +39,12 @@ function counters.write()
   end
   for i, value in ipairs(bulk.call('HMGET', tag .. ':stats', missing)) do counters.known[missing[i]] = value end
   for name, n in pairs(counters.added) do
-    local before = counters.known[name]
     if n == 0 then
       -- Nothing is to be written.
-    elseif not before and string.sub(name, 1, 2) == 'u:' then
+    elseif not counters.known[name] and string.sub(name, 1, 2) == 'u:' then
       redis.call('HINCRBY', tag .. ':stats', counters.new_tenant(name), n)
     else
-      values[#values + 1], values[#values + 2] = name, tonumber(before or 0) + n
+      values[#values + 1], values[#values + 2] = name, counters.before(name) + n
     end
   end
   bulk.call('HSET', tag .. ':stats', values)

@@ -11,7 +11,12 @@ local AGAIN_MS = 10000
 -- When the worker was last noted to be warm (ms); nil where it is not.
 function warmth.is_warm(environment, affinity)
   local warm = tag .. ':warm:' .. environment .. ':' .. affinity
-  if warmth.known[warm] == nil then warmth.known[warm] = redis.call('ZSCORE', warm, worker) end
+  if warmth.known[warm] == nil then
+    local at = redis.pcall('ZSCORE', warm, worker)
+    -- An error, which a key of another kind is answered with, would end the script here, with the request
+    -- that is asked about in no list.
+    warmth.known[warm] = type(at) ~= 'table' and at
+  end
   return warmth.known[warm]
 end
 
@@ -22,7 +27,12 @@ function warmth.note(environment, affinity)
   local noted = tonumber(warmth.is_warm(environment, affinity) or 0)
   if now - noted < AGAIN_MS then return end
   warmth.known[warm] = now
-  if redis.call('ZADD', warm, now, worker) == 1 and redis.call('ZREMRANGEBYRANK', warm, 0, -1 - 1000) > 0 then
+  local added = redis.pcall('ZADD', warm, now, worker)
+  if type(added) == 'table' then
+    redis.call('UNLINK', warm)
+    added = redis.call('ZADD', warm, now, worker)
+  end
+  if added == 1 and redis.call('ZREMRANGEBYRANK', warm, 0, -1 - 1000) > 0 then
     -- It may be this worker itself that was removed.
     warmth.known[warm] = nil
   end
