@@ -57,7 +57,7 @@ from leanq.queue.results import (
     merged,
     read_claimed,
     read_in_flight,
-    read_job,
+    read_jobs,
     read_minute,
     read_record,
     read_stats,
@@ -133,7 +133,10 @@ class Queue:
             kinds=[kind._asdict() for kind in kinds],
             requests=requests,
         )
-        return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
+        became: list[Submitted] = [_QUEUED] * len(batch)
+        for number, answer in zip(answers[::2], answers[1::2], strict=True):
+            became[number - 1] = _SUBMITTED[answer] if isinstance(answer, int) else answer
+        return became
 
     async def claim(
         self,
@@ -153,15 +156,15 @@ class Queue:
         if want == 1 and len(settlements) == 1 and len(environments) == 1:
             answer = await self._exchange(worker, environments[0], token, settlements[0])
             if answer:
-                return read_claimed(answer, token)
+                return read_claimed(answer, token, len(settlements))
         ends: dict[End, int] = {}
         rows = [
             (
                 item.request_id,
                 item.token,
-                item.reply,
                 ends.setdefault(item.end, len(ends) + 1),
                 item.cpu_ms,
+                item.reply,
             )
             for item in settlements
         ]
@@ -175,11 +178,11 @@ class Queue:
             busy=busy,
             max_attempts=self.settings.max_attempts,
             remember_ms=int(self.settings.remember_s * 1000),
-            ends=list(ends),
+            ends=[end._asdict() for end in ends],
             settlements=rows,
             environments=environments,
         )
-        return read_claimed(answer, token)
+        return read_claimed(answer, token, len(settlements))
 
     async def _exchange(
         self, worker: str, environment: str, token: str, item: Settlement
@@ -216,8 +219,8 @@ class Queue:
             max_attempts=self.settings.max_attempts,
             request_ids=list(holds),
         )
-        found = (read_job(answer["now_ms"], _text(row[-1]), *row[:-1]) for row in answer["jobs"])
-        return tuple(found), [_text(request_id) for request_id in answer["lost"]]
+        jobs = read_jobs(answer, map(_text, answer["tokens"]))
+        return jobs, [_text(request_id) for request_id in answer["lost"]]
 
     async def renew(
         self,
@@ -325,7 +328,7 @@ class Queue:
         on.
         """
         rows = [
-            (environment, about, (fingerprints or {}).get(environment, ""))
+            (environment, (fingerprints or {}).get(environment, ""), about)
             for environment, about in environments.items()
         ]
         await self.run(
@@ -593,8 +596,8 @@ def backoff_s(rng: random.Random, base_s: float = 0.05, max_s: float = 5.0) -> I
         bound = min(max_s, bound * 2)
 
 
+_QUEUED = Queued()
 _SUBMITTED: dict[int, Submitted] = {
-    1: Queued(),
     2: Attached(),
     3: Full(RETRY_AFTER_S),
     4: UnknownEnvironment(),

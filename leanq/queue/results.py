@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, Literal, NamedTuple, Self
 
 import msgspec
@@ -120,7 +121,7 @@ class End(NamedTuple):
 
     outcome: str
     reason: str
-    warm: int
+    warm: bool
     way: str
     fingerprint: str
 
@@ -153,7 +154,7 @@ class Settlement(Struct, frozen=True):
     @property
     def end(self) -> End:
         """What it shares with most others of its batch."""
-        return End(self.outcome, self.reason, int(self.warm), self.way, self.fingerprint)
+        return End(self.outcome, self.reason, self.warm, self.way, self.fingerprint)
 
 
 def times_of(waited_s: float, ran_s: float) -> tuple[Time, ...]:
@@ -248,8 +249,15 @@ class DeadLetter:
     died_s: float
 
 
-def read_job(now_ms: int, token: str, request_id: bytes, isolated: int, record: bytes) -> Job:
-    """A request as the scripts ``claim``, ``exchange`` and ``reconcile`` give it out."""
+def read_jobs(answer: Mapping[str, Any], tokens: Iterable[str]) -> tuple[Job, ...]:
+    """The requests that the scripts ``claim``, ``exchange`` and ``reconcile`` give out, and whose
+    leases have these tokens."""
+    now_ms, alone = answer["now_ms"], set(answer["isolated"])
+    rows = zip(answer["request_ids"], answer["records"], tokens, strict=False)
+    return tuple(_read_job(now_ms, n in alone, *row) for n, row in enumerate(rows, 1))
+
+
+def _read_job(now_ms: int, isolated: bool, request_id: bytes, record: bytes, token: str) -> Job:
     _, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
     begin = end = record.index(0, _RECORD.size)
     for _ in range(_RECORD_TEXTS - 1):
@@ -261,15 +269,19 @@ def read_job(now_ms: int, token: str, request_id: bytes, isolated: int, record: 
         attempts + 1,
         (now_ms - submitted_ms) / 1000,
         record[end + 1 :],
-        isolated == 1,
+        isolated,
     )
 
 
-def read_claimed(answer: Mapping[str, Any], token: str) -> Claimed:
-    """What the scripts ``claim`` and ``exchange`` answer, whose leases have this token."""
+def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed:
+    """What the scripts ``claim`` and ``exchange`` answer to so many settlements, and whose leases
+    have this token."""
+    accepted = [True] * settled
+    for number in answer["fenced"]:
+        accepted[number - 1] = False
     return Claimed(
-        accepted=tuple(a == 1 for a in answer["accepted"]),
-        jobs=tuple(read_job(answer["now_ms"], token, *row) for row in answer["jobs"]),
+        accepted=tuple(accepted),
+        jobs=read_jobs(answer, repeat(token)),
         held=answer["held"],
         must_empty=answer["must_empty"] == 1,
     )

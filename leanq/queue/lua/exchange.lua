@@ -87,9 +87,7 @@ if cpu_ms > 0 then
 end
 
 -- The next request is leased.
-local jobs = {}
 if r then
-  jobs[1] = {next_id, 0, text}
   local leased = phase.leased(token, worker, r.client, environment, '', r.digest, r.affinity, r.tenant, '')
   if next_key then call('HSET', phases, next_key, next_id, next_id, leased)
   else call('HSET', phases, next_id, leased) end
@@ -106,4 +104,5 @@ call('HSET', stats, unpack(counts))
 local held = call('ZCARD', processing)
 -- The lease of a worker that holds nothing may be a longer one.
 if held > 0 then call('ZADD', tag .. ':workers', now + lease_ms, worker) end
-return answer({accepted = {1}, jobs = jobs, held = held, must_empty = 0, now_ms = now})
+return answer({fenced = {}, request_ids = {r and next_id}, records = {r and text}, isolated = {}, held = held,
+  must_empty = 0, now_ms = now})
