@@ -56,6 +56,7 @@ from leanq.queue.results import (
     is_record,
     merged,
     read_claimed,
+    read_exchanged,
     read_in_flight,
     read_jobs,
     read_minute,
@@ -156,7 +157,7 @@ class Queue:
         if want == 1 and len(settlements) == 1 and len(environments) == 1:
             answer = await self._exchange(worker, environments[0], token, settlements[0])
             if answer:
-                return read_claimed(answer, token, len(settlements))
+                return read_exchanged(answer, token)
         ends: dict[End, int] = {}
         rows = [
             (
@@ -187,7 +188,8 @@ class Queue:
     async def _exchange(
         self, worker: str, environment: str, token: str, item: Settlement
     ) -> dict[str, Any] | None:
-        """What ``claim`` answers for one result and one request; None where it has to be called."""
+        """What the script answers for one result and one request; None where ``claim`` has to be
+        called."""
         if time.monotonic() < self._unusual_until_s:
             return None
         answer = await self.run(

@@ -250,8 +250,8 @@ class DeadLetter:
 
 
 def read_jobs(answer: Mapping[str, Any], tokens: Iterable[str]) -> tuple[Job, ...]:
-    """The requests that the scripts ``claim``, ``exchange`` and ``reconcile`` give out, and whose
-    leases have these tokens."""
+    """The requests that the scripts ``claim`` and ``reconcile`` give out, and whose leases have
+    these tokens."""
     now_ms, alone = answer["now_ms"], set(answer["isolated"])
     rows = zip(answer["request_ids"], answer["records"], tokens, strict=False)
     return tuple(_read_job(now_ms, n in alone, *row) for n, row in enumerate(rows, 1))
@@ -274,8 +274,7 @@ def _read_job(now_ms: int, isolated: bool, request_id: bytes, record: bytes, tok
 
 
 def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed:
-    """What the scripts ``claim`` and ``exchange`` answer to so many settlements, and whose leases
-    have this token."""
+    """What the script ``claim`` answers to so many settlements; its leases have this token."""
     accepted = [True] * settled
     for number in answer["fenced"]:
         accepted[number - 1] = False
@@ -285,6 +284,13 @@ def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed
         held=answer["held"],
         must_empty=answer["must_empty"] == 1,
     )
+
+
+def read_exchanged(answer: Mapping[str, Any], token: str) -> Claimed:
+    """What the script ``exchange`` answers, whose lease has this token."""
+    request_id, record = answer["request_id"], answer["record"]
+    jobs = (_read_job(answer["now_ms"], False, request_id, record, token),) if request_id else ()
+    return Claimed(accepted=(True,), jobs=jobs, held=answer["held"], must_empty=False)
 
 
 def is_record(data: bytes) -> bool:

@@ -91,7 +91,7 @@ class Script:
             values = (_read(f"ARGV[{i}]", kind) for i, (_, kind) in enumerate(scalars, 1))
             lines.append(f"{', '.join(name for name, _ in scalars)} = {', '.join(values)}")
         if self.rows:
-            lines.append(f"local next_arg, columns = {len(scalars) + 1}")
+            lines.append(f"local next_arg, columns, list = {len(scalars) + 1}")
         for name, text in (self.rows or {}).items():
             lines += _rows_prologue(name, _fields(text))
         return "\n".join(lines)
@@ -134,18 +134,18 @@ def _columns(
 
 def _rows_prologue(name: str, fields: Sequence[tuple[str, str]]) -> Iterator[str]:
     if not fields:
-        yield f"{name} = {{}}"
-        yield f"for i = 1, ARGV[next_arg] do {name}[i] = ARGV[next_arg + i] end"
-        yield "next_arg = next_arg + 1 + ARGV[next_arg]"
+        yield "list = {}"
+        yield "for i = 1, ARGV[next_arg] do list[i] = ARGV[next_arg + i] end"
+        yield f"{name}, next_arg = list, next_arg + 1 + ARGV[next_arg]"
         return
     packed = [field for field, kind in fields if kind != "bytes"]
     columns = (f"{field} = columns[{n}]" for n, field in enumerate(packed, 1))
     yield "columns = cmsgpack.unpack(ARGV[next_arg])"
     yield f"{name} = {{{', '.join(columns)}}}"
     for field in (field for field, kind in fields if kind == "bytes"):
-        yield f"{name}.{field} = {{}}"
-        yield f"for i = 1, #columns[1] do {name}.{field}[i] = ARGV[next_arg + i] end"
-        yield "next_arg = next_arg + #columns[1]"
+        yield "list = {}"
+        yield "for i = 1, #columns[1] do list[i] = ARGV[next_arg + i] end"
+        yield f"{name}.{field}, next_arg = list, next_arg + #columns[1]"
     yield "next_arg = next_arg + 1"
 
 
@@ -163,7 +163,7 @@ SCRIPTS: Mapping[str, Script] = {
     "exchange": Script(
         "worker lease_ms:int reply_ttl_ms token remember_ms:int environment request_id "
         "settled_token reply cpu_ms:int outcome reason warm:flag way fingerprint",
-        answer="fenced request_ids records isolated held must_empty now_ms",
+        answer="request_id record held now_ms",
     ),
     "reconcile": Script(
         "worker max_attempts:int",

@@ -4,7 +4,8 @@
 -- in one environment, and nothing else is to be done. It makes claim's commands in a straight line, since
 -- lists of arguments and tables cost the server as much again. `settled_token` is that of the result's lease,
 -- `token` that of the new one.
--- Answers as claim. Where anything is unusual nothing is done and claim is to be called: 0 where that may
+-- Answers request_id, record: of the request that was claimed, if there was one; held and now_ms as claim.
+-- Where anything is unusual nothing is done and claim is to be called: 0 where that may
 -- last (pauses, weights, quarantined requests, requests that other workers are warm for), else nil.
 local call, phases, stats = redis.call, tag .. ':phase', tag .. ':stats'
 local processing = tag .. ':processing:' .. worker
@@ -104,5 +105,4 @@ call('HSET', stats, unpack(counts))
 local held = call('ZCARD', processing)
 -- The lease of a worker that holds nothing may be a longer one.
 if held > 0 then call('ZADD', tag .. ':workers', now + lease_ms, worker) end
-return answer({fenced = {}, request_ids = {r and next_id}, records = {r and text}, isolated = {}, held = held,
-  must_empty = 0, now_ms = now})
+return answer({request_id = r and next_id or false, record = r and text or false, held = held, now_ms = now})

@@ -10,9 +10,10 @@
 -- offered this environment, or the reply itself.
 note_minute()
 local paused = redis.call('EXISTS', tag .. ':paused') == 1
-local request_ids, tenants, digests, bodies = requests.request_id, requests.tenant, requests.digest, requests.body
+local request_ids, kind_of = requests.request_id, requests.kind
+local tenants, digests, bodies = requests.tenant, requests.digest, requests.body
 -- Below, a request is its number in the call. `out`: by number, what became of those that are not queued.
-local names, out, records, remembered = {}, {}, {}, 0
+local names, out, records, kept, remembered = {}, {}, {}, 0, 0
 local prefix = tag .. ':req:'
 for k, request_id in ipairs(request_ids) do names[k] = prefix .. request_id end
 
@@ -49,13 +50,12 @@ for _, kind in ipairs(kinds) do
     second_affinity = kind.second_affinity, tenant = '', digest = ''}), 1, -3)
   kind.environment = environment
 end
-local function kind_of(k) return kinds[requests.kind[k]] end
 
 -- The record of a request, which is written with the others.
 local function keep(k)
-  local n = #records
-  records[n + 1] = names[k]
-  records[n + 2] = kind_of(k).head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
+  kept = kept + 2
+  records[kept - 1] = names[k]
+  records[kept] = kinds[kind_of[k]].head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
 end
 
 -- One that is there already: in flight, whose client is this one from now on, or ended.
@@ -69,7 +69,7 @@ end
 
 -- One that is new to the server, and simply waits in its list, where there is room.
 local function enqueue(k)
-  local ring, tenant = kind_of(k).ring, tenants[k]
+  local ring, tenant = kinds[kind_of[k]].ring, tenants[k]
   local numbers = ring.numbers[tenant]
   if not numbers then
     numbers = {}
@@ -80,7 +80,7 @@ end
 
 -- One that is new to the server, and may be like others, or one that some workers are warm for.
 local function take_in(k, run_id, phase_text)
-  local kind, request_id, digest = kind_of(k), request_ids[k], digests[k]
+  local kind, request_id, digest = kinds[kind_of[k]], request_ids[k], digests[k]
   local environment, lease = kind.environment, phase.read_lease(phase_text)
   if lease then
     -- It was withdrawn, its reply has gone, and it runs on for others: now for this client as well.
@@ -128,7 +128,7 @@ local fields, asked = {}, {}
 for k, digest in ipairs(digests) do
   if digest ~= '' then
     local n = #fields + 1
-    fields[n], fields[n + 1] = single_flight.key(kind_of(k).environment.name, digest), request_ids[k]
+    fields[n], fields[n + 1] = single_flight.key(kinds[kind_of[k]].environment.name, digest), request_ids[k]
     asked[k] = n
   end
 end
@@ -138,7 +138,7 @@ local phases = bulk.call('HMGET', tag .. ':phase', fields)
 -- By request id where in the batch it stands first, and where it stands again.
 local first, twice = {}, {}
 for k, request_id in ipairs(request_ids) do
-  local kind, n = kind_of(k), asked[k]
+  local kind, n = kinds[kind_of[k]], asked[k]
   if first[request_id] then
     twice[k] = first[request_id]
   else

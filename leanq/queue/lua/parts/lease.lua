@@ -39,9 +39,9 @@ function lease.take(request_id, r, text, isolated)
     phases[n + 1], phases[n + 2] = key, request_id
   end
   if r.affinity ~= '' then counters.add(warmth.rank(r) < 3 and 'warm_hits' or 'warm_misses', 1) end
-  local n, m, k = #phases, #lease.timeouts, #lease.request_ids + 1
+  local n, k = #phases, #lease.request_ids + 1
   phases[n + 1], phases[n + 2] = request_id, leased
-  lease.timeouts[m + 1], lease.timeouts[m + 2] = now + r.run_ms, request_id
+  lease.timeouts[2 * k - 1], lease.timeouts[2 * k] = now + r.run_ms, request_id
   lease.request_ids[k], lease.records[k] = request_id, text
   if isolated then lease.isolated[#lease.isolated + 1] = k end
   waiting.taken[request_id] = true

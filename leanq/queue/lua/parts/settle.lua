@@ -1,6 +1,6 @@
 -- parts: clock bulk phase publish counters record single_flight deadline requeue warmth shares
 -- arguments: worker settlements ends remember_ms
--- each call: settle.shares = nil
+-- each call: settle.shares, settle.written = nil, {}
 -- Settles what a worker has finished. `ends` says what settlements have in common: outcome, reason (may be
 -- ''), whether the worker is warm now, the way in which Lean came by its prefix, and fingerprint; `n` will be
 -- how many that are accepted end so, and `ended` by environment those whose clients hear of it. `cpu_ms` is
@@ -75,7 +75,9 @@ function settle.one(request_id, reply, how, lease, runs)
   if how.warm and lease.affinity ~= '' then warmth.note(lease.environment, lease.affinity) end
   -- A run without a client was withdrawn before, by its own.
   if lease.client ~= '' then
-    publish.reply(request_id, lease.client, reply)
+    local n = #settle.written
+    settle.written[n + 1], settle.written[n + 2] = tag .. ':req:' .. request_id, reply
+    publish.tell(request_id, lease.client, reply)
     how.ended[lease.environment] = (how.ended[lease.environment] or 0) + 1
   end
   if lease.digest == '' then return end
@@ -111,15 +113,18 @@ function settle.all()
     -- Most leases of one call are the same text.
     local lease = leases[text]
     if lease == nil then lease = phase.read_lease(text) or false; leases[text] = lease end
-    if lease and lease.token == tokens[k] and not is_done[request_id] then
+    if is_done[request_id] and is_done[request_id] == tokens[k] then
+      -- It counted in this call.
+    elseif lease and lease.token == tokens[k] then
       n = n + 1
-      done[n], is_done[request_id] = request_id, true
+      done[n], is_done[request_id] = request_id, tokens[k]
       settle.account(lease, settlements.cpu_ms[k])
       settle.one(request_id, replies[k], ends[settlements.how[k]], lease, runs)
     elseif not settle.has_counted(request_id, tokens[k]) then
       fenced[#fenced + 1] = k
     end
   end
+  publish.write(settle.written)
   counters.add('fenced', #fenced)
   settle.count()
   if #done > 0 then
