@@ -61,8 +61,9 @@ from leanq.queue.results import (
     kind_of,
     merged,
     read_claimed,
+    read_exchanged,
     read_in_flight,
-    read_job,
+    read_jobs,
     read_minute,
     read_record,
     read_stats,
@@ -139,7 +140,10 @@ class Queue:
             kinds=[dict(zip(Kind._fields, kind, strict=True)) for kind in kinds],
             requests=requests,
         )
-        return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
+        became: list[Submitted] = [_QUEUED] * len(batch)
+        for number, answer in zip(answers[::2], answers[1::2], strict=True):
+            became[number - 1] = _SUBMITTED[answer] if isinstance(answer, int) else answer
+        return became
 
     async def claim(
         self,
@@ -159,15 +163,15 @@ class Queue:
         if want == 1 and len(settlements) == 1 and len(environments) == 1:
             answer = await self._exchange(worker, environments[0], token, settlements[0])
             if answer:
-                return read_claimed(answer, token)
+                return read_exchanged(answer, token)
         ends: dict[tuple[str, str, bool, str, str], int] = {}
         rows = [
             (
                 item.request_id,
                 item.token,
-                item.reply,
                 ends.setdefault(end_of(item), len(ends) + 1),
                 item.cpu_ms,
+                item.reply,
             )
             for item in settlements
         ]
@@ -181,16 +185,17 @@ class Queue:
             busy=busy,
             max_attempts=self.settings.max_attempts,
             remember_ms=int(self.settings.remember_s * 1000),
-            ends=[(outcome, reason, int(warm), way, fp) for outcome, reason, warm, way, fp in ends],
+            ends=[dict(zip(End._fields, end, strict=True)) for end in ends],
             settlements=rows,
             environments=environments,
         )
-        return read_claimed(answer, token)
+        return read_claimed(answer, token, len(settlements))
 
     async def _exchange(
         self, worker: str, environment: str, token: str, item: Settlement
     ) -> dict[str, Any] | None:
-        """What ``claim`` answers for one result and one request; None where it has to be called."""
+        """What the script answers for one result and one request; None where ``claim`` has to be
+        called."""
         if time.monotonic() < self._unusual_until_s:
             return None
         answer = await self.run(
@@ -237,8 +242,8 @@ class Queue:
             max_attempts=self.settings.max_attempts,
             request_ids=list(holds),
         )
-        found = (read_job(answer["now_ms"], _text(row[-1]), *row[:-1]) for row in answer["jobs"])
-        return tuple(found), [_text(request_id) for request_id in answer["lost"]]
+        jobs = read_jobs(answer, map(_text, answer["tokens"]))
+        return jobs, [_text(request_id) for request_id in answer["lost"]]
 
     async def renew(
         self,
@@ -346,7 +351,7 @@ class Queue:
         on.
         """
         rows = [
-            (environment, about, (fingerprints or {}).get(environment, ""))
+            (environment, (fingerprints or {}).get(environment, ""), about)
             for environment, about in environments.items()
         ]
         await self.run(
@@ -626,8 +631,8 @@ def new_token() -> str:
     return secrets.token_urlsafe(9)
 
 
+_QUEUED = Queued()
 _SUBMITTED: dict[int, Submitted] = {
-    1: Queued(),
     2: Attached(),
     3: Full(RETRY_AFTER_S),
     4: UnknownEnvironment(),

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, Self
 
@@ -118,7 +119,7 @@ class End(NamedTuple):
 
     outcome: str
     reason: str
-    warm: int
+    warm: bool
     way: str
     fingerprint: str
 
@@ -241,8 +242,15 @@ class DeadLetter:
     died_s: float
 
 
-def read_job(now_ms: float, token: str, request_id: bytes, isolated: int, record: bytes) -> Job:
-    """A request as the scripts ``claim``, ``exchange`` and ``reconcile`` give it out."""
+def read_jobs(answer: Mapping[str, Any], tokens: Iterable[str]) -> tuple[Job, ...]:
+    """The requests that the scripts ``claim`` and ``reconcile`` give out, and whose leases have
+    these tokens."""
+    now_ms, alone = answer["now_ms"], set(answer["isolated"])
+    rows = zip(answer["request_ids"], answer["records"], tokens, strict=False)
+    return tuple(_read_job(now_ms, n in alone, *row) for n, row in enumerate(rows, 1))
+
+
+def _read_job(now_ms: float, isolated: bool, request_id: bytes, record: bytes, token: str) -> Job:
     _, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
     begin = end = record.index(0, _RECORD.size)
     for _ in range(_RECORD_TEXTS - 1):
@@ -254,7 +262,7 @@ def read_job(now_ms: float, token: str, request_id: bytes, isolated: int, record
         attempts + 1,
         (now_ms - submitted_ms) / 1000,
         record[end + 1 :],
-        isolated == 1,
+        isolated,
     )
 
 
@@ -283,21 +291,31 @@ def read_wakeup(data: bytes, token: str, now_ms: float) -> Wakeup:
     if not is_record(record):
         return Wakeup()
     try:
-        job = read_job(now_ms, token, request_id, 0, record)
+        job = _read_job(now_ms, False, request_id, record, token)
     except (struct.error, ValueError):
         # Any process may have written it.
         return Wakeup()
     return Wakeup(job if abs(job.queued_s) < _FRESH_S else None)
 
 
-def read_claimed(answer: Mapping[str, Any], token: str) -> Claimed:
-    """What the scripts ``claim`` and ``exchange`` answer, whose leases have this token."""
+def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed:
+    """What the script ``claim`` answers to so many settlements; its leases have this token."""
+    accepted = [True] * settled
+    for number in answer["fenced"]:
+        accepted[number - 1] = False
     return Claimed(
-        accepted=tuple(a == 1 for a in answer["accepted"]),
-        jobs=tuple(read_job(answer["now_ms"], token, *row) for row in answer["jobs"]),
+        accepted=tuple(accepted),
+        jobs=read_jobs(answer, repeat(token)),
         held=answer["held"],
         must_empty=answer["must_empty"] == 1,
     )
+
+
+def read_exchanged(answer: Mapping[str, Any], token: str) -> Claimed:
+    """What the script ``exchange`` answers, whose lease has this token."""
+    request_id, record = answer["request_id"], answer["record"]
+    jobs = (_read_job(answer["now_ms"], False, request_id, record, token),) if request_id else ()
+    return Claimed(accepted=(True,), jobs=jobs, held=answer["held"], must_empty=False)
 
 
 def is_record(data: bytes) -> bool:

@@ -21,7 +21,7 @@ from hashlib import sha1
 from importlib import resources
 from typing import Any
 
-import msgpack
+import msgspec
 
 # How Lua reads a value: as it was sent, or by its kind.
 _KINDS = {
@@ -32,6 +32,8 @@ _KINDS = {
 }
 _HEADER = re.compile(r"-- (parts|arguments|each call): (.*)")
 _HEADER_LINES = 5
+# What the packed values of scripts are read by, cmsgpack, knows no msgpack type of bytes.
+_pack = msgspec.msgpack.Encoder().encode
 _MAIN, _RETURN = "local function main(KEYS, ARGV)", "return main(KEYS, ARGV)"
 
 
@@ -42,7 +44,11 @@ class Script:
     Attributes:
         scalars: its single arguments, as ``NAME`` or ``NAME:KIND``. Kinds: ``int``, ``flag``,
             ``packed`` (sent as msgpack); without one the value is text or bytes.
-        rows: its lists, and the fields of each row; a list without fields has plain values.
+        rows: its lists, and the fields of each row; a list without fields has plain values. Rows
+            are sent by columns, and so Lua reads them: ``NAME.FIELD[i]`` is of the i-th row. All
+            columns of a list are one value, since each value costs the server as much as five that
+            are packed; those of kind ``bytes`` are sent as they are. A row's numbers and flags are
+            such when they are sent, so they need no kind.
         answer: the names of what it answers; empty where it answers one value, which is then
             returned as it is.
     """
@@ -62,14 +68,10 @@ class Script:
             raise TypeError(f"expected {sorted(self.names)}, got {sorted(arguments)}")
         sent = [_sent(arguments[name], kind) for name, kind in _fields(self.scalars)]
         for name, text in (self.rows or {}).items():
-            rows, width = arguments[name], len(_fields(text))
-            sent.append(len(rows))
-            for row in rows if width else ():
-                if len(row) != width:
-                    raise TypeError(f"expected {width} fields in each of {name}, got {len(row)}")
-                sent += row
-            if not width:
-                sent += rows
+            if fields := _fields(text):
+                sent += _columns(name, fields, arguments[name])
+            else:
+                sent += (len(arguments[name]), *arguments[name])
         return sent
 
     def declarations(self) -> str:
@@ -89,7 +91,7 @@ class Script:
             values = (_read(f"ARGV[{i}]", kind) for i, (_, kind) in enumerate(scalars, 1))
             lines.append(f"{', '.join(name for name, _ in scalars)} = {', '.join(values)}")
         if self.rows:
-            lines.append(f"local next_arg = {len(scalars) + 1}")
+            lines.append(f"local next_arg, columns, list = {len(scalars) + 1}")
         for name, text in (self.rows or {}).items():
             lines += _rows_prologue(name, _fields(text))
         return "\n".join(lines)
@@ -111,50 +113,70 @@ def _read(expression: str, kind: str) -> str:
 
 
 def _sent(value: Any, kind: str) -> Any:
-    return msgpack.packb(value) if kind == "packed" else int(value) if kind == "flag" else value
+    return _pack(value) if kind == "packed" else int(value) if kind == "flag" else value
+
+
+def _columns(
+    name: str, fields: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]]
+) -> Iterator[Any]:
+    columns: Sequence[Sequence[Any]] = [()] * len(fields)
+    if rows:
+        try:
+            columns = [column for column, _ in zip(zip(*rows, strict=True), fields, strict=True)]
+        except ValueError:
+            raise TypeError(f"expected {len(fields)} fields in each of {name}") from None
+    kinds = [kind for _, kind in fields]
+    yield _pack([column for column, kind in zip(columns, kinds, strict=True) if kind != "bytes"])
+    for column, kind in zip(columns, kinds, strict=True):
+        if kind == "bytes":
+            yield from column
 
 
 def _rows_prologue(name: str, fields: Sequence[tuple[str, str]]) -> Iterator[str]:
-    width = max(1, len(fields))
-    parts = (
-        f"{field} = {_read(f'ARGV[i + {n}]' if n else 'ARGV[i]', kind)}"
-        for n, (field, kind) in enumerate(fields)
-    )
-    row = f"{{{', '.join(parts)}}}" if fields else "ARGV[i]"
-    yield f"{name} = {{}}"
-    yield f"for i = next_arg + 1, next_arg + {width} * ARGV[next_arg], {width} do"
-    yield f"  {name}[#{name} + 1] = {row}"
-    yield "end"
-    yield f"next_arg = next_arg + 1 + {width} * ARGV[next_arg]"
+    if not fields:
+        yield "list = {}"
+        yield "for i = 1, ARGV[next_arg] do list[i] = ARGV[next_arg + i] end"
+        yield f"{name}, next_arg = list, next_arg + 1 + ARGV[next_arg]"
+        return
+    packed = [field for field, kind in fields if kind != "bytes"]
+    columns = (f"{field} = columns[{n}]" for n, field in enumerate(packed, 1))
+    yield "columns = cmsgpack.unpack(ARGV[next_arg])"
+    yield f"{name} = {{{', '.join(columns)}}}"
+    for field in (field for field, kind in fields if kind == "bytes"):
+        yield "list = {}"
+        yield "for i = 1, #columns[1] do list[i] = ARGV[next_arg + i] end"
+        yield f"{name}.{field}, next_arg = list, next_arg + #columns[1]"
+    yield "next_arg = next_arg + 1"
 
 
 SCRIPTS: Mapping[str, Script] = {
     "submit": Script(
         "client max_waiting:int remember_ms:int kinds:packed",
-        {"requests": "request_id kind:int tenant digest body"},
+        {"requests": "request_id kind tenant digest body:bytes"},
     ),
     "claim": Script(
-        "worker lease_ms:int reply_ttl_ms token want:int busy:int max_attempts:int remember_ms:int",
-        {
-            "ends": "outcome reason warm:flag way fingerprint",
-            "settlements": "request_id token reply how:int cpu_ms:int",
-            "environments": "",
-        },
-        "accepted jobs held must_empty now_ms",
+        "worker lease_ms:int reply_ttl_ms token want:int busy:int max_attempts:int remember_ms:int "
+        "ends:packed",
+        {"settlements": "request_id token how cpu_ms reply:bytes", "environments": ""},
+        "fenced request_ids records isolated held must_empty now_ms",
     ),
     "exchange": Script(
         "worker lease_ms:int reply_ttl_ms token remember_ms:int environment request_id "
         "settled_token reply cpu_ms:int outcome reason warm:flag way fingerprint",
-        answer="accepted jobs held must_empty now_ms",
+        answer="request_id record held now_ms",
+    ),
+    "reconcile": Script(
+        "worker max_attempts:int",
+        {"request_ids": ""},
+        "request_ids records tokens isolated lost now_ms",
     ),
     "complete": Script(
         "worker reply_ttl_ms remember_ms:int environment request_id reply cpu_ms:int outcome "
         "reason warm:flag way fingerprint"
     ),
-    "reconcile": Script("worker max_attempts:int", {"request_ids": ""}, "jobs lost now_ms"),
     "renew": Script(
         "worker lease_ms:int idle_lease_ms:int max_attempts:int reply_ttl_ms",
-        {"environments": "", "tallies": "name n:int"},
+        {"environments": "", "tallies": "name n"},
         "held expired timed_out known workers waiting",
     ),
     "release": Script(
@@ -166,7 +188,9 @@ SCRIPTS: Mapping[str, Script] = {
         "max_attempts:int reply_ttl_ms lease_ms:int",
         answer="queued poisoned more expiry_grace_ms",
     ),
-    "register": Script("worker lease_ms:int info", {"environments": "name about fingerprint"}),
+    "register": Script(
+        "worker lease_ms:int info", {"environments": "name fingerprint about:bytes"}
+    ),
     "notify": Script("environment"),
     "notify_worker": Script("worker"),
     "pause": Script("kind name set:flag"),
@@ -174,7 +198,7 @@ SCRIPTS: Mapping[str, Script] = {
         answer="stats environments workers priorities quarantined dead paused decisions weights "
         "memories"
     ),
-    "state_keep": Script(rows={"records": "bucket field record"}),
+    "state_keep": Script(rows={"records": "bucket field:bytes record:bytes"}),
     "state_recall": Script("id shards:int max_records:int"),
     "state_collect": Script("unused_hours:int buckets:int max_records", answer="removed ended"),
     "snapshot_find": Script("key ttl_ms"),
@@ -188,7 +212,7 @@ SCRIPTS: Mapping[str, Script] = {
         "name entries max_bytes reservoir weighted",
         answer="entries max_bytes reservoir weighted base",
     ),
-    "replay_write": Script("name writer serial writer_ms randoms", {"items": "weight:int entry"}),
+    "replay_write": Script("name writer serial writer_ms randoms", {"items": "weight entry:bytes"}),
     "replay_drop": Script("name"),
     "replay_refuse": Script("name refused:int evict:int"),
     "replay_publish": Script("name expected value"),

@@ -265,6 +265,32 @@ async def test_operators_pause_and_clients_do_not(socket: Path) -> None:
         await queue.close()
 
 
+async def test_workers_settle_many_with_and_without_the_right_to_msetex(socket: Path) -> None:
+    client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
+    await worker.register("w", b"", {"echo": b""})
+    with redis.Redis.from_url(as_role(socket, "admin").url) as server:
+        # An older server has no such command.
+        known = b"msetex" in server.command_list()
+        for rule in ("+msetex", "-msetex") if known else ("",):
+            server.execute_command("ACL", "SETUSER", "leanq-worker", "on", *rule.split())
+            request_ids = [f"0-{n}{rule}" for n in range(3)]
+            batch = [submission(request_id, echo_body(b"")) for request_id in request_ids]
+            await client.submit("c", batch)
+            jobs = (await worker.claim("w", ["echo"], 3, busy=0, token="n:")).jobs
+            replies = [pack_reply(job.token, Reply(payload=b"x")) for job in jobs]
+            done = [
+                Settlement(job.request_id, job.token, "echo", reply)
+                for job, reply in zip(jobs, replies, strict=True)
+            ]
+            claimed = await worker.claim("w", [], 0, busy=0, token="m:", settlements=done)
+            assert claimed.accepted == (True,) * 3
+            assert await client.lookup("c", request_ids) == replies
+            assert all(server.pttl(client.keys.request(each)) > 0 for each in request_ids)
+    await worker.release("w", [], leave=True)
+    for queue in (client, worker):
+        await queue.close()
+
+
 async def test_states_and_snapshots(socket: Path) -> None:
     """A client reads recipes, which are what their ids say; workers alone write snapshots."""
     client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
@@ -574,7 +600,8 @@ def test_what_a_worker_asks_for_as_it_joins_is_all_that_its_scripts_need() -> No
         for name in scripts
         for command in re.findall(r"call\('([A-Z]+)'", script_text(name))
     }
-    assert commands == called - {"SET", "TIME"}
+    # The script asks for this one before it calls it.
+    assert commands == called - {"SET", "TIME", "MSETEX"}
 
 
 async def test_a_worker_that_lacks_a_right_does_not_join(socket: Path) -> None:

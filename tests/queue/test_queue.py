@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from support.shards import LEASE_MS, Shard, open_shard, settlement
+from support.shards import LEASE_MS, Shard, open_shard, settlement, submission
 
 from leanq.errors import UnavailableError
 from leanq.fleet.stats import environments_of
@@ -110,6 +110,26 @@ async def test_settle_counts_once_and_answers_again_with_success(shard: Shard) -
     assert len(found.inbox["c"]) == 1
     stats = found.hashes["stats"]
     assert (stats["settled"], stats["verdict:accepted"], stats["fenced"]) == ("1", "1", "1")
+
+
+async def test_a_batch_of_several_clients_and_tenants_stays_apart(shard: Shard) -> None:
+    """Where records of a batch are alike, scripts read one for all."""
+    batch = [submission(f"r{n}", body=b"%d" % n, tenant="tu"[n // 4]) for n in range(8)]
+    for client in ("c", "d"):
+        await shard.queue.submit(client, batch["cd".index(client) :: 2])
+    late = submission("late", deadline_ms=1)
+    await shard.queue.submit("c", [late, submission("other", longest_run_ms=5)])
+    shard.advance(2)
+    jobs = (await shard.claim(want=20)).jobs
+    assert {job.request_id: job.body for job in jobs} == {
+        **{item.request_id: item.body for item in batch},
+        "other": b"body",
+    }
+    assert await shard.settle(*jobs) == (True,) * 9
+    inbox = shard.dump().inbox
+    told = {client: sorted(request_id for request_id, _ in inbox[client]) for client in "cd"}
+    assert told["c"] == ["late", "other", "r0", "r2", "r4", "r6"]
+    assert told["d"] == ["r1", "r3", "r5", "r7"]
 
 
 async def test_every_end_is_counted_with_its_reason(shard: Shard) -> None:

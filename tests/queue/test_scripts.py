@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib import resources
 
+import msgpack
 import pytest
 from support.shards import Shard
 
@@ -74,10 +75,14 @@ def test_what_parts_keep_for_a_call_begins_anew_with_each() -> None:
 
 
 def test_a_call_must_name_all_arguments_and_no_others() -> None:
-    script = Script("worker count:int", {"pairs": "a b", "names": ""})
-    good = {"worker": "w", "count": 2, "pairs": [("1", "2")], "names": ["x"]}
-    assert script.values(good) == ["w", 2, 1, "1", "2", 1, "x"]
-    for bad in ({**good, "more": 1}, {"worker": "w"}, {**good, "pairs": [("1",)]}):
+    script = Script("worker count:int", {"pairs": "a b:bytes c", "names": ""})
+    good = {"worker": "w", "count": 2, "pairs": [("1", b"2", 3), ("4", b"5", 6)]}
+    good["names"] = ["x"]
+    packed = msgpack.packb([["1", "4"], [3, 6]])
+    assert script.values(good) == ["w", 2, packed, b"2", b"5", 1, "x"]
+    ragged = [("1", b"2", 3), ("1", b"2")]
+    short = {"worker": "w"}
+    for bad in ({**good, "more": 1}, short, {**good, "pairs": [("1",)]}, {**good, "pairs": ragged}):
         with pytest.raises(TypeError, match="expected"):
             script.values(bad)
 
@@ -85,10 +90,11 @@ def test_a_call_must_name_all_arguments_and_no_others() -> None:
 async def test_lua_sees_arguments_by_the_same_names(shard: Shard) -> None:
     script = Script(
         "text number:int yes:flag no:flag packed:packed",
-        {"rows": "name size:int", "none": "", "plain": ""},
-        "text sum yes no first last plain",
+        {"rows": "name data:bytes size", "no_rows": "a b:bytes", "none": "", "plain": ""},
+        "text sum yes no names data plain",
     )
-    values = [("a", 1), ("b", 2)]
+    long = "x" * 300
+    values = [("a", b"\xff", 1), (long, b"", 2)]
     sent = script.values(
         {
             "text": b"\xff",
@@ -97,13 +103,15 @@ async def test_lua_sees_arguments_by_the_same_names(shard: Shard) -> None:
             "no": False,
             "packed": {"list": [1, 2]},
             "rows": values,
+            "no_rows": [],
             "none": [],
             "plain": ["x", "y"],
         }
     )
     body = """return answer({
-      text = text, sum = number + packed.list[2] + rows[1].size, plain = plain,
-      yes = yes and 1 or 0, no = no and 1 or 0, first = rows[1].name, last = rows[#rows].name})"""
+      text = text, sum = number + packed.list[2] + rows.size[1] + #no_rows.a + #no_rows.b + #none,
+      yes = yes and 1 or 0, no = no and 1 or 0, names = rows.name, data = rows.data,
+      plain = plain})"""
     text = "\n".join(("#!lua", script.declarations(), script.prologue(), body))
     answer = shard.server.execute_command("EVAL", text, 1, shard.tag, *sent)
     assert script.named(answer) == {
@@ -111,8 +119,8 @@ async def test_lua_sees_arguments_by_the_same_names(shard: Shard) -> None:
         "sum": 10,
         "yes": 1,
         "no": 0,
-        "first": b"a",
-        "last": b"b",
+        "names": [b"a", long.encode()],
+        "data": [b"\xff", b""],
         "plain": [b"x", b"y"],
     }
 

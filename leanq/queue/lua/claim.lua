@@ -4,10 +4,11 @@
 -- one call; either part may be empty. A settlement is accepted only with the current token, or again
 -- with the token that already won. `token` is that of all leases given out here. `busy`: requests in
 -- flight besides those settled here; other than 0 keeps quarantined requests away.
--- Answers accepted: per settlement 1 or 0 (fenced); jobs: see lease.lua; held: size of the processing
--- list; must_empty: 1 where this worker should empty itself for a quarantined request; now_ms.
+-- Answers fenced: the numbers of the settlements that were not accepted; request_ids, records, isolated: see
+-- lease.lua; held: size of the processing list; must_empty: 1 where this worker should empty itself for a
+-- quarantined request; now_ms.
 local must_empty = 0
-local accepted = settle.all()
+local fenced = settle.all()
 
 -- What hardly ever is there: one question about all of it. Then the environments that are not held back.
 local unusual, open = false, environments
@@ -53,7 +54,7 @@ lease.write()
 local shares = lease.shares or settle.shares
 if shares then shares.write() end
 
-if #lease.jobs > 0 or waiting.popped >= waiting.MAX_POPPED or must_empty == 1 then
+if #lease.request_ids > 0 or waiting.popped >= waiting.MAX_POPPED or must_empty == 1 then
   -- A worker that leaves requests waiting wakes one more worker.
   for _, environment in ipairs(open) do
     if counters.value('waiting:' .. environment) > 0
@@ -67,4 +68,5 @@ counters.write()
 local held = redis.call('ZCARD', tag .. ':processing:' .. worker)
 -- The lease of a worker that holds nothing may be a longer one, and there is nothing to be reaped.
 if held > 0 then redis.call('ZADD', tag .. ':workers', now + lease_ms, worker) end
-return answer({accepted = accepted, jobs = lease.jobs, must_empty = must_empty, now_ms = now, held = held})
+return answer({fenced = fenced, request_ids = lease.request_ids, records = lease.records,
+  isolated = lease.isolated, must_empty = must_empty, now_ms = now, held = held})

@@ -4,7 +4,8 @@
 -- in one environment, and nothing else is to be done. It makes claim's commands in a straight line, since
 -- lists of arguments and tables cost the server as much again. `settled_token` is that of the result's lease,
 -- `token` that of the new one.
--- Answers as claim. Where anything is unusual nothing is done and claim is to be called: 0 where that may
+-- Answers request_id, record: of the request that was claimed, if there was one; held and now_ms as claim.
+-- Where anything is unusual nothing is done and claim is to be called: 0 where that may
 -- last (pauses, weights, quarantined requests, requests that other workers are warm for, more tenants than
 -- are counted), else nil.
 local call, phases, stats = redis.call, tag .. ':phase', tag .. ':stats'
@@ -86,9 +87,8 @@ end
 
 -- The next request is leased, before anything else: a key that is not what it should be ends the script
 -- where it stands, and a request must be in its list or leased by then.
-local jobs, more, waiting = {}, false, 0
+local more, waiting = false, 0
 if r then
-  jobs[1] = {next_id, 0, text}
   local leased = phase.leased(token, worker, r.client, environment, '', r.digest, r.affinity, r.tenant, '')
   if next_key then call('HSET', phases, next_key, next_id, next_id, leased)
   else call('HSET', phases, next_id, leased) end
@@ -115,4 +115,4 @@ if warm and affinity ~= '' then warmth.note(environment, affinity) end
 if waiting > 0 and (more or wait_list.any(environment)) then notify(environment, 1) end
 publish.inboxes[client] = {request_id, #reply <= publish.MOST_BYTES and reply or #reply}
 publish.send(client)
-return answer({accepted = {1}, jobs = jobs, held = held, must_empty = 0, now_ms = now})
+return answer({request_id = r and next_id or false, record = r and text or false, held = held, now_ms = now})

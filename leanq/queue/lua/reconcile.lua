@@ -2,9 +2,10 @@
 -- parts: clock record phase single_flight is_isolated
 -- reconcile: compares what a worker holds (`request_ids`) with its processing list, after an answer got
 -- lost on the wire. What it does not know is handed to it again, with the token it already has.
--- Answers jobs: per unknown request what claim gives out, and the token; lost: request ids that are no
--- longer its own; now_ms.
-local processing, held, jobs, lost = tag .. ':processing:' .. worker, {}, {}, {}
+-- Answers request_ids, records, isolated: unknown requests, as claim gives them out; tokens: theirs; lost:
+-- request ids that are no longer its own; now_ms.
+local processing, held, lost = tag .. ':processing:' .. worker, {}, {}
+local unknown, records, tokens, all_isolated = {}, {}, {}, {}
 for _, request_id in ipairs(request_ids) do
   held[request_id] = true
   if not redis.call('ZSCORE', processing, request_id) then lost[#lost + 1] = request_id end
@@ -19,8 +20,11 @@ for _, request_id in ipairs(redis.call('ZRANGE', processing, 0, -1)) do
       -- what may be shared whether it is isolated.
       local isolated = lease.isolated ~= ''
       if lease.digest == '' then isolated = is_isolated(r.attempts) end
-      jobs[#jobs + 1] = {request_id, isolated and 1 or 0, text, lease.token}
+      local n = #unknown + 1
+      unknown[n], records[n], tokens[n] = request_id, text, lease.token
+      if isolated then all_isolated[#all_isolated + 1] = n end
     end
   end
 end
-return answer({jobs = jobs, lost = lost, now_ms = now})
+return answer({request_ids = unknown, records = records, tokens = tokens, isolated = all_isolated, lost = lost,
+  now_ms = now})

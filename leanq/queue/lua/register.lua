@@ -26,11 +26,10 @@ if missing then return redis.error_reply('NOPERM a worker needs the right to ' .
 
 redis.call('ZADD', tag .. ':workers', now + lease_ms, worker)
 redis.call('HSET', tag .. ':info', worker, info)
-for _, environment in ipairs(environments) do
-  redis.call('HSET', tag .. ':environments', environment.name, environment.about)
-  if environment.fingerprint ~= '' then
-    redis.call('HSET', tag .. ':fingerprints', environment.name, environment.fingerprint)
-  end
+for i, environment in ipairs(environments.name) do
+  local fingerprint = environments.fingerprint[i]
+  redis.call('HSET', tag .. ':environments', environment, environments.about[i])
+  if fingerprint ~= '' then redis.call('HSET', tag .. ':fingerprints', environment, fingerprint) end
 end
 -- Small hashes are searched from end to end. One value too long for that makes Redis index these, which
 -- are asked for all requests of a call at once.

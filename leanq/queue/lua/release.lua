@@ -5,10 +5,10 @@
 -- Returns how many were given back; a token that is no longer current changes nothing.
 local given, shares = 0, nil
 -- From the last to the first, so that the front of the list keeps their order.
-for i = #leases, 1, -1 do
-  local request_id = leases[i].request_id
+for i = #leases.request_id, 1, -1 do
+  local request_id = leases.request_id[i]
   local lease = phase.read_lease(redis.call('HGET', tag .. ':phase', request_id))
-  if lease and lease.token == leases[i].token then
+  if lease and lease.token == leases.token[i] then
     redis.call('ZREM', tag .. ':processing:' .. worker, request_id)
     if lease.charge ~= '' and how ~= 'retry' then
       shares = shares or open_shares()

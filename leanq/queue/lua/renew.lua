@@ -18,7 +18,7 @@ for i, request_id in ipairs(timed_out) do
   requeue.run(request_id, 'retry')
 end
 counters.add('reaped', #timed_out)
-for _, tally in ipairs(tallies) do counters.add(tally.name, tally.n) end
+for i, name in ipairs(tallies.name) do counters.add(name, tallies.n[i]) end
 publish.all()
 counters.write()
 local expired = judged and redis.call('ZRANGEBYSCORE', workers, '-inf', now, 'LIMIT', 0, 1) or {}

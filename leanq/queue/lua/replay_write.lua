@@ -17,7 +17,7 @@ local function empty(slot)
 end
 
 -- Each entry ever written is in the reservoir with the same probability.
-local function choose(number, item)
+local function choose(number, entry, weight)
   about.seen = about.seen + 1
   local slot = redis.call('HLEN', slots)
   if slot >= about.capacity then
@@ -25,9 +25,9 @@ local function choose(number, item)
     if slot >= about.capacity then return end
     empty(slot)
   end
-  redis.call('HSET', slots, slot, number .. ' ' .. item.entry)
-  about.slot_bytes = about.slot_bytes + #item.entry
-  if about.weighted then weights.add(slot, item.weight) end
+  redis.call('HSET', slots, slot, number .. ' ' .. entry)
+  about.slot_bytes = about.slot_bytes + #entry
+  if about.weighted then weights.add(slot, weight) end
 end
 
 -- A slot chosen at random leaves, and with it the room: what comes later could not have its chance. False
@@ -46,13 +46,14 @@ local function shrink()
   return true
 end
 
-for _, item in ipairs(items) do
+for i, entry in ipairs(items.entry) do
+  local weight = items.weight[i]
   about.last = about.last + 1
   local number = replay.text(about.last)
-  redis.call('XADD', log, number .. '-0', '', item.entry)
-  about.bytes = about.bytes + #item.entry
-  if about.reservoir then choose(number, item)
-  elseif about.weighted then weights.add(number, item.weight) end
+  redis.call('XADD', log, number .. '-0', '', entry)
+  about.bytes = about.bytes + #entry
+  if about.reservoir then choose(number, entry, weight)
+  elseif about.weighted then weights.add(number, weight) end
 end
 while about.slot_bytes > about.max_bytes and shrink() do end
 replay_log.evict(about, redis.call('XLEN', log) - about.entries, about.max_bytes)

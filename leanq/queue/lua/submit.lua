@@ -5,11 +5,17 @@
 -- tenant. `remember_ms`: time-to-live of replies where remembered verdicts count, else 0. `kinds`: what
 -- requests have in common (environment, priority, deadline_ms from now or 0, run_ms, affinity: up to two
 -- names, the strongest first); a request names its kind by number.
--- Returns per request: 1 queued or joined to a run, 2 in flight already (the client now hears of its
--- end), 3 the tenant's list is full, 4 no worker ever offered this environment, or the reply itself.
+-- Returns, of each request that is not simply queued or joined to a run, its number and what became of it:
+-- 2 in flight already (the client now hears of its end), 3 the tenant's list is full, 4 no worker ever
+-- offered this environment, or the reply itself.
 note_minute()
 local paused = redis.call('EXISTS', tag .. ':paused') == 1
-local out, records, remembered = {}, {}, 0
+local request_ids, kind_of = requests.request_id, requests.kind
+local tenants, digests, bodies = requests.tenant, requests.digest, requests.body
+-- Below, a request is its number in the call. `out`: by number, what became of those that are not queued.
+local names, out, records, kept, remembered = {}, {}, {}, 0, 0
+local prefix = tag .. ':req:'
+for k, request_id in ipairs(request_ids) do names[k] = prefix .. request_id end
 
 -- What this call knows of an environment.
 local environments = {}
@@ -33,7 +39,7 @@ for _, kind in ipairs(kinds) do
   local ring_name = kind.environment .. ':' .. kind.priority
   local environment = environment_of(kind.environment)
   if not rings[ring_name] then
-    rings[ring_name] = {name = ring_name, environment = environment, tenants = {}, requests = {}}
+    rings[ring_name] = {name = ring_name, environment = environment, tenants = {}, numbers = {}}
     rings[#rings + 1] = rings[ring_name]
   end
   kind.ring = rings[ring_name]
@@ -46,88 +52,85 @@ for _, kind in ipairs(kinds) do
 end
 
 -- The record of a request, which is written with the others.
-local function keep(item)
-  local n, text = #records, kinds[item.kind].head .. item.tenant .. '\0' .. item.digest .. '\0' .. item.body
-  records[n + 1], records[n + 2] = item.name, text
+local function keep(k)
+  local text = kinds[kind_of[k]].head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
+  kept = kept + 2
+  records[kept - 1], records[kept] = names[k], text
   return text
 end
 
 -- One that is there already: in flight, whose client is this one from now on, or ended.
-local function again(item)
-  local phase_text, r = redis.call('HGET', tag .. ':phase', item.request_id), record.load(item.request_id)
-  if not r then return redis.call('GET', item.name) end
-  hand_over(item.request_id, r, client, phase_text)
+local function again(k)
+  local request_id = request_ids[k]
+  local phase_text, r = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
+  if not r then return redis.call('GET', names[k]) end
+  hand_over(request_id, r, client, phase_text)
   return 2
 end
 
 -- One that is new to the server, and simply waits in its list, where there is room.
-local function enqueue(item)
-  local ring = kinds[item.kind].ring
-  local requests = ring.requests[item.tenant]
-  if not requests then
-    requests = {}
-    ring.requests[item.tenant], ring.tenants[#ring.tenants + 1] = requests, item.tenant
+local function enqueue(k)
+  local ring, tenant = kinds[kind_of[k]].ring, tenants[k]
+  local numbers = ring.numbers[tenant]
+  if not numbers then
+    numbers = {}
+    ring.numbers[tenant], ring.tenants[#ring.tenants + 1] = numbers, tenant
   end
-  requests[#requests + 1] = item
-  return 1
+  numbers[#numbers + 1] = k
 end
 
 -- One that is new to the server, and may be like others, or one that some workers are warm for.
-local function take_in(item, run_id, phase_text)
-  local kind, digest = kinds[item.kind], item.digest
+local function take_in(k, run_id, phase_text)
+  local kind, request_id, digest = kinds[kind_of[k]], request_ids[k], digests[k]
   local environment, lease = kind.environment, phase.read_lease(phase_text)
   if lease then
     -- It was withdrawn, its reply has gone, and it runs on for others: now for this client as well.
-    keep(item)
-    phase.set_client(item.request_id, lease, client)
+    keep(k)
+    phase.set_client(request_id, lease, client)
     return 2
   end
   local reply = digest ~= '' and environment.fingerprint
     and redis.call('GET', tag .. ':verdict:' .. environment.fingerprint .. ':' .. digest)
   if reply then
-    redis.call('SET', item.name, reply, 'PX', remember_ms)
+    redis.call('SET', names[k], reply, 'PX', remember_ms)
     remembered = remembered + 1
     return reply
   end
   if kind.affinity ~= '' then environment.affinity = true end
-  if not single_flight.join(item.request_id, run_id, digest, now) then return enqueue(item) end
+  if not single_flight.join(request_id, run_id, digest, now) then return enqueue(k) end
   environment.joined = environment.joined + 1
-  keep(item)
-  return 1
+  keep(k)
 end
 
 -- Puts new requests at the end of a tenant's list; those that find no room are refused. Whether the
 -- list was empty before.
-local function extend(ring, tenant, requests)
-  local name, request_ids, length = 'wait:' .. ring.name .. ':' .. tenant, {}, 0
-  for i, item in ipairs(requests) do request_ids[i] = item.request_id end
-  for i = 1, #requests, 4000 do
-    length = redis.call('RPUSH', tag .. ':' .. name,
-      unpack(request_ids, i, math.min(i + 3999, #requests)))
+local function extend(ring, tenant, numbers)
+  local name, waiting, length = 'wait:' .. ring.name .. ':' .. tenant, {}, 0
+  for i, k in ipairs(numbers) do waiting[i] = request_ids[k] end
+  for i = 1, #waiting, 4000 do
+    length = redis.call('RPUSH', tag .. ':' .. name, unpack(waiting, i, math.min(i + 3999, #waiting)))
   end
-  local taken, was_empty = #requests, length == #requests
+  local taken, was_empty = #waiting, length == #waiting
   if length > max_waiting then
     -- What was withdrawn takes no room.
     local withdrawn = tonumber(redis.call('HGET', tag .. ':withdrawn', name) or 0)
     taken = math.min(taken, math.max(0, taken - (length - withdrawn - max_waiting)))
-    if taken < #requests then redis.call('RPOP', tag .. ':' .. name, #requests - taken) end
+    if taken < #waiting then redis.call('RPOP', tag .. ':' .. name, #waiting - taken) end
   end
-  for i, item in ipairs(requests) do
-    if i <= taken then ring.environment.last, ring.environment.text = item.request_id, keep(item)
-    else out[item.number] = 3 end
+  for i, k in ipairs(numbers) do
+    if i <= taken then ring.environment.last, ring.environment.text = request_ids[k], keep(k)
+    else out[k] = 3 end
   end
   ring.environment.added = ring.environment.added + taken
   return was_empty and taken > 0
 end
 
 -- What the server knows of them, all at once. Hardly ever is a request id there already.
-local names, fields, asked = {}, {}, {}
-for k, item in ipairs(requests) do
-  item.number, item.name = k, tag .. ':req:' .. item.request_id
-  names[k] = item.name
-  if item.digest ~= '' then
+local fields, asked = {}, {}
+for k, digest in ipairs(digests) do
+  if digest ~= '' then
     local n = #fields + 1
-    fields[n], fields[n + 1] = single_flight.key(kinds[item.kind].environment.name, item.digest), item.request_id
+    fields[n], fields[n + 1] = single_flight.key(kinds[kind_of[k]].environment.name, digest), request_ids[k]
     asked[k] = n
   end
 end
@@ -136,34 +139,34 @@ local phases = bulk.call('HMGET', tag .. ':phase', fields)
 
 -- By request id where in the batch it stands first, and where it stands again.
 local first, twice = {}, {}
-for k, item in ipairs(requests) do
-  local kind, n = kinds[item.kind], asked[k]
-  if first[item.request_id] then
-    twice[k] = first[item.request_id]
+for k, request_id in ipairs(request_ids) do
+  local kind, n = kinds[kind_of[k]], asked[k]
+  if first[request_id] then
+    twice[k] = first[request_id]
   else
-    first[item.request_id] = k
-    if any > 0 and redis.call('EXISTS', item.name) == 1 then
-      out[k] = again(item)
+    first[request_id] = k
+    if any > 0 and redis.call('EXISTS', names[k]) == 1 then
+      out[k] = again(k)
     elseif not kind.environment.known then
       out[k] = 4
     elseif n or kind.affinity ~= '' then
-      out[k] = take_in(item, n and phases[n], n and phases[n + 1])
+      out[k] = take_in(k, n and phases[n], n and phases[n + 1])
     else
-      out[k] = enqueue(item)
+      enqueue(k)
     end
   end
 end
 for _, ring in ipairs(rings) do
   local opened = {}
   for _, tenant in ipairs(ring.tenants) do
-    if extend(ring, tenant, ring.requests[tenant]) then
+    if extend(ring, tenant, ring.numbers[tenant]) then
       if paused then wait_list.open('RPUSH', ring.name, tenant)
       else opened[#opened + 1] = tenant end
     end
   end
   bulk.call('RPUSH', tag .. ':ring:' .. ring.name, opened)
 end
-for k, other in pairs(twice) do out[k] = out[other] == 1 and 2 or out[other] end
+for k, other in pairs(twice) do out[k] = out[other] or 2 end
 bulk.call('MSET', nil, records)
 
 counters.add('remembered', remembered)
@@ -178,4 +181,9 @@ for name, environment in pairs(environments) do
   end
 end
 counters.write()
-return out
+local answers = {}
+for k, became in pairs(out) do
+  local n = #answers
+  answers[n + 1], answers[n + 2] = k, became
+end
+return answers

@@ -71,7 +71,7 @@ function affinity.claim(name, n)
   if r then
     r.rank = r.affinity ~= '' and warmth.rank(r) or 3
     if affinity.is_next(r) then
-      if lease.take(r, false) then return 1 end
+      if lease.take(r.request_id, r, r.text, false) then return 1 end
     else
       front[1], front.known[r.request_id] = r, true
     end
@@ -81,7 +81,7 @@ function affinity.claim(name, n)
     if not best then break end
     affinity.pass_over(front, best)
     local r = table.remove(front, best)
-    if lease.take(r, false) then got = got + 1 end
+    if lease.take(r.request_id, r, r.text, false) then got = got + 1 end
   end
   affinity.put_back(front)
   return got

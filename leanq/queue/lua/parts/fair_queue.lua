@@ -6,17 +6,20 @@ local fair_queue = {}
 
 -- Takes up to so many requests out of each list; how many that brought.
 function fair_queue.pop(names, counts)
-  local from, request_ids, got = {}, {}, 0
+  local from, popped, got, n = {}, {}, 0, 0
   for i, name in ipairs(names) do
     local ids = counts[i] > 0 and redis.call('LPOP', tag .. ':' .. name, counts[i]) or {}
     for _, request_id in ipairs(ids) do
-      from[#from + 1], request_ids[#request_ids + 1] = name, request_id
+      n = n + 1
+      from[n], popped[n] = name, request_id
     end
   end
-  waiting.popped = waiting.popped + #request_ids
-  for _, r in ipairs(waiting.among(from, request_ids)) do
-    if waiting.taken[r.request_id] then wait_list.forget(wait_list.name_of(r), 1)
-    elseif lease.take(r, false) then got = got + 1 end
+  waiting.popped = waiting.popped + n
+  local request_ids, records, texts = waiting.among(from, popped)
+  for i, request_id in ipairs(request_ids) do
+    local r = records[i]
+    if waiting.taken[request_id] then wait_list.forget(wait_list.name_of(r), 1)
+    elseif lease.take(request_id, r, texts[i], false) then got = got + 1 end
   end
   return got
 end
@@ -33,7 +36,7 @@ function fair_queue.draw_one(environment, priority, has_affinity)
       got = affinity.claim(name, 1)
     else
       local r = waiting.pop(name)
-      if r and lease.take(r, false) then got = 1 end
+      if r and lease.take(r.request_id, r, r.text, false) then got = 1 end
     end
     if redis.call('EXISTS', tag .. ':' .. name) == 1 then fair_queue.left[environment] = true
     else redis.call('LREM', ring, -1, tenant) end

@@ -3,13 +3,14 @@
 -- Quarantined requests, each of which gets a worker to itself.
 local isolated = {}
 
--- The first of an environment's quarantined requests that needs a run of its own.
+-- The first of an environment's quarantined requests that needs a run of its own: its id, its record, and
+-- that as a text.
 function isolated.first(environment)
   local name = 'quarantined:' .. environment
   local request_id = redis.call('LINDEX', tag .. ':' .. name, 0)
   while request_id do
-    local r = waiting.among({name}, {request_id})[1]
-    if r and not lease.joins(r, true) then return r end
+    local _, records, texts = waiting.among({name}, {request_id})
+    if records[1] and not lease.joins(request_id, records[1], true) then return request_id, records[1], texts[1] end
     redis.call('LPOP', tag .. ':' .. name)
     request_id = redis.call('LINDEX', tag .. ':' .. name, 0)
   end
@@ -19,13 +20,13 @@ end
 -- 'taken' where the worker, which is empty, got one; 'must_empty' where it should empty itself for one; nil
 -- where there is none for it.
 function isolated.claim(environment)
-  local r = isolated.first(environment)
+  local request_id, r, text = isolated.first(environment)
   if not r then return nil end
   local isolating = tag .. ':isolating:' .. environment
   local holder = redis.call('GET', isolating)
   if busy == 0 then
     redis.call('LPOP', tag .. ':quarantined:' .. environment)
-    lease.take(r, true)
+    lease.take(request_id, r, text, true)
     -- Its like join it at once, or each of them would empty a worker.
     isolated.first(environment)
     if holder == worker then redis.call('DEL', isolating) end

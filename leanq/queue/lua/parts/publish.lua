@@ -16,7 +16,7 @@ function publish.send(client)
 end
 
 -- A reply for one client; it is told when the call ends.
-local function tell(request_id, client, reply)
+local function tell_one(request_id, client, reply)
   local fields = publish.inboxes[client]
   if not fields then fields = {}; publish.inboxes[client] = fields end
   fields[#fields + 1] = request_id
@@ -24,11 +24,40 @@ local function tell(request_id, client, reply)
   if #fields >= 4000 then publish.send(client) end
 end
 
--- The reply in the place of the record, for its client or clients (see hand_over.lua).
+-- A reply for its client or clients (see hand_over.lua).
+function publish.tell(request_id, client, reply)
+  if publish.inboxes[client] or not string.find(client, ' ', 1, true) then
+    return tell_one(request_id, client, reply)
+  end
+  for name in string.gmatch(client, '%S+') do tell_one(request_id, name, reply) end
+end
+
+-- The reply in the place of the record, and for its client or clients.
 function publish.reply(request_id, client, reply)
   redis.call('SET', tag .. ':req:' .. request_id, reply, 'PX', reply_ttl_ms)
-  if not string.find(client, ' ', 1, true) then return tell(request_id, client, reply) end
-  for name in string.gmatch(client, '%S+') do tell(request_id, name, reply) end
+  publish.tell(request_id, client, reply)
+end
+
+-- Whether the server knows MSETEX (Valkey from 9.1, Redis from 8.4), and this user may call it: it does what
+-- many SET do, at half of their cost.
+local function has_msetex(key)
+  local number, least = redis.VALKEY_VERSION_NUM, 0x090100
+  if not number then number, least = redis.REDIS_VERSION_NUM or 0, 0x080400 end
+  return number >= least and redis.acl_check_cmd and redis.acl_check_cmd('MSETEX', 1, key, '', 'PX', reply_ttl_ms)
+end
+
+-- Replies in the places of their records: `written` has the key of each, and the reply.
+function publish.write(written)
+  if #written > 2 and has_msetex(written[1]) then
+    for i = 1, #written, 4000 do
+      local part = {unpack(written, i, math.min(i + 3999, #written))}
+      local n = #part
+      part[n + 1], part[n + 2] = 'PX', reply_ttl_ms
+      redis.call('MSETEX', n / 2, unpack(part))
+    end
+  else
+    for i = 1, #written, 2 do redis.call('SET', written[i], written[i + 1], 'PX', reply_ttl_ms) end
+  end
 end
 
 -- Ends a request with a reply.

@@ -1,3 +1,4 @@
+-- each call: record.last = nil
 -- The record of a request in flight: one string, which its reply replaces. It holds the version of
 -- this layout, attempts that have ended, priority, submitted (ms), deadline in the queue (ms, 0: none),
 -- longest run (ms), environment, client, the stronger and the weaker affinity, tenant, digest, and the
@@ -13,6 +14,18 @@ function record.read(text)
   return {attempts = attempts, priority = priority, submitted = submitted, deadline = deadline,
     run_ms = run_ms, environment = environment, client = client, affinity = affinity,
     second_affinity = second_affinity, tenant = tenant, digest = digest, body = body}
+end
+
+-- As above, for records that are read one after another: those that differ in nothing but their bodies, as
+-- most of one batch do, have one table, to which the caller adds nothing of a single request.
+function record.read_next(text)
+  local last = record.last
+  if last and text and string.sub(text, 1, last.body - 1) == last.head then return last end
+  local r = record.read(text)
+  -- Digests are as many as requests.
+  record.last = r and r.digest == '' and r
+  if record.last then r.head = string.sub(text, 1, r.body - 1) end
+  return r
 end
 
 -- The record of a request, without its body; nil where there is none.

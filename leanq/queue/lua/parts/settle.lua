@@ -1,9 +1,10 @@
 -- parts: clock bulk phase publish counters record single_flight deadline requeue warmth shares
 -- arguments: worker settlements ends remember_ms
--- each call: settle.shares = nil
+-- each call: settle.shares, settle.written = nil, {}
 -- Settles what a worker has finished. `ends` says what settlements have in common: outcome, reason (may be
--- ''), whether the worker is warm now, the way in which Lean came by its prefix, and fingerprint. `cpu_ms`
--- is each settlement's own. `shares`: see shares.lua; opened for the first lease that was charged.
+-- ''), whether the worker is warm now, the way in which Lean came by its prefix, and fingerprint; `n` will be
+-- how many that are accepted end so, and `ended` by environment those whose clients hear of it. `cpu_ms` is
+-- each settlement's own. `shares`: see shares.lua; opened for the first lease that was charged.
 local settle = {}
 
 -- Whether a result counted before: its token is in the head of the reply.
@@ -69,52 +70,63 @@ function settle.account(lease, cpu_ms)
 end
 
 -- Settles one result, whose token is current. How long it took comes with a heartbeat.
-function settle.one(item, how, lease, runs)
-  settle.account(lease, item.cpu_ms)
-  if how.way ~= '' then counters.add('way:' .. how.way, 1) end
+function settle.one(request_id, reply, how, lease, runs)
+  how.n = how.n + 1
   if how.warm and lease.affinity ~= '' then warmth.note(lease.environment, lease.affinity) end
   -- A run without a client was withdrawn before, by its own.
   if lease.client ~= '' then
-    publish.reply(item.request_id, lease.client, item.reply)
-    counters.ended(lease.environment, how.outcome, how.reason, 1)
+    local n = #settle.written
+    settle.written[n + 1], settle.written[n + 2] = tag .. ':req:' .. request_id, reply
+    publish.tell(request_id, lease.client, reply)
+    how.ended[lease.environment] = (how.ended[lease.environment] or 0) + 1
   end
   if lease.digest == '' then return end
   if remember_ms > 0 and how.fingerprint ~= '' then
-    redis.call('SET', tag .. ':verdict:' .. how.fingerprint .. ':' .. lease.digest, item.reply,
-      'PX', remember_ms)
+    redis.call('SET', tag .. ':verdict:' .. how.fingerprint .. ':' .. lease.digest, reply, 'PX', remember_ms)
   end
-  runs[#runs + 1] = {request_id = item.request_id, reply = item.reply, lease = lease, how = how}
+  runs[#runs + 1] = {request_id = request_id, reply = reply, lease = lease, how = how}
+end
+
+-- Counts what was settled by its ends.
+function settle.count()
+  for _, how in ipairs(ends) do
+    if how.way ~= '' then counters.add('way:' .. how.way, how.n) end
+    for environment, n in pairs(how.ended) do counters.ended(environment, how.outcome, how.reason, n) end
+  end
 end
 
 -- The leases of all settlements, as texts.
 function settle.leases()
-  local phases, request_ids = tag .. ':phase', {}
-  if #settlements == 1 then return {redis.call('HGET', phases, settlements[1].request_id)} end
-  for k, item in ipairs(settlements) do request_ids[k] = item.request_id end
+  local phases, request_ids = tag .. ':phase', settlements.request_id
+  if #request_ids == 1 then return {redis.call('HGET', phases, request_ids[1])} end
   return bulk.call('HMGET', phases, request_ids)
 end
 
--- Settles all results; per result 1, or 0 where its token was not current.
+-- Settles all results; returns the numbers of those whose token was not current.
 function settle.all()
-  if #settlements == 0 then return {} end
-  local accepted, done, runs, leases = {}, {}, {}, {}
+  if #settlements.request_id == 0 then return {} end
+  for _, how in ipairs(ends) do how.n, how.ended = 0, {} end
+  local tokens, replies, fenced, done, runs, leases = settlements.token, settlements.reply, {}, {}, {}, {}
+  local is_done, n = {}, 0
   for k, text in ipairs(settle.leases()) do
-    local item = settlements[k]
-    local request_id = item.request_id
+    local request_id = settlements.request_id[k]
     -- Most leases of one call are the same text.
     local lease = leases[text]
     if lease == nil then lease = phase.read_lease(text) or false; leases[text] = lease end
-    if lease and lease.token == item.token and not done[request_id] then
-      accepted[k] = 1
-      done[#done + 1], done[request_id] = request_id, true
-      settle.one(item, ends[item.how], lease, runs)
-    elseif settle.has_counted(request_id, item.token) then
-      accepted[k] = 1
-    else
-      accepted[k] = 0
-      counters.add('fenced', 1)
+    if is_done[request_id] and is_done[request_id] == tokens[k] then
+      -- It counted in this call.
+    elseif lease and lease.token == tokens[k] then
+      n = n + 1
+      done[n], is_done[request_id] = request_id, tokens[k]
+      settle.account(lease, settlements.cpu_ms[k])
+      settle.one(request_id, replies[k], ends[settlements.how[k]], lease, runs)
+    elseif not settle.has_counted(request_id, tokens[k]) then
+      fenced[#fenced + 1] = k
     end
   end
+  publish.write(settle.written)
+  counters.add('fenced', #fenced)
+  settle.count()
   if #done > 0 then
     bulk.call('ZREM', tag .. ':processing:' .. worker, done)
     counters.add('settled', #done)
@@ -122,5 +134,5 @@ function settle.all()
     bulk.call('HDEL', tag .. ':phase', done)
     if #runs > 0 then settle.end_joined(runs) end
   end
-  return accepted
+  return fenced
 end

@@ -12,7 +12,8 @@ function wait_list.name_of(r, phase_text)
   local kind = phase.kind(phase_text)
   if kind == phase.QUARANTINED then return 'quarantined:' .. r.environment end
   if kind and kind ~= phase.PASSED_OVER then return nil end
-  return 'wait:' .. r.environment .. ':' .. r.priority .. ':' .. r.tenant
+  r.wait_list = r.wait_list or 'wait:' .. r.environment .. ':' .. r.priority .. ':' .. r.tenant
+  return r.wait_list
 end
 
 function wait_list.is_paused(kind, name)

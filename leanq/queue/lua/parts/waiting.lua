@@ -5,40 +5,50 @@
 -- time.
 local waiting = {MAX_POPPED = 1000}
 
--- The request, if it waits in the list of this name; nil for what expires hereby, and for what was
--- withdrawn, whose entry is gone from the list.
-function waiting.one(name, request_id, r, text, phase_text)
-  if waiting.taken[request_id] then r = nil end
-  if not r or wait_list.name_of(r, phase_text) ~= name then
+-- Whether the request waits in the list of this name; not what expires hereby, and what was withdrawn,
+-- whose entry is gone from the list.
+function waiting.is_in(name, request_id, r, phase_text)
+  if not r or waiting.taken[request_id] or wait_list.name_of(r, phase_text) ~= name then
     wait_list.forget(name, 1)
-    return nil
+    return false
   end
   if deadline.is_past(r) then
     deadline.expire(request_id, r, r.attempts, true)
     waiting.taken[request_id] = true
-    return nil
+    return false
   end
+  return true
+end
+
+-- The request with its id, its record as a text, and when a warmer one went before it, if it waits in the
+-- list of this name; else nil.
+function waiting.one(name, request_id, r, text, phase_text)
+  if not waiting.is_in(name, request_id, r, phase_text) then return nil end
   r.request_id, r.text, r.passed = request_id, text, phase.read_passed_over(phase_text)
   return r
 end
 
 -- The records of requests as texts, and their phases.
 function waiting.look(request_ids)
-  local names = {}
-  for i, request_id in ipairs(request_ids) do names[i] = tag .. ':req:' .. request_id end
+  local names, prefix = {}, tag .. ':req:'
+  for i, request_id in ipairs(request_ids) do names[i] = prefix .. request_id end
   return bulk.call('MGET', nil, names), bulk.call('HMGET', tag .. ':phase', request_ids)
 end
 
--- Those of the requests that wait, each in the list that `names` says.
+-- Those of the requests that wait, each in the list that `names` says: their ids, and by the same numbers
+-- their records as by record.read_next, and as texts.
 function waiting.among(names, request_ids)
-  local found = {}
+  local found, records, found_texts, n = {}, {}, {}, 0
   local texts, phases = waiting.look(request_ids)
   for i, request_id in ipairs(request_ids) do
-    local r = waiting.one(names[i], request_id, record.read(texts[i]), texts[i], phases[i])
-    if r then found[#found + 1] = r end
+    local r = record.read_next(texts[i])
+    if waiting.is_in(names[i], request_id, r, phases[i]) then
+      n = n + 1
+      found[n], records[n], found_texts[n] = request_id, r, texts[i]
+    end
   end
-  single_flight.prefetch(found)
-  return found
+  single_flight.prefetch(records)
+  return found, records, found_texts
 end
 
 -- Takes the first request out of a list; nil where what stood there waits no more, or nothing did.
