@@ -19,7 +19,8 @@ _SLOTS = 256  # with 1,000, as many as the load has outstanding, batches are sma
 def worker(url: str) -> None:
     os.environ["LEANQ_URL"] = url
     arguments = ["worker", "--driver", "echo", "--slots", str(_SLOTS)]
-    os.execv(sys.executable, [sys.executable, "-c", _LEANQ, *arguments])
+    # Not from the working directory, which may be another checkout.
+    os.execv(sys.executable, [sys.executable, "-P", "-c", _LEANQ, *arguments])
 
 
 @asynccontextmanager
