@@ -217,6 +217,8 @@ class HeldRequests:
         self._notify()
 
     async def _answer(self, job: Job) -> Reply:
+        if job.body is None:
+            return Reply(error="the server has lost what was asked")
         try:
             request = wire.unpack_request(job.body)
         except NewerMessageError:

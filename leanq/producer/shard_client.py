@@ -22,7 +22,7 @@ import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +43,7 @@ from leanq.errors import (
 from leanq.producer.route import Timings, Waiter, WhenFull
 from leanq.producer.route_tasks import RouteTasks
 from leanq.queue import wire
-from leanq.queue.queue import Queue, backoff_s
+from leanq.queue.queue import Queue, backoff_s, in_batches
 from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, UnknownEnvironment
 from leanq.queue.scripts import script_text
@@ -93,7 +93,7 @@ class Inbox:
             for request_id, size in pairs
             if size.isdigit() and awaited(request_id)
         )
-        for request_ids in _batches(large):
+        for request_ids in in_batches(large, _BATCH_BYTES):
             replies = await self._queue.replies(request_ids)
             yield [
                 (request_id, data)
@@ -102,19 +102,6 @@ class Inbox:
             ]
         # Not before all of it is taken: what is read from here on is dropped up to here.
         self._position = reached
-
-
-def _batches(large: Iterator[tuple[str, int]]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size_bytes = 0
-    for request_id, more_bytes in large:
-        batch.append(request_id)
-        size_bytes += more_bytes
-        if size_bytes >= _BATCH_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch
 
 
 @dataclass(slots=True)

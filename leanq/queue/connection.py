@@ -178,13 +178,17 @@ class Link:
 
         return await self.call(converse, block_s)
 
-    async def run(self, script: str, key: str, args: Sequence[Any]) -> Any:
+    async def run(
+        self, script: str, key: str, args: Sequence[Any], uploads: Sequence[Sequence[Any]] = ()
+    ) -> Any:
         """What a script answers; raises as :meth:`call`.
 
         It is called as a function of the server's where there is its library, or this user may load
-        it, and else as a script, which costs the server more.
+        it, and else as a script, which costs the server more. ``uploads`` are commands that go
+        before it, for what it finds in the server's memory; it has to see which of them a full
+        memory has refused.
         """
-        return await self.call(lambda client: self._evaluated(client, script, key, args))
+        return await self.call(lambda client: self._evaluated(client, script, key, args, uploads))
 
     async def load(self, scripts: Iterable[str]) -> None:
         """Loads the libraries of scripts for users that may call and not load them; raises as
@@ -193,23 +197,30 @@ class Link:
             await self.call(partial(_has_loaded, library=library_of(script)))
 
     async def _evaluated(
-        self, client: redis.Redis, script: str, key: str, args: Sequence[Any]
+        self,
+        client: redis.Redis,
+        script: str,
+        key: str,
+        args: Sequence[Any],
+        uploads: Sequence[Sequence[Any]],
     ) -> Any:
         library = library_of(script)
         if time.monotonic() >= self._scripts_until_s.get(library.function, 0.0):
             function = ("FCALL", library.function, 1, key, *args)
             try:
-                return (await _converse(client.connection, [function]))[0]
+                return (await _converse(client.connection, [*uploads, function], len(uploads)))[-1]
             except redis_errors.ResponseError as error:
                 if not _NO_FUNCTION.search(str(error)):
                     raise
+            # The server has them by now.
+            uploads = ()
             if await _has_loaded(client, library):
                 return (await _converse(client.connection, [function]))[0]
             # The library may be another user's to load, who has not come yet.
             self._scripts_until_s[library.function] = time.monotonic() + _SCRIPTS_S
         evaluate = ("EVALSHA", digest_of(script), 1, key, *args)
         try:
-            return (await _converse(client.connection, [evaluate]))[0]
+            return (await _converse(client.connection, [*uploads, evaluate], len(uploads)))[-1]
         except redis_errors.NoScriptError:
             load = ("SCRIPT", "LOAD", script)
             return (await _converse(client.connection, [load, evaluate]))[1]
@@ -318,7 +329,10 @@ async def _has_loaded(client: redis.Redis, library: Library) -> bool:
     return True
 
 
-async def _converse(connection: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
+async def _converse(
+    connection: Any, commands: Sequence[Sequence[Any]], uploads: int = 0
+) -> list[Any]:
+    """The answers to commands, of which a full memory may refuse the first so many."""
     if await connection.can_read():
         # The server has closed it meanwhile, and nothing was asked on it yet.
         await connection.disconnect()
@@ -326,10 +340,12 @@ async def _converse(connection: Any, commands: Sequence[Sequence[Any]]) -> list[
     await connection.send_packed_command(packed, check_health=False)
     answers: list[Any] = []
     refused: redis_errors.ResponseError | None = None
-    for _ in commands:
+    for number in range(len(commands)):
         try:
             answers.append(await connection.read_response(disable_decoding=True))
         except redis_errors.ResponseError as error:
+            if number < uploads and isinstance(error, redis_errors.OutOfMemoryError):
+                continue
             # The answers to the others are on their way, and are not the next call's.
             refused = refused or error
     if refused:

@@ -14,21 +14,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
     Collection,
+    Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
 import redis.asyncio as redis
 from msgspec import structs
 
+from leanq.errors import QueueFullError, UnavailableError
 from leanq.queue.connection import RETRY_AFTER_S, Address, Link
 from leanq.queue.keys import Keys
 from leanq.queue.results import (
@@ -80,6 +84,10 @@ _CALLED_BY_CLIENTS = ("submit", "lookup", "cancel")
 _UNUSUAL_S = 0.5
 # Records that are read for each that is shown.
 _LOOKED_AT = 2
+# Large bodies are fetched in calls of so many bytes; more at once take longer.
+_FETCHED_BYTES = 512 << 10
+# What a claim says of a result whose reply was uploaded and is not there.
+_NO_UPLOAD = 2
 
 
 class Queue:
@@ -121,18 +129,37 @@ class Queue:
         """
         remember = self._ttl_ms if self.settings.remember_s > 0 else 0
         kinds: dict[Kind, int] = {}
-        requests = [
-            (i.request_id, kinds.setdefault(i.kind, len(kinds) + 1), i.tenant, i.digest, i.body)
-            for i in batch
-        ]
-        answers = await self.run(
-            "submit",
-            client=client,
-            max_waiting=self.settings.max_waiting,
-            remember_ms=remember,
-            kinds=[kind._asdict() for kind in kinds],
-            requests=requests,
-        )
+        requests: list[tuple[str, int, str, str, bytes | int]] = []
+        uploads: dict[str, bytes] = {}
+        # Another one for each call, so that none of its uploads is ever taken by an older call.
+        call = secrets.token_urlsafe(9)
+        for item in batch:
+            kind, body = item.kind, cast("bytes | int", item.body)
+            if kind.detached:
+                uploads[self.keys.upload(call, item.request_id)] = item.body
+                body = len(item.body)
+            number = kinds.setdefault(kind, len(kinds) + 1)
+            requests.append((item.request_id, number, item.tenant, item.digest, body))
+        try:
+            answers = await self.run(
+                "submit",
+                uploads,
+                client=client,
+                max_waiting=self.settings.max_waiting,
+                remember_ms=remember,
+                upload=call if uploads else "",
+                kinds=[kind._asdict() for kind in kinds],
+                requests=requests,
+            )
+        except QueueFullError:
+            if uploads:
+                with contextlib.suppress(UnavailableError):
+                    await self._commands.ask(("UNLINK", *uploads))
+            raise
+        if answers == 0:
+            raise QueueFullError(
+                "the server has no memory for large requests; try again later", RETRY_AFTER_S
+            )
         return [_SUBMITTED[a] if isinstance(a, int) else a for a in answers]
 
     async def claim(
@@ -150,23 +177,59 @@ class Queue:
         ``busy`` counts requests in flight beside those settled here. ``token`` must be new
         for each call: it is that of every lease given out.
         """
-        if want == 1 and len(settlements) == 1 and len(environments) == 1:
-            answer = await self._exchange(worker, environments[0], token, settlements[0])
+        ends = [(item, item.end) for item in settlements]
+        uploads = {
+            self.keys.upload(item.token, item.request_id): item.reply
+            for item, end in ends
+            if end.uploaded
+        }
+        exchanges = want == 1 and len(settlements) == 1 and len(environments) == 1
+        # What lasts, as weights and pauses do, would cost a round trip with each claim.
+        if exchanges and time.monotonic() >= self._unusual_until_s:
+            answer = await self._exchange(worker, environments[0], token, *ends[0], uploads)
+            if answer == 0:
+                self._unusual_until_s = time.monotonic() + _UNUSUAL_S
             if answer:
-                return read_claimed(answer, token)
+                return await self._with_bodies(read_claimed(answer, token))
+            # The server has them by now.
+            uploads = {}
+        answer = await self._claim(worker, environments, want, busy, token, ends, uploads)
+        claimed = read_claimed(answer, token)
+        missing = [n for n, a in enumerate(answer["accepted"]) if a == _NO_UPLOAD]
+        if missing:
+            # A full memory refuses uploads, and takes what comes with the call.
+            whole = [(ends[n][0], ends[n][1]._replace(uploaded=0)) for n in missing]
+            again = read_claimed(await self._claim(worker, [], 0, busy, token, whole, {}), token)
+            accepted = list(claimed.accepted)
+            for n, counted in zip(missing, again.accepted, strict=True):
+                accepted[n] = counted
+            claimed = replace(claimed, accepted=tuple(accepted), held=again.held)
+        return await self._with_bodies(claimed)
+
+    async def _claim(
+        self,
+        worker: str,
+        environments: Sequence[str],
+        want: int,
+        busy: int,
+        token: str,
+        settlements: Sequence[tuple[Settlement, End]],
+        uploads: Mapping[str, bytes],
+    ) -> dict[str, Any]:
         ends: dict[End, int] = {}
         rows = [
             (
                 item.request_id,
                 item.token,
-                item.reply,
-                ends.setdefault(item.end, len(ends) + 1),
+                b"" if end.uploaded else item.reply,
+                ends.setdefault(end, len(ends) + 1),
                 item.cpu_ms,
             )
-            for item in settlements
+            for item, end in settlements
         ]
         answer = await self.run(
             "claim",
+            uploads,
             worker=worker,
             lease_ms=self._lease_ms,
             reply_ttl_ms=self._ttl_ms,
@@ -179,16 +242,22 @@ class Queue:
             settlements=rows,
             environments=environments,
         )
-        return read_claimed(answer, token)
+        return cast("dict[str, Any]", answer)
 
     async def _exchange(
-        self, worker: str, environment: str, token: str, item: Settlement
-    ) -> dict[str, Any] | None:
-        """What ``claim`` answers for one result and one request; None where it has to be called."""
-        if time.monotonic() < self._unusual_until_s:
-            return None
-        answer = await self.run(
+        self,
+        worker: str,
+        environment: str,
+        token: str,
+        item: Settlement,
+        end: End,
+        uploads: Mapping[str, bytes],
+    ) -> Any:
+        """What ``claim`` answers for one result and one request; None or 0 where it has to be
+        called, and 0 where that may last."""
+        return await self.run(
             "exchange",
+            uploads,
             worker=worker,
             lease_ms=self._lease_ms,
             reply_ttl_ms=self._ttl_ms,
@@ -197,14 +266,28 @@ class Queue:
             environment=environment,
             request_id=item.request_id,
             settled_token=item.token,
-            reply=item.reply,
+            reply=b"" if end.uploaded else item.reply,
             cpu_ms=item.cpu_ms,
-            **item.end._asdict(),
+            **end._asdict(),
         )
-        if answer == 0:
-            # What lasts, as weights and pauses do, would cost a round trip with each claim.
-            self._unusual_until_s = time.monotonic() + _UNUSUAL_S
-        return answer or None
+
+    async def _with_bodies(self, claimed: Claimed) -> Claimed:
+        jobs = await self._bodies_fetched(claimed.jobs)
+        return claimed if jobs is claimed.jobs else replace(claimed, jobs=jobs)
+
+    async def _bodies_fetched(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+        """The jobs with the bodies that lie apart from their records."""
+        apart = [(job.request_id, job.detached_bytes) for job in jobs if job.detached_bytes]
+        if not apart:
+            return jobs
+        bodies: dict[str, bytes | None] = {}
+        for request_ids in in_batches(apart, _FETCHED_BYTES):
+            (found,) = await self._commands.ask(("MGET", *map(self.keys.body, request_ids)))
+            bodies |= zip(request_ids, found, strict=True)
+        return tuple(
+            structs.replace(job, body=bodies[job.request_id]) if job.detached_bytes else job
+            for job in jobs
+        )
 
     async def reconcile(
         self, worker: str, holds: Collection[str]
@@ -216,8 +299,11 @@ class Queue:
             max_attempts=self.settings.max_attempts,
             request_ids=list(holds),
         )
-        found = (read_job(answer["now_ms"], _text(row[-1]), *row[:-1]) for row in answer["jobs"])
-        return tuple(found), [_text(request_id) for request_id in answer["lost"]]
+        found = tuple(
+            read_job(answer["now_ms"], _text(row[-1]), *row[:-1]) for row in answer["jobs"]
+        )
+        lost = [_text(request_id) for request_id in answer["lost"]]
+        return await self._bodies_fetched(found), lost
 
     async def renew(
         self,
@@ -417,7 +503,8 @@ class Queue:
             return None
         submission, client = read_record(request_id, fields[b"record"])
         # Sent again it runs for itself.
-        submission = structs.replace(submission, digest="")
+        body = fields.get(b"body", submission.body)
+        submission = structs.replace(submission, digest="", body=body)
         worker = _text(fields[b"w"])
         return DeadLetter(submission, client, int(fields[b"n"]), worker, float(died_ms) / 1000)
 
@@ -562,11 +649,18 @@ class Queue:
         """The answers to commands between which nothing else happens."""
         return (await self._commands.ask(("MULTI",), *commands, ("EXEC",)))[-1]
 
-    async def run(self, name: str, /, **arguments: Any) -> Any:
-        """What the script ``name`` answers for this shard, by name where its answer has names."""
+    async def run(
+        self, name: str, uploads: Mapping[str, bytes] | None = None, /, **arguments: Any
+    ) -> Any:
+        """What the script ``name`` answers for this shard, by name where its answer has names.
+
+        Before it go ``uploads``, by their keys, which the script moves to their places. They have
+        the time-to-live of replies, so no eviction takes them before older ones of these.
+        """
         script = SCRIPTS[name]
         args = script.values(arguments)
-        return script.named(await self._commands.run(script_text(name), self._tag, args))
+        first = [("SET", key, data, "PX", self._ttl_ms) for key, data in (uploads or {}).items()]
+        return script.named(await self._commands.run(script_text(name), self._tag, args, first))
 
 
 @contextlib.asynccontextmanager
@@ -583,6 +677,20 @@ async def look(settings: Settings) -> Status:
     """One look at the whole queue; raises UnavailableError."""
     async with every_shard(settings) as queues:
         return merged(await asyncio.gather(*(queue.status() for queue in queues)))
+
+
+def in_batches(sized: Iterable[tuple[str, int]], most_bytes: int) -> Iterator[list[str]]:
+    """The request ids, in batches; each ends with the one that brings it to so many bytes."""
+    batch: list[str] = []
+    size_bytes = 0
+    for request_id, more_bytes in sized:
+        batch.append(request_id)
+        size_bytes += more_bytes
+        if size_bytes >= most_bytes:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
 
 
 def backoff_s(rng: random.Random, base_s: float = 0.05, max_s: float = 5.0) -> Iterator[float]:

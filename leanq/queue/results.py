@@ -18,11 +18,13 @@ import msgspec
 from msgspec import Struct
 
 from leanq.queue.metrics import BUCKETS_S
+from leanq.queue.scripts import LARGE_BYTES
 
-# Version, attempts, priority; submitted, deadline, longest run (ms); then six texts and the body.
+# Kind, attempts, priority; submitted, deadline, longest run (ms); then six texts and the body.
 _RECORD = struct.Struct(">BBBddd")
 _RECORD_TEXTS = 6
-_IN_FLIGHT = b"\x01"
+_WHOLE, _DETACHED = 1, 2
+_IN_FLIGHT = (b"\x01", b"\x02")
 # Of a counter.
 _MOST_DIGITS = 18
 _minutes = msgspec.msgpack.Decoder(tuple[int, dict[str, int]])
@@ -33,13 +35,15 @@ _SUMMED = {"f:": "verdict", "c:": "reason"}
 
 
 class Kind(NamedTuple):
-    """What requests of one batch have in common, as the script ``submit`` takes it."""
+    """What requests of one batch have in common, as the script ``submit`` takes it. ``detached``:
+    their bodies are too large for a script."""
 
     environment: str
     priority: int
     deadline_ms: int
     run_ms: int
     affinity: tuple[str, ...]
+    detached: bool
 
 
 class Submission(Struct, frozen=True):
@@ -64,7 +68,8 @@ class Submission(Struct, frozen=True):
     def kind(self) -> Kind:
         """What it shares with most others of its batch."""
         times = (self.deadline_ms, self.longest_run_ms)
-        return Kind(self.environment, self.priority, *times, self.affinity)
+        detached = len(self.body) > LARGE_BYTES
+        return Kind(self.environment, self.priority, *times, self.affinity, detached)
 
 
 @dataclass(slots=True, frozen=True)
@@ -94,15 +99,18 @@ Submitted = Queued | Attached | Full | UnknownEnvironment | bytes
 
 
 class Job(Struct, frozen=True):
-    """A claimed request. ``isolated``: nothing may run beside it on this worker."""
+    """A claimed request. ``isolated``: nothing may run beside it on this worker. ``body``: None
+    where the server has lost it; ``detached_bytes``: its size, where it lay apart from the record.
+    """
 
     request_id: str
     environment: str
     token: str
     attempts: int
     queued_s: float
-    body: bytes
+    body: bytes | None
     isolated: bool
+    detached_bytes: int = 0
 
 
 class Time(NamedTuple):
@@ -116,13 +124,14 @@ class Time(NamedTuple):
 
 class End(NamedTuple):
     """What settlements of one call have in common, as ``claim`` and ``exchange`` take it; see
-    :class:`Settlement`."""
+    :class:`Settlement`. ``uploaded``: their replies are too large for a script."""
 
     outcome: str
     reason: str
     warm: int
     way: str
     fingerprint: str
+    uploaded: int
 
 
 class Settlement(Struct, frozen=True):
@@ -153,7 +162,8 @@ class Settlement(Struct, frozen=True):
     @property
     def end(self) -> End:
         """What it shares with most others of its batch."""
-        return End(self.outcome, self.reason, int(self.warm), self.way, self.fingerprint)
+        uploaded = int(len(self.reply) > LARGE_BYTES)
+        return End(self.outcome, self.reason, int(self.warm), self.way, self.fingerprint, uploaded)
 
 
 def times_of(waited_s: float, ran_s: float) -> tuple[Time, ...]:
@@ -249,19 +259,22 @@ class DeadLetter:
 
 
 def read_job(now_ms: int, token: str, request_id: bytes, isolated: int, record: bytes) -> Job:
-    """A request as the scripts ``claim``, ``exchange`` and ``reconcile`` give it out."""
-    _, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
+    """A request as the scripts ``claim``, ``exchange`` and ``reconcile`` give it out; one that is
+    detached without its body."""
+    kind, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
     begin = end = record.index(0, _RECORD.size)
     for _ in range(_RECORD_TEXTS - 1):
         end = record.index(0, end + 1)
+    body = record[end + 1 :]
     return Job(
         request_id.decode(errors="replace"),
         record[_RECORD.size : begin].decode(errors="replace"),
         token,
         attempts + 1,
         (now_ms - submitted_ms) / 1000,
-        record[end + 1 :],
+        body if kind == _WHOLE else None,
         isolated == 1,
+        0 if kind == _WHOLE else int(body),
     )
 
 
@@ -282,15 +295,16 @@ def is_record(data: bytes) -> bool:
 
 def read_record(request_id: str, data: bytes) -> tuple[Submission, str]:
     """A request and its client, from its record in Redis; ``lua/parts/record.lua`` has the
-    layout.
+    layout. The body of a detached one is left empty.
 
     Its deadline is left out, since it counted from when it was submitted.
     """
-    _, _, priority, _, _, run_ms = _RECORD.unpack_from(data)
+    kind, _, priority, _, _, run_ms = _RECORD.unpack_from(data)
     *texts, body = data[_RECORD.size :].split(b"\0", 6)
     environment, client, first, second, tenant, digest = (
         text.decode(errors="replace") for text in texts
     )
+    body = b"" if kind == _DETACHED else body
     affinity = tuple(name for name in (first, second) if name)
     return Submission(
         request_id, environment, tenant, priority, 0, int(run_ms), body, digest, affinity

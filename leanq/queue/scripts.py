@@ -23,6 +23,10 @@ from typing import Any
 
 import msgpack
 
+LARGE_BYTES = 16384
+"""Bodies and replies above this size are kept out of scripts, since Lua hashes each text that it is
+given from end to end; and out of inboxes. Below it, one command more would cost as much."""
+
 # How Lua reads a value: as it was sent, or by its kind.
 _KINDS = {
     "": "{}",
@@ -130,13 +134,13 @@ def _rows_prologue(name: str, fields: Sequence[tuple[str, str]]) -> Iterator[str
 
 SCRIPTS: Mapping[str, Script] = {
     "submit": Script(
-        "client max_waiting:int remember_ms:int kinds:packed",
+        "client max_waiting:int remember_ms:int upload kinds:packed",
         {"requests": "request_id kind:int tenant digest body"},
     ),
     "claim": Script(
         "worker lease_ms:int reply_ttl_ms token want:int busy:int max_attempts:int remember_ms:int",
         {
-            "ends": "outcome reason warm:flag way fingerprint",
+            "ends": "outcome reason warm:flag way fingerprint uploaded:flag",
             "settlements": "request_id token reply how:int cpu_ms:int",
             "environments": "",
         },
@@ -144,7 +148,7 @@ SCRIPTS: Mapping[str, Script] = {
     ),
     "exchange": Script(
         "worker lease_ms:int reply_ttl_ms token remember_ms:int environment request_id "
-        "settled_token reply cpu_ms:int outcome reason warm:flag way fingerprint",
+        "settled_token reply cpu_ms:int outcome reason warm:flag way fingerprint uploaded:flag",
         answer="accepted jobs held must_empty now_ms",
     ),
     "reconcile": Script("worker max_attempts:int", {"request_ids": ""}, "jobs lost now_ms"),
@@ -205,7 +209,8 @@ def script_text(name: str) -> str:
     begins = (" ".join(line) for part in parts.values() if (line := needed(part, "each call")))
     return "\n".join(
         (
-            *(flags, SCRIPTS[name].declarations(), *parts.values()),
+            *(flags, f"local LARGE_BYTES = {LARGE_BYTES}"),
+            *(SCRIPTS[name].declarations(), *parts.values()),
             *(_MAIN, SCRIPTS[name].prologue(), *begins, body + "end"),
             _RETURN,
         )

@@ -28,7 +28,7 @@ from leanq.queue.results import (
     read_record,
     read_stats,
 )
-from leanq.queue.scripts import script_text
+from leanq.queue.scripts import LARGE_BYTES, script_text
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_reply, unpack_reply
 
@@ -70,6 +70,8 @@ class Dump:
     verdict: dict[str, bytes] = field(default_factory=dict)
     affine: set[str] = field(default_factory=set)
     isolated: set[str] = field(default_factory=set)
+    body: dict[str, bytes] = field(default_factory=dict)
+    detached: set[str] = field(default_factory=set)
     shares: dict[str, dict[str, tuple[float, float | None]]] = field(default_factory=dict)
 
     def check(self, remembered: Collection[str] = ()) -> None:
@@ -97,6 +99,8 @@ class Dump:
         assert set(self.req) & set(self.reply) == ghosts <= set(self.joined)
         assert set(listed) <= set(self.req) | set(self.reply)
         assert self.dead == self.deadreq
+        # Each detached request has its body, and what ended has left none.
+        assert set(self.body) == self.detached <= set(self.req)
         # Work whose worker is not in the fleet would never be reaped.
         assert set(self.work) <= set(self.workers)
         rings = [f"{place}:{t}" for place, ring in self.lists["ring"].items() for t in ring]
@@ -112,7 +116,7 @@ class Dump:
         assert withdrawn == self.withdrawn()
         # For each reply one client was told, once.
         told = {
-            request_id: data
+            request_id: data if len(data) <= LARGE_BYTES else b"%d" % len(data)
             for request_id, data in self.reply.items()
             if request_id not in remembered
         }
@@ -159,6 +163,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
         match kind:
             case "req" if is_record(value):
                 found.req[rest] = _record(rest, value)
+                found.detached |= {rest} if value[0] == 2 else set()
             case "req":
                 found.reply[rest] = value
             case "phase":
@@ -200,6 +205,8 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.joined[rest] = [request_id.decode() for request_id, _ in value]
             case "deadreq":
                 found.deadreq.add(rest)
+            case "body":
+                found.body[rest] = value
             case "isolating":
                 found.isolating[rest] = value.decode()
             case other:
@@ -211,6 +218,8 @@ def dump(server: redis.Redis, tag: str) -> Dump:
             if place[0] == "l"
             else found.req[request_id]
         )
+        if place[0] == "l" and place.split("\0")[9]:
+            found.detached.add(request_id)
         if place == "i":
             found.isolated.add(request_id)
         else:

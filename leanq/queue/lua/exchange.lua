@@ -12,10 +12,13 @@ local processing = tag .. ':processing:' .. worker
 -- The lease, and what hardly ever is there.
 local lease = call('HGET', phases, request_id)
 if phase.kind(lease) ~= phase.LEASED then return false end
-local lease_token, _, client, lease_environment, _, digest, affinity, tenant, charge =
-  struct.unpack('sssssssss', lease, 2)
+local lease_token, _, client, lease_environment, _, digest, affinity, tenant, charge, detached =
+  struct.unpack('ssssssssss', lease, 2)
 if lease_token ~= settled_token or lease_environment ~= environment or charge ~= '' or client == ''
   or string.find(client, ' ', 1, true) then return false end
+local upload = uploaded and tag .. ':upload:' .. settled_token .. ':' .. request_id
+if uploaded then reply = publish.uploaded(upload) end
+if not reply then return false end
 -- One answer tells what it is, as a name counts as often as it is named.
 local paused, weights = tag .. ':paused', tag .. ':weights'
 local joined, quarantined = tag .. ':joined:' .. request_id, tag .. ':quarantined:' .. environment
@@ -69,11 +72,13 @@ end
 
 -- The result is settled.
 if warm and affinity ~= '' then warmth.note(environment, affinity) end
-call('SET', tag .. ':req:' .. request_id, reply, 'PX', reply_ttl_ms)
-publish.inboxes[client] = {request_id, #reply <= publish.MOST_BYTES and reply or #reply}
+publish.write(tag .. ':req:' .. request_id, reply, reply_ttl_ms)
+local bytes = publish.size(reply)
+publish.inboxes[client] = {request_id, bytes <= LARGE_BYTES and reply or bytes}
 publish.send(client)
+if detached ~= '' then call('UNLINK', record.body_key(request_id)) end
 if run_key and remember_ms > 0 and fingerprint ~= '' then
-  call('SET', tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, 'PX', remember_ms)
+  publish.write(tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, remember_ms)
 end
 call('ZREM', processing, request_id)
 if run_id == request_id then call('HDEL', phases, request_id, run_key) else call('HDEL', phases, request_id) end
@@ -90,7 +95,8 @@ end
 local jobs = {}
 if r then
   jobs[1] = {next_id, 0, text}
-  local leased = phase.leased(token, worker, r.client, environment, '', r.digest, r.affinity, r.tenant, '')
+  local apart = r.detached and '1' or ''
+  local leased = phase.leased(token, worker, r.client, environment, '', r.digest, r.affinity, r.tenant, '', apart)
   if next_key then call('HSET', phases, next_key, next_id, next_id, leased)
   else call('HSET', phases, next_id, leased) end
   call('ZADD', processing, now + r.run_ms, next_id)

@@ -4,9 +4,22 @@
 -- refuses the whole call and so becomes back-pressure. `max_waiting`: per environment, priority and
 -- tenant. `remember_ms`: time-to-live of replies where remembered verdicts count, else 0. `kinds`: what
 -- requests have in common (environment, priority, deadline_ms from now or 0, run_ms, affinity: up to two
--- names, the strongest first); a request names its kind by number.
+-- names, the strongest first; detached); a request names its kind by number. The body of a detached
+-- request was uploaded before this call, which alone has the name `upload`; its row has the body's size.
 -- Returns per request: 1 queued or joined to a run, 2 in flight already (the client now hears of its
 -- end), 3 the tenant's list is full, 4 no worker ever offered this environment, or the reply itself.
+-- Returns 0 where an upload is not there: the server had no memory for it, and nothing has changed.
+local uploads = {}
+for _, item in ipairs(upload ~= '' and requests or {}) do
+  if kinds[item.kind].detached then
+    item.upload = tag .. ':upload:' .. upload .. ':' .. item.request_id
+    uploads[#uploads + 1] = item.upload
+  end
+end
+if bulk.existing(uploads) < #uploads then
+  bulk.call('UNLINK', nil, uploads)
+  return 0
+end
 note_minute()
 local paused = redis.call('EXISTS', tag .. ':paused') == 1
 local out, records, remembered = {}, {}, 0
@@ -41,12 +54,17 @@ for _, kind in ipairs(kinds) do
   kind.head = string.sub(record.head({attempts = 0, priority = kind.priority, submitted = now,
     deadline = kind.deadline_ms > 0 and now + kind.deadline_ms or 0, run_ms = kind.run_ms,
     environment = kind.environment, client = client, affinity = kind.affinity,
-    second_affinity = kind.second_affinity, tenant = '', digest = ''}), 1, -3)
+    second_affinity = kind.second_affinity, tenant = '', digest = '', detached = kind.detached}), 1, -3)
   kind.environment = environment
 end
 
--- The record of a request, which is written with the others.
+-- The record of a request, which is written with the others. Its body, which may go by now, must not.
 local function keep(item)
+  if item.upload then
+    local body = record.body_key(item.request_id)
+    redis.call('RENAME', item.upload, body)
+    redis.call('PERSIST', body)
+  end
   local n = #records
   records[n + 1] = item.name
   records[n + 2] = kinds[item.kind].head .. item.tenant .. '\0' .. item.digest .. '\0' .. item.body
@@ -79,6 +97,7 @@ local function take_in(item, run_id, phase_text)
   if lease then
     -- It was withdrawn, its reply has gone, and it runs on for others: now for this client as well.
     keep(item)
+    if kind.detached then lease.detached = '1' end
     phase.set_client(item.request_id, lease, client)
     return 2
   end
@@ -164,6 +183,8 @@ for _, ring in ipairs(rings) do
 end
 for k, other in pairs(twice) do out[k] = out[other] == 1 and 2 or out[other] end
 bulk.call('MSET', nil, records)
+-- Those of requests that were not taken in.
+bulk.call('UNLINK', nil, uploads)
 
 counters.add('remembered', remembered)
 for name, environment in pairs(environments) do

@@ -20,18 +20,18 @@ end
 
 -- Most requests of one call have the same lease but for their digests.
 function lease.text(r, isolated)
-  local charge = lease.shares and lease.shares.charge(r) or ''
+  local charge, detached = lease.shares and lease.shares.charge(r) or '', r.detached and '1' or ''
   if r.digest ~= '' then
     local alone = isolated and '1' or ''
     return phase.leased(
-      token, worker, r.client, r.environment, alone, r.digest, r.affinity, r.tenant, charge)
+      token, worker, r.client, r.environment, alone, r.digest, r.affinity, r.tenant, charge, detached)
   end
   local known = lease.texts[r.client]
   if not known then known = {}; lease.texts[r.client] = known end
-  local key = r.environment .. ':' .. r.affinity .. ':' .. r.tenant .. ':' .. charge
+  local key = r.environment .. ':' .. r.affinity .. ':' .. r.tenant .. ':' .. detached .. ':' .. charge
   if not known[key] then
     known[key] =
-      phase.leased(token, worker, r.client, r.environment, '', '', r.affinity, r.tenant, charge)
+      phase.leased(token, worker, r.client, r.environment, '', '', r.affinity, r.tenant, charge, detached)
   end
   return known[key]
 end

@@ -1,9 +1,10 @@
 -- parts: clock bulk phase publish counters record single_flight deadline requeue warmth shares
 -- arguments: worker settlements ends remember_ms
--- each call: settle.shares = nil
+-- each call: settle.shares, settle.gone = nil, {}
 -- Settles what a worker has finished. `ends` says what settlements have in common: outcome, reason (may be
--- ''), whether the worker is warm now, the way in which Lean came by its prefix, and fingerprint. `cpu_ms`
--- is each settlement's own. `shares`: see shares.lua; opened for the first lease that was charged.
+-- ''), whether the worker is warm now, the way in which Lean came by its prefix, fingerprint, and whether
+-- the replies were uploaded. `cpu_ms` is each settlement's own. `shares`: see shares.lua; opened for the
+-- first lease that was charged. `gone`: keys of what is no longer needed, bodies and uploads.
 local settle = {}
 
 -- Whether a result counted before: its token is in the head of the reply.
@@ -25,10 +26,10 @@ function settle.share(run_id, reply)
       -- Its record was deleted, and its client has sent it again.
     elseif deadline.is_past(r) then
       deadline.expire(request_id, r, r.attempts + 1, false)
-    elseif shared > 0 and (shared + 1) * #reply > 16777216 then
+    elseif shared > 0 and (shared + 1) * publish.size(reply) > 16777216 then
       requeue.one(request_id, 'requeue')
     else
-      publish.finish(request_id, r.client, reply)
+      publish.finish(request_id, r, reply)
       shared = shared + 1
     end
   end
@@ -70,6 +71,7 @@ end
 
 -- Settles one result, whose token is current. How long it took comes with a heartbeat.
 function settle.one(item, how, lease, runs)
+  if lease.detached ~= '' then settle.gone[#settle.gone + 1] = record.body_key(item.request_id) end
   settle.account(lease, item.cpu_ms)
   if how.way ~= '' then counters.add('way:' .. how.way, 1) end
   if how.warm and lease.affinity ~= '' then warmth.note(lease.environment, lease.affinity) end
@@ -80,8 +82,7 @@ function settle.one(item, how, lease, runs)
   end
   if lease.digest == '' then return end
   if remember_ms > 0 and how.fingerprint ~= '' then
-    redis.call('SET', tag .. ':verdict:' .. how.fingerprint .. ':' .. lease.digest, item.reply,
-      'PX', remember_ms)
+    publish.write(tag .. ':verdict:' .. how.fingerprint .. ':' .. lease.digest, item.reply, remember_ms)
   end
   runs[#runs + 1] = {request_id = item.request_id, reply = item.reply, lease = lease, how = how}
 end
@@ -94,7 +95,11 @@ function settle.leases()
   return bulk.call('HMGET', phases, request_ids)
 end
 
--- Settles all results; per result 1, or 0 where its token was not current.
+-- The upload of a reply, which is named by the lease.
+function settle.upload(item) return tag .. ':upload:' .. item.token .. ':' .. item.request_id end
+
+-- Settles all results; per result 1, 0 where its token was not current, or 2 where the reply that was
+-- uploaded is not there: nothing has changed, and it is to come with the call.
 function settle.all()
   if #settlements == 0 then return {} end
   local accepted, done, runs, leases = {}, {}, {}, {}
@@ -104,10 +109,15 @@ function settle.all()
     -- Most leases of one call are the same text.
     local lease = leases[text]
     if lease == nil then lease = phase.read_lease(text) or false; leases[text] = lease end
+    local how = ends[item.how]
+    if how.uploaded then settle.gone[#settle.gone + 1] = settle.upload(item) end
     if lease and lease.token == item.token and not done[request_id] then
-      accepted[k] = 1
-      done[#done + 1], done[request_id] = request_id, true
-      settle.one(item, ends[item.how], lease, runs)
+      if how.uploaded then item.reply = publish.uploaded(settle.upload(item)) end
+      accepted[k] = item.reply and 1 or 2
+      if item.reply then
+        done[#done + 1], done[request_id] = request_id, true
+        settle.one(item, how, lease, runs)
+      end
     elseif settle.has_counted(request_id, item.token) then
       accepted[k] = 1
     else
@@ -122,5 +132,6 @@ function settle.all()
     bulk.call('HDEL', tag .. ':phase', done)
     if #runs > 0 then settle.end_joined(runs) end
   end
+  bulk.call('UNLINK', nil, settle.gone)
   return accepted
 end
