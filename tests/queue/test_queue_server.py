@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 from redis.client import Monitor
 from support.replays import attempts
-from support.shards import LEASE_MS, Shard, open_shard, settlement
+from support.shards import LARGE, LEASE_MS, Shard, open_shard, settlement
 from support.waiting import eventually
 
 import leanq.queue.keys

@@ -33,6 +33,7 @@ from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_reply, unpack_reply
 
 LEASE_MS = 10_000
+LARGE = b"x" * (LARGE_BYTES + 1)
 
 
 def with_test_clock(name: str) -> str:
@@ -284,8 +285,10 @@ def settlement(
     *,
     reason: Reason | None = None,
     warm: bool = False,
+    payload: bytes | None = None,
 ) -> Settlement:
-    reply = pack_reply(job.token, Reply(verdict, reason=reason, attempts=job.attempts))
+    made = Reply(verdict, reason=reason, attempts=job.attempts, payload=payload)
+    reply = pack_reply(job.token, made)
     return Settlement(job.request_id, job.token, verdict, reply, warm=warm, reason=reason or "")
 
 
