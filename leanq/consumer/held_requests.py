@@ -28,7 +28,8 @@ from leanq.queue.results import Job, Returning, Settlement, times_of
 log = logging.getLogger("leanq.worker")
 
 # A call is bounded in bytes, since a script that moves megabytes delays all clients.
-_SETTLE_BYTES = 1 << 20
+import os
+_SETTLE_BYTES = int(os.environ.get('SETTLE','1024')) << 10
 _PAUSE_AFTER_DEFERRING_S = 0.5
 
 

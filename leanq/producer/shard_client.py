@@ -52,7 +52,8 @@ from leanq.queue.shape import check_shape
 log = logging.getLogger("leanq.client")
 
 # A call is bounded in bytes, since a script that moves megabytes delays all other clients.
-_BATCH_BYTES = 512 << 10
+import os
+_BATCH_BYTES = int(os.environ.get('BATCH','512')) << 10
 _BATCH_REQUESTS = 1000
 _MAX_SILENCE_S = 60.0
 _ENVIRONMENT_RETRY_S = 1.0
@@ -93,7 +94,7 @@ class Inbox:
             for request_id, size in pairs
             if size.isdigit() and awaited(request_id)
         )
-        for request_ids in in_batches(large, _BATCH_BYTES):
+        for request_ids in in_batches(large, int(os.environ.get('FETCH','512')) << 10):
             replies = await self._queue.replies(request_ids)
             yield [
                 (request_id, data)

@@ -12,7 +12,7 @@ import contextlib
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -40,6 +40,8 @@ _CONNECT_TIMEOUT_S = 5.0
 _MAX_REDIRECTIONS = 5
 _READ_BYTES = 1 << 20
 _LARGE_BYTES = 4096
+import os
+_PIECE_BYTES = int(os.environ.get('PIECE','256')) << 10
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PLACE_IN_SCRIPT = re.compile(r" script: \w+, on @user_(script|function):\d+\.?\Z")
 # What a server says that has not the library, or no libraries, or lets the user call none.
@@ -336,8 +338,8 @@ async def _converse(
     if await connection.can_read():
         # The server has closed it meanwhile, and nothing was asked on it yet.
         await connection.disconnect()
-    packed = [part for command in commands for part in _packed(connection, command)]
-    await connection.send_packed_command(packed, check_health=False)
+    for packed in _pieces(connection, commands):
+        await connection.send_packed_command(packed, check_health=False)
     answers: list[Any] = []
     refused: redis_errors.ResponseError | None = None
     for number in range(len(commands)):
@@ -351,6 +353,24 @@ async def _converse(
     if refused:
         raise refused
     return answers
+
+
+def _pieces(
+    connection: Any, commands: Sequence[Sequence[Any]]
+) -> Iterator[Sequence[bytes]]:
+    """The bytes of commands, in pieces that end with the command that brings them to so many bytes:
+    a server works on the first while the next is sent, and none is copied into a buffer."""
+    piece: list[bytes] = []
+    size_bytes = 0
+    for command in commands:
+        packed = _packed(connection, command)
+        piece += packed
+        size_bytes += sum(map(len, packed))
+        if size_bytes >= _PIECE_BYTES:
+            yield piece
+            piece, size_bytes = [], 0
+    if piece:
+        yield piece
 
 
 def _packed(connection: Any, command: Sequence[Any]) -> Sequence[bytes]:

@@ -85,7 +85,8 @@ _UNUSUAL_S = 0.5
 # Records that are read for each that is shown.
 _LOOKED_AT = 2
 # Large bodies are fetched in calls of so many bytes; more at once take longer.
-_FETCHED_BYTES = 512 << 10
+import os
+_FETCHED_BYTES = int(os.environ.get('FETCH','512')) << 10
 # What a claim says of a result whose reply was uploaded and is not there.
 _NO_UPLOAD = 2
 
@@ -272,10 +273,10 @@ class Queue:
         )
 
     async def _with_bodies(self, claimed: Claimed) -> Claimed:
-        jobs = await self._bodies_fetched(claimed.jobs)
+        jobs = await self.fetch_bodies(claimed.jobs)
         return claimed if jobs is claimed.jobs else replace(claimed, jobs=jobs)
 
-    async def _bodies_fetched(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+    async def fetch_bodies(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
         """The jobs with the bodies that lie apart from their records."""
         apart = [(job.request_id, job.detached_bytes) for job in jobs if job.detached_bytes]
         if not apart:
@@ -303,7 +304,7 @@ class Queue:
             read_job(answer["now_ms"], _text(row[-1]), *row[:-1]) for row in answer["jobs"]
         )
         lost = [_text(request_id) for request_id in answer["lost"]]
-        return await self._bodies_fetched(found), lost
+        return await self.fetch_bodies(found), lost
 
     async def renew(
         self,
