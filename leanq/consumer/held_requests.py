@@ -24,12 +24,12 @@ from leanq.queue import wire
 from leanq.queue.metrics import count
 from leanq.queue.requests import LEAN_VERDICTS, Reply
 from leanq.queue.results import Job, Returning, Settlement, times_of
+from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES
 
 log = logging.getLogger("leanq.worker")
 
 # A call is bounded in bytes, since a script that moves megabytes delays all clients.
-import os
-_SETTLE_BYTES = int(os.environ.get('SETTLE','1024')) << 10
+_SETTLE_BYTES = 1 << 20
 _PAUSE_AFTER_DEFERRING_S = 0.5
 
 
@@ -133,12 +133,16 @@ class HeldRequests:
     def next_settlements(self) -> list[Settlement]:
         """The results to be settled next: all of them, within the bytes of one call."""
         batch: list[Settlement] = []
-        size = 0
+        size = large = 0
         for item in self._results.values():
-            if batch and size + len(item.reply) > _SETTLE_BYTES:
+            reply_bytes = len(item.reply)
+            if reply_bytes > LARGE_BYTES:
+                large += reply_bytes
+            else:
+                size += reply_bytes
+            if batch and (size > _SETTLE_BYTES or large > LARGE_BATCH_BYTES):
                 break
             batch.append(item)
-            size += len(item.reply)
         return batch
 
     def finished_beside(self, batch: list[Settlement]) -> int:

@@ -46,14 +46,13 @@ from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s, in_batches
 from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, UnknownEnvironment
-from leanq.queue.scripts import script_text
+from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES, script_text
 from leanq.queue.shape import check_shape
 
 log = logging.getLogger("leanq.client")
 
 # A call is bounded in bytes, since a script that moves megabytes delays all other clients.
-import os
-_BATCH_BYTES = int(os.environ.get('BATCH','512')) << 10
+_BATCH_BYTES = 512 << 10
 _BATCH_REQUESTS = 1000
 _MAX_SILENCE_S = 60.0
 _ENVIRONMENT_RETRY_S = 1.0
@@ -94,7 +93,7 @@ class Inbox:
             for request_id, size in pairs
             if size.isdigit() and awaited(request_id)
         )
-        for request_ids in in_batches(large, int(os.environ.get('FETCH','512')) << 10):
+        for request_ids in in_batches(large, LARGE_BATCH_BYTES):
             replies = await self._queue.replies(request_ids)
             yield [
                 (request_id, data)
@@ -335,12 +334,21 @@ class ShardClient:
 
     def _next_batch(self) -> list[tuple[_Outstanding, Submission]]:
         batch: list[tuple[_Outstanding, Submission]] = []
-        size = 0
-        while self._outbox and len(batch) < _BATCH_REQUESTS and size < _BATCH_BYTES:
+        size = large = 0
+        while (
+            self._outbox
+            and len(batch) < _BATCH_REQUESTS
+            and size < _BATCH_BYTES
+            and large < LARGE_BATCH_BYTES
+        ):
             entry = self._outbox.popleft()
             if entry.submission and entry.request_id in self.outstanding:
                 batch.append((entry, entry.submission))
-                size += len(entry.submission.body)
+                body_bytes = len(entry.submission.body)
+                if body_bytes > LARGE_BYTES:
+                    large += body_bytes
+                else:
+                    size += body_bytes
         return batch
 
     async def _submit(self, batch: list[tuple[_Outstanding, Submission]]) -> None:

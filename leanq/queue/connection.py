@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import redis.asyncio as redis
@@ -40,8 +40,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _MAX_REDIRECTIONS = 5
 _READ_BYTES = 1 << 20
 _LARGE_BYTES = 4096
-import os
-_PIECE_BYTES = int(os.environ.get('PIECE','256')) << 10
+_PIECE_BYTES = 256 << 10
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PLACE_IN_SCRIPT = re.compile(r" script: \w+, on @user_(script|function):\d+\.?\Z")
 # What a server says that has not the library, or no libraries, or lets the user call none.
@@ -338,7 +337,7 @@ async def _converse(
     if await connection.can_read():
         # The server has closed it meanwhile, and nothing was asked on it yet.
         await connection.disconnect()
-    for packed in _pieces(connection, commands):
+    for packed in _pieces(commands):
         await connection.send_packed_command(packed, check_health=False)
     answers: list[Any] = []
     refused: redis_errors.ResponseError | None = None
@@ -355,15 +354,13 @@ async def _converse(
     return answers
 
 
-def _pieces(
-    connection: Any, commands: Sequence[Sequence[Any]]
-) -> Iterator[Sequence[bytes]]:
-    """The bytes of commands, in pieces that end with the command that brings them to so many bytes:
-    a server works on the first while the next is sent, and none is copied into a buffer."""
+def _pieces(commands: Sequence[Sequence[Any]]) -> Iterator[Sequence[bytes]]:
+    """The bytes of commands, in pieces that each end with the command that makes them large: the
+    server works on one while the next is sent."""
     piece: list[bytes] = []
     size_bytes = 0
     for command in commands:
-        packed = _packed(connection, command)
+        packed = _packed(command)
         piece += packed
         size_bytes += sum(map(len, packed))
         if size_bytes >= _PIECE_BYTES:
@@ -373,12 +370,23 @@ def _pieces(
         yield piece
 
 
-def _packed(connection: Any, command: Sequence[Any]) -> Sequence[bytes]:
+def _packed(command: Sequence[Any]) -> Sequence[bytes]:
     """The bytes of a command. hiredis takes a seventh of the connection's own time, but for large
-    values, which it copies once more."""
-    if any(type(value) is bytes and len(value) > _LARGE_BYTES for value in command):
-        return cast("Sequence[bytes]", connection.pack_command(*command))
-    return (pack_command(tuple(command)),)
+    values, which it would copy once more."""
+    if not any(type(value) is bytes and len(value) > _LARGE_BYTES for value in command):
+        return (pack_command(tuple(command)),)
+    packed: list[bytes] = []
+    between = [b"*%d\r\n" % len(command)]
+    for value in command:
+        data = value if type(value) is bytes else str(value).encode()
+        if len(data) > _LARGE_BYTES:
+            between.append(b"$%d\r\n" % len(data))
+            packed += (b"".join(between), data)
+            between = [b"\r\n"]
+        else:
+            between.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    packed.append(b"".join(between))
+    return packed
 
 
 def _text(error: Exception) -> str:

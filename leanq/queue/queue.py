@@ -67,7 +67,7 @@ from leanq.queue.results import (
     read_stats,
     tallies_of,
 )
-from leanq.queue.scripts import SCRIPTS, script_text
+from leanq.queue.scripts import LARGE_BATCH_BYTES, SCRIPTS, script_text
 from leanq.queue.settings import Settings
 from leanq.queue.tasks import to_its_end
 
@@ -84,9 +84,6 @@ _CALLED_BY_CLIENTS = ("submit", "lookup", "cancel")
 _UNUSUAL_S = 0.5
 # Records that are read for each that is shown.
 _LOOKED_AT = 2
-# Large bodies are fetched in calls of so many bytes; more at once take longer.
-import os
-_FETCHED_BYTES = int(os.environ.get('FETCH','512')) << 10
 # What a claim says of a result whose reply was uploaded and is not there.
 _NO_UPLOAD = 2
 
@@ -282,7 +279,7 @@ class Queue:
         if not apart:
             return jobs
         bodies: dict[str, bytes | None] = {}
-        for request_ids in in_batches(apart, _FETCHED_BYTES):
+        for request_ids in in_batches(apart, LARGE_BATCH_BYTES):
             (found,) = await self._commands.ask(("MGET", *map(self.keys.body, request_ids)))
             bodies |= zip(request_ids, found, strict=True)
         return tuple(

@@ -27,6 +27,10 @@ LARGE_BYTES = 16384
 """Bodies and replies above this size are kept out of scripts, since Lua hashes each text that it is
 given from end to end; and out of inboxes. Below it, one command more would cost as much."""
 
+LARGE_BATCH_BYTES = 2 << 20
+"""How many bytes of large bodies and replies travel with one call. Scripts see none of them; with
+fewer, what a call costs beside them would count."""
+
 # How Lua reads a value: as it was sent, or by its kind.
 _KINDS = {
     "": "{}",
