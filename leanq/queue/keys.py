@@ -9,7 +9,7 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:req:ID`` | string | a request in flight: its record | submit, requeue | at its reply |
 | ``:req:ID`` | string | then its packed reply | settle, cancel, reap, claim | time-to-live |
 | ``:body:ID`` | string | the body of a request in flight, if it is large | submit | at its reply |
-| ``:upload:CALL:ID`` | string | a large body or reply on its way | clients, workers | time-to-live |
+| ``:upload:CALL:ID`` | string | a body or a reply on its way | clients, workers | time-to-live |
 | ``:phase`` | hash | id → its phase, if it does not simply wait | submit, claim | at its reply |
 | ``:phase`` | hash | ``r:ENV:DIGEST`` → the run that its like join | claim | with its run |
 | ``:wait:ENV:PRIORITY:TENANT`` | list | ids that wait, next first | submit, requeue | when empty |
