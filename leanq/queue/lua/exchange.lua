@@ -73,8 +73,7 @@ end
 -- The result is settled.
 if warm and affinity ~= '' then warmth.note(environment, affinity) end
 publish.write(tag .. ':req:' .. request_id, reply, reply_ttl_ms)
-local bytes = publish.size(reply)
-publish.inboxes[client] = {request_id, bytes <= LARGE_BYTES and reply or bytes}
+publish.inboxes[client] = {request_id, publish.told(reply)}
 publish.send(client)
 if detached ~= '' then call('UNLINK', record.body_key(request_id)) end
 if run_key and remember_ms > 0 and fingerprint ~= '' then
@@ -95,8 +94,9 @@ end
 local jobs = {}
 if r then
   jobs[1] = {next_id, 0, text}
-  local apart = r.detached and '1' or ''
-  local leased = phase.leased(token, worker, r.client, environment, '', r.digest, r.affinity, r.tenant, '', apart)
+  local next_detached = r.detached and '1' or ''
+  local leased =
+    phase.leased(token, worker, r.client, environment, '', r.digest, r.affinity, r.tenant, '', next_detached)
   if next_key then call('HSET', phases, next_key, next_id, next_id, leased)
   else call('HSET', phases, next_id, leased) end
   call('ZADD', processing, now + r.run_ms, next_id)

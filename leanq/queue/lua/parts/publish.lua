@@ -25,6 +25,12 @@ end
 
 function publish.size(reply) return type(reply) == 'table' and reply.bytes or #reply end
 
+-- What an inbox has of a reply.
+function publish.told(reply)
+  if type(reply) == 'table' then return reply.bytes end
+  return #reply <= LARGE_BYTES and reply or #reply
+end
+
 -- Writes a reply under a name. An uploaded one moves there the first time, and is copied from then on.
 function publish.write(name, reply, ttl_ms)
   if type(reply) ~= 'table' then return redis.call('SET', name, reply, 'PX', ttl_ms) end
@@ -42,8 +48,7 @@ local function tell(request_id, client, reply)
   local fields = publish.inboxes[client]
   if not fields then fields = {}; publish.inboxes[client] = fields end
   fields[#fields + 1] = request_id
-  local bytes = publish.size(reply)
-  fields[#fields + 1] = bytes <= LARGE_BYTES and reply or bytes
+  fields[#fields + 1] = publish.told(reply)
   if #fields >= 4000 then publish.send(client) end
 end
 
