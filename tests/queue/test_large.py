@@ -139,6 +139,25 @@ async def test_nothing_is_taken_in_without_its_body(
     check(shard, "first")
 
 
+async def test_a_call_that_is_refused_leaves_no_upload(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have filled the memory after its uploads found room."""
+    made: list[str] = []
+
+    async def refused(name: str, uploads: Mapping[str, bytes], /, **_: Any) -> Any:
+        for key, data in uploads.items():
+            shard.server.set(key, data, px=60_000)
+            made.append(key)
+        raise QueueFullError("the memory is full", 1.0)
+
+    monkeypatch.setattr(shard.queue, "run", refused)
+    with pytest.raises(QueueFullError):
+        await shard.submit("r", "q", body=LARGE)
+    assert len(made) == 2
+    assert uploads(shard) == []
+
+
 async def test_what_is_not_taken_in_leaves_no_body(shard: Shard) -> None:
     shard.queue.settings = replace(shard.queue.settings, remember_s=60.0)
     await shard.queue.register("w", b"", {"a": b""}, {"a": "print"})
@@ -223,8 +242,8 @@ async def test_identical_requests_each_leave_no_body(shard: Shard) -> None:
     assert (await shard.end("late") or ("",))[0] == "expired"
     assert shard.dump().verdict == {"print:d": done.reply}
     keys = shard.queue.keys
-    names = [keys.request("run"), keys.request("last"), f"{shard.tag}:verdict:print:d"]
-    assert all(0 < shard.server.ttl(name) <= 3600 for name in names)
+    assert all(60 < shard.server.ttl(keys.request(name)) <= 3600 for name in ("run", "last"))
+    assert 0 < shard.server.ttl(f"{shard.tag}:verdict:print:d") <= 60
 
 
 async def run_for_others(shard: Shard) -> Job:
@@ -323,6 +342,20 @@ async def test_a_client_that_attaches_leaves_the_body_alone(shard: Shard, client
     assert [request_id for request_id, _ in shard.dump().inbox["e"]] == ["r"]
 
 
+@pytest.mark.parametrize("want", [1, 2], ids=["exchange", "claim"])
+async def test_a_lease_of_the_release_before_is_read(shard: Shard, want: int) -> None:
+    """It does not say whether its request is detached, since none was."""
+    await shard.submit("r")
+    done = settlement(await shard.job())
+    place = f"{shard.tag}:phase"
+    lease = shard.server.hget(place, "r")
+    assert lease
+    assert lease.endswith(b"\0\0")
+    shard.server.hset(place, "r", lease[:-1])
+    assert (await shard.claim(want=want, settle=[done])).accepted == (True,)
+    check(shard)
+
+
 # The worker
 
 
@@ -394,13 +427,13 @@ async def test_a_full_memory_takes_no_large_request_and_drains() -> None:
         await queue.close()
 
 
-async def test_uploads_that_found_room_are_removed_where_their_call_did_not() -> None:
+async def test_uploads_that_found_room_are_removed_where_others_did_not() -> None:
     with own_server() as server:
         queue = Queue(server.settings)
         await queue.submit("c", [submission("0-warm", echo_body(b""))])
         with redis.Redis.from_url(server.settings.url) as connection:
             used = connection.info("memory")["used_memory"]
-        # Some of these find room, and fill the memory for their own call.
+        # Some of these find room.
         server.configure("maxmemory", str(used + 1_000_000))
         with pytest.raises(QueueFullError):
             await queue.submit(

@@ -12,8 +12,8 @@ local processing = tag .. ':processing:' .. worker
 -- The lease, and what hardly ever is there.
 local lease = call('HGET', phases, request_id)
 if phase.kind(lease) ~= phase.LEASED then return false end
-local lease_token, _, client, lease_environment, _, digest, affinity, tenant, charge, detached =
-  struct.unpack('ssssssssss', lease, 2)
+local lease_token, _, client, lease_environment, _, digest, affinity, tenant, charge, rest =
+  struct.unpack('sssssssss', lease, 2)
 if lease_token ~= settled_token or lease_environment ~= environment or charge ~= '' or client == ''
   or string.find(client, ' ', 1, true) then return false end
 local upload = uploaded and tag .. ':upload:' .. settled_token .. ':' .. request_id
@@ -75,7 +75,7 @@ if warm and affinity ~= '' then warmth.note(environment, affinity) end
 publish.write(tag .. ':req:' .. request_id, reply, reply_ttl_ms)
 publish.inboxes[client] = {request_id, publish.told(reply)}
 publish.send(client)
-if detached ~= '' then call('UNLINK', record.body_key(request_id)) end
+if phase.detached(lease, rest) ~= '' then call('UNLINK', record.body_key(request_id)) end
 if run_key and remember_ms > 0 and fingerprint ~= '' then
   publish.write(tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, remember_ms)
 end
