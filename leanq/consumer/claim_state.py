@@ -75,6 +75,11 @@ class ClaimState:
         return self.demand in (Demand.DUE, Demand.BACKLOG)
 
     @property
+    def claim_is_under_way(self) -> bool:
+        """Whether a claim was sent that is not answered."""
+        return self.demand in (Demand.CLAIMING, Demand.RECLAIMING)
+
+    @property
     def claims_ahead(self) -> bool:
         """Whether to claim more requests than slots are free, if requests are short."""
         return self.demand is Demand.BACKLOG

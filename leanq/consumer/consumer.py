@@ -405,7 +405,8 @@ class Consumer:
             for environment in self._drivers:
                 await self._queue.notify(environment)
             return
-        if job:
+        # A claim that is under way may bring it, under another token.
+        if job and not self.state.claim_is_under_way:
             self.requests.begin(job)
         self._claim_soon()
         await self._until_claimed()

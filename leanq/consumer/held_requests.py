@@ -24,6 +24,7 @@ from leanq.queue import wire
 from leanq.queue.metrics import count
 from leanq.queue.requests import LEAN_VERDICTS, Reply
 from leanq.queue.results import Job, Returning, Settlement, times_of
+from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES
 
 log = logging.getLogger("leanq.worker")
 
@@ -210,12 +211,16 @@ class HeldRequests:
     def next_settlements(self) -> list[Settlement]:
         """The results to be settled next: all of them, within the bytes of one call."""
         batch: list[Settlement] = []
-        size = 0
+        size = large = 0
         for item in self._results.values():
-            if batch and size + len(item.reply) > _SETTLE_BYTES:
+            reply_bytes = len(item.reply)
+            if reply_bytes > LARGE_BYTES:
+                large += reply_bytes
+            else:
+                size += reply_bytes
+            if batch and (size > _SETTLE_BYTES or large > LARGE_BATCH_BYTES):
                 break
             batch.append(item)
-            size += len(item.reply)
         return batch
 
     def finished_beside(self, batch: list[Settlement]) -> int:
@@ -306,6 +311,8 @@ class HeldRequests:
             self.returns[held.end].append((job.request_id, job.token))
 
     async def _answer(self, job: Job) -> Reply:
+        if job.body is None:
+            return Reply(error="the server has lost what was asked")
         try:
             request = wire.unpack_request(job.body)
         except NewerMessageError:

@@ -22,7 +22,7 @@ import random
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import partial
 
@@ -44,10 +44,10 @@ from leanq.errors import (
 from leanq.producer.route import Timings, Waiter, WhenFull
 from leanq.producer.route_tasks import RouteTasks
 from leanq.queue import wire
-from leanq.queue.queue import Queue, backoff_s
+from leanq.queue.queue import Queue, backoff_s, in_batches
 from leanq.queue.requests import Reply
 from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, UnknownEnvironment
-from leanq.queue.scripts import script_text
+from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES, script_text
 from leanq.queue.shape import check_shape
 
 log = logging.getLogger("leanq.client")
@@ -94,7 +94,7 @@ class Inbox:
             (large if pair[1].isdigit() else small).append(pair)
         yield small
         sizes = ((request_id, int(size)) for request_id, size in large if awaited(request_id))
-        for request_ids in _batches(sizes):
+        for request_ids in in_batches(sizes, LARGE_BATCH_BYTES):
             replies = await self._queue.replies(request_ids)
             yield [
                 (request_id, data)
@@ -103,19 +103,6 @@ class Inbox:
             ]
         # Not before all of it is taken: what is read from here on is dropped up to here.
         self._position = reached
-
-
-def _batches(large: Iterator[tuple[str, int]]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    size_bytes = 0
-    for request_id, more_bytes in large:
-        batch.append(request_id)
-        size_bytes += more_bytes
-        if size_bytes >= _BATCH_BYTES:
-            yield batch
-            batch, size_bytes = [], 0
-    if batch:
-        yield batch
 
 
 class _Outstanding(Struct, eq=False):
@@ -348,12 +335,21 @@ class ShardClient:
 
     def _next_batch(self) -> list[tuple[_Outstanding, Submission]]:
         batch: list[tuple[_Outstanding, Submission]] = []
-        size = 0
-        while self._outbox and len(batch) < _BATCH_REQUESTS and size < _BATCH_BYTES:
+        size = large = 0
+        while (
+            self._outbox
+            and len(batch) < _BATCH_REQUESTS
+            and size < _BATCH_BYTES
+            and large < LARGE_BATCH_BYTES
+        ):
             entry = self._outbox.popleft()
             if entry.submission and entry.request_id in self.outstanding:
                 batch.append((entry, entry.submission))
-                size += len(entry.submission.body)
+                body_bytes = len(entry.submission.body)
+                if body_bytes > LARGE_BYTES:
+                    large += body_bytes
+                else:
+                    size += body_bytes
         return batch
 
     async def _submit(self, batch: list[tuple[_Outstanding, Submission]]) -> None:

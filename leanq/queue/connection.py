@@ -12,9 +12,9 @@ import contextlib
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import redis.asyncio as redis
@@ -40,6 +40,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _MAX_REDIRECTIONS = 5
 _READ_BYTES = 1 << 20
 _LARGE_BYTES = 4096
+_PIECE_BYTES = 256 << 10
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PLACE_IN_SCRIPT = re.compile(r" script: \w+, on @user_(script|function):\d+\.?\Z")
 # What a server says that has not the library, or no libraries, or lets the user call none.
@@ -180,13 +181,17 @@ class Link:
 
         return await self.call(converse, block_s)
 
-    async def run(self, script: str, key: str, args: Sequence[Any]) -> Any:
+    async def run(
+        self, script: str, key: str, args: Sequence[Any], uploads: Sequence[Sequence[Any]] = ()
+    ) -> Any:
         """What a script answers; raises as :meth:`call`.
 
         It is called as a function of the server's where there is its library, or this user may load
-        it, and else as a script, which costs the server more.
+        it, and else as a script, which costs the server more. ``uploads`` are commands that go
+        before it, for what it finds in the server's memory; it has to see which of them a full
+        memory has refused.
         """
-        return await self.call(lambda client: self._evaluated(client, script, key, args))
+        return await self.call(lambda client: self._evaluated(client, script, key, args, uploads))
 
     async def load(self, scripts: Iterable[str]) -> None:
         """Loads the libraries of scripts for users that may call and not load them; raises as
@@ -195,23 +200,30 @@ class Link:
             await self.call(partial(_has_loaded, library=library_of(script)))
 
     async def _evaluated(
-        self, client: redis.Redis, script: str, key: str, args: Sequence[Any]
+        self,
+        client: redis.Redis,
+        script: str,
+        key: str,
+        args: Sequence[Any],
+        uploads: Sequence[Sequence[Any]],
     ) -> Any:
         library = library_of(script)
         if time.monotonic() >= self._scripts_until_s.get(library.function, 0.0):
             function = ("FCALL", library.function, 1, key, *args)
             try:
-                return (await _converse(client.connection, [function]))[0]
+                return (await _converse(client.connection, [*uploads, function], len(uploads)))[-1]
             except redis_errors.ResponseError as error:
                 if not _NO_FUNCTION.search(str(error)):
                     raise
+            # The server has them by now.
+            uploads = ()
             if await _has_loaded(client, library):
                 return (await _converse(client.connection, [function]))[0]
             # The library may be another user's to load, who has not come yet.
             self._scripts_until_s[library.function] = time.monotonic() + _SCRIPTS_S
         evaluate = ("EVALSHA", digest_of(script), 1, key, *args)
         try:
-            return (await _converse(client.connection, [evaluate]))[0]
+            return (await _converse(client.connection, [*uploads, evaluate], len(uploads)))[-1]
         except redis_errors.NoScriptError:
             load = ("SCRIPT", "LOAD", script)
             return (await _converse(client.connection, [load, evaluate]))[1]
@@ -320,18 +332,23 @@ async def _has_loaded(client: redis.Redis, library: Library) -> bool:
     return True
 
 
-async def _converse(connection: Any, commands: Sequence[Sequence[Any]]) -> list[Any]:
+async def _converse(
+    connection: Any, commands: Sequence[Sequence[Any]], uploads: int = 0
+) -> list[Any]:
+    """The answers to commands, of which a full memory may refuse the first so many."""
     if await connection.can_read():
         # The server has closed it meanwhile, and nothing was asked on it yet.
         await connection.disconnect()
-    packed = [part for command in commands for part in _packed(connection, command)]
-    await connection.send_packed_command(packed, check_health=False)
+    for packed in _pieces(commands):
+        await connection.send_packed_command(packed, check_health=False)
     answers: list[Any] = []
     refused: redis_errors.ResponseError | None = None
-    for _ in commands:
+    for number in range(len(commands)):
         try:
             answers.append(await connection.read_response(disable_decoding=True))
         except redis_errors.ResponseError as error:
+            if number < uploads and isinstance(error, redis_errors.OutOfMemoryError):
+                continue
             # The answers to the others are on their way, and are not the next call's.
             refused = refused or error
     if refused:
@@ -339,12 +356,39 @@ async def _converse(connection: Any, commands: Sequence[Sequence[Any]]) -> list[
     return answers
 
 
-def _packed(connection: Any, command: Sequence[Any]) -> Sequence[bytes]:
+def _pieces(commands: Sequence[Sequence[Any]]) -> Iterator[Sequence[bytes]]:
+    """The bytes of commands, in pieces that each end with the command that makes them large: the
+    server works on one while the next is sent."""
+    piece: list[bytes] = []
+    size_bytes = 0
+    for command in commands:
+        packed = _packed(command)
+        piece += packed
+        size_bytes += sum(map(len, packed))
+        if size_bytes >= _PIECE_BYTES:
+            yield piece
+            piece, size_bytes = [], 0
+    if piece:
+        yield piece
+
+
+def _packed(command: Sequence[Any]) -> Sequence[bytes]:
     """The bytes of a command. hiredis takes a seventh of the connection's own time, but for large
-    values, which it copies once more."""
-    if [value for value in command if type(value) is bytes and len(value) > _LARGE_BYTES]:
-        return cast("Sequence[bytes]", connection.pack_command(*command))
-    return (pack_command(tuple(command)),)
+    values, which it would copy once more."""
+    if not [value for value in command if type(value) is bytes and len(value) > _LARGE_BYTES]:
+        return (pack_command(tuple(command)),)
+    packed: list[bytes] = []
+    between = [b"*%d\r\n" % len(command)]
+    for value in command:
+        data = value if type(value) is bytes else str(value).encode()
+        if len(data) > _LARGE_BYTES:
+            between.append(b"$%d\r\n" % len(data))
+            packed += (b"".join(between), data)
+            between = [b"\r\n"]
+        else:
+            between.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    packed.append(b"".join(between))
+    return packed
 
 
 def _text(error: Exception) -> str:

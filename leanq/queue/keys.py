@@ -8,6 +8,8 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | --- | --- | --- | --- | --- |
 | ``:req:ID`` | string | a request in flight: its record | submit, requeue | at its reply |
 | ``:req:ID`` | string | then its packed reply | settle, cancel, reap, claim | time-to-live |
+| ``:body:ID`` | string | the body of a request in flight, if it is large | submit | at its reply |
+| ``:upload:CALL:ID`` | string | a body or a reply on its way | clients, workers | time-to-live |
 | ``:phase`` | hash | id → its phase, if it does not simply wait | submit, claim | at its reply |
 | ``:phase`` | hash | ``r:ENV:DIGEST`` → the run that its like join | claim | with its run |
 | ``:wait:ENV:PRIORITY:TENANT`` | list | ids that wait, next first | submit, requeue | when empty |
@@ -51,7 +53,10 @@ are several, SHARD is ``0/3.7``: the first of three, and a number that makes the
 | ``:replay:NAME:value`` | stream | the value beside it, by its version | replay_publish | dropped |
 | ``:replay:NAME:writer:ID`` | string | a writer's last write | replay_write | time-to-live |
 
-A record (``lua/parts/record.lua`` has its layout) begins with the byte 0x01, a reply with 0x93.
+A record (``lua/parts/record.lua`` has its layout) begins with the byte 0x01, that of a detached
+request, whose body is in ``:body:ID``, with 0x02, and a reply with 0x93. An upload is moved or
+removed by the call that it was made for, ``submit`` (CALL is new with each) or ``claim`` (CALL is
+the lease's token).
 ``lua/parts/phase.lua`` has the layout of ``:phase``: leased, joined to a run, passed over by a
 warmer request, or waiting for an isolated attempt. A leased request whose client is "" was
 withdrawn: it runs on for others, and has its reply. A request in flight carries no time-to-live, so
@@ -106,6 +111,14 @@ class Keys:
     def request(self, request_id: str) -> str:
         """Where a request is, and afterwards its reply."""
         return f"{self.tag}:req:{request_id}"
+
+    def body(self, request_id: str) -> str:
+        """Where the body of a detached request is."""
+        return f"{self.tag}:body:{request_id}"
+
+    def upload(self, call: str, request_id: str) -> str:
+        """Where a body is before it is submitted, or a reply before it is settled."""
+        return f"{self.tag}:upload:{call}:{request_id}"
 
     def inbox(self, client: str) -> str:
         return f"{self.tag}:inbox:{client}"

@@ -21,15 +21,18 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
+    Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, cast
 
 import redis.asyncio as redis
 from msgspec import structs
 
+from leanq.errors import QueueFullError, UnavailableError
 from leanq.queue.connection import RETRY_AFTER_S, Address, Link
 from leanq.queue.keys import Keys
 from leanq.queue.results import (
@@ -70,7 +73,7 @@ from leanq.queue.results import (
     read_wakeup,
     tallies_of,
 )
-from leanq.queue.scripts import SCRIPTS, script_text
+from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES, SCRIPTS, script_text
 from leanq.queue.settings import Settings
 from leanq.queue.tasks import to_its_end
 
@@ -87,6 +90,8 @@ _CALLED_BY_CLIENTS = ("submit", "lookup", "cancel")
 _UNUSUAL_S = 0.5
 # Records that are read for each that is shown.
 _LOOKED_AT = 2
+# A settlement and what it shares with others, of which the last says whether its reply is uploaded.
+_Ended = tuple[Settlement, tuple[str, str, bool, str, str, bool]]
 
 
 class Queue:
@@ -128,18 +133,37 @@ class Queue:
         """
         remember = self._ttl_ms if self.settings.remember_s > 0 else 0
         kinds: dict[tuple[object, ...], int] = {}
-        requests = [
-            (i.request_id, kinds.setdefault(kind_of(i), len(kinds) + 1), i.tenant, i.digest, i.body)
-            for i in batch
-        ]
-        answers = await self.run(
-            "submit",
-            client=client,
-            max_waiting=self.settings.max_waiting,
-            remember_ms=remember,
-            kinds=[dict(zip(Kind._fields, kind, strict=True)) for kind in kinds],
-            requests=requests,
-        )
+        requests: list[tuple[str, int, str, str, bytes | int]] = []
+        uploads: dict[str, bytes] = {}
+        # Another one for each call, so that none of its uploads is ever taken by an older call.
+        call = new_token()
+        for item in batch:
+            kind, body = kind_of(item), item.body
+            if len(body) > LARGE_BYTES:
+                uploads[self.keys.upload(call, item.request_id)] = body
+                body = b"%d" % len(body)
+            number = kinds.setdefault(kind, len(kinds) + 1)
+            requests.append((item.request_id, number, item.tenant, item.digest, body))
+        try:
+            answers = await self.run(
+                "submit",
+                uploads,
+                client=client,
+                max_waiting=self.settings.max_waiting,
+                remember_ms=remember,
+                upload=call if uploads else "",
+                kinds=[dict(zip(Kind._fields, kind, strict=True)) for kind in kinds],
+                requests=requests,
+            )
+        except QueueFullError:
+            if uploads:
+                with contextlib.suppress(UnavailableError):
+                    await self._commands.ask(("UNLINK", *uploads))
+            raise
+        if answers == 0:
+            raise QueueFullError(
+                "the server has no memory for large requests; try again later", RETRY_AFTER_S
+            )
         became: list[Submitted] = [_QUEUED] * len(batch)
         for number, answer in zip(answers[::2], answers[1::2], strict=True):
             became[number - 1] = _SUBMITTED[answer] if isinstance(answer, int) else answer
@@ -160,23 +184,59 @@ class Queue:
         ``busy`` counts requests in flight beside those settled here. ``token`` must be new
         for each call: it is that of every lease given out.
         """
-        if want == 1 and len(settlements) == 1 and len(environments) == 1:
-            answer = await self._exchange(worker, environments[0], token, settlements[0])
+        ends: list[_Ended] = [(item, end_of(item)) for item in settlements]
+        uploads = {
+            self.keys.upload(item.token, item.request_id): item.reply
+            for item, end in ends
+            if end[-1]
+        }
+        exchanges = want == 1 and len(settlements) == 1 and len(environments) == 1
+        # What lasts, as weights and pauses do, would cost a round trip with each claim.
+        if exchanges and time.monotonic() >= self._unusual_until_s:
+            answer = await self._exchange(worker, environments[0], token, ends[0], uploads)
+            if answer == 0:
+                self._unusual_until_s = time.monotonic() + _UNUSUAL_S
             if answer:
-                return read_exchanged(answer, token)
-        ends: dict[tuple[str, str, bool, str, str], int] = {}
+                return await self._with_bodies(read_exchanged(answer, token))
+            # The server has them by now.
+            uploads = {}
+        answer = await self._claim(worker, environments, want, busy, token, ends, uploads)
+        claimed = read_claimed(answer, token, len(settlements))
+        if missing := [number - 1 for number in answer["missing"]]:
+            # A full memory refuses uploads, and takes what comes with the call.
+            whole = [(ends[n][0], (*ends[n][1][:-1], False)) for n in missing]
+            answer = await self._claim(worker, [], 0, busy, token, whole, {})
+            again = read_claimed(answer, token, len(whole))
+            accepted = list(claimed.accepted)
+            for n, counted in zip(missing, again.accepted, strict=True):
+                accepted[n] = counted
+            claimed = replace(claimed, accepted=tuple(accepted), held=again.held)
+        return await self._with_bodies(claimed)
+
+    async def _claim(
+        self,
+        worker: str,
+        environments: Sequence[str],
+        want: int,
+        busy: int,
+        token: str,
+        settlements: Sequence[_Ended],
+        uploads: Mapping[str, bytes],
+    ) -> dict[str, Any]:
+        ends: dict[tuple[object, ...], int] = {}
         rows = [
             (
                 item.request_id,
                 item.token,
-                ends.setdefault(end_of(item), len(ends) + 1),
+                ends.setdefault(end, len(ends) + 1),
                 item.cpu_ms,
-                item.reply,
+                b"" if end[-1] else item.reply,
             )
-            for item in settlements
+            for item, end in settlements
         ]
         answer = await self.run(
             "claim",
+            uploads,
             worker=worker,
             lease_ms=self._lease_ms,
             reply_ttl_ms=self._ttl_ms,
@@ -189,17 +249,22 @@ class Queue:
             settlements=rows,
             environments=environments,
         )
-        return read_claimed(answer, token, len(settlements))
+        return cast("dict[str, Any]", answer)
 
     async def _exchange(
-        self, worker: str, environment: str, token: str, item: Settlement
-    ) -> dict[str, Any] | None:
-        """What the script answers for one result and one request; None where ``claim`` has to be
-        called."""
-        if time.monotonic() < self._unusual_until_s:
-            return None
-        answer = await self.run(
+        self,
+        worker: str,
+        environment: str,
+        token: str,
+        ended: _Ended,
+        uploads: Mapping[str, bytes],
+    ) -> Any:
+        """What the script answers for one result and one request; None or 0 where ``claim`` has to
+        be called, and 0 where that may last."""
+        item, end = ended
+        return await self.run(
             "exchange",
+            uploads,
             worker=worker,
             lease_ms=self._lease_ms,
             reply_ttl_ms=self._ttl_ms,
@@ -208,12 +273,28 @@ class Queue:
             environment=environment,
             request_id=item.request_id,
             settled_token=item.token,
-            **_result(item),
+            reply=b"" if end[-1] else item.reply,
+            cpu_ms=item.cpu_ms,
+            **dict(zip(End._fields, end, strict=True)),
         )
-        if answer == 0:
-            # What lasts, as weights and pauses do, would cost a round trip with each claim.
-            self._unusual_until_s = time.monotonic() + _UNUSUAL_S
-        return answer or None
+
+    async def _with_bodies(self, claimed: Claimed) -> Claimed:
+        jobs = await self.fetch_bodies(claimed.jobs)
+        return claimed if jobs is claimed.jobs else replace(claimed, jobs=jobs)
+
+    async def fetch_bodies(self, jobs: tuple[Job, ...]) -> tuple[Job, ...]:
+        """The jobs with the bodies that lie apart from their records."""
+        apart = [(job.request_id, job.detached_bytes) for job in jobs if job.detached_bytes]
+        if not apart:
+            return jobs
+        bodies: dict[str, bytes | None] = {}
+        for request_ids in in_batches(apart, LARGE_BATCH_BYTES):
+            (found,) = await self._commands.ask(("MGET", *map(self.keys.body, request_ids)))
+            bodies |= zip(request_ids, found, strict=True)
+        return tuple(
+            structs.replace(job, body=bodies[job.request_id]) if job.detached_bytes else job
+            for job in jobs
+        )
 
     async def complete(self, worker: str, environment: str, item: Settlement) -> int | None:
         """Settles a request that came along with a wake-up and that no worker has claimed.
@@ -228,7 +309,10 @@ class Queue:
             remember_ms=int(self.settings.remember_s * 1000),
             environment=environment,
             request_id=item.request_id,
-            **_result(item),
+            reply=item.reply,
+            cpu_ms=item.cpu_ms,
+            # Hardly ever is what ends at once large.
+            **dict(zip(End._fields[:-1], end_of(item)[:-1], strict=True)),
         )
         return cast("int | None", answer)
 
@@ -243,7 +327,8 @@ class Queue:
             request_ids=list(holds),
         )
         jobs = read_jobs(answer, map(_text, answer["tokens"]))
-        return jobs, [_text(request_id) for request_id in answer["lost"]]
+        lost = [_text(request_id) for request_id in answer["lost"]]
+        return await self.fetch_bodies(jobs), lost
 
     async def renew(
         self,
@@ -443,7 +528,8 @@ class Queue:
             return None
         submission, client = read_record(request_id, fields[b"record"])
         # Sent again it runs for itself.
-        submission = structs.replace(submission, digest="")
+        body = fields.get(b"body", submission.body)
+        submission = structs.replace(submission, digest="", body=body)
         worker = _text(fields[b"w"])
         return DeadLetter(submission, client, int(fields[b"n"]), worker, float(died_ms) / 1000)
 
@@ -589,11 +675,18 @@ class Queue:
         """The answers to commands between which nothing else happens."""
         return (await self._commands.ask(("MULTI",), *commands, ("EXEC",)))[-1]
 
-    async def run(self, name: str, /, **arguments: Any) -> Any:
-        """What the script ``name`` answers for this shard, by name where its answer has names."""
+    async def run(
+        self, name: str, uploads: Mapping[str, bytes] | None = None, /, **arguments: Any
+    ) -> Any:
+        """What the script ``name`` answers for this shard, by name where its answer has names.
+
+        Before it go ``uploads``, by their keys, which the script moves to their places. They have
+        the time-to-live of replies, so no eviction takes them before older ones of these.
+        """
         script = SCRIPTS[name]
         args = script.values(arguments)
-        return script.named(await self._commands.run(script_text(name), self._tag, args))
+        first = [("SET", key, data, "PX", self._ttl_ms) for key, data in (uploads or {}).items()]
+        return script.named(await self._commands.run(script_text(name), self._tag, args, first))
 
 
 @contextlib.asynccontextmanager
@@ -612,18 +705,26 @@ async def look(settings: Settings) -> Status:
         return merged(await asyncio.gather(*(queue.status() for queue in queues)))
 
 
+def in_batches(sized: Iterable[tuple[str, int]], most_bytes: int) -> Iterator[list[str]]:
+    """The request ids, in batches; each ends with the one that brings it to so many bytes."""
+    batch: list[str] = []
+    size_bytes = 0
+    for request_id, more_bytes in sized:
+        batch.append(request_id)
+        size_bytes += more_bytes
+        if size_bytes >= most_bytes:
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
 def backoff_s(rng: random.Random, base_s: float = 0.05, max_s: float = 5.0) -> Iterator[float]:
     """Waiting times with full jitter, in seconds: uniform below a bound that doubles."""
     bound = base_s
     while True:
         yield rng.uniform(0, bound)
         bound = min(max_s, bound * 2)
-
-
-def _result(item: Settlement) -> dict[str, Any]:
-    """The arguments of a script that settles one result."""
-    end = dict(zip(End._fields, end_of(item), strict=True))
-    return {**end, "reply": item.reply, "cpu_ms": item.cpu_ms}
 
 
 def new_token() -> str:

@@ -9,7 +9,7 @@ import re
 import struct
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import attrgetter
@@ -19,11 +19,13 @@ import msgspec
 from msgspec import Struct
 
 from leanq.queue.metrics import BUCKETS_S
+from leanq.queue.scripts import LARGE_BYTES
 
-# Version, attempts, priority; submitted, deadline, longest run (ms); then six texts and the body.
+# Kind, attempts, priority; submitted, deadline, longest run (ms); then six texts and the body.
 _RECORD = struct.Struct(">BBBddd")
 _RECORD_TEXTS = 6
-_IN_FLIGHT = b"\x01"
+_WHOLE, _DETACHED = 1, 2
+_IN_FLIGHT = (b"\x01", b"\x02")
 # A worker that waits takes a wake-up's token in the moment in which it comes, both by the server's
 # clock; one that is older has lain there while no worker waited.
 _FRESH_S = 0.005
@@ -37,13 +39,15 @@ _SUMMED = {"f:": "verdict", "c:": "reason"}
 
 
 class Kind(NamedTuple):
-    """What requests of one batch have in common, as the script ``submit`` takes it."""
+    """What requests of one batch have in common, as the script ``submit`` takes it. ``detached``:
+    their bodies are too large for a script."""
 
     environment: str
     priority: int
     deadline_ms: int
     run_ms: int
     affinity: tuple[str, ...]
+    detached: bool
 
 
 class Submission(Struct, frozen=True):
@@ -65,10 +69,12 @@ class Submission(Struct, frozen=True):
     affinity: tuple[str, ...] = ()
 
 
-kind_of: Callable[[Submission], tuple[str, int, int, int, tuple[str, ...]]] = attrgetter(
-    "environment", "priority", "deadline_ms", "longest_run_ms", "affinity"
-)
-"""What a submission shares with most others of its batch: the fields of its :class:`Kind`."""
+_of_kind = attrgetter("environment", "priority", "deadline_ms", "longest_run_ms", "affinity")
+
+
+def kind_of(item: Submission) -> tuple[str, int, int, int, tuple[str, ...], bool]:
+    """What a submission shares with most others of its batch: the fields of its :class:`Kind`."""
+    return (*_of_kind(item), len(item.body) > LARGE_BYTES)
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,15 +104,18 @@ Submitted = Queued | Attached | Full | UnknownEnvironment | bytes
 
 
 class Job(Struct, frozen=True):
-    """A claimed request. ``isolated``: nothing may run beside it on this worker."""
+    """A claimed request. ``isolated``: nothing may run beside it on this worker. ``body``: None
+    where the server has lost it; ``detached_bytes``: its size, where it lay apart from the record.
+    """
 
     request_id: str
     environment: str
     token: str
     attempts: int
     queued_s: float
-    body: bytes
+    body: bytes | None
     isolated: bool
+    detached_bytes: int = 0
 
 
 Times = tuple[int, int]
@@ -115,13 +124,14 @@ Times = tuple[int, int]
 
 class End(NamedTuple):
     """What settlements of one call have in common, as ``claim`` and ``exchange`` take it; see
-    :class:`Settlement`."""
+    :class:`Settlement`. ``uploaded``: their replies are too large for a script."""
 
     outcome: str
     reason: str
     warm: bool
     way: str
     fingerprint: str
+    uploaded: bool
 
 
 class Settlement(Struct, frozen=True):
@@ -150,10 +160,12 @@ class Settlement(Struct, frozen=True):
     cpu_ms: int = 0
 
 
-end_of: Callable[[Settlement], tuple[str, str, bool, str, str]] = attrgetter(
-    "outcome", "reason", "warm", "way", "fingerprint"
-)
-"""What a settlement shares with most others of its batch: the fields of its :class:`End`."""
+_of_end = attrgetter("outcome", "reason", "warm", "way", "fingerprint")
+
+
+def end_of(item: Settlement) -> tuple[str, str, bool, str, str, bool]:
+    """What a settlement shares with most others of its batch: the fields of its :class:`End`."""
+    return (*_of_end(item), len(item.reply) > LARGE_BYTES)
 
 
 def times_of(waited_s: float, ran_s: float) -> Times:
@@ -244,25 +256,27 @@ class DeadLetter:
 
 def read_jobs(answer: Mapping[str, Any], tokens: Iterable[str]) -> tuple[Job, ...]:
     """The requests that the scripts ``claim`` and ``reconcile`` give out, and whose leases have
-    these tokens."""
+    these tokens; those that are detached without their bodies."""
     now_ms, alone = answer["now_ms"], set(answer["isolated"])
     rows = zip(answer["request_ids"], answer["records"], tokens, strict=False)
     return tuple(_read_job(now_ms, n in alone, *row) for n, row in enumerate(rows, 1))
 
 
 def _read_job(now_ms: float, isolated: bool, request_id: bytes, record: bytes, token: str) -> Job:
-    _, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
+    kind, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
     begin = end = record.index(0, _RECORD.size)
     for _ in range(_RECORD_TEXTS - 1):
         end = record.index(0, end + 1)
+    body = record[end + 1 :]
     return Job(
         request_id.decode(errors="replace"),
         record[_RECORD.size : begin].decode(errors="replace"),
         token,
         attempts + 1,
         (now_ms - submitted_ms) / 1000,
-        record[end + 1 :],
+        body if kind == _WHOLE else None,
         isolated,
+        0 if kind == _WHOLE else int(body),
     )
 
 
@@ -295,7 +309,8 @@ def read_wakeup(data: bytes, token: str, now_ms: float) -> Wakeup:
     except (struct.error, ValueError):
         # Any process may have written it.
         return Wakeup()
-    return Wakeup(job if abs(job.queued_s) < _FRESH_S else None)
+    # Of one that is detached the body is elsewhere.
+    return Wakeup(job if job.body is not None and abs(job.queued_s) < _FRESH_S else None)
 
 
 def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed:
@@ -325,15 +340,16 @@ def is_record(data: bytes) -> bool:
 
 def read_record(request_id: str, data: bytes) -> tuple[Submission, str]:
     """A request and its client, from its record in Redis; ``lua/parts/record.lua`` has the
-    layout.
+    layout. The body of a detached one is left empty.
 
     Its deadline is left out, since it counted from when it was submitted.
     """
-    _, _, priority, _, _, run_ms = _RECORD.unpack_from(data)
+    kind, _, priority, _, _, run_ms = _RECORD.unpack_from(data)
     *texts, body = data[_RECORD.size :].split(b"\0", 6)
     environment, client, first, second, tenant, digest = (
         text.decode(errors="replace") for text in texts
     )
+    body = b"" if kind == _DETACHED else body
     affinity = tuple(name for name in (first, second) if name)
     return Submission(
         request_id, environment, tenant, priority, 0, int(run_ms), body, digest, affinity

@@ -23,6 +23,14 @@ from typing import Any
 
 import msgspec
 
+LARGE_BYTES = 16384
+"""Bodies and replies above this size are kept out of scripts, since Lua hashes each text that it is
+given from end to end; and out of inboxes. Below it, one command more would cost as much."""
+
+LARGE_BATCH_BYTES = 2 << 20
+"""How many bytes of large bodies and replies travel with one call. Scripts see none of them; with
+fewer, what a call costs beside them would count."""
+
 # How Lua reads a value: as it was sent, or by its kind.
 _KINDS = {
     "": "{}",
@@ -151,18 +159,18 @@ def _rows_prologue(name: str, fields: Sequence[tuple[str, str]]) -> Iterator[str
 
 SCRIPTS: Mapping[str, Script] = {
     "submit": Script(
-        "client max_waiting:int remember_ms:int kinds:packed",
+        "client max_waiting:int remember_ms:int upload kinds:packed",
         {"requests": "request_id kind tenant digest body:bytes"},
     ),
     "claim": Script(
         "worker lease_ms:int reply_ttl_ms token want:int busy:int max_attempts:int remember_ms:int "
         "ends:packed",
         {"settlements": "request_id token how cpu_ms reply:bytes", "environments": ""},
-        "fenced request_ids records isolated held must_empty now_ms",
+        "fenced missing request_ids records isolated held must_empty now_ms",
     ),
     "exchange": Script(
         "worker lease_ms:int reply_ttl_ms token remember_ms:int environment request_id "
-        "settled_token reply cpu_ms:int outcome reason warm:flag way fingerprint",
+        "settled_token reply cpu_ms:int outcome reason warm:flag way fingerprint uploaded:flag",
         answer="request_id record held now_ms",
     ),
     "reconcile": Script(
@@ -233,7 +241,8 @@ def script_text(name: str) -> str:
     begins = (" ".join(line) for part in parts.values() if (line := needed(part, "each call")))
     return "\n".join(
         (
-            *(flags, SCRIPTS[name].declarations(), *parts.values()),
+            *(flags, f"local LARGE_BYTES = {LARGE_BYTES}"),
+            *(SCRIPTS[name].declarations(), *parts.values()),
             *(_MAIN, SCRIPTS[name].prologue(), *begins, body + "end"),
             _RETURN,
         )

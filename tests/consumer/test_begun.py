@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -50,6 +51,16 @@ async def listens(queue: Queue, worker: Worker) -> None:
     await eventually(blocks)
 
 
+def has_taken_its_wakeup(queue: Queue) -> Callable[[], Awaitable[bool]]:
+    """Whether a request waits whose wake-up a worker has taken."""
+
+    async def taken() -> bool:
+        waits = (await queue.status()).counters.get("waiting:echo") == 1
+        return waits and not await queue.call(lambda c: c.exists(queue.keys.wakeup("echo")))
+
+    return taken
+
+
 async def test_what_ends_at_once_needs_no_claim(
     silent: Settings, queue: Queue, lean: AsyncLeanQClient
 ) -> None:
@@ -83,6 +94,22 @@ async def test_what_takes_longer_is_claimed_while_it_runs(
         assert (await asked).attempts == 1
         assert driver.started == [b"held"]
         assert wire.calls["complete"] == 0
+
+
+async def test_what_a_claim_under_way_may_bring_is_not_begun(
+    silent: Settings, queue: Queue, lean: AsyncLeanQClient
+) -> None:
+    wire, driver = Wire(silent), Recorder()
+    # That with which the worker begins.
+    let_go = wire.hold_up("claim")
+    async with working(silent, driver, wire=wire, timings=SILENT):
+        await eventually(lambda: wire.waiting == ["claim"])
+        asked = asyncio.create_task(ask(lean, b"x"))
+        await eventually(has_taken_its_wakeup(queue))
+        assert driver.started == []
+        let_go()
+        assert (await asked).attempts == 1
+    assert (driver.started, wire.calls["complete"]) == ([b"x"], 0)
 
 
 async def test_what_ends_during_its_claim_is_settled_with_its_lease(

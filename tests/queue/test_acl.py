@@ -388,11 +388,39 @@ async def test_identical_requests_are_shared_and_remembered(socket: Path) -> Non
         await queue.close()
 
 
+async def test_large_bodies_and_replies_stay_within_the_roles(socket: Path) -> None:
+    """Also where identical requests share a reply, and where one of them is withdrawn."""
+    client = Queue(replace(as_role(socket, "client"), remember_s=60.0))
+    worker = Queue(replace(client.settings, url=as_role(socket, "worker").url))
+    body = echo_body(b"x" * 200_000)
+    batch = [
+        structs.replace(submission(f"0-large{number}", body), digest="large") for number in range(3)
+    ]
+    await worker.register("w", b"", {"echo": b""}, {"echo": "print"})
+    await client.submit("c", batch[:1])
+    (job,) = (await worker.claim("w", ["echo"], 1, busy=0, token="n:")).jobs
+    assert job.body == body
+    await client.submit("c", batch[1:])
+    assert await client.cancel(["0-large1"]) == [True]
+    reply = pack_reply(job.token, Reply("accepted", payload=b"y" * 200_000))
+    done = Settlement(job.request_id, job.token, "accepted", reply, "print")
+    assert (await worker.claim("w", [], 0, busy=0, token="m:", settlements=[done])).accepted == (
+        True,
+    )
+    assert await client.replies(["0-large0", "0-large2"]) == [reply, reply]
+    with redis.Redis.from_url(as_role(socket, "admin").url) as admin:
+        assert [*admin.scan_iter("*:body:*"), *admin.scan_iter("*:upload:*")] == []
+    await worker.release("w", [], leave=True)
+    for queue in (client, worker):
+        await queue.close()
+
+
 async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
     worker = replace(as_role(socket, "worker"), lease_s=0.5, max_attempts=1)
     client, operator = Queue(as_role(socket, "client")), Queue(as_role(socket, "operator"))
     dying, other = Queue(worker), Queue(worker)
-    await client.submit("c", [submission("0-killer", echo_body(b""))])
+    body = echo_body(b"x" * 200_000)
+    await client.submit("c", [submission("0-killer", body)])
     await dying.register("dying", b"", {"echo": b""})
     assert (await dying.claim("dying", ["echo"], 1, busy=0, token="n:")).jobs
     poisoned = 0
@@ -402,6 +430,7 @@ async def test_reaping_dead_letters_and_their_retry(socket: Path) -> None:
     assert await operator.dead_request_ids(10) == ["0-killer"]
     letter = await operator.dead_letter("0-killer")
     assert letter
+    assert letter.submission.body == body
     retried = structs.replace(letter.submission, request_id="0-killer.r1")
     await operator.submit("c", [retried])
     assert await operator.drop_dead("0-killer")
@@ -459,6 +488,7 @@ def test_campaigns_run_as_two_of_them(socket: Path, terminal: Terminal) -> None:
     ("role", "words"),
     [
         ("client", "HGETALL {leanq:0}:deadreq:x"),
+        ("client", "GET {leanq:0}:body:x"),
         ("client", "ZRANGE {leanq:0}:workers 0 -1"),
         ("client", "HSET {leanq:0}:environments default x"),
         ("client", "ZADD {leanq:0}:workers 1 x"),

@@ -68,12 +68,16 @@ class Twin:
             known = self.sent[-back] if 0 < back <= len(self.sent) else f"r{len(self.sent)}"
             if known not in self.sent:
                 self.sent.append(known)
+            if kind["detached"]:
+                self.server.set(f"{self.tag}:upload:call:{known}", body or b"-", px=TTL_MS)
+                body = b"%d" % len(body or b"-")
             requests.append((known, 1, tenant, digest, body))
         self.run(
             "submit",
             client=client,
             max_waiting=8,
             remember_ms=TTL_MS,
+            upload="call" if kind["detached"] else "",
             kinds=[dict(kind)],
             requests=requests,
         )
@@ -291,6 +295,7 @@ class Draw:
             "deadline_ms": pick((0, 0, 0, 5_000)),
             "run_ms": pick((8_000, 100_000)),
             "affinity": pick(((), ("x",), ("y", "x"))) if self._pinned else (),
+            "detached": pick((False, False, False, True)),
         }
         rows = [
             (
@@ -316,6 +321,7 @@ class Draw:
             "warm": pick((0, 1)),
             "way": pick(("", "forked")),
             "fingerprint": pick(("", "f")),
+            "uploaded": pick((0, 0, 0, 1)),
         }
 
 
@@ -362,10 +368,13 @@ class Rivals(Twin):
         worker, request_id, token, leased = leases[-1 - number % len(leases)]
         environment = environment or leased
         reply = pack_reply(token, Reply("accepted", payload=b"x" * size))
+        if end["uploaded"]:
+            self.server.set(f"{self.tag}:upload:{token}:{request_id}", reply, px=TTL_MS)
+            reply = b""
         new = f"t{next(self.tokens)}"
         whole = self.claim_arguments(worker, [environment], 1, 1, new) | {
             "remember_ms": remember_ms,
-            "ends": [{**end, "warm": bool(end["warm"])}],
+            "ends": [{**end, "warm": bool(end["warm"]), "uploaded": bool(end["uploaded"])}],
             "settlements": [(request_id, token, 1, cpu_ms, reply)],
         }
         straight = dict(end) | {
@@ -464,6 +473,7 @@ def as_claims(exchanged: Mapping[str, Any]) -> dict[str, Any]:
     claimed = exchanged["request_id"] is not None
     return {
         "fenced": [],
+        "missing": [],
         "request_ids": [exchanged["request_id"]] if claimed else [],
         "records": [exchanged["record"]] if claimed else [],
         "isolated": [],

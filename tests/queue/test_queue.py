@@ -637,9 +637,9 @@ def spied_on(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     called: list[str] = []
     run = queue.run
 
-    async def spy(name: str, /, **arguments: Any) -> Any:
+    async def spy(name: str, uploads: Any = None, /, **arguments: Any) -> Any:
         called.append(name)
-        return await run(name, **arguments)
+        return await run(name, uploads, **arguments)
 
     monkeypatch.setattr(queue, "run", spy)
     return called

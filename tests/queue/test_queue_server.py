@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 from redis.client import Monitor
 from support.replays import attempts
-from support.shards import LEASE_MS, Shard, open_shard, settlement
+from support.shards import LARGE, LEASE_MS, Shard, open_shard, settlement
 from support.waiting import eventually
 
 import leanq.queue.keys
@@ -262,6 +262,9 @@ async def live_a_full_life(shard: Shard) -> None:
     await queue.publish_decisions({"a": b"{}"})
     await shard.submit("first", "later")
     await queue.cancel(["later"])
+    await shard.submit("large", body=LARGE)
+    # Of a client that died before its call.
+    shard.server.set(queue.keys.upload("call", "large"), LARGE, px=60_000)
     await queue.set_weight("t", 2.0)
     await shard.claim(want=1)
     await shard.submit("parked", tenant="held")

@@ -28,6 +28,7 @@ from leanq.producer.route import Timings
 from leanq.queue.keys import Keys
 from leanq.queue.requests import Reply, Request
 from leanq.queue.results import is_record
+from leanq.queue.scripts import LARGE_BYTES
 from leanq.queue.settings import Settings
 from leanq.states import States
 from leanq.worker import Worker
@@ -38,7 +39,7 @@ _LEASES, _SECONDS = 30, 70
 # What an old server said is written down in the moment of its end at the latest.
 _LATE_S = 0.001
 # Kinds of keys that are there only while requests wait or run.
-_UNFINISHED = {"wait", "ring", "processing", "quarantined", "joined"}
+_UNFINISHED = {"wait", "ring", "processing", "quarantined", "joined", "body"}
 
 
 class MemoryJournal:
@@ -106,12 +107,16 @@ class Driver:
 
 def code_of(ask: Ask) -> str:
     """The text of a request; twins have the same."""
-    return json.dumps({"n": ask.same_as, "takes_s": ask.takes_s, "kills": ask.kills})
+    asked = {"n": ask.same_as, "takes_s": ask.takes_s, "kills": ask.kills}
+    # Every fourth body is too large for a script, and every fifth reply.
+    filling = "x" * LARGE_BYTES if ask.same_as % 4 == 0 else ""
+    return json.dumps({**asked, "filling": filling})
 
 
 def answer(code: str) -> bytes:
     """The one right answer."""
-    return hashlib.blake2b(code.encode(), digest_size=8).digest()
+    times = LARGE_BYTES if json.loads(code)["n"] % 5 == 0 else 1
+    return times * hashlib.blake2b(code.encode(), digest_size=8).digest()
 
 
 @dataclass

@@ -37,6 +37,12 @@ function redis.call(name, key, ...)
     local there = server.call('EXISTS', key)
     if there == 1 then ends_after(key, (...)) end
     return there
+  elseif name == 'PERSIST' then
+    return server.call('ZREM', '~ends', key)
+  elseif name == 'RENAME' then
+    local ends = server.call('ZSCORE', '~ends', key)
+    server.call('ZREM', '~ends', key)
+    if ends then server.call('ZADD', '~ends', ends, (...)) end
   elseif name == 'SET' then
     local value, px, ms = ...
     if px == 'PX' then ends_after(key, ms) else server.call('ZREM', '~ends', key) end
@@ -93,8 +99,9 @@ while i <= #ARGV do
 end
 return cmsgpack.pack(out)
 """
+_FULL = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
 _READS = frozenset(
-    (b"GET", b"MGET", b"HGET", b"HMGET", b"XTRIM", b"XREAD", b"TIME", b"HELLO", b"PEXPIRE")
+    (b"GET", b"MGET", b"SET", b"HGET", b"HMGET", b"XTRIM", b"XREAD", b"TIME", b"HELLO", b"PEXPIRE")
 )
 
 
@@ -350,7 +357,7 @@ class Server:
             if known is None:
                 return b"-NOSCRIPT No matching script.\r\n"
             if self.full and command[1] in self._refused_when_full:
-                return b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"
+                return _FULL
             command = [b"EVALSHA", known, *command[2:]]
         elif name == b"SCRIPT" and command[1].upper() == b"LOAD":
             digest = sha1(command[2], usedforsecurity=False).hexdigest().encode()
@@ -371,6 +378,14 @@ class Server:
             # Only an inbox's, which has its end from its first entry on.
             ends_us = self.now_us + int(command[2]) * 1000
             command = [b"ZADD", b"~ends", b"XX", b"%d" % ends_us, command[1]]
+        elif name == b"SET":
+            # An upload.
+            if self.full:
+                return _FULL
+            _, key, value, px, ms = command
+            assert px == b"PX"
+            self.ask("ZADD", "~ends", self.now_us + int(ms) * 1000, key)
+            command = [b"SET", key, value]
         elif name == b"BLPOP":
             return self._block(connection, command, float(command[-1]))
         elif name == b"XREAD" and b"BLOCK" in command:

@@ -331,7 +331,7 @@ def look_up(connection: redis.Redis, keys: list[bytes], journal: Journal) -> Cou
             left[key.decode()] += connection.hkeys(key) != [b""]
         elif kind == "req" and ttl_ms >= 0:
             replies[name] = key
-        elif kind in ("inbox", "isolating"):
+        elif kind in ("inbox", "isolating", "upload"):
             left[f"{kind} for ever"] += ttl_ms == -1
         elif kind not in (
             "shape",

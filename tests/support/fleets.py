@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -235,10 +235,12 @@ class Wire(Queue):
         self._before.clear()
         self._after.clear()
 
-    async def run(self, name: str, /, **arguments: Any) -> Any:
+    async def run(
+        self, name: str, uploads: Mapping[str, bytes] | None = None, /, **arguments: Any
+    ) -> Any:
         self.calls[name] += 1
         await self._pass(self._before.get(name), name)
-        answer = await super().run(name, **arguments)
+        answer = await super().run(name, uploads, **arguments)
         await self._pass(self._after.get(name), name)
         if name in self.lost:
             self.lost.remove(name)

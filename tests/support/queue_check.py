@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from leanq.queue.requests import Reply
 from leanq.queue.results import Status
+from leanq.queue.scripts import LARGE_BYTES
 from leanq.queue.wire import pack_reply, unpack_reply
 from support.queue_model import Flying, Model
 from support.shards import Dump
@@ -49,6 +50,11 @@ def compare(found: Dump, model: Model) -> None:
     assert found.run == {":".join(place): run for place, run in model.runs.items()}
     assert found.joined == {
         request_id: request_ids for request_id, request_ids in model.joined.items() if request_ids
+    }
+    assert found.body == {
+        request_id: item.sub.body
+        for request_id, item in model.flying.items()
+        if len(item.sub.body) > LARGE_BYTES
     }
     replies = {
         request_id: unpack_reply(request_id, data) for request_id, data in found.reply.items()

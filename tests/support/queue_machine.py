@@ -39,7 +39,7 @@ from leanq.queue.wire import pack_reply
 from support.fairness import Fairness
 from support.queue_check import check_status, check_wakeups, compare
 from support.queue_model import Model
-from support.shards import dump, set_clock
+from support.shards import LARGE, dump, set_clock
 
 _T = TypeVar("_T")
 
@@ -55,6 +55,7 @@ PROFILE = profile(
 ENVIRONMENTS, TENANTS, CLIENTS = ("a", "b"), ("s", "t", "u"), ("c", "d")
 LEASE_MS, MAX_ATTEMPTS, MAX_WAITING = 10_000, 4, 6
 
+BODIES = {"": (b"body", LARGE), "p": (b"body",), "q": (LARGE,)}
 NAMES = {Queued: "queued", Attached: "attached", Full: "full", UnknownEnvironment: "unknown"}
 environments = st.lists(st.sampled_from(ENVIRONMENTS), min_size=1, unique=True)
 clients = st.sampled_from(CLIENTS)
@@ -68,8 +69,13 @@ submissions = st.builds(
     priority=st.integers(0, 2),
     deadline_ms=st.sampled_from((0, 0, 5_000, 30_000)),
     longest_run_ms=st.sampled_from((8_000, 100_000)),
-    body=st.just(b"body"),
+    # Those that are identical have the same body.
+    body=st.just(b""),
     digest=st.sampled_from(("", "p", "q")),
+).flatmap(
+    lambda item: st.sampled_from(BODIES[item.digest]).map(
+        lambda body: structs.replace(item, body=body)
+    )
 )
 fingerprints = st.sampled_from(("", "f", "g"))
 
@@ -164,7 +170,7 @@ class QueueMachine(RuleBasedStateMachine):
         call = next(self.calls)
         leases = pick(self.leases[worker], settled)
         # The same token may come again, and then with other words.
-        reply = Reply("accepted", cpu_s=call)
+        reply = Reply("accepted", cpu_s=call, payload=LARGE if call % 3 == 0 else None)
         warm = call % 4 > 0
         cpu_ms = [call * 37 % 5000 * (n % 3) for n in range(len(leases))]
         done = [
@@ -194,7 +200,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert (job.attempts, job.environment, job.body) == (
                 item.attempts,
                 item.sub.environment,
-                b"body",
+                item.sub.body,
             )
             assert job.isolated == alone == (2 * (job.attempts - 1) >= MAX_ATTEMPTS)
             self.leases[worker].append((job.request_id, job.token))
@@ -323,6 +329,7 @@ class QueueMachine(RuleBasedStateMachine):
         for job in jobs:
             item = self.model.flying[job.request_id]
             assert (job.token, job.attempts) == (item.token, self.model.attempts_told(item))
+            assert job.body == item.sub.body
             assert job.isolated == (2 * (item.attempts - 1) >= MAX_ATTEMPTS)
 
     @rule(

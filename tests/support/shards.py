@@ -28,11 +28,12 @@ from leanq.queue.results import (
     read_record,
     read_stats,
 )
-from leanq.queue.scripts import script_text
+from leanq.queue.scripts import LARGE_BYTES, script_text
 from leanq.queue.settings import Settings
 from leanq.queue.wire import pack_reply, unpack_reply
 
 LEASE_MS = 10_000
+LARGE = b"x" * (LARGE_BYTES + 1)
 
 
 def with_test_clock(name: str) -> str:
@@ -70,6 +71,8 @@ class Dump:
     verdict: dict[str, bytes] = field(default_factory=dict)
     affine: set[str] = field(default_factory=set)
     isolated: set[str] = field(default_factory=set)
+    body: dict[str, bytes] = field(default_factory=dict)
+    detached: set[str] = field(default_factory=set)
     shares: dict[str, dict[str, tuple[float, float | None]]] = field(default_factory=dict)
 
     def check(self, remembered: Collection[str] = ()) -> None:
@@ -97,6 +100,8 @@ class Dump:
         assert set(self.req) & set(self.reply) == ghosts <= set(self.joined)
         assert set(listed) <= set(self.req) | set(self.reply)
         assert self.dead == self.deadreq
+        # Each detached request has its body, and what ended has left none.
+        assert set(self.body) == self.detached <= set(self.req)
         # Work whose worker is not in the fleet would never be reaped.
         assert set(self.work) <= set(self.workers)
         rings = [f"{place}:{t}" for place, ring in self.lists["ring"].items() for t in ring]
@@ -112,7 +117,7 @@ class Dump:
         assert withdrawn == self.withdrawn()
         # For each reply one client was told, once.
         told = {
-            request_id: data
+            request_id: data if len(data) <= LARGE_BYTES else b"%d" % len(data)
             for request_id, data in self.reply.items()
             if request_id not in remembered
         }
@@ -159,6 +164,7 @@ def dump(server: redis.Redis, tag: str) -> Dump:
         match kind:
             case "req" if is_record(value):
                 found.req[rest] = _record(rest, value)
+                found.detached |= {rest} if value[0] == 2 else set()
             case "req":
                 found.reply[rest] = value
             case "phase":
@@ -203,6 +209,8 @@ def dump(server: redis.Redis, tag: str) -> Dump:
                 found.joined[rest] = [request_id.decode() for request_id, _ in value]
             case "deadreq":
                 found.deadreq.add(rest)
+            case "body":
+                found.body[rest] = value
             case "isolating":
                 found.isolating[rest] = value.decode()
             case other:
@@ -214,6 +222,8 @@ def dump(server: redis.Redis, tag: str) -> Dump:
             if place[0] == "l"
             else found.req[request_id]
         )
+        if place[0] == "l" and place.split("\0")[9]:
+            found.detached.add(request_id)
         if place == "i":
             found.isolated.add(request_id)
         else:
@@ -278,8 +288,10 @@ def settlement(
     *,
     reason: Reason | None = None,
     warm: bool = False,
+    payload: bytes | None = None,
 ) -> Settlement:
-    reply = pack_reply(job.token, Reply(verdict, reason=reason, attempts=job.attempts))
+    made = Reply(verdict, reason=reason, attempts=job.attempts, payload=payload)
+    reply = pack_reply(job.token, made)
     return Settlement(job.request_id, job.token, verdict, reply, warm=warm, reason=reason or "")
 
 

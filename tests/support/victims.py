@@ -43,7 +43,7 @@ _FORGET_S = 0.5
 _GRACES_S = ("1", "3")
 _DRAIN_S = 60.0
 _MOST_OPEN = 300
-# Larger than what an inbox carries.
+# Larger than what a script or an inbox carries; one in fifty is.
 _LARGE_BYTES = 70_000
 _LEAN_HEADER = "prelude\nimport Core\n"
 
@@ -470,7 +470,7 @@ def _connected(clusters: Sequence[Settings], journal: Journal, path: Path) -> Wr
 
 
 def _echo(request_id: str, rng: random.Random, delay_s: float) -> Question:
-    size = _LARGE_BYTES if rng.random() < 0.002 else rng.randrange(400)
+    size = _LARGE_BYTES if rng.random() < 0.02 else rng.randrange(400)
     payload = f"{request_id} ".encode().ljust(size)
     return Question(request_id, payload, rng.random() * delay_s)
 

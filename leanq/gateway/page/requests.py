@@ -81,15 +81,16 @@ async def _find(queue: Queue, lean: GatewayClient, viewer: Viewer, request_id: s
         where = asked.environment, asked.tenant, asked.priority
         dead = InFlight(request_id, *where, letter.attempts, letter.died_s, letter.worker)
         return Found(request_id, "dead", asked.tenant == viewer.tenant, request, dead, None, unread)
-    data = cast(
-        "bytes | None",
-        await queue.call(lambda c: cast("Any", c.get(queue.keys.request(request_id)))),
-    )
+    data = await _get(queue, queue.keys.request(request_id))
     if data is None:
         return None
     if is_record(data):
         return await _in_flight(queue, viewer, request_id, data)
     return _ended(lean, viewer, request_id, data)
+
+
+async def _get(queue: Queue, key: str) -> bytes | None:
+    return cast("bytes | None", await queue.call(lambda c: cast("Any", c.get(key))))
 
 
 async def _in_flight(queue: Queue, viewer: Viewer, request_id: str, data: bytes) -> Found | None:
@@ -102,7 +103,9 @@ async def _in_flight(queue: Queue, viewer: Viewer, request_id: str, data: bytes)
         return None
     kind, worker = await queue.phase(request_id)
     phases: dict[str, Phase] = {"l": "running", "j": "running", "i": "quarantined"}
-    request, unread = _unpacked(submission.body)
+    # One that is detached may have ended by now, and its body with it.
+    body = submission.body or await _get(queue, queue.keys.body(request_id))
+    request, unread = _unpacked(body) if body else (None, "")
     if worker:
         running = await queue.running([worker], _LINES_SHOWN)
         flying = next((each for each in running if each.request_id == request_id), flying)

@@ -20,7 +20,7 @@ for k, request_id in ipairs(request_ids) do
       if lease then stop_run.stop(request_id, lease)
       elseif run_id then stop_run.leave(request_id, run_id)
       else counters.add('waiting:' .. r.environment, -1) end
-      publish.finish(request_id, r.client, reply)
+      publish.finish(request_id, r, reply)
       if list then withdraw.note(list, r) end
     end
     counters.ended(r.environment, 'cancelled', 'withdrawn', 1)

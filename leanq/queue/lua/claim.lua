@@ -4,11 +4,11 @@
 -- one call; either part may be empty. A settlement is accepted only with the current token, or again
 -- with the token that already won. `token` is that of all leases given out here. `busy`: requests in
 -- flight besides those settled here; other than 0 keeps quarantined requests away.
--- Answers fenced: the numbers of the settlements that were not accepted; request_ids, records, isolated: see
--- lease.lua; held: size of the processing list; must_empty: 1 where this worker should empty itself for a
--- quarantined request; now_ms.
+-- Answers fenced, missing: the numbers of the settlements that were not accepted, and see settle.all;
+-- request_ids, records, isolated: see lease.lua; held: size of the processing list; must_empty: 1 where this
+-- worker should empty itself for a quarantined request; now_ms.
 local must_empty = 0
-local fenced = settle.all()
+local fenced, missing = settle.all()
 
 -- What hardly ever is there: one question about all of it. Then the environments that are not held back.
 local unusual, open = false, environments
@@ -68,5 +68,5 @@ counters.write()
 local held = redis.call('ZCARD', tag .. ':processing:' .. worker)
 -- The lease of a worker that holds nothing may be a longer one, and there is nothing to be reaped.
 if held > 0 then redis.call('ZADD', tag .. ':workers', now + lease_ms, worker) end
-return answer({fenced = fenced, request_ids = lease.request_ids, records = lease.records,
+return answer({fenced = fenced, missing = missing, request_ids = lease.request_ids, records = lease.records,
   isolated = lease.isolated, must_empty = must_empty, now_ms = now, held = held})

@@ -7,7 +7,9 @@
 local call, stats = redis.call, tag .. ':stats'
 if call('HGET', tag .. ':phase', request_id) then return false end
 local r = record.load(request_id)
-if not r or r.environment ~= environment or r.attempts > 0 or deadline.is_past(r) then return false end
+if not r or r.environment ~= environment or r.attempts > 0 or r.detached or deadline.is_past(r) then
+  return false
+end
 if call('EXISTS', tag .. ':paused', tag .. ':weights', tag .. ':quarantined:' .. environment) > 0 then
   return false
 end
@@ -51,7 +53,7 @@ end
 call('HSET', stats, unpack(counts))
 if r.affinity ~= '' and warm then warmth.note(environment, r.affinity) end
 if r.digest ~= '' and remember_ms > 0 and fingerprint ~= '' then
-  call('SET', tag .. ':verdict:' .. fingerprint .. ':' .. r.digest, reply, 'PX', remember_ms)
+  publish.write(tag .. ':verdict:' .. fingerprint .. ':' .. r.digest, reply, remember_ms)
 end
 publish.all()
 return waiting

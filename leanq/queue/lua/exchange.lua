@@ -14,10 +14,13 @@ local processing = tag .. ':processing:' .. worker
 -- The lease, and what hardly ever is there.
 local lease = call('HGET', phases, request_id)
 if phase.kind(lease) ~= phase.LEASED then return false end
-local lease_token, _, client, lease_environment, _, digest, affinity, tenant, charge =
+local lease_token, _, client, lease_environment, _, digest, affinity, tenant, charge, rest =
   struct.unpack('sssssssss', lease, 2)
 if lease_token ~= settled_token or lease_environment ~= environment or charge ~= '' or client == ''
   or string.find(client, ' ', 1, true) then return false end
+local upload = uploaded and tag .. ':upload:' .. settled_token .. ':' .. request_id
+if uploaded then reply = publish.uploaded(upload) end
+if not reply then return false end
 -- One answer tells what it is, as a name counts as often as it is named.
 local paused, weights = tag .. ':paused', tag .. ':weights'
 local joined, quarantined = tag .. ':joined:' .. request_id, tag .. ':quarantined:' .. environment
@@ -89,7 +92,9 @@ end
 -- where it stands, and a request must be in its list or leased by then.
 local more, waiting = false, 0
 if r then
-  local leased = phase.leased(token, worker, r.client, environment, '', r.digest, r.affinity, r.tenant, '')
+  local next_detached = r.detached and '1' or ''
+  local leased =
+    phase.leased(token, worker, r.client, environment, '', r.digest, r.affinity, r.tenant, '', next_detached)
   if next_key then call('HSET', phases, next_key, next_id, next_id, leased)
   else call('HSET', phases, next_id, leased) end
   held = held + call('ZADD', processing, now + r.run_ms, next_id)
@@ -101,18 +106,19 @@ if r then
 end
 
 -- The result is settled. Its client is told last: a call that failed there comes again, and finds it settled.
-call('SET', tag .. ':req:' .. request_id, reply, 'PX', reply_ttl_ms)
+publish.write(tag .. ':req:' .. request_id, reply, reply_ttl_ms)
 held = held - call('ZREM', processing, request_id)
 if run_id == request_id then call('HDEL', phases, request_id, run_key) else call('HDEL', phases, request_id) end
+if phase.detached(lease, rest) ~= '' then call('UNLINK', record.body_key(request_id)) end
 call('HSET', stats, unpack(counts))
 if run_key and remember_ms > 0 and fingerprint ~= '' then
-  call('SET', tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, 'PX', remember_ms)
+  publish.write(tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, remember_ms)
 end
 -- The lease of a worker that holds nothing may be a longer one.
 if held > 0 then call('ZADD', tag .. ':workers', now + lease_ms, worker) end
 if warm and affinity ~= '' then warmth.note(environment, affinity) end
 -- A worker that leaves requests waiting wakes one more worker.
 if waiting > 0 and (more or wait_list.any(environment)) then notify(environment, 1) end
-publish.inboxes[client] = {request_id, #reply <= publish.MOST_BYTES and reply or #reply}
+publish.inboxes[client] = {request_id, publish.told(reply)}
 publish.send(client)
 return answer({request_id = r and next_id or false, record = r and text or false, held = held, now_ms = now})

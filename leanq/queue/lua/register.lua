@@ -4,12 +4,12 @@
 -- people to read, `fingerprint` may be ''.
 -- A user who lacks a right would end a later script in its middle, with requests in no list. All of a worker's
 -- keys and scripts' commands:
-local NAMES = [[req: phase wait: ring: parked: inbox: wakeup: stats minutes withdrawn joined: quarantined: isolating:
-  environments fingerprints verdict: warm: shares: workers info stop: processing: dead deadreq: states: collect
+local NAMES = [[req: body: upload: phase wait: ring: parked: inbox: wakeup: stats minutes withdrawn joined: quarantined:
+  isolating: environments fingerprints verdict: warm: shares: workers info stop: processing: dead deadreq: states: collect
   snaps snap: making: chunk:]]
-local COMMANDS = [[DEL EXISTS GET GETRANGE HDEL HEXISTS HGET HGETALL HINCRBY HLEN HMGET HSCAN HSET HSETNX LINDEX LLEN
-  LMOVE LPOP LPUSH LREM MGET PEXPIRE RPUSH SADD SETRANGE STRLEN UNLINK XADD ZADD ZCARD ZCOUNT ZINCRBY ZPOPMIN ZRANGE
-  ZRANGEBYSCORE ZREM ZREMRANGEBYRANK ZREVRANGE ZSCORE]]
+local COMMANDS = [[COPY DEL EXISTS GET GETRANGE HDEL HEXISTS HGET HGETALL HINCRBY HLEN HMGET HSCAN HSET HSETNX LINDEX
+  LLEN LMOVE LPOP LPUSH LREM MGET PEXPIRE RENAME RPUSH SADD SETRANGE STRLEN UNLINK XADD ZADD ZCARD ZCOUNT ZINCRBY
+  ZPOPMIN ZRANGE ZRANGEBYSCORE ZREM ZREMRANGEBYRANK ZREVRANGE ZSCORE]]
 local function missing_right()
   for name in string.gmatch(NAMES, '%S+') do
     local key = tag .. ':' .. name

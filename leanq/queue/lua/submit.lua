@@ -4,15 +4,29 @@
 -- refuses the whole call and so becomes back-pressure. `max_waiting`: per environment, priority and
 -- tenant. `remember_ms`: time-to-live of replies where remembered verdicts count, else 0. `kinds`: what
 -- requests have in common (environment, priority, deadline_ms from now or 0, run_ms, affinity: up to two
--- names, the strongest first); a request names its kind by number.
+-- names, the strongest first; detached); a request names its kind by number. The body of a detached
+-- request was uploaded before this call, which alone has the name `upload`; its row has the body's size.
 -- Returns, of each request that is not simply queued or joined to a run, its number and what became of it:
 -- 2 in flight already (the client now hears of its end), 3 the tenant's list is full, 4 no worker ever
 -- offered this environment, or the reply itself.
-note_minute()
-local paused = redis.call('EXISTS', tag .. ':paused') == 1
+-- Returns 0 where an upload is not there: the server had no memory for it, and nothing has changed.
 local request_ids, kind_of = requests.request_id, requests.kind
 local tenants, digests, bodies = requests.tenant, requests.digest, requests.body
--- Below, a request is its number in the call. `out`: by number, what became of those that are not queued.
+-- Below, a request is its number in the call. `upload_of`: the names of bodies that were uploaded.
+local uploads, upload_of = {}, {}
+for k, request_id in ipairs(upload ~= '' and request_ids or {}) do
+  if kinds[kind_of[k]].detached then
+    upload_of[k] = tag .. ':upload:' .. upload .. ':' .. request_id
+    uploads[#uploads + 1] = upload_of[k]
+  end
+end
+if bulk.existing(uploads) < #uploads then
+  bulk.call('UNLINK', nil, uploads)
+  return 0
+end
+note_minute()
+local paused = redis.call('EXISTS', tag .. ':paused') == 1
+-- By number, what became of those that are not queued.
 local names, out, records, kept, remembered = {}, {}, {}, 0, 0
 local prefix = tag .. ':req:'
 for k, request_id in ipairs(request_ids) do names[k] = prefix .. request_id end
@@ -47,12 +61,17 @@ for _, kind in ipairs(kinds) do
   kind.head = string.sub(record.head({attempts = 0, priority = kind.priority, submitted = now,
     deadline = kind.deadline_ms > 0 and now + kind.deadline_ms or 0, run_ms = kind.run_ms,
     environment = kind.environment, client = client, affinity = kind.affinity,
-    second_affinity = kind.second_affinity, tenant = '', digest = ''}), 1, -3)
+    second_affinity = kind.second_affinity, tenant = '', digest = '', detached = kind.detached}), 1, -3)
   kind.environment = environment
 end
 
--- The record of a request, which is written with the others.
+-- The record of a request, which is written with the others. Its body, which may go by now, must not.
 local function keep(k)
+  if upload_of[k] then
+    local body = record.body_key(request_ids[k])
+    redis.call('RENAME', upload_of[k], body)
+    redis.call('PERSIST', body)
+  end
   local text = kinds[kind_of[k]].head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
   kept = kept + 2
   records[kept - 1], records[kept] = names[k], text
@@ -86,6 +105,7 @@ local function take_in(k, run_id, phase_text)
   if lease then
     -- It was withdrawn, its reply has gone, and it runs on for others: now for this client as well.
     keep(k)
+    if kind.detached then lease.detached = '1' end
     phase.set_client(request_id, lease, client)
     return 2
   end
@@ -168,6 +188,8 @@ for _, ring in ipairs(rings) do
 end
 for k, other in pairs(twice) do out[k] = out[other] or 2 end
 bulk.call('MSET', nil, records)
+-- Those of requests that were not taken in.
+bulk.call('UNLINK', nil, uploads)
 
 counters.add('remembered', remembered)
 for name, environment in pairs(environments) do

@@ -397,23 +397,26 @@ async def test_a_text_is_checked_and_its_page_tells_all(
     assert (await change(gateway, {}, "/page/check", code="a\0b")).status_code == 422
 
 
+@pytest.mark.parametrize("lines", [0, 1900], ids=["small", "large"])
 async def test_a_request_is_seen_while_it_runs_and_withdrawn(
-    gateway: Gateway, scripted: Scripted
+    gateway: Gateway, scripted: Scripted, lines: int
 ) -> None:
+    code = "\n".join(["-- held up", *(f"-- line {n}" for n in range(lines))])
     script = {"HX-Request": "true"}
-    answer = await change(gateway, script, "/page/check", code="-- held up")
+    answer = await change(gateway, script, "/page/check", code=code)
     assert answer.status_code == 200
     assert "/live" in answer.text
-    await eventually(lambda: scripted.running == ["-- held up"])
+    await eventually(lambda: scripted.running == [code])
     [request_id] = re.findall(r'name="request_id" value="([^"]+)"', answer.text)
     where = f"/page/requests/{request_id}"
     assert "running" in await shown(gateway, {}, where)
     assert "-- held up" in await shown(gateway, {}, where)
+    assert not lines or f"-- line {lines - 1}" in await shown(gateway, {}, where)
     looks = await gateway.http.get("/", headers=HTML)
     assert request_id.partition("~")[2] in looks.text
     answer = await change(gateway, script, "/page/withdraw", request_id=request_id)
     assert "cancelled" in answer.text
-    await eventually(lambda: scripted.stopped == ["-- held up"])
+    await eventually(lambda: scripted.stopped == [code])
 
 
 @pytest.mark.parametrize("code", [text for text in HOSTILE if "\0" not in text])

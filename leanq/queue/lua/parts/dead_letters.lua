@@ -1,10 +1,16 @@
--- parts: clock
+-- parts: clock record
 -- The newest requests that took down too many workers are kept for people to look at.
 local MAX_DEAD_LETTERS = 10000
 
-local function bury(request_id, attempts, worker)
-  local record = redis.call('GET', tag .. ':req:' .. request_id)
-  redis.call('HSET', tag .. ':deadreq:' .. request_id, 'record', record, 'n', attempts, 'w', worker)
+-- A detached body goes with its letter, through Lua for once: the request id may come again, and what
+-- then ends must not take this body with it.
+local function bury(request_id, r, attempts, worker)
+  local letter = tag .. ':deadreq:' .. request_id
+  redis.call('HSET', letter, 'record', redis.call('GET', tag .. ':req:' .. request_id), 'n', attempts, 'w', worker)
+  if r.detached then
+    redis.call('HSET', letter, 'body', redis.call('GET', record.body_key(request_id)) or '')
+    redis.call('UNLINK', record.body_key(request_id))
+  end
   redis.call('ZADD', tag .. ':dead', now, request_id)
   local surplus = redis.call('ZCARD', tag .. ':dead') - MAX_DEAD_LETTERS
   if surplus > 0 then

@@ -22,8 +22,9 @@ end
 function lease.text(r, isolated)
   if r.lease and not lease.shares then return r.lease end
   local alone = isolated and r.digest ~= '' and '1' or ''
-  local charge = lease.shares and lease.shares.charge(r) or ''
-  r.lease = phase.leased(token, worker, r.client, r.environment, alone, r.digest, r.affinity, r.tenant, charge)
+  local charge, detached = lease.shares and lease.shares.charge(r) or '', r.detached and '1' or ''
+  r.lease = phase.leased(
+    token, worker, r.client, r.environment, alone, r.digest, r.affinity, r.tenant, charge, detached)
   return r.lease
 end
 

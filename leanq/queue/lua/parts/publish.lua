@@ -1,10 +1,12 @@
+-- parts: record
 -- arguments: reply_ttl_ms
 -- each call: publish.inboxes = {}
 -- Replies: each takes the place of its request's record and is told to its client's inbox, in one
--- stream entry per client and call. Replies up to 16 KB travel in the inbox; of larger ones it has the
--- size alone, and the client fetches them by request id, which costs less than a second copy. A client
--- that reads its inbox extends the time-to-live that the first entry gives it.
-local publish = {MOST_BYTES = 16384}
+-- stream entry per client and call. Of large replies the inbox has the size alone, and the client fetches
+-- them by request id, which costs less than a second copy. A client that reads its inbox extends the
+-- time-to-live that the first entry gives it.
+-- A reply is a text or, where its worker has uploaded it, a table: the `key` where it is, its `bytes`.
+local publish = {}
 
 function publish.send(client)
   local inbox, fields = tag .. ':inbox:' .. client, publish.inboxes[client]
@@ -15,12 +17,38 @@ function publish.send(client)
   publish.inboxes[client] = nil
 end
 
+-- An uploaded reply; nil where the server has none there.
+function publish.uploaded(key)
+  local bytes = redis.call('STRLEN', key)
+  return bytes > 0 and {key = key, bytes = bytes, moves = true} or nil
+end
+
+function publish.size(reply) return type(reply) == 'table' and reply.bytes or #reply end
+
+-- What an inbox has of a reply.
+function publish.told(reply)
+  if type(reply) == 'table' then return reply.bytes end
+  return #reply <= LARGE_BYTES and reply or #reply
+end
+
+-- Writes a reply under a name. An uploaded one moves there the first time, and is copied from then on.
+function publish.write(name, reply, ttl_ms)
+  if type(reply) ~= 'table' then return redis.call('SET', name, reply, 'PX', ttl_ms) end
+  if reply.moves then
+    redis.call('RENAME', reply.key, name)
+    reply.key, reply.moves = name, false
+  else
+    redis.call('COPY', reply.key, name, 'REPLACE')
+  end
+  redis.call('PEXPIRE', name, ttl_ms)
+end
+
 -- A reply for one client; it is told when the call ends.
 local function tell_one(request_id, client, reply)
   local fields = publish.inboxes[client]
   if not fields then fields = {}; publish.inboxes[client] = fields end
   fields[#fields + 1] = request_id
-  fields[#fields + 1] = #reply <= publish.MOST_BYTES and reply or #reply
+  fields[#fields + 1] = publish.told(reply)
   if #fields >= 4000 then publish.send(client) end
 end
 
@@ -34,7 +62,7 @@ end
 
 -- The reply in the place of the record, and for its client or clients.
 function publish.reply(request_id, client, reply)
-  redis.call('SET', tag .. ':req:' .. request_id, reply, 'PX', reply_ttl_ms)
+  publish.write(tag .. ':req:' .. request_id, reply, reply_ttl_ms)
   publish.tell(request_id, client, reply)
 end
 
@@ -46,8 +74,8 @@ local function has_msetex(key)
   return number >= least and redis.acl_check_cmd and redis.acl_check_cmd('MSETEX', 1, key, '', 'PX', reply_ttl_ms)
 end
 
--- Replies in the places of their records: `written` has the key of each, and the reply.
-function publish.write(written)
+-- Texts of replies in the places of their records: `written` has the key of each, and the reply.
+function publish.write_all(written)
   if #written > 2 and has_msetex(written[1]) then
     for i = 1, #written, 4000 do
       local part = {unpack(written, i, math.min(i + 3999, #written))}
@@ -60,10 +88,11 @@ function publish.write(written)
   end
 end
 
--- Ends a request with a reply.
-function publish.finish(request_id, client, reply)
+-- Ends a request, whose record is r, with a reply.
+function publish.finish(request_id, r, reply)
   redis.call('HDEL', tag .. ':phase', request_id)
-  publish.reply(request_id, client, reply)
+  if r.detached then redis.call('UNLINK', record.body_key(request_id)) end
+  publish.reply(request_id, r.client, reply)
 end
 
 -- Ends a request with a verdict that is not Lean's, in the wire format of version 1.

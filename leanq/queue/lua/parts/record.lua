@@ -1,19 +1,23 @@
 -- each call: record.last = nil
--- The record of a request in flight: one string, which its reply replaces. It holds the version of
--- this layout, attempts that have ended, priority, submitted (ms), deadline in the queue (ms, 0: none),
+-- The record of a request in flight: one string, which its reply replaces. It holds the kind of
+-- record, attempts that have ended, priority, submitted (ms), deadline in the queue (ms, 0: none),
 -- longest run (ms), environment, client, the stronger and the weaker affinity, tenant, digest, and the
--- body as the client packed it. leanq/queue/results.py reads the same layout.
-local record = {LAYOUT = '>BBBdddssssss', VERSION = 1}
+-- body as the client packed it. The body of a detached request is in :body:ID, since Lua hashes each
+-- text that it is given; its record ends with the body's size. leanq/queue/results.py reads the same
+-- layout.
+local record = {LAYOUT = '>BBBdddssssss', WHOLE = 1, DETACHED = 2}
 
 -- The record in a text by its fields, `body` being where the body begins; nil where the text is
 -- something else.
 function record.read(text)
-  if not text or string.byte(text) ~= record.VERSION then return nil end
+  local kind = text and string.byte(text)
+  if kind ~= record.WHOLE and kind ~= record.DETACHED then return nil end
   local _, attempts, priority, submitted, deadline, run_ms, environment, client, affinity,
     second_affinity, tenant, digest, body = struct.unpack(record.LAYOUT, text)
   return {attempts = attempts, priority = priority, submitted = submitted, deadline = deadline,
     run_ms = run_ms, environment = environment, client = client, affinity = affinity,
-    second_affinity = second_affinity, tenant = tenant, digest = digest, body = body}
+    second_affinity = second_affinity, tenant = tenant, digest = digest, body = body,
+    detached = kind == record.DETACHED}
 end
 
 -- As above, for records that are read one after another: those that differ in nothing but their bodies, as
@@ -35,6 +39,10 @@ end
 
 -- The text of a record, to which the body is appended.
 function record.head(r)
-  return struct.pack(record.LAYOUT, record.VERSION, r.attempts, r.priority, r.submitted, r.deadline,
+  local kind = r.detached and record.DETACHED or record.WHOLE
+  return struct.pack(record.LAYOUT, kind, r.attempts, r.priority, r.submitted, r.deadline,
     r.run_ms, r.environment, r.client, r.affinity, r.second_affinity, r.tenant, r.digest)
 end
+
+-- Where the body of a detached request is.
+function record.body_key(request_id) return tag .. ':body:' .. request_id end

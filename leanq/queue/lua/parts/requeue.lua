@@ -12,14 +12,17 @@ local requeue = {}
 function requeue.one(request_id, how)
   local phase_text, r = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
   redis.call('HDEL', tag .. ':phase', request_id)
-  -- It has its reply, and ran for what joined it alone; or the server deleted its record to make room,
-  -- and its client will send it again.
-  if not r then return 'lost' end
+  if not r then
+    -- It has its reply, and ran for what joined it alone; or the server deleted its record to make room,
+    -- and its client will send it again.
+    redis.call('UNLINK', record.body_key(request_id))
+    return 'lost'
+  end
   local attempts = r.attempts + (how == 'retry' and 1 or 0)
   if attempts >= max_attempts then
     local lease = phase.read_lease(phase_text)
     local _, run_worker = phase.read_joined(phase_text)
-    bury(request_id, attempts, lease and lease.worker or run_worker or '')
+    bury(request_id, r, attempts, lease and lease.worker or run_worker or '')
     publish.reply(request_id, r.client, publish.verdict('poisoned', 'too_many_deaths', attempts, 0))
     counters.ended(r.environment, 'poisoned', 'too_many_deaths', 1)
     return 'poisoned'

@@ -1,10 +1,11 @@
 -- parts: clock bulk phase publish counters record single_flight deadline requeue warmth shares
 -- arguments: worker settlements ends remember_ms
--- each call: settle.shares, settle.written = nil, {}
+-- each call: settle.shares, settle.written, settle.gone = nil, {}, {}
 -- Settles what a worker has finished. `ends` says what settlements have in common: outcome, reason (may be
--- ''), whether the worker is warm now, the way in which Lean came by its prefix, and fingerprint; `n` will be
--- how many that are accepted end so, and `ended` by environment those whose clients hear of it. `cpu_ms` is
--- each settlement's own. `shares`: see shares.lua; opened for the first lease that was charged.
+-- ''), whether the worker is warm now, the way in which Lean came by its prefix, fingerprint, and whether
+-- the replies were uploaded; `n` will be how many that are accepted end so, and `ended` by environment those
+-- whose clients hear of it. `cpu_ms` is each settlement's own. `shares`: see shares.lua; opened for the first
+-- lease that was charged. `gone`: keys of what is no longer needed, bodies and uploads.
 local settle = {}
 
 -- Whether a result counted before: its token is in the head of the reply.
@@ -26,10 +27,10 @@ function settle.share(run_id, reply)
       -- Its record was deleted, and its client has sent it again.
     elseif deadline.is_past(r) then
       deadline.expire(request_id, r, r.attempts + 1, false)
-    elseif shared > 0 and (shared + 1) * #reply > 16777216 then
+    elseif shared > 0 and (shared + 1) * publish.size(reply) > 16777216 then
       requeue.one(request_id, 'requeue')
     else
-      publish.finish(request_id, r.client, reply)
+      publish.finish(request_id, r, reply)
       shared = shared + 1
     end
   end
@@ -72,17 +73,19 @@ end
 -- Settles one result, whose token is current. How long it took comes with a heartbeat.
 function settle.one(request_id, reply, how, lease, runs)
   how.n = how.n + 1
+  if lease.detached ~= '' then settle.gone[#settle.gone + 1] = record.body_key(request_id) end
   if how.warm and lease.affinity ~= '' then warmth.note(lease.environment, lease.affinity) end
   -- A run without a client was withdrawn before, by its own.
   if lease.client ~= '' then
-    local n = #settle.written
-    settle.written[n + 1], settle.written[n + 2] = tag .. ':req:' .. request_id, reply
+    local name, n = tag .. ':req:' .. request_id, #settle.written
+    if type(reply) == 'table' then publish.write(name, reply, reply_ttl_ms)
+    else settle.written[n + 1], settle.written[n + 2] = name, reply end
     publish.tell(request_id, lease.client, reply)
     how.ended[lease.environment] = (how.ended[lease.environment] or 0) + 1
   end
   if lease.digest == '' then return end
   if remember_ms > 0 and how.fingerprint ~= '' then
-    redis.call('SET', tag .. ':verdict:' .. how.fingerprint .. ':' .. lease.digest, reply, 'PX', remember_ms)
+    publish.write(tag .. ':verdict:' .. how.fingerprint .. ':' .. lease.digest, reply, remember_ms)
   end
   runs[#runs + 1] = {request_id = request_id, reply = reply, lease = lease, how = how}
 end
@@ -102,29 +105,40 @@ function settle.leases()
   return bulk.call('HMGET', phases, request_ids)
 end
 
--- Settles all results; returns the numbers of those whose token was not current.
+-- The upload of a reply, which is named by the lease.
+local function upload_of(request_id, token) return tag .. ':upload:' .. token .. ':' .. request_id end
+
+-- Settles all results; returns the numbers of those whose token was not current, and of those whose reply was
+-- uploaded and is not there: of these nothing has changed, and the reply is to come with the call.
 function settle.all()
-  if #settlements.request_id == 0 then return {} end
+  if #settlements.request_id == 0 then return {}, {} end
   for _, how in ipairs(ends) do how.n, how.ended = 0, {} end
   local tokens, replies, fenced, done, runs, leases = settlements.token, settlements.reply, {}, {}, {}, {}
-  local is_done, n = {}, 0
+  local missing, is_done, n = {}, {}, 0
   for k, text in ipairs(settle.leases()) do
     local request_id = settlements.request_id[k]
     -- Most leases of one call are the same text.
     local lease = leases[text]
     if lease == nil then lease = phase.read_lease(text) or false; leases[text] = lease end
+    local how, reply = ends[settlements.how[k]], replies[k]
+    if how.uploaded then settle.gone[#settle.gone + 1] = upload_of(request_id, tokens[k]) end
     if is_done[request_id] and is_done[request_id] == tokens[k] then
       -- It counted in this call.
     elseif lease and lease.token == tokens[k] then
-      n = n + 1
-      done[n], is_done[request_id] = request_id, tokens[k]
-      settle.account(lease, settlements.cpu_ms[k])
-      settle.one(request_id, replies[k], ends[settlements.how[k]], lease, runs)
+      if how.uploaded then reply = publish.uploaded(upload_of(request_id, tokens[k])) end
+      if reply then
+        n = n + 1
+        done[n], is_done[request_id] = request_id, tokens[k]
+        settle.account(lease, settlements.cpu_ms[k])
+        settle.one(request_id, reply, how, lease, runs)
+      else
+        missing[#missing + 1] = k
+      end
     elseif not settle.has_counted(request_id, tokens[k]) then
       fenced[#fenced + 1] = k
     end
   end
-  publish.write(settle.written)
+  publish.write_all(settle.written)
   counters.add('fenced', #fenced)
   settle.count()
   if #done > 0 then
@@ -134,5 +148,6 @@ function settle.all()
     bulk.call('HDEL', tag .. ':phase', done)
     if #runs > 0 then settle.end_joined(runs) end
   end
-  return fenced
+  bulk.call('UNLINK', nil, settle.gone)
+  return fenced, missing
 end

@@ -1,4 +1,4 @@
--- parts: phase single_flight
+-- parts: phase record single_flight
 -- Runs that are no longer wanted.
 local stop_run = {}
 
@@ -17,5 +17,6 @@ function stop_run.leave(request_id, run_id)
   local lease = single_flight.lease_of(run_id)
   if lease and lease.client == '' and redis.call('ZCARD', joined) == 0 then
     stop_run.stop(run_id, lease)
+    if lease.detached ~= '' then redis.call('UNLINK', record.body_key(run_id)) end
   end
 end
