@@ -85,7 +85,7 @@ _DECISIONS_MS = 600_000
 # All that a record says beside the body.
 _RECORD_HEAD_BYTES = 1024
 # Scripts whose libraries workers load for clients, who may not.
-_CALLED_BY_CLIENTS = ("submit", "lookup", "cancel")
+_CALLED_BY_CLIENTS = ("submit", "submit_one", "lookup", "cancel")
 # So long claims ask no more whether what is unusual and may last is still there.
 _UNUSUAL_S = 0.5
 # Records that are read for each that is shown.
@@ -132,6 +132,8 @@ class Queue:
             QueueFullError: the server is out of memory; nothing of the batch was taken.
         """
         remember = self._ttl_ms if self.settings.remember_s > 0 else 0
+        if len(batch) == 1 and not remember and await self._submit_one(client, batch[0]):
+            return [_QUEUED]
         kinds: dict[tuple[object, ...], int] = {}
         requests: list[tuple[str, int, str, str, bytes | int]] = []
         uploads: dict[str, bytes] = {}
@@ -168,6 +170,28 @@ class Queue:
         for number, answer in zip(answers[::2], answers[1::2], strict=True):
             became[number - 1] = _SUBMITTED[answer] if isinstance(answer, int) else answer
         return became
+
+    async def _submit_one(self, client: str, item: Submission) -> bool:
+        """Whether a single request was taken in, as one that is new and simply waits."""
+        if len(item.body) > LARGE_BYTES:
+            return False
+        affinity, second_affinity, *_ = (*item.affinity, "", "")
+        answer = await self.run(
+            "submit_one",
+            client=client,
+            max_waiting=self.settings.max_waiting,
+            environment=item.environment,
+            priority=item.priority,
+            deadline_ms=item.deadline_ms,
+            run_ms=item.longest_run_ms,
+            affinity=affinity,
+            second_affinity=second_affinity,
+            tenant=item.tenant,
+            digest=item.digest,
+            request_id=item.request_id,
+            body=item.body,
+        )
+        return answer is not None
 
     async def claim(
         self,

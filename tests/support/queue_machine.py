@@ -141,6 +141,14 @@ class QueueMachine(RuleBasedStateMachine):
                 )
                 assert answer == self.replies.get(item.request_id, verdict)
 
+    @rule(client=clients, item=submissions, again=st.integers(1, 20), new=st.booleans())
+    def submit_one(self, client: str, item: Submission, again: int, new: bool) -> None:
+        """A single request, as most clients send them, or one that was sent before."""
+        if new:
+            self.submit(client, [item], [])
+        else:
+            self.submit(client, [], [again])
+
     @rule(number=workers, environments=st.permutations(ENVIRONMENTS))
     def work(self, number: int, environments: list[str]) -> None:
         """Settles all that it can and claims much."""
