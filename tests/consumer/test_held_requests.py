@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+from msgspec.structs import replace
 from support.waiting import eventually
 
 from leanq.consumer.held_requests import HeldRequests
@@ -204,3 +205,46 @@ async def test_what_is_logged_is_about_the_request_that_runs(
         b"traced": logs.About("traced", 1, "w", "echo", TRACE),
         b"plain": logs.About("plain", 1, "w", "echo"),
     }
+
+
+async def test_nothing_is_begun_beside_what_a_claim_may_bring(
+    requests: HeldRequests, driver: Driver, pool: SlotPool
+) -> None:
+    """Of another shard's claim, which may be of a request that is to run alone."""
+    with pool.slots.reserve(1):
+        requests.begin(job(b"early"))
+        assert requests.begun is None
+    requests.begin(job(b"late"))
+    assert requests.begun
+    requests.start(job(b"late"))
+    await until_settled(requests, [b"late"])
+    assert list(driver.tasks) == [b"late"]
+
+
+async def test_a_request_is_not_answered_with_the_run_of_another_body(
+    requests: HeldRequests, driver: Driver, pool: SlotPool
+) -> None:
+    driver.work = driver.wait_where_held
+    forged, right = job(b"held"), replace(job(b"right"), request_id="held")
+    requests.begin(forged)
+    await eventually(lambda: b"held" in driver.tasks)
+    requests.start(right)
+    await eventually(lambda: settled(requests) == {"held": b"right"})
+    await eventually(lambda: pool.slots.taken == 0)
+
+
+async def test_what_fails_after_its_claim_says_which_attempt_it_was(
+    requests: HeldRequests, driver: Driver
+) -> None:
+    async def fail(_payload: bytes) -> None:
+        await driver.gate.wait()
+        raise ValueError
+
+    driver.work = fail
+    requests.begin(job(b"x"))
+    await eventually(lambda: b"x" in driver.tasks)
+    requests.start(replace(job(b"x"), attempts=2))
+    driver.gate.set()
+    await eventually(lambda: requests.has_results)
+    [item] = requests.next_settlements()
+    assert unpack_reply("x", item.reply).attempts == 2
