@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from support.waiting import eventually
 
@@ -248,3 +250,65 @@ async def test_what_fails_after_its_claim_says_which_attempt_it_was(
     await eventually(lambda: requests.has_results)
     [item] = requests.next_settlements()
     assert unpack_reply("x", item.reply).attempts == 2
+
+
+WHAT_HAPPENS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ("begin", "adopt", "start", "start_isolated", "drop", "end", "turn", "return", "leave")
+        ),
+        st.integers(0, 4),
+    ),
+    max_size=40,
+)
+
+
+@given(WHAT_HAPPENS)
+@settings(max_examples=200, deadline=None)
+def test_slots_are_counted_right_whatever_happens(steps: list[tuple[str, int]]) -> None:
+    asyncio.run(counted(steps))
+
+
+async def counted(steps: list[tuple[str, int]]) -> None:
+    """Each request has a lease of its own; those that a claim brings anew have another one."""
+    driver, pool = Driver(), SlotPool(3, lambda: None)
+    held = HeldRequests("w", {"echo": driver}, pool, lambda: None, 60.0)
+    ends = {b"%d" % number: asyncio.Event() for number in range(5)}
+
+    async def work(payload: bytes) -> None:
+        await ends[payload].wait()
+
+    driver.work = work
+    for step, number in steps:
+        one = job(b"%d" % number)
+        match step:
+            case "begin":
+                held.begin(one)
+            case "adopt":
+                if held.begun:
+                    held.start(held.begun)
+            case "start":
+                held.start(replace(one, token="another"))
+            case "start_isolated":
+                held.start(replace(one, token="another", isolated=True))
+            case "drop":
+                held.drop(str(number))
+            case "end":
+                ends[b"%d" % number].set()
+            case "turn":
+                await asyncio.sleep(0)
+            case "return":
+                held.return_waiting()
+            case "leave":
+                held.drop_begun()
+        slots = pool.slots
+        assert 0 <= slots.isolated <= slots.taken <= slots.count
+        assert 0 <= slots.waiting <= len(held.jobs)
+        assert not slots.reserved
+        assert held.begun is None or held.begun.request_id not in {
+            each.request_id for each in held.jobs
+        }
+    held.drop_begun()
+    async with asyncio.timeout(30.0):
+        await held.stop()
+    assert (pool.slots.taken, pool.slots.waiting, pool.slots.isolated) == (0, 0, 0)
