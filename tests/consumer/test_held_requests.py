@@ -298,7 +298,7 @@ async def counted(steps: list[tuple[str, int]]) -> None:
             case "turn":
                 await asyncio.sleep(0)
             case "return":
-                held.return_waiting()
+                return_waiting(held)
             case "leave":
                 held.drop_begun()
         slots = pool.slots
@@ -308,7 +308,17 @@ async def counted(steps: list[tuple[str, int]]) -> None:
         assert held.begun is None or held.begun.request_id not in {
             each.request_id for each in held.jobs
         }
+    return_waiting(held)
     held.drop_begun()
     async with asyncio.timeout(30.0):
         await held.stop()
     assert (pool.slots.taken, pool.slots.waiting, pool.slots.isolated) == (0, 0, 0)
+
+
+def return_waiting(held: HeldRequests) -> None:
+    """What is given back is the worker's still, and each once."""
+    before = len(held.returns["requeue"])
+    held.return_waiting()
+    given = [request_id for request_id, _ in held.returns["requeue"][before:]]
+    assert len(given) == len(set(given))
+    assert set(given) <= {each.request_id for each in held.jobs}
