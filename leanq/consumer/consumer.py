@@ -266,7 +266,7 @@ class Consumer:
             return
         if end is None:
             if not self._slot_pool.may_claim:
-                self.requests.drop_begun()
+                await self._leave_begun()
             return
         waiting = None
         self.state.claim_sent()
@@ -281,6 +281,15 @@ class Consumer:
         )
         self._slot_pool.end_turn(self)
         self._claimed.set()
+        if not isinstance(end, Settlement):
+            await self._queue.notify(begun.environment)
+
+    async def _leave_begun(self) -> None:
+        """Leaves what came along with a wake-up to another worker, which has heard of nothing."""
+        begun = self.requests.begun
+        self.requests.drop_begun()
+        if begun:
+            await self._queue.notify(begun.environment)
 
     async def _exchange(self) -> None:
         """Settles what is finished and claims for the free slots, in one call."""
@@ -405,8 +414,9 @@ class Consumer:
             for environment in self._drivers:
                 await self._queue.notify(environment)
             return
-        # A claim that is under way may bring it, under another token.
-        if job and not self.state.claim_is_under_way:
+        # A claim that is under way may bring it, under another token; and what the answer to a lost
+        # one brought may have to run alone.
+        if job and not (self.state.claim_is_under_way or self.state.in_doubt):
             self.requests.begin(job)
         self._claim_soon()
         await self._until_claimed()
@@ -432,6 +442,7 @@ class Consumer:
                     self._times[held.job.environment, item.times] += 1
         if self._times:
             await self._heartbeat(())
+        await self._leave_begun()
         await self._give_back()
         # The grace may have ended before the answer to a claim came.
         jobs, _ = await self._queue.reconcile(self._worker, self._held_request_ids)

@@ -104,7 +104,8 @@ class HeldRequests:
         """Runs a request that was claimed, or keeps it until a slot is free."""
         begun = self._begun
         if begun and begun.job.request_id == job.request_id:
-            if begun.job.token == job.token:
+            # Any process may have written what came with the wake-up.
+            if (begun.job.token, begun.job.body) == (job.token, job.body):
                 self._begun, begun.job = None, job
                 self._held[job.request_id] = begun
                 self._keep_end(begun)
@@ -133,7 +134,8 @@ class HeldRequests:
         if any(each.request_id == job.request_id or each.body == job.body for each in self.jobs):
             # A claim has brought it, or it joins the run of an identical one.
             return
-        if pool.available > pool.slots.reserved and not pool.emptying:
+        # A claim under way, of any shard, may bring a request that is to run alone.
+        if pool.available > 0 and not (pool.slots.reserved or pool.emptying):
             self._begun = _Held(job)
             self._run(self._begun)
 
@@ -288,7 +290,7 @@ class HeldRequests:
             log.exception("%s failed", job.request_id)
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
             ran_s = time.monotonic() - started_s
-            settlement = self._settlement(job, ran_s, Reply(error=" ".join(text.split())))
+            settlement = self._settlement(held.job, ran_s, Reply(error=" ".join(text.split())))
         self._slot_pool.breaker.succeeded()
         self._slot_pool.run_time.add(ran_s)
         return settlement

@@ -211,14 +211,18 @@ class SlotPool:
         """How many requests the consumer, which wants some, may claim now.
 
         ``ahead``: also those for which a slot will soon be free, if requests are short. ``begun``:
-        how many run already that it is about to claim.
+        how many run already that it is about to claim; these take nothing from the consumers whose
+        turn it is, which may wait for their slots.
         """
-        if not self._turns.ask(consumer) or not self.may_claim:
+        first = self._turns.ask(consumer)
+        if not self.may_claim:
             return 0
+        if not first:
+            return begun
         free = self.available - self.slots.reserved + begun
         if ahead:
             free += self._max_waiting - self.slots.waiting
-        return max(0, -(-free // len(self._turns)))
+        return max(begun, -(-free // len(self._turns)))
 
     @property
     def _max_waiting(self) -> int:

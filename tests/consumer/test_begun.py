@@ -44,11 +44,19 @@ def silent(settings: Settings) -> Settings:
 
 async def listens(queue: Queue, worker: Worker) -> None:
     """Waits until an idle worker blocks on its wake-up at the server."""
+    await eventually(lambda: is_idle(worker))
+    await blocks(queue)
 
-    async def blocks() -> bool:
-        return is_idle(worker) and (await queue.ping())["blocked_clients"] >= 1
 
-    await eventually(blocks)
+async def blocks(queue: Queue) -> None:
+    """Waits until the only worker blocks on its wake-up at the server."""
+
+    async def seen() -> bool:
+        # A client may block, too, on its inbox.
+        found = await queue.call(lambda c: c.client_list())
+        return any(each["cmd"] == "blpop" and "b" in each["flags"] for each in found)
+
+    await eventually(seen)
 
 
 def has_taken_its_wakeup(queue: Queue) -> Callable[[], Awaitable[bool]]:
@@ -276,3 +284,53 @@ async def test_a_large_request_comes_without_its_wakeup(
 @given(st.one_of(st.binary(), st.binary().map(lambda rest: b"0-x\0\x01" + rest)))
 def test_any_bytes_are_a_wakeup(data: bytes) -> None:
     assert isinstance(read_wakeup(data, "token", 1e12), Wakeup)
+
+
+async def test_what_a_machine_fails_at_is_left_to_another_worker(
+    silent: Settings, queue: Queue, lean: AsyncLeanQClient
+) -> None:
+    failing, other = Failing(WorkerError("no room"), 1), Recorder()
+    timings = replace(SILENT, pause_after_failure_s=1e6)
+    async with working(silent, failing, timings=timings) as first:
+        await listens(queue, first)
+        async with working(silent, other, timings=SILENT) as second, asyncio.timeout(30.0):
+            await eventually(lambda: is_idle(second))
+            assert (await ask(lean, b"x")).worker == second.id
+    assert (failing.started, other.started) == ([b"x"], [b"x"])
+
+
+async def test_what_a_worker_that_leaves_has_begun_is_left_to_another_worker(
+    silent: Settings, queue: Queue, lean: AsyncLeanQClient
+) -> None:
+    wire, driver, other = Wire(silent), Recorder(), Recorder()
+    async with working(silent, driver, slots=1, wire=wire, timings=SILENT) as first:
+        await listens(queue, first)
+        async with working(silent, other, timings=SILENT) as second, asyncio.timeout(30.0):
+            await eventually(lambda: is_idle(second))
+            let_go = wire.hold_up("complete")
+            wire.hold_up("claim")
+            asked = asyncio.create_task(ask(lean, b"held"))
+            await eventually(lambda: driver.running == [b"held"])
+            first.stop(grace_s=0.0)
+            let_go()
+            other.let_go()
+            assert (await asked).worker == second.id
+
+
+async def test_nothing_is_begun_while_a_lost_claim_may_have_brought_something(
+    silent: Settings, queue: Queue, lean: AsyncLeanQClient
+) -> None:
+    wire, driver = Wire(silent), Recorder()
+    async with working(silent, driver, wire=wire, timings=SILENT) as worker:
+        await listens(queue, worker)
+        let_go = wire.hold_up("reconcile")
+        wire.lost.add("claim")
+        first = asyncio.create_task(ask(lean, b"held"))
+        await eventually(lambda: wire.waiting == ["reconcile"])
+        await blocks(queue)
+        second = asyncio.create_task(ask(lean, b"x"))
+        await eventually(has_taken_its_wakeup(queue))
+        assert driver.started == [b"held"]
+        let_go()
+        driver.let_go()
+        assert [(await asked).payload for asked in (first, second)] == [b"held", b"x"]

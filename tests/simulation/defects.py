@@ -67,6 +67,14 @@ class Defect:
             yield
 
 
+# Of complete: where its request is not the next of its list.
+_NOT_THE_FIRST = (
+    "if first ~= request_id then\n"
+    "  if first then call('LPUSH', list, first) end\n"
+    "  return false\n"
+    "end"
+)
+
 DEFECTS = (
     Defect(
         "a result counts with any token",
@@ -135,5 +143,26 @@ DEFECTS = (
         "self._send_again(entry)",
         "entry.ask_at_s = now_s + 1.0",
         "leanq.producer.shard_client:ShardClient._ask_for",
+    ),
+    Defect(
+        "a request that is settled without a claim stays in its list",
+        _NOT_THE_FIRST,
+        "if first then call('LPUSH', list, first) end",
+    ),
+    Defect(
+        "a result without a claim counts although another worker has the request",
+        "if call('HGET', tag .. ':phase', request_id) then return false end",
+        "",
+        # Nor is it in its list any more.
+        mended_by=(
+            _NOT_THE_FIRST,
+            "if first and first ~= request_id then call('LPUSH', list, first) end",
+        ),
+    ),
+    Defect(
+        "a worker keeps what it has begun and another worker has claimed",
+        "if begun and self.requests.begun is begun:",
+        "if False:",
+        "leanq.consumer.consumer:Consumer._exchange",
     ),
 )

@@ -105,6 +105,12 @@ class Plan:
         return text
 
 
+def _takes_s(rng: random.Random, mean_s: float, number: int) -> float:
+    takes_s = rng.expovariate(1 / mean_s)
+    # What ends before it could be claimed.
+    return 0.0 if number % 5 == 1 else takes_s
+
+
 def drawn(seed: int) -> Plan:
     """The history of a seed."""
     rng = random.Random(f"plan {seed}")
@@ -126,7 +132,7 @@ def drawn(seed: int) -> Plan:
                 number,
                 rng.randrange(CLIENTS),
                 at_s,
-                takes_s=asks[same].takes_s if same != number else rng.expovariate(1 / mean_s),
+                takes_s=asks[same].takes_s if same != number else _takes_s(rng, mean_s, number),
                 tenant=rng.choice("abc"),
                 priority=rng.randrange(3),
                 same_as=same,
