@@ -78,8 +78,8 @@ _NOT_THE_FIRST = (
 DEFECTS = (
     Defect(
         "a result counts with any token",
-        "if lease and lease.token == item.token and not done[request_id] then",
-        "if lease and not done[request_id] then",
+        "elseif lease and lease.token == tokens[k] then",
+        "elseif lease then",
     ),
     Defect(
         "the reaper takes requests away and puts them nowhere",
@@ -88,7 +88,7 @@ DEFECTS = (
     ),
     Defect(
         "a request that is submitted again is queued again",
-        "if any > 0 and redis.call('EXISTS', item.name) == 1 then",
+        "if any > 0 and redis.call('EXISTS', names[k]) == 1 then",
         "if false then",
     ),
     Defect(
