@@ -307,6 +307,7 @@ class Monitor:
         self._stream: socket.socket | None = None
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._commands = 0
+        self._ended_early = ""
 
     def start(self) -> None:
         place = self._look.connection_pool.connection_kwargs
@@ -315,9 +316,11 @@ class Monitor:
         self._thread.start()
 
     def stop(self) -> int:
-        """The commands since the start."""
+        """The commands since the start; raises ConnectionError where the server told less."""
         self._look.echo(_LAST)
         self._thread.join()
+        if self._ended_early:
+            raise ConnectionError(f"MONITOR ended early: {self._ended_early}")
         return self._commands
 
     def close(self) -> None:
@@ -326,11 +329,21 @@ class Monitor:
         self._look.close()
 
     def _read(self) -> None:
+        # The load waits for this thread, and must hear of what ended it.
+        try:
+            self._count()
+        except OSError as error:
+            self._ended_early = str(error) or type(error).__name__
+
+    def _count(self) -> None:
         assert self._stream is not None
         rest = b""
         while _LAST.encode() not in rest:
             # A mark may lie across two pieces, so a line that has not ended waits for its rest.
-            lines, _, rest = (rest + self._stream.recv(1 << 20)).rpartition(b"\r\n")
+            piece = self._stream.recv(1 << 20)
+            if not piece:
+                raise ConnectionError("the server closed the connection")
+            lines, _, rest = (rest + piece).rpartition(b"\r\n")
             self._commands += lines.count(b"\r\n") + bool(lines) - lines.count(b" lua] ")
             if _LAST.encode() in lines:
                 break

@@ -16,6 +16,7 @@ import contextlib
 import random
 import secrets
 import time
+from collections import deque
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -86,6 +87,8 @@ _DECISIONS_MS = 600_000
 _RECORD_HEAD_BYTES = 1024
 # Scripts whose libraries workers load for clients, who may not.
 _CALLED_BY_CLIENTS = ("submit", "submit_one", "lookup", "cancel")
+# Uploads that one client may leave behind and still remove.
+_LEFT_UPLOADS = 4096
 # So long claims ask no more whether what is unusual and may last is still there.
 _UNUSUAL_S = 0.5
 # Records that are read for each that is shown.
@@ -112,6 +115,8 @@ class Queue:
         address = Address(settings.url)
         self._commands = Link(address)
         self._blocking = Link(address)
+        # Uploads of submits that had no answer, which the server may still hold; the last so many.
+        self._left_uploads = deque[str](maxlen=_LEFT_UPLOADS)
         # Until when each exchange is left to ``claim``, by the monotonic clock.
         self._unusual_until_s = 0.0
 
@@ -139,6 +144,9 @@ class Queue:
         uploads: dict[str, bytes] = {}
         # Another one for each call, so that none of its uploads is ever taken by an older call.
         call = new_token()
+        # Else each attempt of a client that goes on trying would leave megabytes for an hour. Where
+        # the older call is still on its way, it finds them missing, and changes nothing.
+        await self._remove_left_uploads()
         for item in batch:
             kind, body = kind_of(item), item.body
             if len(body) > LARGE_BYTES:
@@ -158,9 +166,12 @@ class Queue:
                 requests=requests,
             )
         except QueueFullError:
-            if uploads:
-                with contextlib.suppress(UnavailableError):
-                    await self._commands.ask(("UNLINK", *uploads))
+            self._left_uploads += uploads
+            with contextlib.suppress(UnavailableError):
+                await self._remove_left_uploads()
+            raise
+        except BaseException:
+            self._left_uploads += uploads
             raise
         if answers == 0:
             raise QueueFullError(
@@ -192,6 +203,15 @@ class Queue:
             body=item.body,
         )
         return answer is not None
+
+    async def _remove_left_uploads(self) -> None:
+        if left := tuple(self._left_uploads):
+            self._left_uploads.clear()
+            try:
+                await self._commands.ask(("UNLINK", *left))
+            except BaseException:
+                self._left_uploads += left
+                raise
 
     async def claim(
         self,

@@ -158,6 +158,19 @@ async def test_a_call_that_is_refused_leaves_no_upload(
     assert uploads(shard) == []
 
 
+async def test_attempts_that_fail_leave_no_more_than_the_last_one(shard: Shard) -> None:
+    """A client goes on trying, and each attempt brings uploads of its own."""
+    broken = f"{shard.tag}:environments"
+    shard.server.set(broken, "no hash")
+    for _ in range(3):
+        with pytest.raises(UnavailableError, match="WRONGTYPE"):
+            await shard.submit("r", "q", body=LARGE)
+        assert len(uploads(shard)) <= 2
+    shard.server.delete(broken)
+    await shard.queue.submit("c", [])
+    assert uploads(shard) == []
+
+
 async def test_what_is_not_taken_in_leaves_no_body(shard: Shard) -> None:
     shard.queue.settings = replace(shard.queue.settings, remember_s=60.0)
     await shard.queue.register("w", b"", {"a": b""}, {"a": "print"})
