@@ -563,12 +563,7 @@ async def test_a_hostile_value_loses_no_request(shard: Shard, harmed: str) -> No
     pinned = harmed.startswith("warm")
     await shard.submit("first", "next", "last", affinity=("x",) if pinned else ())
     job = await shard.job()
-    key, _, field = harmed.partition(" ")
-    if field:
-        shard.server.hset(f"{shard.tag}:{key}", field, "nonsense")
-    else:
-        shard.server.delete(f"{shard.tag}:{key}")
-        shard.server.set(f"{shard.tag}:{key}", "of another kind")
+    shard.harm(harmed)
     # Whom to tell, and whom to wake, is not known; all else goes on.
     expected = UnavailableError if harmed in ("inbox:c", "wakeup:a") else ()
     for _ in range(3):
@@ -596,12 +591,7 @@ async def test_a_hostile_value_loses_no_request(shard: Shard, harmed: str) -> No
 async def test_a_hostile_value_loses_no_completion(shard: Shard, harmed: str) -> None:
     pinned = harmed.startswith("warm")
     await shard.submit("first", affinity=("x",) if pinned else ())
-    key, _, field = harmed.partition(" ")
-    if field:
-        shard.server.hset(f"{shard.tag}:{key}", field, "nonsense")
-    else:
-        shard.server.delete(f"{shard.tag}:{key}")
-        shard.server.set(f"{shard.tag}:{key}", "of another kind")
+    shard.harm(harmed)
     reply = pack_reply("token", Reply("accepted"))
     done = Settlement("first", "token", "accepted", reply, warm=pinned, reason="lean_error")
     with contextlib.suppress(UnavailableError):
@@ -610,7 +600,7 @@ async def test_a_hostile_value_loses_no_completion(shard: Shard, harmed: str) ->
     # It has its reply, or waits as before.
     if answer != reply:
         assert answer is True
-        if key != "wait:a:1:t":
+        if harmed != "wait:a:1:t":
             assert shard.server.lrange(f"{shard.tag}:wait:a:1:t", 0, -1) == [b"first"]
 
 

@@ -116,15 +116,10 @@ async def test_it_takes_most_single_requests(
 async def test_hostile_values_lose_no_request(pair: tuple[Shard, Shard], harmed: str) -> None:
     shard = pair[0]
     await shard.submit("first", "second")
-    key, _, field = harmed.partition(" ")
-    if field:
-        shard.server.hset(f"{shard.tag}:{key}", field, "nonsense")
-    else:
-        shard.server.delete(f"{shard.tag}:{key}")
-        shard.server.set(f"{shard.tag}:{key}", "of another kind")
+    shard.harm(harmed)
     with contextlib.suppress(UnavailableError):
         await shard.queue.submit("c", [submission("new", tenant="u")])
-    shard.server.delete(f"{shard.tag}:{key}")
+    shard.server.delete(f"{shard.tag}:{harmed.partition(' ')[0]}")
     # A client that was not told asks, and submits again what is not known.
     if await shard.queue.lookup("c", ["new"]) == [False]:
         await shard.queue.submit("c", [submission("new", tenant="u")])

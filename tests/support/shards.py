@@ -320,6 +320,15 @@ class Shard:
             if int(client["id"]) > first
         )
 
+    def harm(self, place: str) -> None:
+        """Puts what any process may write into a key, or (``KEY FIELD``) into a hash's field."""
+        key, _, field = place.partition(" ")
+        if field:
+            self.server.hset(f"{self.tag}:{key}", field, "nonsense")
+        else:
+            self.server.delete(f"{self.tag}:{key}")
+            self.server.set(f"{self.tag}:{key}", "of another kind")
+
     async def submit(self, *request_ids: str, client: str = "c", **fields: Any) -> list[Submitted]:
         return await self.queue.submit(
             client, [submission(request_id, **fields) for request_id in request_ids]
