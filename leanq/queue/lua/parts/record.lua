@@ -12,8 +12,10 @@ local record = {LAYOUT = '>BBBdddssssss', WHOLE = 1, DETACHED = 2}
 function record.read(text)
   local kind = text and string.byte(text)
   if kind ~= record.WHOLE and kind ~= record.DETACHED then return nil end
-  local _, attempts, priority, submitted, deadline, run_ms, environment, client, affinity,
-    second_affinity, tenant, digest, body = struct.unpack(record.LAYOUT, text)
+  local whole, _, attempts, priority, submitted, deadline, run_ms, environment, client, affinity,
+    second_affinity, tenant, digest, body = pcall(struct.unpack, record.LAYOUT, text)
+  -- Any process may have written it, and an error would end the call for all its requests.
+  if not whole then return nil end
   return {attempts = attempts, priority = priority, submitted = submitted, deadline = deadline,
     run_ms = run_ms, environment = environment, client = client, affinity = affinity,
     second_affinity = second_affinity, tenant = tenant, digest = digest, body = body,
