@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from leanq.queue.results import Returning, Submission
+from leanq.queue.scripts import LARGE_BYTES
 
 
 @dataclass
@@ -158,6 +159,8 @@ class Model:
             return None
         sub = item.sub
         if self.paused or self.weights or self.quarantined[sub.environment]:
+            return None
+        if len(sub.body) > LARGE_BYTES:
             return None
         counted = not cpu_ms or self.cpu_ms[sub.environment, sub.tenant]
         ring = self._ring(sub)
