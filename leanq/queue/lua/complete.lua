@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- parts: clock record phase warmth deadline publish
 -- complete: settles a request that no worker has claimed: it came along with its wake-up, and ended before a
--- claim could be back. Its result counts as if it had been claimed before, with `token` as its lease's.
+-- claim could be back. Its result counts as if it had been claimed before.
 -- Answers how many requests wait in its environment besides. Where it does not simply wait as the next of its
 -- tenant, or anything else is unusual, nothing is done and the answer is nil: it is to be claimed.
 local call, stats = redis.call, tag .. ':stats'

@@ -3,7 +3,7 @@
 -- and its record, unless that is large; so the worker can begin with it while it claims.
 local function notify(environment, count, request)
   local wakeup = tag .. ':wakeup:' .. environment
-  if request and #request > 16384 then request = nil end
+  if request and #request > LARGE_BYTES then request = nil end
   local missing = math.min(count, 16) - redis.call('LLEN', wakeup)
   for _ = 1, missing do redis.call('RPUSH', wakeup, request or '1') end
 end
