@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks image-test k8s-test fuzz-gateway test-trainers docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
+.PHONY: demo test test-all test-forks real-test image-test k8s-test fuzz-gateway test-trainers docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -17,12 +17,15 @@ demo: $(VENV)/local   ## check the examples with real Lean, through a real queue
 test: $(VENV)/dev     ## the tests but the slow ones; two minutes
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slow" --hypothesis-profile=quick
 
-test-all: $(VENV)/dev ## all tests, and those of the lean driver once more in forks; twenty minutes
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+test-all: $(VENV)/dev ## all tests but real-test's, and those of the lean driver once more in forks; twenty minutes
+	$(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/real
 	$(MAKE) test-forks
 
 test-forks: $(VENV)/dev ## the tests of the lean driver, each text in a fork
 	$(BIN)/python -m pytest -n 3 --dist worksteal --forks tests/lean/test_*.py tests/lean/steps
+
+real-test: $(VENV)/dev ## the lean driver on a full library, LEANQ_TEST_LIBRARY's or one that is built; five minutes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/real
 
 lint: $(VENV)/dev     ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

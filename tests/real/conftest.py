@@ -1,0 +1,55 @@
+"""What the tests on a full library share: its toolchains, environments and drivers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.libraries import VARIABLE, Library, NoLibraryError, layouts
+from support.libraries import library as find_library
+from support.required import missing
+from support.sites import Site, new_site
+
+from leanq.lean.environment import Environment
+
+HERE = Path(__file__).parent
+# The first test may have to wait until the library is built.
+TIMEOUT_S = 640
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
+
+@pytest.fixture(scope="session", params=layouts())
+def library(request: pytest.FixtureRequest) -> Library:
+    """A toolchain with a full library, of each layout in turn."""
+    try:
+        return find_library(request.param)
+    except NoLibraryError as error:
+        if os.environ.get(VARIABLE):
+            pytest.fail(str(error))
+        missing(f"a full library ({error})")
+        raise
+
+
+@pytest.fixture(scope="session")
+def real(library: Library, cache: Path) -> Environment:
+    """The environment of a worker that was started with the library's Lean."""
+    return library.open(cache)
+
+
+@pytest.fixture
+async def real_site(
+    real: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Site]:
+    """Drivers of the library's environment, whose temporary files go to the test's own folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with new_site(real, tmp_path) as made:
+        yield made
