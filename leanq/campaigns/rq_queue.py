@@ -33,6 +33,7 @@ from rq.intermediate_queue import IntermediateQueue
 from rq.job import Dependency, Job
 from rq.registry import BaseRegistry
 from rq.serializers import JSONSerializer
+from rq.utils import decode_redis_hash
 
 from leanq.campaigns.campaign import Campaign, State
 from leanq.errors import UsageError
@@ -46,6 +47,15 @@ DIGEST = "digest"
 _RESULT_TTL_S = 30 * 86_400
 _FAILURE_TTL_S = 365 * 86_400
 _JOB = "leanq.campaigns.rq_job.coordinate"
+# All that campaigns need of what RQ keeps for a job.
+_JOB_FIELDS = (
+    *("data", "origin", "description", "status", "meta", "timeout", "ttl"),
+    *("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat", "worker_name"),
+    *("result_ttl", "failure_ttl", "result", "exc_info", "dependency_ids", "enqueue_at_front"),
+    *("retries_left", "retry_intervals", "number_of_retries"),
+)
+NO_CAMPAIGN = "refused: this job is no campaign, and a campaign worker runs nothing else"
+
 _DEQUEUE_TIMEOUT_S = 10
 _ID_PREFIX = "campaign-"
 
@@ -54,10 +64,35 @@ class CampaignError(Exception):
     """Why a campaign's job ended without results: it was cancelled, or cannot run."""
 
 
+class CampaignJob(Job):
+    """A job that runs a campaign, and nothing else.
+
+    Whoever can write RQ's Redis writes its jobs. So no name in a job's data is imported: neither of
+    another function, nor of a callback, and no webhook is sent.
+    """
+
+    def restore(self, raw_data: dict[Any, Any]) -> Any:
+        fields = decode_redis_hash(raw_data)
+        super().restore({name: fields[name] for name in _JOB_FIELDS if name in fields})
+
+    @property
+    def func(self) -> Any:
+        """Returns the coordinator; raises CampaignError if the job asks for anything else."""
+        if not is_campaign(self):
+            raise CampaignError(NO_CAMPAIGN)
+        return super().func
+
+    @property
+    def should_retry(self) -> bool:
+        return super().should_retry and is_campaign(self)
+
+
 class CampaignQueue(rq.Queue):
     """RQ's queue with shorter timeouts: 10 s and not 15 minutes until another worker does the
     maintenance of one that died amid it, 10 s and not a minute until a job is requeued whose worker
     died between dequeuing and starting it."""
+
+    job_class = CampaignJob
 
     def acquire_maintenance_lock(self) -> bool:
         return bool(self.connection.set(self.registry_cleaning_key, 1, nx=True, ex=10))
@@ -175,8 +210,8 @@ class Campaigns:
         for registry in registries:
             # Without cleanup: to find dead jobs is up to the workers.
             ids.update(dict.fromkeys(registry.get_job_ids(cleanup=False)))
-        for job in Job.fetch_many([*ids], self._connection, serializer=JSONSerializer):
-            if job is not None and _is_campaign(job):
+        for job in CampaignJob.fetch_many([*ids], self._connection, serializer=JSONSerializer):
+            if job is not None and is_campaign(job):
                 yield self._status(job)
 
     def show(self, id_: str) -> CampaignStatus:
@@ -251,10 +286,10 @@ class Campaigns:
 
     def _job(self, id_: str) -> Job:
         try:
-            job = Job.fetch(id_, self._connection, serializer=JSONSerializer)
+            job = CampaignJob.fetch(id_, self._connection, serializer=JSONSerializer)
         except (NoSuchJobError, ValueError):  # no such job, or what can be no job's id
             job = None
-        if job is None or job.origin != self.queue.name or not _is_campaign(job):
+        if job is None or job.origin != self.queue.name or not is_campaign(job):
             raise UsageError(f"no campaign {id_!r}; 'leanq campaign list' shows all")
         return job
 
@@ -283,12 +318,16 @@ class Campaigns:
         )
 
 
-def _is_campaign(job: Job) -> bool:
-    """Whether it is not another job that a user has put into this queue."""
+def is_campaign(job: Job) -> bool:
+    """Returns whether the job runs a campaign, as far as its data says; imports nothing."""
     try:
-        return job.func_name == _JOB
-    except DeserializationError:
+        if (job.func_name, job.instance, job.kwargs) != (_JOB, None, {}):
+            return False
+        (spec,) = job.args
+        Campaign.of(spec)
+    except (DeserializationError, ValueError, TypeError, KeyError, UsageError):
         return False
+    return True
 
 
 def _state(job: Job, command: str) -> State:

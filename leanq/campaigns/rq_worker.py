@@ -18,13 +18,20 @@ from typing import Any
 import redis
 import rq
 from redis.client import Pipeline
-from rq.exceptions import StopRequested
+from rq.exceptions import DeserializationError, StopRequested
 from rq.job import Job
 from rq.scheduler import RQScheduler
 from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
 
-from leanq.campaigns.rq_queue import CampaignError, CampaignQueue, Campaigns, queue_name
+from leanq.campaigns.rq_queue import (
+    NO_CAMPAIGN,
+    CampaignError,
+    CampaignJob,
+    CampaignQueue,
+    Campaigns,
+    queue_name,
+)
 from leanq.lean.sandbox.isolation import die_with_parent
 
 log = logging.getLogger("leanq.campaign")
@@ -36,7 +43,7 @@ _RECONNECT_S, _LISTEN_S = 1.0, 0.5
 
 
 class CampaignWorker(rq.Worker):
-    """Runs campaigns, one at a time."""
+    """Runs campaigns, one at a time, and refuses other jobs."""
 
     queue_class = CampaignQueue
     max_connection_wait_time = float(_HEARTBEAT_S)
@@ -45,6 +52,7 @@ class CampaignWorker(rq.Worker):
         super().__init__(
             [queue_name(prefix)],
             connection=connection,
+            job_class=CampaignJob,
             serializer=JSONSerializer,
             worker_ttl=_DEQUEUE_MARGIN_S + _HEARTBEAT_S,
             job_monitoring_interval=_HEARTBEAT_S,
@@ -95,8 +103,10 @@ class CampaignWorker(rq.Worker):
         self._campaigns.requeue_resumed(job.id)
 
     def handle_exception(self, job: Job, *exc_info: Any) -> None:
-        if isinstance(exc_info[1], CampaignError):
-            log.warning("%s: %s", job.id, exc_info[1])
+        error = exc_info[1]
+        if isinstance(error, CampaignError | DeserializationError):
+            refused = isinstance(error, DeserializationError)
+            log.warning("%s: %s", job.id, NO_CAMPAIGN if refused else error)
         else:
             super().handle_exception(job, *exc_info)
 
