@@ -13,7 +13,6 @@ import re
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -120,6 +119,8 @@ class Link:
         self._closings = 0
         # Until when a script is called as such, by its library's name and the monotonic clock.
         self._scripts_until_s: dict[str, float] = {}
+        # What was loaded for others.
+        self._loaded: tuple[str, ...] = ()
 
     async def call(self, work: Callable[[redis.Redis], Awaitable[_T]], block_s: float = 0.0) -> _T:
         """What ``work`` makes of the connection; it may block for ``block_s`` seconds.
@@ -194,10 +195,18 @@ class Link:
         return await self.call(lambda client: self._evaluated(client, script, key, args, uploads))
 
     async def load(self, scripts: Iterable[str]) -> None:
-        """Loads the libraries of scripts for users that may call and not load them; raises as
-        :meth:`call`."""
-        for script in scripts:
-            await self.call(partial(_has_loaded, library=library_of(script)))
+        """Loads scripts for users that may call and not load them; raises as :meth:`call`.
+
+        Each goes as a library, or as a script where the server or this user has no libraries. They
+        are loaded again when this connection finds that the server has lost what it loaded.
+        """
+        self._loaded = tuple(scripts)
+        await self.call(self._load)
+
+    async def _load(self, client: redis.Redis) -> None:
+        for script in self._loaded:
+            if not await _has_loaded(client, library_of(script)):
+                await _converse(client.connection, [("SCRIPT", "LOAD", script)])
 
     async def _evaluated(
         self,
@@ -218,6 +227,7 @@ class Link:
             # The server has them by now.
             uploads = ()
             if await _has_loaded(client, library):
+                await self._load(client)
                 return (await _converse(client.connection, [function]))[0]
             # The library may be another user's to load, who has not come yet.
             self._scripts_until_s[library.function] = time.monotonic() + _SCRIPTS_S
@@ -225,8 +235,18 @@ class Link:
         try:
             return (await _converse(client.connection, [*uploads, evaluate], len(uploads)))[-1]
         except redis_errors.NoScriptError:
-            load = ("SCRIPT", "LOAD", script)
-            return (await _converse(client.connection, [load, evaluate]))[1]
+            pass
+        try:
+            await _converse(client.connection, [("SCRIPT", "LOAD", script)])
+        except redis_errors.NoPermissionError:
+            # Whoever loads it may do so as a library.
+            self._scripts_until_s.pop(library.function, None)
+            raise UnavailableError(
+                f"{self._address.name} has not this release's scripts yet, which its workers load "
+                "(and its scaler), and this user may not"
+            ) from None
+        await self._load(client)
+        return (await _converse(client.connection, [evaluate]))[0]
 
     async def close(self) -> None:
         """Closes the connection; calls under way fail, and those that wait for their turn."""

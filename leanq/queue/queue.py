@@ -85,8 +85,11 @@ _INBOX_ENTRIES = 250
 _DECISIONS_MS = 600_000
 # All that a record says beside the body.
 _RECORD_HEAD_BYTES = 1024
-# Scripts whose libraries workers load for clients, who may not.
-_CALLED_BY_CLIENTS = ("submit", "submit_one", "lookup", "cancel")
+# Scripts that are loaded for clients, who may not.
+_CALLED_BY_CLIENTS = (
+    *("submit", "submit_one", "lookup", "cancel", "state_recall"),
+    *(name for name in SCRIPTS if name.startswith("replay_")),
+)
 # Uploads that one client may leave behind and still remove.
 _LEFT_UPLOADS = 4096
 # So long claims ask no more whether what is unusual and may last is still there.
@@ -486,6 +489,10 @@ class Queue:
         await self.run(
             "register", worker=worker, lease_ms=self._lease_ms, info=info, environments=rows
         )
+        await self.load_for_clients()
+
+    async def load_for_clients(self) -> None:
+        """Loads the scripts that clients call and may not load."""
         await self._commands.load(script_text(name) for name in _CALLED_BY_CLIENTS)
 
     async def set_paused(

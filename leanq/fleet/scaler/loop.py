@@ -91,6 +91,10 @@ class Scaler:
         now = self._clock()
         try:
             self._seen, self._seen_at_s = await fleet_stats_of(queues), now
+            if not self._seen.status.workers:
+                # Workers do so otherwise, and none comes where no client can submit.
+                for queue in queues:
+                    await queue.load_for_clients()
         except UnavailableError as error:
             log.warning("no statistics: %s", error)
         try:
