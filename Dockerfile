@@ -66,7 +66,7 @@ FROM python:3.12.11-slim-bookworm AS leanq
 WORKDIR /src/leanq
 COPY pyproject.toml README.md LICENSE ./
 COPY leanq ./leanq
-RUN python -m venv /opt/leanq && /opt/leanq/bin/pip install --no-cache-dir '.[k8s,campaigns,blobs,server]'
+RUN python -m venv /opt/leanq && /opt/leanq/bin/pip install --no-cache-dir '.[k8s,campaigns,server]'
 
 # 6. What runs.
 FROM python:3.12.11-slim-bookworm

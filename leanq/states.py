@@ -13,10 +13,6 @@ A **snapshot** only saves time. It may be evicted, expire or be dropped at any m
 whole or not at all. It travels as chunks under the hash of their content, and is entered into
 ``:snaps`` before they come. What these accounts say is what counts against the budget; what the
 server evicted meanwhile is taken out of them whenever room is made.
-
-With an object store (``LEANQ_BLOBS``), chunks of large snapshots go there, under the same hashes,
-and so do those of snapshots that would be dropped to make room. Redis keeps the manifest and the
-hashes, so what the store gives back can be nothing else; what it has lost or damaged is dropped.
 """
 
 from __future__ import annotations
@@ -44,8 +40,6 @@ _HOUR_S = 3600
 # Per call of a script, none of which may keep the server from others for long.
 _KEPT_AT_ONCE = 1000
 LOOKED_AT_AT_ONCE = 256
-# Packed, in an object store.
-_MOST_AWAY_BYTES = 256 << 20
 # Making room looks at every snapshot.
 _MOST_SNAPSHOTS = 4096
 # How long a snapshot may be in the making before another worker may make it.
@@ -67,24 +61,6 @@ class Packed:
     @property
     def size_bytes(self) -> int:
         return len(self.manifest) + sum(map(len, self.chunks))
-
-
-class Blobs(Protocol):
-    """An object store for chunks of snapshots. It may lose any of them."""
-
-    async def put(self, digest: str, chunk: bytes) -> None:
-        """Stores a chunk under its hash.
-
-        Raises:
-            ConnectionError: the store does not take it.
-        """
-
-    async def get(self, digest: str) -> bytes | None:
-        """What is stored under the hash, None where nothing is; it may be any bytes.
-
-        Raises:
-            ConnectionError: the store does not answer.
-        """
 
 
 class States(Protocol):
@@ -144,28 +120,23 @@ def parent_of(record: bytes) -> bytes | None:
 class RedisStates:
     """States in the shards of a queue, over its connections; see :class:`States`.
 
-    Args:
-        blobs: takes snapshots that are large, or have to leave Redis.
-
     Every method raises UnavailableError where a server cannot be reached. All but ``collect`` can
     simply be called again, and that too.
     """
 
-    def __init__(self, queues: Sequence[Queue], blobs: Blobs | None = None) -> None:
+    def __init__(self, queues: Sequence[Queue]) -> None:
         self.counts: Counter[str] = Counter()
         self._queues = queues
-        self._blobs = blobs
         settings = queues[0].settings
         # States are used by the hour; the one that has begun is not over.
         self._ttl_hours = math.ceil(settings.state_ttl_s / _HOUR_S)
         self._ttl_ms = int(settings.state_ttl_s * 1000)
         self._budget_bytes = (settings.snapshot_mb << 20) // len(queues)
-        self._blob_bytes = min(settings.blob_mb << 20, self._budget_bytes // 4)
 
     @property
     def most_snapshot_bytes(self) -> int:
         # One that is larger would drive out most of the others.
-        return _MOST_AWAY_BYTES if self._blobs and self._budget_bytes else self._budget_bytes // 4
+        return self._budget_bytes // 4
 
     async def keep(self, records: Mapping[str, bytes]) -> None:
         # Without a record: parents, which are only used.
@@ -229,24 +200,12 @@ class RedisStates:
         if await queue.run("snapshot_find", key=key, ttl_ms=self._ttl_ms):
             return True
         hashes = [await asyncio.to_thread(_hash, chunk) for chunk in snapshot.chunks]
-        size, blobs = snapshot.size_bytes, self._blobs
-        if blobs and size <= self._blob_bytes:
-            await self._move_cold(queue, size, blobs)
-            blobs = None
-        if blobs:
-            # Only the pointer takes room.
-            size = max(1, len(snapshot.manifest))
-        missing = await self._make_room(queue, key, size, hashes, away=bool(blobs))
+        missing = await self._make_room(queue, key, snapshot.size_bytes, hashes)
         if missing is None:
             return False
-        try:
-            for place in missing:
-                # One at a time, since others wait for the connection.
-                digest, chunk = hashes[place - 1], snapshot.chunks[place - 1]
-                await (blobs.put(digest, chunk) if blobs else _put_chunk(queue, digest, chunk))
-        except ConnectionError:
-            await self.drop_snapshot(key)
-            return False
+        for place in missing:
+            # One at a time, since others wait for the connection.
+            await _put_chunk(queue, hashes[place - 1], snapshot.chunks[place - 1])
         kept = await queue.run(
             "snapshot_keep",
             key=key,
@@ -256,36 +215,14 @@ class RedisStates:
         )
         return bool(kept)
 
-    async def _move_cold(self, queue: Queue, size: int, blobs: Blobs) -> None:
-        """Moves what would have to be dropped for so many bytes to the object store."""
-        rows = await queue.run("snapshot_cold", bytes=size, budget=self._budget_bytes)
-        for key, *hashes in rows:
-            digests = [digest.decode() for digest in hashes]
-            try:
-                for digest in digests:
-                    await blobs.put(digest, await _read_chunk(queue, digest, None))
-            except ConnectionError:
-                return
-            except ValueError:
-                # Lost or damaged; it is dropped to make room.
-                continue
-            await queue.run("snapshot_move", key=key, chunks=digests)
-
     async def find_snapshot(self, key: str) -> Packed | None:
         queue = self._monitor(key)
         answer = await queue.run("snapshot_find", key=key, ttl_ms=self._ttl_ms)
         fault = "missing"
         if answer:
-            manifest, away, *hashes = answer
+            manifest, *hashes = answer
             try:
-                if away and not self._blobs:
-                    raise ConnectionError("LEANQ_BLOBS is not set here")
-                blobs = self._blobs if away else None
-                chunks = [await _read_chunk(queue, digest.decode(), blobs) for digest in hashes]
-            except ConnectionError:
-                # It may be back soon, or this process alone does not reach it.
-                self.counts["missing"] += 1
-                return None
+                chunks = [await _read_chunk(queue, digest.decode()) for digest in hashes]
             except ValueError as error:
                 fault = str(error)
             else:
@@ -321,7 +258,7 @@ class RedisStates:
         return int(answer["removed"])
 
     async def _make_room(
-        self, queue: Queue, key: str, size: int, hashes: Sequence[str], *, away: bool = False
+        self, queue: Queue, key: str, size: int, hashes: Sequence[str]
     ) -> list[int] | None:
         missing: list[int] | None = await queue.run(
             "snapshot_room",
@@ -330,7 +267,6 @@ class RedisStates:
             budget=self._budget_bytes,
             max_snapshots=_MOST_SNAPSHOTS,
             coming_ms=_COMING_MS,
-            away=away,
             chunks=hashes,
         )
         return missing
@@ -414,15 +350,14 @@ async def _put_chunk(queue: Queue, digest: str, chunk: bytes) -> None:
     await queue.call(lambda client: client.set(name, chunk, px=_COMING_MS))
 
 
-async def _read_chunk(queue: Queue, digest: str, blobs: Blobs | None) -> bytes:
-    """A chunk that has this hash, from the object store if there is one.
+async def _read_chunk(queue: Queue, digest: str) -> bytes:
+    """Returns the chunk that has this hash.
 
     Raises:
         ValueError: it is ``missing`` or ``damaged``.
-        ConnectionError: the object store does not answer.
     """
     name = _chunk(queue, digest)
-    chunk: Any = await (blobs.get(digest) if blobs else queue.call(lambda c: c.get(name)))
+    chunk: Any = await queue.call(lambda client: client.get(name))
     if chunk is None:
         raise ValueError("missing")
     if await asyncio.to_thread(_hash, chunk) != digest:

@@ -21,7 +21,6 @@ from leanq.consumer.consumer import Consumer, Timings
 from leanq.consumer.slot_pool import SlotPool
 from leanq.errors import ToolchainError, UnavailableError, WorkerError
 from leanq.lean.driver import Driver
-from leanq.lean.snapshots.blobs import open_blobs
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
 from leanq.queue.shape import announce_shape
@@ -95,7 +94,7 @@ class Worker:
             Consumer(self.id, queue, self.drivers, self.slot_pool, info, timings)
             for queue in queues
         ]
-        self._states = RedisStates(queues, open_blobs(settings))
+        self._states = RedisStates(queues)
         self._collect_every_s = settings.lease_s
         # When to give up what still runs, and the timeout that does so.
         self._stop_at_s: float | None = None

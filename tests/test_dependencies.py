@@ -54,7 +54,7 @@ PARTS = {
     "trainers/verifiers_taskset.py": "verifiers",
 }
 # These import it only where a command needs it.
-LATE = {"campaigns/rq_connection.py": "campaigns", "lean/snapshots/blobs.py": "blobs"}
+LATE = {"campaigns/rq_connection.py": "campaigns"}
 
 
 @functools.cache

@@ -255,9 +255,7 @@ async def test_who_lost_its_place_makes_nothing_visible(store: Store) -> None:
     room = {"key": "k", "bytes": 100, "budget": 1 << 20, "max_snapshots": 10}
 
     async def make_room(chunk: str) -> Any:
-        return await queue.run(
-            "snapshot_room", **room, coming_ms=600_000, away=False, chunks=[chunk]
-        )
+        return await queue.run("snapshot_room", **room, coming_ms=600_000, chunks=[chunk])
 
     async def keep(chunk: str) -> Any:
         return await queue.run("snapshot_keep", key="k", manifest=b"m", ttl_ms=1000, chunks=[chunk])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -35,7 +34,6 @@ from leanq.lean.repl.session import Live, Recycling, Session
 from leanq.lean.repl.sessions import Sessions
 from leanq.lean.sandbox.demands import advice, missing_walls
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
-from leanq.lean.snapshots.blobs import open_blobs
 from leanq.lean.syntax import split_header
 from leanq.local import EmbeddedServer, embedded_settings, find_server
 from leanq.queue.queue import Queue
@@ -97,7 +95,6 @@ async def _examine(
     python = f"{platform.python_version()} ({sys.executable})"
     findings = [Finding("leanq", True, __version__), Finding("python", True, python)]
     findings += await server_findings(url or UpFile(os.environ).read())
-    findings += await blobs_findings(os.environ.get("LEANQ_BLOBS", ""))
     findings.append(await _sandbox())
     for name, folder in named.items():
         findings += await _examine_environment(name, folder, lean, repl)
@@ -202,25 +199,6 @@ async def _hello(client: Any) -> dict[bytes, Any]:
     if isinstance(answer, dict):
         return answer
     return dict(zip(answer[::2], answer[1::2], strict=True))
-
-
-async def blobs_findings(url: str) -> list[Finding]:
-    """The object store that ``LEANQ_BLOBS`` names: an object there and back; none without one."""
-    if not url:
-        return []
-    written = b"leanq doctor"
-    # A name like all others, as leanq removes nothing there.
-    digest = hashlib.blake2b(written, digest_size=32).hexdigest()
-    try:
-        store = open_blobs(Settings("unix:///-", blobs=url))
-        assert store
-        await store.put(digest, written)
-        read = await store.get(digest)
-    except (LeanQError, ConnectionError) as error:
-        return [Finding("blobs", False, f"{error}; steps behind large snapshots are replayed")]
-    if read != written:
-        return [Finding("blobs", False, f"{url} does not give back what was written a moment ago")]
-    return [Finding("blobs", True, f"{url} took an object and gave it back")]
 
 
 async def _sandbox() -> Finding:

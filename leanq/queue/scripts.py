@@ -215,10 +215,8 @@ SCRIPTS: Mapping[str, Script] = {
     "state_collect": Script("unused_hours:int buckets:int max_records", answer="removed ended"),
     "snapshot_find": Script("key ttl_ms"),
     "snapshot_keep": Script("key manifest ttl_ms", {"chunks": ""}),
-    "snapshot_cold": Script("bytes:int budget:int"),
-    "snapshot_move": Script("key", {"chunks": ""}),
     "snapshot_room": Script(
-        "key bytes:int budget:int max_snapshots:int coming_ms:int away:flag", {"chunks": ""}
+        "key bytes:int budget:int max_snapshots:int coming_ms:int", {"chunks": ""}
     ),
     "replay_open": Script(
         "name entries max_bytes reservoir weighted",

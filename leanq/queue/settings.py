@@ -27,7 +27,6 @@ _MOST = 1_000_000_000
 _LIKE = 0.65
 _WEIGHTED = re.compile(r"(?s)(.*?)(?:\*(\d+(?:\.\d+)?))?")
 _HOST = re.compile(r"[^\s*]+\Z")
-_BLOBS = re.compile(r"(?:s3|gs)://[a-z0-9][a-z0-9._-]{2,221}(?:/[\w./-]*)?\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z")
 
 
@@ -60,13 +59,6 @@ class Settings:
     snapshot_mb: int = _setting(
         1024, "memory in Redis for snapshots of states, all shards together, in MiB", least=0
     )
-    blobs: str = _setting(
-        "",
-        "object store for large and cold snapshots: `s3://BUCKET/PREFIX` or `gs://BUCKET/PREFIX`",
-    )
-    blob_mb: int = _setting(
-        16, "packed size in MiB from which a snapshot goes to LEANQ_BLOBS at once", least=0
-    )
     cache_mb: int = _setting(4096, "disk for snapshots on each worker's machine, in MiB", least=0)
     compare_every: int = _setting(
         500,
@@ -82,12 +74,6 @@ class Settings:
     def __post_init__(self) -> None:
         check_url(self.url)
         check_name("LEANQ_PREFIX", self.prefix)
-        if self.blobs and not _BLOBS.match(self.blobs):
-            raise UsageError(
-                "LEANQ_BLOBS must be s3://BUCKET/PREFIX or gs://BUCKET/PREFIX, with a bucket of 3 "
-                "to 222 of a-z, 0-9, '.', '_' and '-', and a prefix of letters, digits, '.', '_', "
-                f"'-' and '/'; got {self.blobs!r}"
-            )
         for declared in _declared():
             value = getattr(self, declared.name)
             least, most = declared.metadata["least"], declared.metadata["most"]

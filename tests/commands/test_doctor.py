@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 import redis
 from click.testing import CliRunner
-from support.s3 import serving_s3
 from support.servers import own_server
 from support.sites import STANDIN, repl_command
 from support.terminals import Terminal, ended, read_terminal, screen
 
 from leanq import __version__
 from leanq.cli import cli
-from leanq.commands.doctor import blobs_findings, server_findings
+from leanq.commands.doctor import server_findings
 from leanq.lean.environment import Environment
 from leanq.local import EmbeddedServer
 from leanq.queue.settings import Settings
@@ -100,20 +99,6 @@ def test_doctor_without_lean(terminal: Terminal) -> None:
     assert "set LEANQ_LEAN to" in missing[0]
     # The rest is looked at all the same.
     assert "\nok      sandbox" in done.out
-
-
-def test_doctor_tries_the_object_store() -> None:
-    """Where it is right, where it has no such bucket, where no URL is."""
-    with serving_s3() as url:
-        (found,) = asyncio.run(blobs_findings(url))
-        assert (found.works, found.text) == (True, f"{url} took an object and gave it back")
-        (found,) = asyncio.run(blobs_findings("s3://another/leanq"))
-        assert not found.works
-        assert "s3://another/leanq does not answer: " in found.text
-    (found,) = asyncio.run(blobs_findings("s3://a b"))
-    assert not found.works
-    assert "LEANQ_BLOBS must be s3://BUCKET/PREFIX" in found.text
-    assert asyncio.run(blobs_findings("")) == []
 
 
 @pytest.mark.slow

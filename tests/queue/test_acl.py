@@ -691,28 +691,6 @@ async def test_workers_keep_the_accounts_of_tenants_with_weights(socket: Path) -
         await queue.close()
 
 
-async def test_workers_move_cold_snapshots_away(socket: Path) -> None:
-    shelf: dict[str, bytes] = {}
-
-    class Shelf:
-        async def put(self, digest: str, chunk: bytes) -> None:
-            shelf[digest] = chunk
-
-        async def get(self, digest: str) -> bytes | None:
-            return shelf.get(digest)
-
-    worker = Queue(replace(as_role(socket, "worker"), snapshot_mb=1))
-    states = RedisStates([worker], Shelf())
-    kept = {f"k{n}": Packed(b"manifest", (bytes([n]) * 240_000,)) for n in range(6)}
-    for key, snapshot in kept.items():
-        assert await states.keep_snapshot(key, snapshot)
-    assert shelf
-    for key, snapshot in kept.items():
-        assert await states.find_snapshot(key) == snapshot
-        await states.drop_snapshot(key)
-    await worker.close()
-
-
 def test_redis_7_0_knows_the_commands() -> None:
     """It ends at its start where a rule names a command that it does not have, such as CLIENT
     SETINFO of 7.2."""

@@ -317,7 +317,6 @@ def test_scripts_say_whether_a_full_memory_stops_them() -> None:
         "replay_write": "",
         "replay_sample": " flags=no-writes",
         "reconcile": " flags=no-writes",
-        "snapshot_cold": " flags=no-writes",
         "status": " flags=no-writes",
     }
     assert first == {name: "#!lua" + flags.get(name, " flags=allow-oom") for name in first}

@@ -1,17 +1,17 @@
 #!lua flags=allow-oom
 -- parts: clock
--- snapshot_find: the manifest of a snapshot, 1 where its chunks are in an object store, and their hashes;
--- all touched. Nothing where there is none, and an empty list where the server has evicted a part of it.
+-- snapshot_find: the manifest of a snapshot and the hashes of its chunks, all touched. Nothing where there
+-- is none, and an empty list where the server has evicted a part of it.
 local manifest = redis.call('GET', tag .. ':snap:' .. key)
 if not manifest then return false end
 local row = redis.call('HGET', tag .. ':snaps', key)
 if not row then return {} end
-local _, bytes, chunks, away = unpack(cmsgpack.unpack(row))
-local found = {manifest, away and 1 or 0}
+local _, bytes, chunks = unpack(cmsgpack.unpack(row))
+local found = {manifest}
 for _, chunk in ipairs(chunks) do
-  if not away and redis.call('PEXPIRE', tag .. ':chunk:' .. chunk, ttl_ms) == 0 then return {} end
+  if redis.call('PEXPIRE', tag .. ':chunk:' .. chunk, ttl_ms) == 0 then return {} end
   found[#found + 1] = chunk
 end
 redis.call('PEXPIRE', tag .. ':snap:' .. key, ttl_ms)
-redis.call('HSET', tag .. ':snaps', key, cmsgpack.pack({now, bytes, chunks, away}))
+redis.call('HSET', tag .. ':snaps', key, cmsgpack.pack({now, bytes, chunks}))
 return found

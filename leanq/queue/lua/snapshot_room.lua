@@ -3,8 +3,7 @@
 -- snapshot_room: drops a snapshot, and all that the server has evicted. For a new one of that many bytes
 -- in its place (0: only drop; the key may be empty) it then makes room within the budget, dropping the
 -- least recently used, and enters it into the accounts before its chunks come, so that many that come at
--- once stay within the budget together. `coming_ms`: how long one may be on its way. `away`: its chunks go
--- to an object store.
+-- once stay within the budget together. `coming_ms`: how long one may be on its way.
 -- Returns the places of the chunks that are missing, or nothing where another worker brings it.
 snapshot_rows.read()
 for _, row in ipairs(snapshot_rows.rows) do
@@ -39,11 +38,11 @@ redis.call('HSET', tag .. ':stats', 'snapshot_bytes', snapshot_rows.total + byte
 counters.add('snapshots_evicted', evicted)
 counters.write()
 if bytes == 0 then return {} end
-redis.call('HSET', tag .. ':snaps', key, cmsgpack.pack({now, bytes, chunks, away}))
+redis.call('HSET', tag .. ':snaps', key, cmsgpack.pack({now, bytes, chunks}))
 local missing = {}
 for i, chunk in ipairs(chunks) do
   -- Not to expire before the others have come.
-  if away or redis.call('PEXPIRE', tag .. ':chunk:' .. chunk, coming_ms, 'GT') == 0
+  if redis.call('PEXPIRE', tag .. ':chunk:' .. chunk, coming_ms, 'GT') == 0
     and redis.call('EXISTS', tag .. ':chunk:' .. chunk) == 0 then
     missing[#missing + 1] = i
   end

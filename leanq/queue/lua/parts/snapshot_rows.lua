@@ -1,11 +1,11 @@
 -- each call: snapshot_rows.rows, snapshot_rows.users, snapshot_rows.total = {}, {}, 0
 -- Snapshots as :snaps accounts for them. A row has the key, when it was used, the bytes that count against
--- the budget, the hashes of its chunks, and whether these are away, in an object store. `users`: per chunk
--- in this server how many snapshots have it; it goes with the last of them.
+-- the budget, the hashes of its chunks. `users`: per chunk how many snapshots have it; it goes with the
+-- last of them.
 local snapshot_rows = {}
 
 function snapshot_rows.count(row, change)
-  for _, chunk in ipairs(row.away and {} or row.chunks) do
+  for _, chunk in ipairs(row.chunks) do
     snapshot_rows.users[chunk] = (snapshot_rows.users[chunk] or 0) + change
   end
 end
@@ -14,8 +14,8 @@ end
 function snapshot_rows.read()
   local flat = redis.call('HGETALL', tag .. ':snaps')
   for i = 1, #flat, 2 do
-    local used, size, chunks, away = unpack(cmsgpack.unpack(flat[i + 1]))
-    local row = {key = flat[i], used = used, size = size, chunks = chunks, away = away}
+    local used, size, chunks = unpack(cmsgpack.unpack(flat[i + 1]))
+    local row = {key = flat[i], used = used, size = size, chunks = chunks}
     row.here = redis.call('EXISTS', tag .. ':snap:' .. row.key) == 1
     snapshot_rows.rows[#snapshot_rows.rows + 1] = row
     snapshot_rows.total = snapshot_rows.total + size
@@ -28,6 +28,6 @@ end
 function snapshot_rows.unlink_chunks(row)
   snapshot_rows.count(row, -1)
   for _, chunk in ipairs(row.chunks) do
-    if not row.away and snapshot_rows.users[chunk] == 0 then redis.call('UNLINK', tag .. ':chunk:' .. chunk) end
+    if snapshot_rows.users[chunk] == 0 then redis.call('UNLINK', tag .. ':chunk:' .. chunk) end
   end
 end
