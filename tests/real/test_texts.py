@@ -50,7 +50,7 @@ def replies(
     real: Environment,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Mapping[str, Reply]:
-    """What a driver says of the texts that the chosen tests are about; asked once."""
+    """Returns the reply to each text that the chosen tests are about."""
     chosen = {
         item.callspec.params["name"]
         for item in request.session.items

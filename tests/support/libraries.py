@@ -1,8 +1,8 @@
 """Toolchains with a full library, for the tests of tests/real: a user's own, or one that is built.
 
-``LEANQ_TEST_LIBRARY`` names a toolchain (``lean --print-prefix``), or a folder of several. Where
-it is unset, a script beside the checkout builds two in leanq's cache folder, once a machine:
-``plain`` has one file a module, ``modular`` the files of the module system.
+``LEANQ_TEST_LIBRARY`` names a toolchain (``lean --print-prefix``), or a folder of several. A
+script beside the checkout builds such a folder where the variable is unset, once a machine, in
+leanq's cache folder: ``plain`` has one file a module, ``modular`` the files of the module system.
 
 ``python -m support.libraries`` builds what is missing and prints the folder.
 """

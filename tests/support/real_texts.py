@@ -82,7 +82,7 @@ def texts_for(layout: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PlainAnswer:
-    """What plain Lean says.
+    """The answer of plain Lean.
 
     Attributes:
         said: the verdict that follows from its messages and from ``#print axioms``.
