@@ -113,10 +113,10 @@ class Environment:
             wanted = [self.toolchain.prefix, self.toolchain.program]
         else:
             wanted = [self.toolchain.program.parent, LAUNCHER, *python_folders()]
+        library = self.toolchain.library
         wanted += (*self.toolchain.shared_libraries, *self.search_path)
-        # Both ends of a link: a mount needs its name, an open its target.
-        both = [path for each in wanted for path in (each, each.resolve())]
-        return tuple(dict.fromkeys(path for path in both if path.exists()))
+        wanted += [library] if library else []
+        return tuple(dict.fromkeys(path for path in wanted if path.exists()))
 
     def find_olean(self, module: str) -> Path | None:
         """The compiled file of ``module`` (``Mathlib.Data.Nat.Basic``), found as Lean finds it.

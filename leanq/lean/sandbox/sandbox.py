@@ -128,7 +128,7 @@ class Sandbox:
         """Start a supervisor, in some 100 ms.
 
         ``readable`` are files and folders that programs may read and run besides the system's
-        own, links resolved; each must exist. ``hidden`` are folders that are covered where there
+        own, by links as well; each must exist. ``hidden`` are folders that are covered where there
         is a mount namespace, and only if they exist by now. ``namespaces=False`` stands for a
         machine that refuses them. The scratch folder is made in ``scratch_root``, or where
         temporary files go; with an ``inbox_root``, which must exist, there is an inbox in it.
@@ -152,9 +152,9 @@ class Sandbox:
             group = cgroup.make()
             hello = {
                 "folders": [str(folder) for folder in folders],
-                "readable": [str(path.resolve()) for path in (*readable, *folders[1:])],
-                # A link's own folder as well as that of what it leads to.
-                "hidden": [str(path) for each in hidden for path in (each, each.resolve())],
+                # Both ends of a link: programs name it, and the kernel opens what it leads to.
+                "readable": _both_ends((*readable, *folders[1:])),
+                "hidden": _both_ends(hidden),
                 "nice": nice,
                 "namespaces": namespaces,
                 "cgroup": group and str(group),
@@ -459,6 +459,10 @@ def spawn(channel: socket.socket, module: str) -> Supervisor:
 
 async def _supervise(channel: socket.socket) -> Supervisor:
     return spawn(channel, "leanq.lean.sandbox.supervisor")
+
+
+def _both_ends(paths: Sequence[Path]) -> list[str]:
+    return [str(each) for path in paths for each in (path.absolute(), path.resolve())]
 
 
 async def _started(hello: Mapping[str, Any], start: Starter) -> tuple[socket.socket, Supervisor]:
