@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_MODULE_PARTS = (".olean", ".olean.private", ".olean.server", ".ir")
+# Every file of a module that Lean opens on an import. It opens `.ilean` for the editor alone.
+_MODULE_PARTS = (".olean", ".olean.private", ".olean.server", ".ir", ".ir.sig")
 
 
 class File(NamedTuple):
