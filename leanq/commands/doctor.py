@@ -44,16 +44,33 @@ from leanq.queue.up_file import UpFile
 from leanq.states import MemoryStates
 
 _FULL = 0.97  # of maxmemory
-_INDENT = 21  # of what stands behind the mark and the name
+_REMEDY_OF_FORKS = (
+    "it needs x86-64, process and mount namespaces (see the sandbox's line), and a Lean of the "
+    "official layout, with lib/lean/libleanshared.so; leanq worker --no-fork-server is silent of it"
+)
+_INDENT = 22  # of what stands behind the mark and the name
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's: what was looked at, whether it works, and the remedy if not."""
+    """One line of the doctor's: what was looked at, whether it works, and the remedy if not.
+
+    ``warns`` says that leanq works without it, but slower or with less protection.
+    """
 
     what: str
     works: bool
     text: str
+    warns: bool = False
+
+    def mark(self) -> str:
+        """The word in front of the line, in its colour."""
+        word, colour = "ok", "green"
+        if not self.works:
+            word, colour = "FAILED", "red"
+        elif self.warns:
+            word, colour = "warning", "yellow"
+        return click.style(f"{word:7}", fg=colour, bold=True)
 
 
 @click.command()
@@ -66,7 +83,7 @@ def doctor(
 ) -> int:
     """Show what is installed, what works, and how to mend it.
 
-    Exit code: 0 if a check works in each environment, else 3.
+    Exit code: 0 if a check works in each environment, else 3; a warning is no failure.
     """
     named = named_environments(environments)
     findings = asyncio.run(_examine(url, lean, named, repl))
@@ -74,9 +91,7 @@ def doctor(
         if as_json:
             click.echo(json.dumps(asdict(finding)))
         else:
-            mark = "ok    " if finding.works else "FAILED"
-            mark = click.style(mark, fg="green" if finding.works else "red", bold=True)
-            click.echo(f"{mark}  {finding.what:11}  {_wrapped(finding.text)}")
+            click.echo(f"{finding.mark()}  {finding.what:11}  {_wrapped(finding.text)}")
     return 0 if all(finding.works for finding in findings) else 3
 
 
@@ -133,7 +148,7 @@ async def server_findings(url: str | None) -> list[Finding]:
         return [Finding("server", False, f"{error}{_hint(url, str(error))}")]
     works = "evicts" not in about and "is full" not in about
     found = Finding("server", works, f"{without_password(url)}, {about}")
-    return [found, *(Finding("worker", True, each) for each in workers)]
+    return [found, *(Finding("worker", True, each, warns=True) for each in workers)]
 
 
 def _hint(url: str, failed: str) -> str:
@@ -209,9 +224,10 @@ async def _sandbox() -> Finding:
     walls = sandbox.isolation
     await sandbox.close()
     text = ", ".join(walls) or "process groups"
-    if missing := missing_walls(walls):
+    missing = missing_walls(walls)
+    if missing:
         text = f"only {text}; without {', '.join(missing)}: {advice(missing)}"
-    return Finding("sandbox", True, text)
+    return Finding("sandbox", True, text, warns=bool(missing))
 
 
 async def _judge(environment: Environment) -> Finding:
@@ -227,13 +243,11 @@ async def _judge(environment: Environment) -> Finding:
 
 async def _fork_server(environment: Environment) -> Finding:
     """Half a dozen texts behind a preloaded header and by a Lean that starts anew."""
-    header = environment.header or "import Init\n"
-    why = await fault_of_forks(environment, header)
-    text = (
-        f"Lean starts anew for each text: {why}" if why else "says what Lean says that starts anew"
-    )
-    # Nothing depends on it but speed.
-    return Finding("fork server", True, text)
+    why = await fault_of_forks(environment, environment.header)
+    if not why:
+        return Finding("fork server", True, "says what Lean says that starts anew")
+    text = f"checks are several times slower, since Lean starts anew for each text: {why}"
+    return Finding("fork server", True, f"{text}; {_REMEDY_OF_FORKS}", warns=True)
 
 
 async def _check(environment: Environment) -> Finding:

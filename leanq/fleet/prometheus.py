@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import accumulate
@@ -21,7 +22,7 @@ from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.registry import Collector
 
 from leanq.errors import UsageError
-from leanq.fleet.stats import FleetStats, Times
+from leanq.fleet.stats import FleetStats, Times, degraded_of, info_of
 from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, GATEWAY, SCALER, WORKER, Kind, Metric
 
 Sample = tuple[str, tuple[str, ...], float | Times]
@@ -59,9 +60,12 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
         yield "leanq_request_wait_seconds", (name,), environment.waited
         yield "leanq_request_run_seconds", (name,), environment.ran
         yield "leanq_request_total_seconds", (name,), environment.took
-    alive = sum(row.lease_s > 0 for row in seen.status.workers)
-    yield "leanq_workers", ("alive",), alive
-    yield "leanq_workers", ("lapsed",), len(seen.status.workers) - alive
+    living = [row for row in seen.status.workers if row.lease_s > 0]
+    yield "leanq_workers", ("alive",), len(living)
+    yield "leanq_workers", ("lapsed",), len(seen.status.workers) - len(living)
+    degraded = Counter(name for row in living for name in degraded_of(info_of(row.info)))
+    for name in seen.environments:
+        yield "leanq_workers_degraded", (name,), degraded[name]
     for tenant, weight in seen.status.weights.items():
         yield "leanq_tenant_weight", (tenant,), weight
     yield "leanq_dead_letters", (), seen.status.dead

@@ -53,6 +53,11 @@ FLEET = (
     _gauge("leanq_oldest_waiting_seconds", "Age of the oldest request that waits.", "environment"),
     _gauge("leanq_dead_letters", "Requests that took down too many workers and are kept."),
     _gauge("leanq_workers", "Workers by state: alive, lapsed.", "state"),
+    _gauge(
+        "leanq_workers_degraded",
+        "Living workers that are slower than they should be; leanq status says why.",
+        "environment",
+    ),
     _gauge("leanq_slots", "Slots of living workers by state: busy, idle.", "environment", "state"),
     _gauge(
         "leanq_environment_fingerprints",

@@ -39,7 +39,7 @@ def place(terminal: Terminal, settings: Settings) -> Terminal:
 
 
 def by_name(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    assert all(set(line) == {"what", "works", "text"} for line in lines)
+    assert all(set(line) == {"what", "works", "text", "warns"} for line in lines)
     return {line["what"]: line for line in lines}
 
 
@@ -98,7 +98,7 @@ def test_doctor_without_lean(terminal: Terminal) -> None:
     assert "/no/such/lean" in missing[0]
     assert "set LEANQ_LEAN to" in missing[0]
     # The rest is looked at all the same.
-    assert "\nok      sandbox" in done.out
+    assert "\nok       sandbox" in done.out
 
 
 @pytest.mark.slow

@@ -92,3 +92,5 @@ async def test_a_worker_that_is_slower_than_it_should_be_is_named_with_the_reaso
         record = json.loads(terminal.run("status", "--json").out)
         assert [row["degraded"] for row in record["workers"]].count({}) == 1
         assert "degraded" not in record["environments"]["echo"]
+        page = exposition(fleet_samples(await fleet_stats(settings)))
+        assert 'leanq_workers_degraded{environment="echo"} 1.0' in page
