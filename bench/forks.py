@@ -137,7 +137,7 @@ async def measure(environment: Environment, header: str, rounds: int, figures: F
         stack.push_async_callback(plain.close)
         started_s = time.perf_counter()
         zygote = await Zygote.open(
-            toolchain.shared_libraries, arguments, header, environment.process_env()
+            None, toolchain.shared_libraries, arguments, header, environment.process_env()
         )
         stack.push_async_callback(zygote.close)
         figures["import_ms"].append(1000 * (time.perf_counter() - started_s))

@@ -264,7 +264,7 @@ class LeanDriver:
             roots = (*environment.search_path, *([library] if library else []))
             snapshots = Snapshots(self._cache, roots, self._costs)
         forks = None
-        if self._forks and environment.toolchain.shared_libraries:
+        if self._forks:
             forks = ForkServer(environment, self._forks, hidden=self._hidden, nice=self._nice)
         lean = Lean(
             environment,

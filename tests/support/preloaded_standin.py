@@ -18,6 +18,7 @@ class Preloaded:
 
     def __init__(
         self,
+        _program: str,
         _libraries: Sequence[str],
         _arguments: Sequence[str],
         header: bytes,

@@ -76,7 +76,7 @@ async def python_zygote(*, scarce_at: int = 0) -> AsyncIterator[Zygote]:
     one fork, from ``FIRST_FORK`` on, for which the machine has no process left."""
     before = set(children(os.getpid()))
     with python_in_place_of_lean(scarce_at=scarce_at):
-        zygote = await Zygote.open([], [], "", {})
+        zygote = await Zygote.open(None, [], [], "", {})
     try:
         yield zygote
     finally:

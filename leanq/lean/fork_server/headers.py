@@ -5,31 +5,42 @@ from __future__ import annotations
 import re
 
 from leanq.lean.environment import Environment
-from leanq.lean.syntax import split_header
+from leanq.lean.syntax import can_act, header_statements, split_header
 
-# A header that nothing can be hidden in: whatever stands here, no tokenizer takes for a command.
-# Possessive, or a hostile header would have two readings for each of its lines, and all of them
-# would be tried. `all` behind `import` is always the modifier, as for Lean.
+# Nothing can be hidden in it: whatever stands here, no tokenizer takes for a command.
 _PLAIN_HEADER = re.compile(
-    r"\s*+(?=\S)(?:module\s++)?+(?:prelude\s++)?+"
-    r"(?:(?:public\s++)?+(?:meta\s++)?+import\s++(?:all\s++)?+"
-    r"[A-Za-z_][A-Za-z0-9_']*+(?:\.[A-Za-z_][A-Za-z0-9_']*+)*+\s++)*+",
+    r"(?:module\n)?(?:prelude\n)?"
+    r"(?:(?:public )?(?:meta )?import (?:all )?"
+    r"[A-Za-z_][A-Za-z0-9_']*(?:\.[A-Za-z_][A-Za-z0-9_']*)*\n)*",
     re.ASCII,
 )
 # All modules of a large library, each in a line. It is one of a message's parts.
 _MOST_HEADER_CHARS = 64 << 10
 # libuv's loop runs in a thread of the zygote, which no fork has.
 _NEEDS_LOOP = ("uv", "async", "timer", "socket", "signal", "tcp", "udp", "dns", "http", "sleep")
+# Nothing else is done meanwhile, and so much takes some 50 ms.
+_MOST_CHARS_READ = 64 << 10
 
 
 def forkable_header(environment: Environment, code: str) -> str | None:
-    """The header that a zygote can have imported for this text; None: Lean has to start for it."""
+    """The header that a zygote can have imported for this text; None: Lean has to start for it.
+
+    It has the text's imports alone, without comments, one in a line. Lean compares it with the
+    header that it reads in the text, so a header that is misread here costs an import.
+    """
     header = split_header(code)
-    text = header.text + "\n"
-    if len(text) > _MOST_HEADER_CHARS or not _PLAIN_HEADER.fullmatch(text):
+    if len(header.text) > _MOST_HEADER_CHARS:
         return None
-    # A pattern would take a second for each few megabytes, in which nothing else is done.
-    rest = code[len(header.text) :].lower()
-    if any(word in rest for word in _NEEDS_LOOP):
+    text = "".join(f"{words}\n" for words, _ in header_statements(header))
+    if not _PLAIN_HEADER.fullmatch(text) or _needs_loop(code[header.end_offset :]):
         return None
     return None if environment.missing(header) else text
+
+
+def _needs_loop(text: str) -> bool:
+    """Whether a text has a program that may wait for libuv's loop."""
+    # A pattern would take a second for each few megabytes, in which nothing else is done.
+    lower = text.lower()
+    if not any(word in lower for word in _NEEDS_LOOP):
+        return False
+    return len(text) > _MOST_CHARS_READ or can_act(text)

@@ -8,6 +8,10 @@ own code. The one difference to plain `lean` is that `Lean.Language.Lean.process
 snapshot of the first run as its ``old?``, as the language server does after an edit: a header that
 is unchanged is taken over, and everything else is done as ever.
 
+Lean itself reads the header of each text and compares it with the preloaded one. Here it compares
+their words alone, without blanks, comments and positions, on which no import depends. If Lean says
+something about the header, its messages have positions, and Lean compares those, too.
+
 A child can itself stop in the same way, behind a whole prefix of texts to come
 (:meth:`Preloaded.stop_behind`). Its own children then elaborate nothing but the rest of theirs:
 the first command that Lean would parse behind the header is parsed behind the prefix instead, in
@@ -19,6 +23,8 @@ Functions are caught by a jump that is written over their first bytes, and let g
 - ``l_Lean_Language_Lean_process(setup, old?, context)``: gives an `InitialSnapshot`.
 - ``lean_io_exit(code)``: IO.Process.exit, by which a run of the command line ends.
 - ``l_Lean_mkEmptyEnvironment(trustLevel)``: what the header is parsed in, which is made once.
+- ``l_Lean_Syntax_eqWithInfo(one, other)``: how Lean compares two headers, once for each text.
+- ``lean_io_app_path()``: where Lean's program is, as Lean looks for its library beside it.
 - ``…process_parseCmd(old?, parserState, cmdState, …)``: for prefixes alone, as it is private.
 
 Symbols are looked up in everything that is loaded, since official toolchains split Lean into
@@ -49,6 +55,10 @@ _NEEDED = (
     "lean_init_task_manager_using",
     "lean_finalize_task_manager",
     "lean_enable_initializer_execution",
+    "l_Lean_Syntax_eqWithInfo",
+    "l_Lean_Syntax_structEq",
+    "lean_io_app_path",
+    "lean_mk_string",
 )
 # What the header of each text is parsed in: it does not depend on the text, and takes as much time
 # as a small text.
@@ -75,6 +85,7 @@ class Preloaded:
     """Lean with a header imported.
 
     Args:
+        program: Lean's program, beside which its library stands; empty where Lean has none.
         libraries: Lean's shared libraries, in the order in which they are loaded.
         arguments: Lean's command line, which must read its text from standard input.
         header: a text that imports and does nothing else.
@@ -83,6 +94,7 @@ class Preloaded:
 
     def __init__(
         self,
+        program: str,
         libraries: Sequence[str],
         arguments: Sequence[str],
         header: bytes,
@@ -94,6 +106,7 @@ class Preloaded:
         # libuv would keep a ring whose kernel thread acts for this process, and all children
         # would share it.
         os.environ["UV_USE_IO_URING"] = "0"
+        self._program = os.fsencode(program)
         self._arguments = [b"lean", *map(os.fsencode, arguments)]
         self._header = header
         self._when_ready = when_ready
@@ -108,9 +121,13 @@ class Preloaded:
         self._lean.lean_alloc_object.restype = _P
         self._lean.l_Lean_Language_Lean_truncateToHeader.argtypes = [_P]
         self._lean.l_Lean_Language_Lean_truncateToHeader.restype = _P
+        self._lean.l_Lean_Syntax_structEq.argtypes = [_P, _P]
+        self._lean.l_Lean_Syntax_structEq.restype = ctypes.c_uint8
+        self._lean.lean_mk_string.restype = _P
         self._main_arguments: tuple[int, int] | None = None
         self._snapshot = 0
         self._is_ready = False
+        self._header_is_silent = False
         self._empty_environment = 0
         # Of a prefix: its length, what Lean has made of it, and the state that this has left.
         self._prefix_bytes = 0
@@ -122,6 +139,10 @@ class Preloaded:
         self._shell = _Hook(self._lean, "lean_shell_main", 2, self._on_shell_main)
         self._process = _Hook(self._lean, "l_Lean_Language_Lean_process", 3, self._on_process)
         self._exit = _Hook(self._lean, "lean_io_exit", 1, self._on_exit)
+        self._equal = _Hook(self._lean, "l_Lean_Syntax_eqWithInfo", 2, self._on_equal)
+        self._equal.release()
+        if self._program:
+            self._path = _Hook(self._lean, "lean_io_app_path", 0, self._on_app_path)
         for number in (_SIGINT, _SIGXFSZ):  # as in the launcher of plain Lean
             self._lean.signal(number, None)
         # A pipe may take less than a header at once, and nothing of it is read by now.
@@ -131,6 +152,10 @@ class Preloaded:
         os.lseek(text, 0, os.SEEK_SET)
         os.dup2(text, 0)
         os.close(text)
+        self._streams = os.dup(1), os.dup(2)
+        self._said = os.memfd_create("said")
+        for number in (1, 2):
+            os.dup2(self._said, number)
         argv = (ctypes.c_char_p * (len(self._arguments) + 1))(*self._arguments, None)
         self._lean.lean_main(len(self._arguments), argv)
         os._exit(98)
@@ -145,13 +170,25 @@ class Preloaded:
         if self._prefix_state:
             self._parse.hold()
         if self._is_ready:
+            if self._header_is_silent:
+                self._equal.hold()
             snapshot = self._process.call(setup, self._some(self._snapshot), context)
+            self._equal.release()  # Lean compares nothing where it cannot read the header
             if not self._prefix_bytes or self._prefix_state:
                 return snapshot
             self._prefix_snapshot = snapshot
             return self._kept(snapshot)
         self._snapshot = self._process.call(setup, old, context)
         return self._kept(self._snapshot)
+
+    def _on_equal(self, one: int, other: int) -> int:
+        self._equal.release()
+        # It takes what it is given, which is kept for it.
+        return int(self._lean.l_Lean_Syntax_structEq(self._kept(one), self._kept(other)))
+
+    def _on_app_path(self) -> int:
+        """`EStateM.Result.ok` with a path."""
+        return self._constructed(0, 16, self._lean.lean_mk_string(self._program))
 
     def _on_empty(self, trust_level: int | None, world: int) -> int:
         self._empty.release()
@@ -173,6 +210,11 @@ class Preloaded:
                 lean.lean_mark_persistent(_P(each))
         lean.lean_finalize_task_manager()  # ends and joins its threads, which a fork would lose
         lean.fflush(None)  # or each child would print again what this run has printed
+        self._header_is_silent = os.fstat(self._said).st_size == 0
+        for number, stream in zip((1, 2), self._streams, strict=True):
+            os.dup2(stream, number)
+        for each in (self._said, *self._streams):
+            os.close(each)
         if hasattr(lean, _EMPTY):
             self._empty = _Hook(lean, _EMPTY, 2, self._on_empty)
             self._empty.release()

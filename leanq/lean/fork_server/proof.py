@@ -41,8 +41,11 @@ _BODIES = (
 )
 # A stack that overflows: of the usual size it would take seconds and a gigabyte.
 _OVERFLOWING = f"{_THEOREM}{'(' * _DEEP}h{')' * _DEEP}\n"
+# What may stand in and above a header that has the same imports.
+_ABOVE = "-- a remark\n/- one /- in another -/ é -/\r\n  "
+_BETWEEN = "  -- another remark\n\n  /-/ /- -/ -/"
 # A text with another header, which a fork has to import anew.
-_OTHER_HEADER = f"prelude\n\n-- another header\n{_THEOREM}h\n"
+_OTHER_HEADER = f"module\nprelude\n\n-- another header\n{_THEOREM}h\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ def memory_of(environment: Environment, header: str, command: Sequence[str]) -> 
 
 def trials(header: str) -> list[Trial]:
     """The texts by which a preloaded header is proved."""
-    texts = (*(header + body for body in _BODIES), _OTHER_HEADER)
+    remarks = f"{_ABOVE}{header.replace(chr(10), _BETWEEN)}\n{_BODIES[1]}"
+    texts = (*(header + body for body in _BODIES), remarks, _OTHER_HEADER)
     return [*map(Trial, texts), Trial(header + _OVERFLOWING, _SMALL_STACK)]
 
 

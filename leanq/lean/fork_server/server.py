@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import random
+import textwrap
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ _MOST_IDLE = 4
 # In a row: what a machine is short of for a moment is there again by then.
 _MOST_REFUSALS = 100
 _NEVER = 1 << 30
-_NO_IMPORTS = "prelude\n"
+_MOST_NAMED_CHARS = 200
 
 Key = tuple[str, tuple[str, ...]]
 
@@ -124,6 +125,8 @@ class ForkServer:
         self._closed = False
         self.unavailable = ""
         """Why there is no fork server here; empty where there is."""
+        if not environment.toolchain.shared_libraries:
+            self._say_given_up("this toolchain has no shared library, libleanshared.so")
 
     def pids(self) -> list[int]:
         """The processes that have imported a header, or their supervisors."""
@@ -289,36 +292,46 @@ class ForkServer:
                 self._preloaded.pop(key, None)
             else:
                 await self._preload(key, found, None)
-        except HeaderFailsError as error:
-            log.info("Lean starts anew for each text with the header %r: %s", key[0], error)
-            self._preloaded.pop(key, None)
-            self._refuse_header(key)
         except (SandboxError, OSError) as error:
             self._preloaded.pop(key, None)
-            await self._doubt(key, error)
+            if isinstance(error, HeaderFailsError) and await self._is_header_wrong(key):
+                log.info("Lean starts anew for texts with the header %s: %s", _short(key), error)
+                self._refuse_header(key)
+            else:
+                await self._doubt(key, error)
         finally:
             now_s = time.monotonic()
             self._preloads_next_s = now_s + (now_s - began_s) * (1 / self._rules.share - 1)
 
     async def _doubt(self, key: Key, fault: Exception) -> None:
         """Decides whether no header can be preloaded, or this one alone, which a candidate has
-        chosen: that without imports is proved."""
+        chosen: that of texts without imports is proved."""
         header, command = key
         try:
-            if header != _NO_IMPORTS:
-                plain = _NO_IMPORTS, command
+            if header != self._environment.header:
+                plain = self._environment.header, command
                 zygote = await self._new_zygote(plain)
                 try:
                     await self._prove_header(plain, zygote)
                 finally:
                     await zygote.close()
                 count("leanq_fork_server_total", "header_refused")
-                log.warning("Lean starts anew for each text with the header %r: %s", header, fault)
+                log.warning("Lean starts anew for texts with the header %s: %s", _short(key), fault)
                 self._refuse_header(key)
                 return
         except (SandboxError, OSError) as error:
-            log.info("nor can a header without imports be preloaded: %s", error)
+            log.info("nor can the header of texts without imports be preloaded: %s", error)
         await self._give_up(str(fault))
+
+    async def _is_header_wrong(self, key: Key) -> bool:
+        """Whether a Lean that starts anew refuses a header, too."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                plain = await self._new_sandbox(stack)
+                seen = await self._outcome(plain, key, Trial(key[0]), PROOF_LIMITS)
+            except (SandboxError, OSError):
+                return True  # which tells nothing of forks
+        return seen.code != 0
 
     def _refuse_header(self, key: Key) -> None:
         self._seen[key] = -_NEVER
@@ -337,7 +350,7 @@ class ForkServer:
             raise
         count("leanq_fork_server_total", "preloaded")
         took_s = time.monotonic() - started_s
-        log.info("preloaded %r in %.1f s, %d MB", key[0], took_s, zygote.memory_bytes >> 20)
+        log.info("preloaded %s in %.1f s, %d MB", _short(key), took_s, zygote.memory_bytes >> 20)
         found.zygote = zygote
         await self._make_room(key)
 
@@ -346,6 +359,7 @@ class ForkServer:
         header, command = key
         toolchain = self._environment.toolchain
         return await Zygote.open(
+            toolchain.prefix and toolchain.prefix / "bin" / "lean",
             toolchain.shared_libraries,
             command[len(toolchain.command) :],
             header,
@@ -478,10 +492,13 @@ class ForkServer:
 
     async def _give_up(self, why: str) -> None:
         if not self.unavailable:
-            count("leanq_fork_server_total", "given_up")
-            log.warning("the fork server is given up, Lean starts anew for each text: %s", why)
-            self.unavailable = why
+            self._say_given_up(why)
         await self._end_unused()
+
+    def _say_given_up(self, why: str) -> None:
+        count("leanq_fork_server_total", "given_up")
+        log.warning("the fork server is given up, Lean starts anew for each text: %s", why)
+        self.unavailable = why
 
     async def _end_unused(self) -> None:
         """Ends the zygotes of a fork server that is given up, once no text is behind one."""
@@ -491,14 +508,19 @@ class ForkServer:
 
 
 def _says_otherwise(key: Key, different: str) -> str:
-    return f"behind {key[0]!r} Lean says something else: {different}"
+    return f"behind {_short(key)} Lean says something else: {different}"
+
+
+def _short(key: Key) -> str:
+    """The header as it is named in a line of the log."""
+    return repr(textwrap.shorten(key[0], _MOST_NAMED_CHARS, placeholder=" …"))
 
 
 async def fault_of_forks(environment: Environment, header: str) -> str:
     """Why texts with this header cannot be run in forks here; empty where they can."""
-    if not environment.toolchain.shared_libraries:
-        return "this toolchain has no shared library"
     forks = ForkServer(environment, ForkRules())
+    if forks.unavailable:
+        return forks.unavailable
     command = [*environment.toolchain.command, "-o", "Proof.olean", "--json", "--stdin"]
     try:
         await forks.preload(header, command, anew=True)

@@ -30,7 +30,7 @@ from leanq.lean.fork_server.prefix_process import ANSWER, ENDS, FLAG, PREFIX, RE
 from leanq.lean.fork_server.server import ForkServer, Key
 from leanq.lean.recipes import text_hash
 from leanq.lean.sandbox.sandbox import Exit, Finished, Limits, Process, Sandbox, Usage
-from leanq.lean.syntax import tokens
+from leanq.lean.syntax import split_header, tokens
 from leanq.queue.metrics import count
 
 log = logging.getLogger("leanq.worker")
@@ -279,7 +279,8 @@ class StandingPrefixes:
             return
         end, name = await self._end_of_prefix(source_key, source, code)
         key = self._forks.key(source, command)
-        if self._closed or key is None or name in self._refused or end <= len(key[0]):
+        is_header_alone = not source[split_header(source).end_offset : end].strip()
+        if self._closed or key is None or name in self._refused or is_header_alone:
             return
         found = self._prefixes.get(name)
         if self._makes() or (found and len(found.processes) >= self._slots):

@@ -14,7 +14,7 @@ So each slot has the walls, the limits and the messages that it has with program
 what they run begins with everything imported. The worker tells the zygote of a slot with one end of
 that slot's socket, and gets a descriptor that tells when its inner process has ended::
 
-    worker → zygote  {"folders", "namespaces", "env", "libraries", "arguments", "header"}   once
+    worker → zygote  {"folders", "namespaces", "env", "program", "libraries", "arguments", "header"}
                      {"fork": true} with a socket, in which the first message to inner stands
     zygote → worker  {"ready": the exit code of the header's run, "memory_bytes": its own}
                      {"forked": true} with a pidfd; or {"refused": text}
@@ -67,7 +67,8 @@ def preload(
 
     try:
         header = hello["header"].encode()
-        preloaded = Preloaded(hello["libraries"], hello["arguments"], header, when_ready)
+        program, libraries, arguments = hello["program"], hello["libraries"], hello["arguments"]
+        preloaded = Preloaded(program, libraries, arguments, header, when_ready)
         preloaded.run()
     except PreloadError as error:
         tell(channel, {"refused": str(error)})

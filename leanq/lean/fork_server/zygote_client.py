@@ -52,6 +52,7 @@ class Zygote:
     @classmethod
     async def open(
         cls,
+        program: Path | None,
         libraries: Sequence[Path],
         arguments: Sequence[str],
         header: str,
@@ -63,6 +64,7 @@ class Zygote:
             "folders": [str(scratch)],
             "namespaces": True,
             "env": {**env, "HOME": str(scratch), "TMPDIR": str(scratch)},
+            "program": str(program or ""),
             "libraries": [str(each) for each in libraries],
             "arguments": list(arguments),
             "header": header,

@@ -12,13 +12,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis.strategies import lists, sampled_from
+from support.forks import (
+    COMPILE,
+    LIMITS,
+    RULES,
+    compared,
+    everything,
+    forked_once,
+    opened,
+    was_forked,
+)
 from support.lean_texts import lean_texts
 from support.paths import SAMPLES
 from support.sandboxes import children, running
@@ -32,13 +44,12 @@ from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.preloaded import Preloaded, PreloadError
 from leanq.lean.fork_server.proof import RunBytes, compiled_by, memory_of
 from leanq.lean.fork_server.server import (
-    ForkRules,
     ForkServer,
     Key,
 )
 from leanq.lean.fork_server.zygote_client import Zygote
-from leanq.lean.process import Lean, Slot, _is_doubtful
-from leanq.lean.sandbox.sandbox import PACKAGE, Exit, Finished, Limits, bare_python
+from leanq.lean.process import Lean, _is_doubtful
+from leanq.lean.sandbox.sandbox import PACKAGE, Exit, Finished, bare_python
 from leanq.lean.toolchain import LAUNCHER
 from leanq.queue.metrics import COUNTS
 from leanq.queue.requests import Request
@@ -49,25 +60,12 @@ PROOF = "theorem t (p : Prop) (h : p) : p := h\n"
 COSTLY = (
     f"theorem u (p : Prop) (h : p) : {'And p (' * 9}p{')' * 9} := {'.intro h (' * 9}h{')' * 9}\n"
 )
-LIMITS = Limits(cpu_s=60.0, wall_s=100.0, memory_bytes=4 << 30)
-RULES = ForkRules(preload_after=1, prove_after=2, compare_every=0, share=1.0)
-COMPILE = ("-o", "LeanqSubmission.olean", "--json", "--stdin")
-# A few texts take longer, such as those whose stack overflows: they are not compared.
-SHORT = replace(LIMITS, cpu_s=5.0)
+# Of headers, and of what may be taken for one.
+PIECES = [
+    *("module", "prelude", "public", "meta", "import", "all", "Core", "«Core»", ".", "«", "»"),
+    *(" ", "\n", "\r\n", "\t", "--", "/-", "-/", "/--", "/-!", '"', "#eval 1", "é", "\ufeff"),
+]
 PARTS = 4
-
-
-@contextlib.asynccontextmanager
-async def opened(
-    environment: Environment, *, forked: bool, rules: ForkRules = RULES
-) -> AsyncIterator[Lean]:
-    forks = ForkServer(environment, rules) if forked else None
-    lean = Lean(environment, slots=1, forks=forks)
-    try:
-        await lean.open()
-        yield lean
-    finally:
-        await lean.close()
 
 
 @contextlib.asynccontextmanager
@@ -76,52 +74,6 @@ async def preloaded(environment: Environment) -> AsyncIterator[Lean]:
     async with opened(environment, forked=True) as lean:
         await forked_once(lean, HEADER + PROOF)
         yield lean
-
-
-async def forked_once(lean: Lean, text: str) -> None:
-    """Runs a text until it is a fork that does it."""
-
-    async def is_forked() -> bool:
-        async with lean.slot() as slot:
-            assert (await lean.run(slot, text, LIMITS)).done.exit.code == 0
-            return was_forked(slot)
-
-    await eventually(is_forked, deadline_s=60.0)
-
-
-def was_forked(slot: Slot) -> bool:
-    return slot.sandbox in slot.forked.values()
-
-
-async def everything(lean: Lean, slot: Slot, text: str) -> RunBytes:
-    run = await lean.run(slot, text, SHORT)
-    return RunBytes.of(run.done, compiled_by(COMPILE, slot.left))
-
-
-async def compared(core: Environment, texts: Sequence[str]) -> int:
-    """How many of the texts came out of forks; each as from a Lean that starts anew."""
-    headers: dict[str, list[str]] = {}
-    for text in texts:
-        whole = core.header_for(text) + text
-        if header := forkable_header(core, whole):
-            headers.setdefault(header, []).append(whole)
-    count = 0
-    async with opened(core, forked=True) as lean, opened(core, forked=False) as plain:
-        for header, wholes in headers.items():
-            async with plain.slot() as other:
-                if (await everything(plain, other, header)).code != 0:
-                    continue  # nothing can be behind it
-            await forked_once(lean, header)
-            for whole in wholes:
-                async with lean.slot() as slot, plain.slot() as other:
-                    forked = await everything(lean, slot, whole)
-                    expected = await everything(plain, other, whole)
-                    if forked.stopped or expected.stopped:
-                        continue
-                    assert was_forked(slot), whole
-                    assert forked.difference(expected) == "", whole
-                    count += 1
-    return count
 
 
 async def test_texts_come_out_as_from_a_lean_that_starts_anew(core: Environment) -> None:
@@ -140,11 +92,9 @@ async def test_every_text_of_the_repository_comes_out_the_same(
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param(f"-- first a remark\n{HEADER}{PROOF}", marks=pytest.mark.slow),
-        pytest.param(f"/- -/ {HEADER}{PROOF}", marks=pytest.mark.slow),
         pytest.param(f"prelude\nimport Missing\n{PROOF}", marks=pytest.mark.slow),
         pytest.param(f"prelude\nimport «Core»\n{PROOF}", marks=pytest.mark.slow),
-        pytest.param(f"{HEADER}open Std.Internal.UV\n{PROOF}", marks=pytest.mark.slow),
+        pytest.param(f"{HEADER}#eval Std.Internal.UV.Loop.alive\n{PROOF}", marks=pytest.mark.slow),
         f"{HEADER}#eval IO.sleep 1000\n{PROOF}",
     ],
 )
@@ -154,10 +104,84 @@ async def test_lean_starts_anew_for(core: Environment, text: str) -> None:
         assert not was_forked(slot)
 
 
+ODD_HEADERS = [
+    f"\n  \r\n\n{HEADER}",
+    f"-- a remark\n{HEADER}",
+    "/- one /- in another -/ é -/prelude--x\n/-/ /- -/ -/import/- y -/Core\n/- -/",
+    "prelude import Core ",
+    f"{HEADER}\r\n/-! of the module -/\r\n",
+    "prelude\timport Core\n",
+    f"\ufeff{HEADER}",
+]
+
+
 @pytest.mark.slow
-async def test_blank_lines_may_stand_before_a_header(core: Environment) -> None:
-    header = f"\n  \r\n\n{HEADER}"
-    assert await compared(core, [header + PROOF, header + "theorem (\n", header]) == 3
+@pytest.mark.parametrize("header", ODD_HEADERS)
+async def test_blanks_and_comments_may_stand_in_a_header(core: Environment, header: str) -> None:
+    """Texts with the same imports share a process, and say what Lean says that starts anew."""
+    assert await compared(core, [header + PROOF, header + "theorem (\n", header]) >= 2
+
+
+def test_headers_with_the_same_imports_have_one_key(core: Environment) -> None:
+    keys = {forkable_header(core, f"{header}{PROOF}") for header in ODD_HEADERS[:5]}
+    assert keys == {HEADER}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "/-! of the module -/\nprelude\nimport Core\n",
+        "/-- of nothing -/ prelude\n",
+        "- prelude\n",
+        "/- prelude\nimport Core\n",
+        "#eval 1 prelude\nimport Core\n",
+        '"-/" prelude\n',
+    ],
+)
+def test_what_is_no_header_is_no_key(core: Environment, header: str) -> None:
+    """Lean imports Init for it, which is not there."""
+    assert forkable_header(core, header + PROOF) is None
+
+
+@given(pieces=lists(sampled_from(PIECES), max_size=12))
+def test_a_preloaded_header_has_imports_alone(core: Environment, pieces: list[str]) -> None:
+    """Whatever stands in a text, nothing that it chooses is run outside its own walls."""
+    found = forkable_header(core, "".join(pieces))
+    if found is not None:
+        words = {"module", "prelude", "public", "meta", "import", "all", "Core"}
+        assert set(found.split()) <= words
+        assert forkable_header(core, found) == found
+
+
+@pytest.mark.slow
+async def test_a_fork_reads_the_header_that_it_is_given(core: Environment) -> None:
+    """It imports for itself where the preloaded header is another."""
+    command = (*core.toolchain.command, *core.options, *COMPILE)
+    forks = ForkServer(core, RULES)
+    try:
+        await forks.preload("prelude\n", command)
+        sandbox = await forks.take(("prelude\n", command))
+        assert sandbox is not None
+        for text in (HEADER + PROOF, f"-- x\n{HEADER}#check Nat\n", f"module\n{HEADER}{PROOF}"):
+            sandbox.clear()
+            env = core.sandbox_env(sandbox.scratch)
+            done = await sandbox.run(
+                command, env=env, cwd=sandbox.scratch, limits=LIMITS, stdin=text.encode()
+            )
+            async with opened(core, forked=False) as plain, plain.slot() as slot:
+                expected = await everything(plain, slot, text)
+                seen = RunBytes.of(done, compiled_by(COMPILE, sandbox.left))
+                assert seen.difference(expected) == ""
+        await forks.give_back(("prelude\n", command), sandbox)
+    finally:
+        await forks.close()
+
+
+@pytest.mark.parametrize("name", ["uv_comm", "asyncSignal", "timer_http"])
+def test_names_that_speak_of_timers_cost_no_fork(core: Environment, name: str) -> None:
+    text = f"{HEADER}-- http://example.org\n{PROOF.replace(' t ', f' {name} ')}"
+    assert forkable_header(core, text) == HEADER
+    assert forkable_header(core, f"{text}run_cmd do {name}\n") is None
 
 
 def test_a_text_without_a_header_has_none_of_blanks(core: Environment) -> None:
@@ -186,7 +210,7 @@ def test_what_stands_in_a_compiled_files_place_is_not_read_whole(tmp_path: Path,
 
 def test_a_header_with_two_readings_a_line_is_read_once(core: Environment) -> None:
     """A worker reads nothing else meanwhile, and whoever gets the request after it neither."""
-    lines = "import all public import Core\n" * 200
+    lines = "prelude\n" + "import all public import Core\n" * 200
     began_s = time.monotonic()
     assert forkable_header(core, f"{lines}import «Core»\n{PROOF}") is None
     assert time.monotonic() - began_s < 1.0
@@ -301,8 +325,8 @@ async def test_two_may_end_the_same_headers(core: Environment) -> None:
 @pytest.mark.slow
 async def test_a_header_by_which_lean_says_something_else_costs_no_other(site: Site) -> None:
     """Whoever sends a text chooses its header."""
-    odd, fine = "prelude   \nimport Core\n", HEADER
-    async with opened(talkative(site, odd.split("\n")[0]), forked=True) as lean:
+    odd, fine = f"{HEADER}import Core\n", HEADER
+    async with opened(talkative(site, "import Core\nimport Core"), forked=True) as lean:
         forks = lean.forks
         assert forks is not None
         refused = COUNTS["leanq_fork_server_total", "header_refused"]
@@ -548,7 +572,7 @@ def test_no_jump_is_written_for_other_machines(
     uname = os.uname()
     monkeypatch.setattr(os, "uname", lambda: os.uname_result((*uname[:4], machine)))
     with pytest.raises(PreloadError, match=f"no jump is written for {machine}"):
-        Preloaded([], [], b"", lambda _: os._exit(1))
+        Preloaded("", [], [], b"", lambda _: os._exit(1))
 
 
 _ELSEWHERE = """

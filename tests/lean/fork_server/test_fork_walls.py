@@ -194,7 +194,7 @@ async def test_a_zygote_is_ended_while_it_imports() -> None:
         return [pid for pid in inner if is_first_of_namespace(pid)]
 
     with python_in_place_of_lean():
-        opens = asyncio.create_task(Zygote.open([], [], ENDLESS, {}))
+        opens = asyncio.create_task(Zygote.open(None, [], [], ENDLESS, {}))
         await eventually(lambda: bool(importing()))
     [pid] = importing()
     began_s = time.monotonic()

@@ -1,8 +1,0 @@
-module
-import Std
-meta import Lean.Elab
-
-theorem hidden (a b : Nat) : min a b ≤ max a b := by omega
-
--- accepted
--- states: hidden

@@ -1,8 +1,0 @@
-import Std
-set_option autoImplicit false
-set_option linter.unusedVariables false
-
-theorem quiet (a b : Nat) (unused : a = b) : b = b := rfl
-
--- accepted
--- states: quiet

@@ -1,3 +1,0 @@
-theorem not_so : 2 + 2 = 5 := by decide
-
--- rejected lean_error

@@ -1,4 +1,0 @@
-theorem stuck (p q : Prop) (h : p → q) : q := by
-  simp
-
--- rejected lean_error

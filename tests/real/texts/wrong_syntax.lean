@@ -1,4 +1,0 @@
-theorem syntax_error (n : Nat) : n = n := by
-  exact rfl)
-
--- rejected lean_error

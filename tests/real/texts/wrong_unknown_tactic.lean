@@ -1,4 +1,0 @@
-theorem unknown_tactic (a b : Nat) : a + b = b + a := by
-  ring
-
--- rejected lean_error
