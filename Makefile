@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks real-test image-test k8s-test fuzz-gateway test-trainers docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-states bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
+.PHONY: demo test test-all test-forks real-test image-test k8s-test fuzz-gateway test-trainers docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-library bench-states bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -25,6 +25,7 @@ test-forks: $(VENV)/dev ## the tests of the lean driver, each text in a fork
 	$(BIN)/python -m pytest -n 3 --dist worksteal --forks tests/lean/test_*.py tests/lean/steps
 
 real-test: $(VENV)/dev ## the lean driver on a full library, LEANQ_TEST_LIBRARY's or one that is built; five minutes
+	PYTHONPATH=.:tests $(BIN)/python -m support.libraries || test "$$CI" != true
 	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/real
 
 lint: $(VENV)/dev     ## ruff
@@ -56,6 +57,9 @@ bench-lean: $(VENV)/dev     ## throughput and latency of checks beside plain Lea
 
 bench-judge: $(VENV)/dev    ## what the judge costs beside the check that it follows; ten minutes
 	$(BIN)/python bench/judge.py --large
+
+bench-library: $(VENV)/dev  ## the judge over every module of a full library, and what headers cost; half an hour
+	$(BIN)/python bench/library.py
 
 bench-states: $(VENV)/dev   ## steps with snapshots and without, and routed to a warm worker
 	$(BIN)/python bench/states.py

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from msgspec import structs
 
@@ -351,13 +351,10 @@ class EmbeddedServer:
 
     def __enter__(self) -> Self:
         assert self._process.stdout is not None
-        with self._process.stdout as output:
-            said = _wait_for(self.folder / "server.sock", output.fileno())
+        said = _wait_for(self.folder / "server.sock", self._process.stdout.fileno())
         if said is not None:
-            log = self.folder / "server.log"
-            said += log.read_bytes() if log.exists() else b""
+            last = self._last_words(said)
             self.close()
-            last = (said.decode(errors="replace").strip() or "it says nothing").split("\n")[-1]
             raise UnavailableError(f"{self._program} does not start: {last}")
         (self.folder / "server.conf").unlink()
         return self
@@ -365,10 +362,38 @@ class EmbeddedServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    async def watch(self) -> NoReturn:
+        """Raises UnavailableError when the server has died."""
+        assert self._process.stdout is not None
+        loop, died = asyncio.get_running_loop(), asyncio.Event()
+        # The server alone holds the other end.
+        output = self._process.stdout.fileno()
+
+        def read() -> None:
+            if not os.read(output, 1 << 16):
+                died.set()
+
+        loop.add_reader(output, read)
+        try:
+            await died.wait()
+        finally:
+            loop.remove_reader(output)
+        raise UnavailableError(
+            f"the server of this command has died, and what its queue held is lost: "
+            f"{self._last_words()}; run the command again"
+        )
+
+    def _last_words(self, said: bytes = b"") -> str:
+        log = self.folder / "server.log"
+        said += log.read_bytes() if log.exists() else b""
+        return (said.decode(errors="replace").strip() or "it says nothing").split("\n")[-1]
+
     def close(self) -> None:
         """Ends the server and removes its folder."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
+        self._process.stdout.close()
         self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -314,15 +314,18 @@ def report(results: str, against: str | None, output: str | None, as_json: bool)
 
 async def _run(campaign: Campaign, url: str | None, as_json: bool, *, embedded: bool) -> Progress:
     from leanq.commands.progress import Shown, summary
-    from leanq.commands.submit import client_at, hint, queue_at
+    from leanq.commands.silence import explain_silence
+    from leanq.commands.submit import client_at, queue_at
 
     started = time.monotonic()
     async with (
         queue_at(url, embedded=embedded) as (place, worker),
         client_at(place, no_worker="wait") as client,
     ):
-        idle = asyncio.create_task(hint(client.clusters, campaign.plan.options))
         with Shown(campaign.data, as_json) as shown:
+            silence = asyncio.create_task(
+                explain_silence(client.clusters, campaign.plan.options, lambda: shown.last.rows)
+            )
             running: asyncio.Task[End] = asyncio.create_task(campaign.run(client, shown))
             try:
                 ends: set[asyncio.Future[Any]] = {running, *worker}
@@ -332,9 +335,9 @@ async def _run(campaign: Campaign, url: str | None, as_json: bool, *, embedded: 
                         ended.result()
                 await running
             finally:
-                idle.cancel()
+                silence.cancel()
                 running.cancel()
-                await asyncio.gather(idle, running, return_exceptions=True)
+                await asyncio.gather(silence, running, return_exceptions=True)
     counts, wall_s = shown.last.counts, time.monotonic() - started
     if as_json:
         click.echo(json.dumps({"out": campaign.out, "counts": counts, "wall_s": round(wall_s, 3)}))

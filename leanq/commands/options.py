@@ -164,6 +164,15 @@ embedded = click.option(
     help="Run a server and a worker for this call, whatever Redis is named.",
 )
 
+wait = click.option(
+    "--wait",
+    "wait_s",
+    type=FiniteRange(0, 7 * 86400, "seconds"),
+    metavar="SECONDS",
+    help="Wait so long for a worker that serves the environment [default: without end on a "
+    "terminal, else 600]. A gateway does not tell; this has no effect there.",
+)
+
 env_of_state = click.option(
     "--env",
     metavar="NAME",

@@ -10,8 +10,8 @@ from typing import get_args
 import click
 
 from leanq.commands.common import exit_code
-from leanq.commands.tables import printable
-from leanq.errors import LeanQError
+from leanq.commands.tables import plural, printable
+from leanq.errors import LeanQError, QueueError
 from leanq.queue.requests import Reply, Verdict
 
 _COLOURS = {
@@ -105,6 +105,8 @@ class Summary:
         self.count = 0
         self._verdicts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
+        # Of the queue, with the first file and how many files they are for.
+        self._failures: dict[str, tuple[str, int]] = {}
 
     def explained(self, ended: Ended) -> bool:
         """Whether others have said the same of the environment before."""
@@ -116,8 +118,17 @@ class Summary:
         self.codes.add(ended.exit_code)
         self.count += 1
         self._verdicts[(ended.reply and ended.reply.verdict) or "error"] += 1
+        if isinstance(ended.error, QueueError):
+            first, count = self._failures.get(str(ended.error), (ended.file, 0))
+            self._failures[str(ended.error)] = first, count + 1
         if ended.reply and ended.reply.reason:
             self._reasons[ended.reply.reason] += 1
+
+    def failures(self) -> Iterator[str]:
+        """Yields what was wrong with the queue, each with the files that it kept from an answer."""
+        for text, (first, count) in self._failures.items():
+            others = f" and {plural(count - 1, 'other file')}" if count > 1 else ""
+            yield f"{printable(first)}{others}: {text}"
 
     def line(self, seconds: float) -> str:
         """``2 accepted, 1 rejected in 1.1 s``, with what was counted coloured."""

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -17,6 +18,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from os.path import isfile
 from typing import Any, Unpack
@@ -27,18 +29,25 @@ from leanq.client import AsyncLeanQClient
 from leanq.commands import options
 from leanq.commands.common import EXIT_USAGE, Stopped, interruptible, worst
 from leanq.commands.replies import Ended, Summary, lines_of
+from leanq.commands.silence import explain_silence
 from leanq.commands.tables import plural
-from leanq.errors import InvalidRequestError, LeanQError, TooLargeError, UsageError
+from leanq.errors import (
+    InvalidRequestError,
+    LeanQError,
+    NoWorkerError,
+    QueueError,
+    TooLargeError,
+    UsageError,
+)
 from leanq.producer.request_builder import Check, RequestBuilder
-from leanq.queue.queue import look
 from leanq.queue.requests import Reply, Request, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
 from leanq.queue.up_file import UpFile
-from leanq.queue.wire import unpack_info
 
 # Files that are read and outstanding at a time, so that memory stays flat for any number.
 _WINDOW = 512
-_HINT_AFTER_S = 3.0
+# Where no person sees that a command waits. A scaler brings a first worker within minutes.
+_WAIT_OF_SCRIPTS_S = 600.0
 # A command that is done sooner has no use for a progress bar.
 _PROGRESS_AFTER_S = 2.0
 
@@ -58,10 +67,16 @@ ToJson = Callable[[Reply], dict[str, Any]]
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|FOLDER...")
 @options.client
 @options.embedded
+@options.wait
 @options.env
 @options.lean
 def submit(
-    paths: tuple[str, ...], url: str | None, as_json: bool, embedded: bool, **how: Unpack[Check]
+    paths: tuple[str, ...],
+    url: str | None,
+    as_json: bool,
+    embedded: bool,
+    wait_s: float | None,
+    **how: Unpack[Check],
 ) -> int:
     """Check Lean files and print each one's verdict as it comes.
 
@@ -77,13 +92,14 @@ def submit(
     def ask(client: AsyncLeanQClient, code: str) -> Coroutine[Any, Any, Reply]:
         return client.check(code, **how)
 
-    return run_files(paths, url, embedded, as_json, how, ask, check_reply_to_json)
+    return run_files(paths, url, embedded, wait_s, as_json, how, ask, check_reply_to_json)
 
 
 def run_files(
     paths: Sequence[str],
     url: str | None,
     embedded: bool,
+    wait_s: float | None,
     as_json: bool,
     how: Check,
     ask: Ask,
@@ -105,11 +121,13 @@ def run_files(
     batch = _Batch(files, early, how, ask)
     started_s = time.monotonic()
     try:
-        interruptible(batch.run(url, embedded, as_json, to_json))
+        interruptible(batch.run(url, embedded, wait_s, as_json, to_json))
     except Stopped as stopped:
         click.echo(f"leanq: {stopped}: {batch.left()}", err=True)
         raise
     if not as_json:
+        for text in batch.summary.failures():
+            click.echo(f"leanq: {text}", err=True)
         click.echo(batch.summary.line(time.monotonic() - started_s), err=True)
     warning = batch.summary.warning(how["env"])
     if warning:
@@ -188,28 +206,52 @@ class _Batch:
         self._answered = 0
 
     def left(self) -> str:
-        """What had no verdict when the call was stopped."""
+        """Returns how far the call was when it was stopped."""
         withdrawn, unsent = self._sent - self._answered, len(self._files) - self._begun
-        text = f"{withdrawn:,} {'request' if withdrawn == 1 else 'requests'} withdrawn"
+        text = f"{self._answered:,} of {plural(len(self._files), 'file')} ended"
+        text += f", {plural(withdrawn, 'request')} withdrawn"
         return text + (f", {unsent:,} not sent" if unsent else "")
 
-    async def run(self, url: str | None, embedded: bool, as_json: bool, to_json: ToJson) -> None:
+    async def run(
+        self,
+        url: str | None,
+        embedded: bool,
+        wait_s: float | None,
+        as_json: bool,
+        to_json: ToJson,
+    ) -> None:
+        if wait_s is None and not sys.stderr.isatty():
+            wait_s = _WAIT_OF_SCRIPTS_S
         async with (
             queue_at(url, embedded=embedded) as (place, worker),
             client_at(place, unavailable_timeout_s=30.0, no_worker="wait") as client,
         ):
             # What is wrong with an option is said once, and before anything is sent.
             RequestBuilder(client.settings, self._how["tenant"]).shared(self._how)
-            idle = asyncio.create_task(hint(client.clusters, self._how))
+            silence = asyncio.create_task(
+                # The call's own worker ends the call where it cannot serve.
+                explain_silence(client.clusters, self._how, self._ended, None if worker else wait_s)
+            )
+            left = Counter(self._files)
             try:
                 async with _shown(len(self._files), as_json, to_json) as show:
                     checks = (self._check(client, file) for file in self._files)
-                    async for ended in ends(checks, worker):
-                        self.summary.add(ended)
-                        show(ended, self.summary.explained(ended))
+                    try:
+                        async for ended in ends(checks, {silence, *worker}):
+                            left[ended.file] -= 1
+                            self.summary.add(ended)
+                            show(ended, self.summary.explained(ended))
+                    except NoWorkerError as error:
+                        for file in left.elements():
+                            ended = Ended(file, error=error)
+                            self.summary.add(ended)
+                            show(ended, False)
             finally:
-                idle.cancel()
-                await asyncio.gather(idle, return_exceptions=True)
+                silence.cancel()
+                await asyncio.gather(silence, return_exceptions=True)
+
+    def _ended(self) -> int:
+        return self._answered
 
     async def _check(self, client: AsyncLeanQClient, file: str) -> Ended:
         self._begun += 1
@@ -231,7 +273,8 @@ async def queue_at(
 ) -> AsyncIterator[tuple[str | Settings, set[asyncio.Task[None]]]]:
     """The queue at ``url``, or of ``leanq up``, or a whole one for the length of the call.
 
-    With the task of the worker beside it, if there is one. ``embedded``: in any case the last.
+    With the tasks of the worker and of the server's watch beside it, if there are any; they end
+    with errors alone. ``embedded``: in any case the last.
     """
     named = None if embedded else url or UpFile(os.environ).read()
     if named:
@@ -248,7 +291,12 @@ async def queue_at(
         worker = make_worker(settings)
         with server:
             async with running(worker) as task:
-                yield settings, {task}
+                watching = asyncio.create_task(server.watch())
+                try:
+                    yield settings, {task, watching}
+                finally:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
 
 
 def client_at(place: str | Settings, **how: Any) -> AsyncLeanQClient:
@@ -257,9 +305,9 @@ def client_at(place: str | Settings, **how: Any) -> AsyncLeanQClient:
 
 
 async def ends(
-    checks: Iterator[Coroutine[Any, Any, Ended]], worker: set[asyncio.Task[None]]
+    checks: Iterator[Coroutine[Any, Any, Ended]], beside: AbstractSet[asyncio.Task[None]]
 ) -> AsyncIterator[Ended]:
-    """Each check's end as it comes. Raises WorkerError where ``worker`` has ended before."""
+    """Each check's end as it comes. Raises what a task of ``beside`` raises before."""
     pending: set[asyncio.Task[Ended]] = set()
     try:
         while True:
@@ -267,11 +315,11 @@ async def ends(
             if not pending:
                 return
             first: Any = asyncio.FIRST_COMPLETED
-            done, _ = await asyncio.wait(pending | worker, return_when=first)
+            done, _ = await asyncio.wait(pending | beside, return_when=first)
             for check in pending & done:
                 pending.remove(check)
                 yield check.result()
-            for ended in worker & done:
+            for ended in beside & done:
                 ended.result()
     finally:
         for task in pending:
@@ -341,7 +389,9 @@ async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Sh
 def _print(ended: Ended, *, brief: bool = False) -> None:
     # The streams are named, as click would write past what keeps lines above a progress bar.
     if ended.reply is None:
-        click.echo(f"leanq: {ended.file}: {ended.error}", file=sys.stderr)
+        # What is wrong with the queue, the summary says for all files.
+        if not isinstance(ended.error, QueueError):
+            click.echo(f"leanq: {ended.file}: {ended.error}", file=sys.stderr)
     else:
         click.echo("\n".join(lines_of(ended.file, ended.reply, brief=brief)), file=sys.stdout)
 
@@ -350,23 +400,3 @@ def _record(ended: Ended, to_json: ToJson) -> dict[str, Any]:
     if ended.reply is None:
         return {"file": ended.file, "verdict": None, "error": str(ended.error)}
     return {"file": ended.file, **to_json(ended.reply)}
-
-
-async def hint(clusters: Sequence[Settings], how: Check) -> None:
-    """Says why nothing happens, when it is paused or no worker is alive."""
-    if not clusters:
-        # Behind a gateway, which does not tell.
-        return
-    await asyncio.sleep(_HINT_AFTER_S)
-    # The client itself reports a server that is out of reach.
-    with contextlib.suppress(LeanQError):
-        seen = [await look(settings) for settings in clusters]
-        env, tenant = how["env"], how["tenant"]
-        for kind, what, name in (("e", "environment", env), ("t", "tenant", tenant)):
-            if any(f"{kind}:{name}" in status.paused for status in seen):
-                text = f"the {what} {name!r} is paused; the requests wait (leanq resume)"
-                click.echo(f"leanq: {text}", file=sys.stderr)
-        workers = [row for status in seen for row in status.workers]
-        if not any(env in unpack_info(row.info).get("environments", ()) for row in workers):
-            text = f"no worker for the environment {env!r} is alive; the requests wait for one"
-            click.echo(f"leanq: {text} (leanq worker)", file=sys.stderr)

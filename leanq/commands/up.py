@@ -13,6 +13,9 @@ from leanq.fleet.logging import log_to_stderr
 from leanq.local import EmbeddedServer, embedded_settings
 from leanq.queue.up_file import UpFile
 
+# For a worker whose server is gone, to end what it runs.
+_END_S = 5.0
+
 
 @click.command()
 @worker_options
@@ -26,10 +29,21 @@ def up(metrics_port: int | None, **how: Any) -> None:
 
         async def run() -> None:
             announcing = asyncio.create_task(announce())
+            serving = asyncio.create_task(run_until_stopped(worker))
+            watching = asyncio.create_task(server.watch())
             try:
-                await run_until_stopped(worker)
+                await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
+                if watching.done():
+                    # Later commands would find a socket at which nobody listens.
+                    place.remove()
+                    worker.stop(grace_s=0.0)
+                    await asyncio.wait({serving}, timeout=_END_S)
+                    await watching
+                await serving
             finally:
-                announcing.cancel()
+                for task in (announcing, watching, serving):
+                    task.cancel()
+                await asyncio.gather(announcing, watching, serving, return_exceptions=True)
 
         async def announce() -> None:
             # Not before there is a worker whose Lean works.

@@ -40,6 +40,7 @@ from leanq.queue.requests import Reply, verify_reply_to_json
 )
 @options.client
 @options.embedded
+@options.wait
 @options.env
 @options.lean
 def verify(
@@ -50,6 +51,7 @@ def verify(
     url: str | None,
     as_json: bool,
     embedded: bool,
+    wait_s: float | None,
     **how: Unpack[Check],
 ) -> int:
     """Check that Lean files prove the theorems of a target.
@@ -73,4 +75,4 @@ def verify(
     def ask(client: AsyncLeanQClient, code: str) -> Coroutine[Any, Any, Reply]:
         return client.verify(text, code, theorems=theorems, holes=holes, **how)
 
-    return run_files(candidates, url, embedded, as_json, how, ask, verify_reply_to_json)
+    return run_files(candidates, url, embedded, wait_s, as_json, how, ask, verify_reply_to_json)

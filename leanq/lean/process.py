@@ -7,7 +7,6 @@ import contextlib
 import logging
 import signal
 import time
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,10 +95,8 @@ class Slot:
 
 
 class Lean:
-    """Lean in one environment, with at most ``slots`` idle sandboxes.
-
-    Every text comes through standard input, for which a Lean can wait that was started before. So
-    each idle sandbox has a spare one: most of a small check is Lean's own start.
+    """Lean in one environment, with at most ``slots`` idle sandboxes. Every text comes through
+    standard input.
 
     Args:
         forks: the fork server; None: Lean starts for each text.
@@ -124,11 +121,7 @@ class Lean:
         self._hidden = tuple(hidden)
         self._nice = nice
         self._inbox_root = inbox_root
-        # The one idle for longest comes first: its spare is the most likely to have started.
-        self.idle: deque[Sandbox] = deque()
-        # The command that each sandbox was last used for first, as it is likely to be again.
-        self._expected: dict[Sandbox, Sequence[str]] = {}
-        self._unused: set[Sandbox] = set()
+        self.idle: list[Sandbox] = []
         self._closed = False
         self._proving = asyncio.Lock()
         self._proved_s = 0.0
@@ -139,8 +132,6 @@ class Lean:
         self.idle.extend(opened)
         if missing := missing_walls(opened[0].isolation):
             log.warning("the sandbox lacks %s: %s", ", ".join(missing), advice(missing))
-        for sandbox in opened:
-            self._prepare(sandbox)
         await self.prove()
 
     async def prove(self) -> None:
@@ -256,11 +247,7 @@ class Lean:
             with contextlib.suppress(OSError):
                 exposed = await asyncio.to_thread(load.expose, sandbox.inbox, _SNAPSHOT)
                 args = [*args, f"--incr-load={exposed}"]
-        command = self.command(args)
-        if sandbox in self._unused:
-            self._unused.remove(sandbox)
-            self._expected[sandbox] = command
-        return await self._lean(sandbox, command, limits, code)
+        return await self._lean(sandbox, self.command(args), limits, code)
 
     async def _forked(
         self, slot: Slot, code: str, limits: Limits, args: Sequence[str]
@@ -316,18 +303,14 @@ class Lean:
         """The slot's sandbox where Lean starts."""
         if slot.plain is None:
             slot.plain = await self._next_sandbox()
-            self._unused.add(slot.plain)
         return slot.plain
 
     async def _give_back(self, sandbox: Sandbox) -> None:
-        self._unused.discard(sandbox)
         # What was opened for other files must not serve the changed environment.
         if sandbox.alive and not self._closed:
             sandbox.clear()
             self.idle.append(sandbox)
-            self._prepare(sandbox)
         else:
-            self._expected.pop(sandbox, None)
             await sandbox.close()
 
     async def _lean(
@@ -336,21 +319,12 @@ class Lean:
         env, stdin = self.environment.sandbox_env(sandbox.scratch), text.encode()
         return await sandbox.run(command, env=env, cwd=sandbox.scratch, limits=limits, stdin=stdin)
 
-    def _prepare(self, sandbox: Sandbox) -> None:
-        """Start the Lean that is likely to be wanted next."""
-        command = self._expected.get(sandbox) or self.command(_COMPILE)
-        # Where that fails, the next request starts Lean itself and gets the error.
-        with contextlib.suppress(SandboxError):
-            env = self.environment.sandbox_env(sandbox.scratch)
-            sandbox.prepare(command, env=env, cwd=sandbox.scratch)
-
     async def _next_sandbox(self) -> Sandbox:
-        """The one that has been idle for longest, or a new one; not one that died meanwhile."""
+        """Returns an idle sandbox that is alive, or a new one."""
         while self.idle:
-            sandbox = self.idle.popleft()
+            sandbox = self.idle.pop()
             if sandbox.alive:
                 return sandbox
-            self._expected.pop(sandbox, None)
             await sandbox.close()
         return await self._new_sandbox()
 

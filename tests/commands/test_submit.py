@@ -123,7 +123,10 @@ def test_lines_come_as_files_finish_and_a_signal_withdraws_the_rest(
     process.send_signal(number)
     done = ended(process)
     code = 130 if number == signal.SIGINT else 143
-    assert (done.code, done.err.strip()) == (code, f"leanq: {word}: 1 request withdrawn")
+    assert (done.code, done.err.strip()) == (
+        code,
+        f"leanq: {word}: 1 of 2 files ended, 1 request withdrawn",
+    )
     until(lambda: sum(row.held for row in look(fleet).workers) == 0)
 
 

@@ -192,6 +192,60 @@ def test_a_file_waits_for_its_worker(terminal: Terminal, server: EmbeddedServer)
     assert "standalone.lean: accepted" in done.out
 
 
+@pytest.mark.parametrize("wait", ["0", "0.4"])
+def test_a_script_waits_so_long_for_a_worker(
+    terminal: Terminal, server: EmbeddedServer, wait: str
+) -> None:
+    settings = Settings(url=server.url, prefix=f"t{os.urandom(6).hex()}")
+    terminal.use(settings)
+    files = samples("standalone", "and_swap", "wrong")
+    done = terminal.run("submit", "--wait", wait, *files)
+    assert done.code == 3
+    said = [line for line in done.err.splitlines() if "requests wait for one" not in line]
+    assert said[0].startswith(f"leanq: {files[0]} and 2 other files: no worker for the environment")
+    assert f"within {wait} s (--wait); start one with 'leanq worker', or check --env" in said[0]
+    assert said[1].startswith("3 not checked in ")
+    assert len(said) == 2
+    done = terminal.run("verify", "--theorem", "t", "--wait", wait, "--json", *files)
+    assert (done.code, {line["file"] for line in done.lines}) == (3, {*files})
+    assert all("(--wait)" in line["error"] for line in done.lines)
+    # What was sent is withdrawn.
+    assert not any(row.waiting for row in look(settings).priorities)
+
+
+def test_scripts_have_a_limit_and_people_have_none(terminal: Terminal) -> None:
+    help_ = terminal.run("submit", "--help").out
+    assert "without end on a terminal, else 600" in " ".join(help_.split())
+
+
+@pytest.mark.slow
+def test_a_queue_that_is_lost_is_one_line_soon(terminal: Terminal) -> None:
+    impatient = (
+        *LEANQ[:2],
+        "import leanq.commands.submit as s\n"
+        "Real = s.AsyncLeanQClient\n"
+        "s.AsyncLeanQClient = lambda settings, **_: Real(settings, unavailable_timeout_s=8)\n"
+        "from leanq.cli import main; main()",
+    )
+    (terminal.folder / "many").mkdir()
+    for number in range(258):
+        terminal.file(f"many/f{number}.lean", "theorem t : True := trivial")
+    with EmbeddedServer() as server:
+        terminal.use(Settings(url=server.url))
+        process = terminal.start("submit", str(terminal.folder / "many"), program=impatient)
+        with redis.Redis.from_url(server.url) as connection:
+            until(lambda: connection.hget("{leanq:0}:stats", "submitted") == b"258")
+    soon = wait_for_line(process.stderr, "no answer")
+    assert soon.endswith("; the requests wait for it\n")
+    assert process.poll() is None
+    done = ended(process)
+    lines = done.err.splitlines()
+    assert done.code == 3
+    assert len(lines) == 2, lines
+    assert ".lean and 257 other files: no answer from" in lines[0]
+    assert lines[1].startswith("258 not checked in ")
+
+
 def test_a_server_that_goes_away_ends_the_call(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -259,9 +259,33 @@ async def test_a_dead_supervisor_costs_one_request(site: Site, tmp_path: Path) -
     sandbox.supervisor.kill()
     with pytest.raises(SandboxError):
         await task
-    # A new sandbox has its spare by now.
     await eventually(lambda: not any(map(running, of_the_request)))
     assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
+
+
+@pytest.mark.slow
+async def test_a_supervisor_that_died_idle_costs_no_check(site: Site) -> None:
+    driver = await site.driver()
+    (sandbox,) = driver.opened.lean.idle
+    sandbox.supervisor.kill()
+    await eventually(lambda: not sandbox.alive)
+    assert (await driver.run(check(sample("and_swap")))).verdict == "accepted"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("audit", [True, False])
+async def test_a_check_after_another_command_line_is_served(site: Site, audit: bool) -> None:
+    driver = await site.driver()
+    example = "prelude\nimport Core\nexample (p : Prop) : p → p := id\n"
+    hole = "prelude\nimport Core\ntheorem t (p : Prop) : p → p := sorry\n"
+    for _ in range(2):
+        reply = await driver.run(check(example, audit=audit))
+        taken = "accepted" if audit else "unjudged"
+        assert (reply.verdict, reply.axioms) == (taken, () if audit else None)
+        (sorry,) = (await driver.run(check(hole, audit=audit))).sorries
+        for tactic, verdict in (("intro h", "incomplete"), ("exact id", taken)):
+            request = Request(op="step", state=sorry.state or "", tactic=tactic, audit=audit)
+            assert (await driver.run(request)).verdict == verdict
 
 
 @pytest.mark.slow

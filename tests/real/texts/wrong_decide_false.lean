@@ -1,0 +1,3 @@
+theorem not_so : 2 + 2 = 5 := by decide
+
+-- rejected lean_error

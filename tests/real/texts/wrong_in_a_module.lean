@@ -1,0 +1,6 @@
+module
+import Std
+
+theorem false_in_a_module (a b : Nat) : a + b = a := by omega
+
+-- rejected lean_error

@@ -1,0 +1,3 @@
+theorem missing_end (n : Nat) : n = n := by
+
+-- rejected lean_error

@@ -1,0 +1,6 @@
+inductive Bad where
+  | mk : (Bad → Nat) → Bad
+
+theorem about_bad : True := trivial
+
+-- rejected lean_error

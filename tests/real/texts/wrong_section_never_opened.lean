@@ -1,0 +1,5 @@
+theorem fine : 1 = 1 := rfl
+
+end Nothing
+
+-- rejected lean_error

@@ -1,0 +1,3 @@
+theorem reverse_eq (xs : List Nat) : xs.reverse = xs := by simp
+
+-- rejected lean_error

@@ -1,0 +1,4 @@
+theorem stuck (p q : Prop) (h : p → q) : q := by
+  simp
+
+-- rejected lean_error

@@ -1,0 +1,3 @@
+def bad : Type 0 := Type 1
+
+-- rejected lean_error

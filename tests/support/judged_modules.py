@@ -1,0 +1,116 @@
+"""A library's own modules, judged as a check's file is: by a judge that has imported what they do.
+
+A module that refers to what no file declares cannot be judged: its compiler saw private parts that
+were not delivered. That is found in the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from leanq.lean.audit.image import Image
+from leanq.lean.audit.judges import Judgement, Judges
+from leanq.lean.audit.olean import Name, display, open_image, read_parts
+from leanq.lean.environment import Environment
+from leanq.lean.sandbox.sandbox import Limits
+from leanq.lean.syntax import Header
+
+LIMITS = Limits(cpu_s=600.0, wall_s=1800.0, memory_bytes=8 << 30)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A module and what the judge says of it.
+
+    Attributes:
+        lacks: names that it refers to and that nothing declares; looked for if it is refused.
+    """
+
+    name: str
+    size_bytes: int
+    constants: int
+    found: Judgement
+    lacks: tuple[str, ...] = ()
+
+    @property
+    def said(self) -> str:
+        """``proved``, or why it is not, in a word."""
+        if self.found.proved:
+            return "proved"
+        return "private parts missing" if self.lacks else self.found.rule or "limit"
+
+
+class Modules:
+    """The modules of a folder, by their names."""
+
+    def __init__(self, environment: Environment, folder: Path) -> None:
+        self.environment = environment
+        names = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.olean"))
+        self.names = sorted(".".join(name.parts) for name in names)
+        self._imports: dict[str, tuple[str, ...]] = {}
+        self._declares: dict[str, frozenset[Name]] = {}
+
+    def image(self, module: str) -> Image:
+        """Returns the compiled file as data."""
+        path = self.environment.find_olean(module)
+        assert path is not None, module
+        return open_image(read_parts(path.resolve()))
+
+    def imports(self, module: str) -> tuple[str, ...]:
+        """Returns the modules that a module imports itself."""
+        if module not in self._imports:
+            imports = self.image(module).imports()
+            self._imports[module] = tuple(display(each.module) for each in imports)
+        return self._imports[module]
+
+    def closure(self, modules: Sequence[str]) -> frozenset[str]:
+        """Returns the modules and all that they lead to."""
+        seen, todo = set(modules), list(modules)
+        while todo:
+            fresh = set(self.imports(todo.pop())) - seen
+            seen |= fresh
+            todo += fresh
+        return frozenset(seen)
+
+    def declares(self, module: str) -> frozenset[Name]:
+        """Returns the names that a module declares."""
+        if module not in self._declares:
+            self._declares[module] = frozenset(self.image(module).constants())
+        return self._declares[module]
+
+    def lacks(self, module: str) -> tuple[str, ...]:
+        """Returns the names that a module refers to and that nothing declares which it imports."""
+        image = self.image(module)
+        constants = image.constants()
+        wanted = set().union(*(image.references(raw) for raw in constants.values()))
+        wanted -= constants.keys()
+        for imported in self.closure(self.imports(module)):
+            wanted -= self.declares(imported)
+        return tuple(sorted(map(display, wanted)))
+
+
+async def judge_modules(library: Modules, modules: Sequence[str], slots: int = 1) -> list[Judged]:
+    """Judges modules, each behind its own imports."""
+    judges = Judges(library.environment, slots=slots, prints=False)
+    free = asyncio.Semaphore(slots)
+
+    async def one(module: str) -> Judged:
+        async with free:
+            path = library.environment.find_olean(module)
+            assert path is not None, module
+            parts = read_parts(path.resolve())
+            header = Header("", 0, library.imports(module), is_module=False, is_prelude=True)
+            found = await judges.judge(header, parts, ("", ""), LIMITS)
+            lacks = () if found.proved else await asyncio.to_thread(library.lacks, module)
+            constants = len(library.image(module).constants())
+            return Judged(module, sum(map(len, parts)), constants, found, lacks)
+
+    try:
+        if why := await judges.unavailable():
+            raise RuntimeError(why)
+        return await asyncio.gather(*map(one, modules))
+    finally:
+        await judges.close()
