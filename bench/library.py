@@ -66,8 +66,8 @@ async def print_headers(environment: Environment, imported: Modules) -> None:
     """Prints what importing headers costs the judge and the process that forks."""
     budget = ForkRules().memory_bytes
     print(
-        "| header | modules | judge: import, s | private MB | fork server: import, s "
-        "| private MB | headers in its budget |"
+        "| header | modules | judge: CPU s | private MB | fork server: CPU s | private MB "
+        "| headers in its budget |"
     )
     print(f"|{' --- |' * 7}")
     for text in _HEADERS:
@@ -84,8 +84,8 @@ async def print_headers(environment: Environment, imported: Modules) -> None:
         if isinstance(zygote, str):
             print(f"| {zygote} | | |", flush=True)
         else:
-            fork_s, fork_mb, counted_mb = zygote
-            fit = int(budget / 1e6 / counted_mb)
+            fork_s, fork_mb, counted_bytes = zygote
+            fit = budget // counted_bytes
             print(f"| {fork_s:.2f} | {fork_mb:.0f} | {fit} |", flush=True)
     print(f"\nbudget: {budget >> 20} MB a worker's environment")
 
@@ -93,8 +93,7 @@ async def print_headers(environment: Environment, imported: Modules) -> None:
 async def _judge_import(
     environment: Environment, header: Header, text: str, folder: Path
 ) -> tuple[float, float]:
-    """The seconds until a judge has answered its first file, less those of its second, and the
-    private megabytes that it keeps."""
+    """Returns what a judge's process has used and holds once it has judged one small file."""
     source, olean = folder / "x.lean", folder / "x.olean"
     source.write_text(f"{text}theorem leanq_bench (p : Prop) (h : p) : p := h\n")
     command = [*environment.toolchain.command, "-o", olean.name, source.name]
@@ -102,49 +101,51 @@ async def _judge_import(
     process = await asyncio.create_subprocess_exec(*command, env=variables, cwd=folder)
     if await process.wait():
         raise SystemExit(f"Lean does not compile a text behind {text!r}")
-    parts = read_parts(olean)
     judges = Judges(environment, slots=1)
     try:
         if why := await judges.unavailable():
             raise SystemExit(why)
-        took = []
-        for _ in range(2):
-            started_s = time.perf_counter()
-            found = await judges.judge(header, parts, ("", ""), LIMITS)
-            took.append(time.perf_counter() - started_s)
-            if not found.proved:
-                raise SystemExit(f"{text!r}: {found}")
-        return took[0] - took[1], max(_private_mb("judge_process"))
+        found = await judges.judge(header, read_parts(olean), ("", ""), LIMITS)
+        if not found.proved:
+            raise SystemExit(f"{text!r}: {found}")
+        return max(_used("judge_process"))
     finally:
         await judges.close()
 
 
-async def _zygote_import(environment: Environment, text: str) -> tuple[float, float, float] | str:
-    """The seconds of an import, the private megabytes behind it, and those that are counted
-    against the budget; or why there is no fork server here."""
-    started_s = time.perf_counter()
+async def _zygote_import(environment: Environment, text: str) -> tuple[float, float, int] | str:
+    """Returns the same of the process that forks, and the bytes that count against the budget; or
+    why there is none here."""
     arguments = [*environment.options, "-o", "Bench.olean", "--json", "--stdin"]
     try:
+        toolchain = environment.toolchain
         zygote = await Zygote.open(
-            environment.toolchain.shared_libraries, arguments, text, environment.process_env()
+            toolchain.prefix and toolchain.prefix / "bin" / "lean",
+            toolchain.shared_libraries,
+            arguments,
+            text,
+            environment.process_env(),
         )
     except HeaderFailsError as error:
         return f"does not serve here: {error}"
     try:
-        took_s = time.perf_counter() - started_s
-        return took_s, max(_private_mb("zygote")), zygote.memory_bytes / 1e6
+        return *max(_used("zygote")), zygote.memory_bytes
     finally:
         await zygote.close()
 
 
-def _private_mb(word: str) -> Iterator[float]:
+def _used(word: str) -> Iterator[tuple[float, float]]:
+    """Yields the CPU seconds and the private megabytes of our processes with this word."""
     for pid in descendants():
         with contextlib.suppress(OSError):
-            if word.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-                # Clean pages are the library's own, and any process may share them.
-                [dirty] = (line for line in lines if line.startswith("Private_Dirty"))
-                yield int(dirty.split()[1]) / 1e3
+            if word.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                continue
+            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            # Clean pages are the library's own, and any process may share them.
+            [dirty] = (line for line in lines if line.startswith("Private_Dirty"))
+            cpu_s = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+            yield cpu_s, int(dirty.split()[1]) / 1e3
 
 
 def main() -> None:

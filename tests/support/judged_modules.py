@@ -1,12 +1,13 @@
 """A library's own modules, judged as a check's file is: by a judge that has imported what they do.
 
-A module that refers to what no file declares cannot be judged: its compiler saw private parts that
-were not delivered. That is found in the files.
+A module may rest on private parts that were not delivered with it, and then cannot be judged. That
+is found in the files: a name that nothing declares, or a definition without its body.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import Header
 
+_EQUATION = re.compile(r"eq_\d+")
 LIMITS = Limits(cpu_s=600.0, wall_s=1800.0, memory_bytes=8 << 30)
 
 
@@ -26,7 +28,7 @@ class Judged:
     """A module and what the judge says of it.
 
     Attributes:
-        lacks: names that it refers to and that nothing declares; looked for if it is refused.
+        lacks: what it rests on and was not delivered; looked for if the kernel refuses it.
     """
 
     name: str
@@ -82,14 +84,29 @@ class Modules:
         return self._declares[module]
 
     def lacks(self, module: str) -> tuple[str, ...]:
-        """Returns the names that a module refers to and that nothing declares which it imports."""
+        """Returns the names that safe constants of a module rest on and that were not delivered.
+
+        Nothing that the module imports declares them; or the file says how a definition unfolds,
+        and has an axiom in its place.
+        """
         image = self.image(module)
         constants = image.constants()
-        wanted = set().union(*(image.references(raw) for raw in constants.values()))
-        wanted -= constants.keys()
+        safe = [raw for raw in constants.values() if not raw.unsafe]
+        wanted = set().union(*(image.references(raw) for raw in safe)) - constants.keys()
         for imported in self.closure(self.imports(module)):
             wanted -= self.declares(imported)
-        return tuple(sorted(map(display, wanted)))
+        unfolded = {name[:-1] for name in constants if _EQUATION.fullmatch(str(name[-1]))}
+        unfolded |= {_without_module(name) for name in unfolded}
+        hollow = {
+            name for name in unfolded if name in constants and constants[name].kind == "axiom"
+        }
+        return tuple(sorted(map(display, wanted | hollow)))
+
+
+def _without_module(name: Name) -> Name:
+    """Returns the name that a private one has in its module."""
+    numbers = [place for place, part in enumerate(name) if isinstance(part, int)]
+    return name[numbers[0] + 1 :] if numbers else name
 
 
 async def judge_modules(library: Modules, modules: Sequence[str], slots: int = 1) -> list[Judged]:
@@ -104,7 +121,8 @@ async def judge_modules(library: Modules, modules: Sequence[str], slots: int = 1
             parts = read_parts(path.resolve())
             header = Header("", 0, library.imports(module), is_module=False, is_prelude=True)
             found = await judges.judge(header, parts, ("", ""), LIMITS)
-            lacks = () if found.proved else await asyncio.to_thread(library.lacks, module)
+            refused = found.rule == "kernel_refused"
+            lacks = await asyncio.to_thread(library.lacks, module) if refused else ()
             constants = len(library.image(module).constants())
             return Judged(module, sum(map(len, parts)), constants, found, lacks)
 
