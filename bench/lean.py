@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -18,12 +19,22 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from places import Place, lean, new_place, print_table, server_info, statement, worker, xargs
-from processes import Run, cpu_s
+from places import (
+    LEANQ,
+    Place,
+    lean,
+    new_place,
+    print_table,
+    server_info,
+    statement,
+    worker,
+    xargs,
+)
+from processes import Run, cpu_s, process
 
 from leanq.client import AsyncLeanQClient
 from leanq.local import EmbeddedServer
@@ -33,6 +44,7 @@ from leanq.queue.settings import Settings
 _SLOTS = 2
 # The header is preloaded and proved meanwhile.
 _WARM_UP_S = 15.0
+_PRELOADED_S = 300.0
 _THINK_S = 0.25  # between two checks of a client that sends one at a time
 
 # What it is, how its number is written, target; by name.
@@ -51,6 +63,29 @@ _FIGURES = {
     "back": ("one check at a time, without pauses, median", "{:.1f} ms", ""),
 }
 _Figures = defaultdict[str, list[float]]
+_Kinds = Mapping[str, tuple[str, str, str]]
+_HEADERS = {
+    "std": "import Std",
+    "none": "",
+    "remark": "/- a remark\nof two lines -/\nimport Std -- another",
+}
+_BURST = 4
+_EACH_KIND = ("xargs_ms", "xargs_cpu_ms", "throughput", "cpu", "worker_ms")
+_LIBRARY_FIGURES = {
+    **{
+        f"{kind}_{name}": (f"{title}: {_FIGURES[name][0]}", _FIGURES[name][1], target)
+        for kind, title in (
+            ("std", "`import Std`"),
+            ("none", "no header"),
+            ("remark", "a comment above"),
+        )
+        for name in _EACH_KIND
+        for target in ["≥ 3.4" if name == "throughput" else ""]
+    },
+    "std_preloaded_s": ("`import Std`: until forks serve it, unproved before", "{:.1f} s", "≤ 6 s"),
+    "none_preloaded_s": ("no header: until forks serve it, unproved before", "{:.1f} s", "≤ 6 s"),
+    "load": ("load", "{:.1f}", ""),
+}
 
 
 @dataclass(frozen=True)
@@ -76,6 +111,13 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=10, help="checks one at a time, in a round")
     parser.add_argument("--judge", action="store_true", help="have all of them judged")
     parser.add_argument("--no-fork-server", action="store_true", help="Lean starts for each file")
+    parser.add_argument(
+        "--library",
+        type=Path,
+        metavar="FOLDER",
+        help="a toolchain with a full library: one theorem by omega and one by simp a file, behind "
+        "import Std, without a header, and with a comment above the imports",
+    )
     parser.add_argument("--json", action="store_true", help="print the medians as a JSON line")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -85,7 +127,12 @@ def main() -> None:
             tempfile.TemporaryDirectory(prefix="leanq-bench-") as folder,
             EmbeddedServer() as server,
         ):
-            place = new_place(Path(folder))
+            place = new_place(Path(folder), options.library)
+            if options.library:
+                with worker_with_log(place, server.url) as (pid, log):
+                    measure_library(options, place, server.url, pid, log, figures)
+                print_figures(options, place, _LIBRARY_FIGURES, figures)
+                return
             names = [f"file_{number}" for number in range(options.files)]
             for number, name in enumerate(names):
                 first = number * options.statements
@@ -107,6 +154,12 @@ def main() -> None:
                         measure_alone(figures, place, fleet, names[: options.alone])
     except KeyboardInterrupt:
         sys.exit(130)
+    print_figures(options, place, _FIGURES, figures)
+
+
+def print_figures(
+    options: argparse.Namespace, place: Place, kinds: _Kinds, figures: _Figures
+) -> None:
     if options.json:
         medians = {name: round(statistics.median(each), 3) for name, each in figures.items()}
         print(json.dumps(medians))
@@ -114,7 +167,67 @@ def main() -> None:
     print(f"{options.files} files of {options.statements} theorems, {options.rounds} rounds,")
     print(f"{os.cpu_count()} CPUs, Python {platform.python_version()},", end=" ")
     print(f"Lean {place.environment.toolchain.version}\n")
-    print_table(_FIGURES, figures)
+    print_table(kinds, figures)
+
+
+@contextlib.contextmanager
+def worker_with_log(place: Place, url: str) -> Iterator[tuple[int, Path]]:
+    """A worker that is ready, and the file of its log."""
+    log = Path(place.variables["TMPDIR"], "worker.log")
+    command = [*LEANQ, "worker", "--slots", str(_SLOTS)]
+    with log.open("wb") as stderr:
+        variables = {**place.variables, "LEANQ_URL": url}
+        with process(command, variables, place.files, stderr=stderr) as child:
+            wait_for(log, " serves ")
+            yield child.pid, log
+
+
+def wait_for(log: Path, words: str) -> None:
+    until_s = time.monotonic() + _PRELOADED_S
+    while words not in log.read_text():
+        if time.monotonic() > until_s:
+            sys.exit(f"the worker's log does not say {words!r}: {log.read_text()[-1000:]}")
+        time.sleep(0.05)
+
+
+def measure_library(
+    options: argparse.Namespace,
+    place: Place,
+    url: str,
+    pid: int,
+    log: Path,
+    figures: _Figures,
+) -> None:
+    """How soon a header is served by forks, then each kind of header beside plain Lean, in turn."""
+    fleet = Fleet(url, int(server_info(url)["process_id"]), pid, True)
+    kinds = {}
+    for kind, header in _HEADERS.items():
+        kinds[kind] = [f"{kind}_{number}" for number in range(options.files)]
+        for number, name in enumerate(kinds[kind]):
+            place.write(name, *_by_tactics(number), header=header)
+    for kind, preloaded in (("std", "preloaded 'import Std'"), ("none", "preloaded ''")):
+        began_s = time.monotonic()
+        while preloaded not in log.read_text():
+            if time.monotonic() > began_s + _PRELOADED_S:
+                sys.exit(f"the header is not preloaded: {log.read_text()[-1000:]}")
+            asyncio.run(through_leanq(place, fleet, kinds[kind][:_BURST]))
+        figures[f"{kind}_preloaded_s"].append(time.monotonic() - began_s)
+    for number in range(options.rounds):
+        for kind, names in kinds.items():
+            one: _Figures = defaultdict(list)
+            measure_round(one, place, fleet, names, backwards=number % 2 == 1)
+            for name in _EACH_KIND:
+                figures[f"{kind}_{name}"] += one[name]
+            figures["load"].append(os.getloadavg()[0])
+
+
+def _by_tactics(number: int) -> tuple[str, str]:
+    """Two theorems of their own."""
+    return (
+        f"theorem o{number} (a b : Nat) (h : a + {number} < b) : a + {number + 1} ≤ b := by omega",
+        f"theorem s{number} (xs : List Nat) : (xs ++ []).length + {number} = "
+        f"xs.length + {number} := by simp",
+    )
 
 
 def measure_round(

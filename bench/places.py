@@ -31,14 +31,14 @@ class Place:
     environment: Environment
     variables: dict[str, str]
 
-    def write(self, name: str, *commands: str) -> None:
+    def write(self, name: str, *commands: str, header: str = "prelude\nimport Core") -> None:
         """A Lean file of these commands; it is named without its ``.lean``."""
-        text = "\n\n".join(("prelude\nimport Core", *commands))
+        text = "\n\n".join(filter(None, (header, *commands)))
         (self.files / f"{name}.lean").write_text(f"{text}\n")
 
 
-def new_place(folder: Path) -> Place:
-    """Finds the Lean that both sides use: the wheel's, with Core."""
+def new_place(folder: Path, library: Path | None = None) -> Place:
+    """Finds the Lean that both sides use: a toolchain's, else the wheel's, with Core."""
     for name in ("cache", "files", "home", "tmp"):
         (folder / name).mkdir()
     variables = {
@@ -48,6 +48,8 @@ def new_place(folder: Path) -> Place:
         "TMPDIR": str(folder / "tmp"),
         "LEANQ_CACHE": str(folder / "cache"),
     }
+    if library:
+        variables["LEANQ_LEAN"] = str(library.absolute() / "bin" / "lean")
     environment = open_environment("default", None, environ=variables)
     return Place(folder / "files", environment, variables)
 
