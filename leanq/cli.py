@@ -33,6 +33,7 @@ _COMMANDS = (
         "campaign",
         "dead",
         "doctor",
+        "env",
         "export-traces",
         "extract",
         "mcp",

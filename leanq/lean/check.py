@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from leanq.errors import AuditError
 from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
 from leanq.lean.audit.ending import Ended
+from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.judges import Judgement, Judges, Parts
 from leanq.lean.audit.olean import read_parts
-from leanq.lean.audit.own_words import own_words
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
 from leanq.lean.diagnostics import Outcome
@@ -54,14 +54,11 @@ class Auditor:
         self.judges = judges
         self._lean = lean
         self._known: LRUCache[tuple[str, ...], ImportedAxioms] = LRUCache(_HEADERS_REMEMBERED)
-        self._words: frozenset[str] | None = None
 
     async def runs_programs(self, code: str) -> str | None:
         """What lets a text run programs of its own in this environment, as it stands there."""
-        if self._words is None:
-            folders = self._lean.environment.search_path
-            self._words = await asyncio.to_thread(own_words, folders)
-        return await asyncio.to_thread(runs_programs, code, self._words)
+        found = await asyncio.to_thread(evaluators, self._lean.environment)
+        return await asyncio.to_thread(runs_programs, code, found)
 
     async def findings(self, survey: Survey, header: Header, allowed: Sequence[str]) -> Findings:
         """What a compiled text rests on; raises AuditError."""

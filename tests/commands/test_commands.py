@@ -34,6 +34,7 @@ SIMPLE = [
     "campaign",
     "dead",
     "doctor",
+    "env",
     "export-traces",
     "extract",
     "mcp",

@@ -16,11 +16,14 @@ There are five ways from a text to a program that runs:
   later: their words, or how their words begin (`_WORDS`);
 - an attribute: those that are known to run nothing of the text's are listed (`_HARMLESS`);
 - an option that lets code pass unchecked or calls compiled functions by name (`_OPTIONS`);
-- the configuration of a tactic, a term that Lean evaluates: a literal one runs nothing
-  (`_FIELDS`);
+- the configuration of a tactic, a term that Lean evaluates: a literal one runs nothing, unless
+  the text gives another meaning to what stands in it (`FIELDS`, `_HEADS`, `_is_literal`);
 - the tactic that is run for an argument that is left out, a constant of type `Lean.Syntax` that
   Lean evaluates. What stands in `(h : p := by …)` is fixed, but a text can compute another one:
   what names such a constant or makes it is looked for (`_WORDS`, `_MAKES_SYNTAX`).
+
+What stands here is of Lean's own library, and of what each text may use without an import. What
+other libraries bring is found in their compiled files, by :mod:`leanq.lean.audit.evaluators`.
 
 `notation`, `infixl` and their like write macros, but fixed ones. They can change what a statement
 means, which the statements in the reply to a check and `verify` show.
@@ -30,6 +33,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 # What follows makes another identifier of a word. What stands before it does not: Lean reads
 # `#versionelab` as `#version`, then `elab`, and a notation may end in a letter like that.
@@ -47,7 +52,7 @@ _WORDS = (
     r"(?:declare|register|builtin)_[A-Za-z_?!]+|add_aesop_rules|binder_predicate|grind_propagator",
     r"set_(?:library_suggestions|premise_selector)|(?:show|with)_panel_widgets|docs_to_verso",
     r"postprocess_traces|(?:derive|ensure)_eval_[a-z_]+|def_eval_config_item",
-    r"include_str",
+    r"include_str|idbg",
     r"unsafe",
     r"plausible|slim_check",
     # Constants that Lean evaluates: for an argument that is left out, and of a notation.
@@ -64,7 +69,7 @@ _WORDS = (
 _HINT_WORDS = (
     "run_ elab macro syntax initialize simproc declare_ register_ builtin_ aesop include_str "
     "binder_predicate grind_propagator set_library set_premise panel_widgets docs_to_verso "
-    "postprocess_traces _eval_ unsafe plausible slim_check autoParam _auto_ Syntax ParserDescr "
+    "idbg _traces _eval_ unsafe plausible slim_check autoParam _auto_ Syntax ParserDescr "
     "extern implemented_by csimp native "
     "educeBool educeNat trustCompiler _parser expander formatter parenthesizer cpass "
     "derive_handler widget_module"
@@ -109,59 +114,137 @@ _NESTED = re.compile(r"\(\s*attr\s*:=")
 _MOST_NESTED = 8
 
 # The fields of the configurations of tactics in Lean and Mathlib: terms that Lean evaluates.
-_FIELDS = (
-    "abstractProof ac acNf acSteps allowSynthFailures andFlattening applyHypsTransparency "
+_FIELD_WORDS = (
+    "abstractProof ac acNf acSteps all allowSynthFailures andFlattening applyHypsTransparency "
     "approx arith assumptionTransparency autoUnfold backtracking beqEqs beta binaryProofs "
     "bitVecOfNat canonHeartbeats canonInstances catchRuntime clean closePost "
-    "commitIndependentGoals config congrConsts constructor contextual cutsat decide "
-    "destructProductsTransparency discharge discharger dsimp ematch embeddedConstraintSubst "
-    "enableSimp enableUnfold enums eta etaReduce etaStruct exfalso exp failIfUnchanged fixedInt "
-    "funCC funext gen genLocal genLocalDefs graphviz grind ground implicitDefEqProofs index inj "
-    "instances intros introsTransparency iota kernel lax letToHave lia linarith linear locals "
-    "matchEqs maxDepth maxDischargeDepth maxExponent maxGoals maxNormIterations "
-    "maxRuleApplicationDepth maxRuleApplications maxSteps maxSuggestions mbtc memoize mode "
-    "native newGoals occs offsetCnstrs options oracle order partialApp preferLHS preprocess "
-    "preprocessing proc proj qlia red revert ring ringSteps sameFun sat_timeout shortCircuit "
-    "simp_config singlePass singleton solverMode splitHypotheses splitImp splitIndPred splitIte "
-    "splitMatch splitNe splits star strategy structures suggestions suspend symm "
-    "synthAssignedInstances terminal timeout trace traceScript transform transparency typeEqs "
-    "unfoldPartialApp unfoldReducible useDefaultSimpSet useSimpAll useSorry verbose "
-    "warnExponents warnOnNonterminal zeta zetaDelta zetaDeltaSet zetaHave zetaReduce zetaUnused"
+    "commitIndependentGoals config congrConsts constructor contextual cutsat decide descend "
+    "destructProductsTransparency detailed discharge discharger dsimp elimLets ematch "
+    "embeddedConstraintSubst enableSimp enableUnfold enums eta etaReduce etaStruct exfalso exp "
+    "ext extAll failIfUnchanged fixedInt funCC funext gen genLocal genLocalDefs graphviz grind "
+    "ground harder implicitDefEqProofs implicits index inj instances intro intros "
+    "introsTransparency iota jp kernel lax leave letToHave lia lift linarith linear locals "
+    "lookahead main matchEqs max maxDepth maxDischargeDepth maxExponent maxGoals "
+    "maxNormIterations maxRuleApplicationDepth maxRuleApplications maxSteps maxSuggestions mbtc "
+    "memoize merge min missing mode name native newGoals occs offsetCnstrs only onlyGivenNames "
+    "options oracle order partialApp preferLHS preprocess preprocessing preserveBinderNames proc "
+    "proj proofs qlia red reducible revert ring ringSteps sameFun sat_timeout shortCircuit "
+    "simp_config singlePass singleton solverMode splitDisjunctions splitHypotheses splitImp "
+    "splitIndPred splitIte splitMatch splitMinMax splitNatAbs splitNatSub splitNe splits star "
+    "stepLimit strategy structures suggestions suspend symm synthAssignedInstances targetOnly "
+    "terminal timeout trace traceScript transform transparency trimProofs trivial try? typeEqs "
+    "types underBinder unfoldPartialApp unfoldReducible useContext useDefaultSimpSet usedOnly "
+    "useSimpAll useSorry verbose warnExponents warnOnNonterminal wrapWithBy zeta zetaDelta "
+    "zetaDeltaSet zetaHave zetaReduce zetaUnused"
 )
-_FIELD = rf"(?<![A-Za-z0-9_])«?(?:{_FIELDS.replace(' ', '|')})»?"
+FIELDS = frozenset(_FIELD_WORDS.split(" "))
+"""Those of Lean's own library, and of some others."""
 _VALUE = r"(?::=(?P<value>[^()]{0,400}+)(?P<end>[()]?)|/-)"
-_CONFIGURATION = re.compile(rf"{_FIELD}\s*+{_VALUE}")
 # The same with comments to the end of a line in between. What begins a line is looked for first,
 # and then the lines above it: a pattern for all of it would read a comment once for each field.
 _BEHIND_COMMENTS = re.compile(rf"^[^\S\n]*+{_VALUE}", re.MULTILINE)
-_FIELD_BEFORE_COMMENT = re.compile(rf"{_FIELD}\s*+(?:--|\Z)")
 _COMMENT_OR_BLANK = re.compile(r"\s*+(?:--|\Z)")
 # A field of a field, `(simp.maxSteps := …)`, read from its end: a search for its beginning would
 # read it from each.
 _BACKWARDS_PATH = re.compile(r"(?:\.[\w'«»]*[^\W\d])+")
 _VALUE_AFTER_COMMENT = re.compile(r"-/\s*+(?::=|--|/-)")
 _MAX_GAP_CHARS = 2000
-_LITERAL_ITEM = r"[A-Za-z_]+\s*:=\s*(?:true|false|[0-9]+|\.[A-Za-z]+)"
+_LITERAL_NUMBERS = r"\[[0-9,\s]*+\]"
+_LITERAL_VALUE = rf"(?:true|false|[0-9][0-9_]*|\.[A-Za-z]+(?:\s+{_LITERAL_NUMBERS})?)"
+_LITERAL_ITEM = rf"[A-Za-z_]+\s*:=\s*{_LITERAL_VALUE}"
 _LITERAL = re.compile(
-    rf"\s*(?:true|false|[0-9][0-9_]*|\.[A-Za-z]+|\{{\s*(?:{_LITERAL_ITEM}\s*,?\s*)*\}})\s*"
+    rf"\s*(?:{_LITERAL_VALUE}|{_LITERAL_NUMBERS}|\{{\s*(?:{_LITERAL_ITEM}\s*,?\s*)*\}})\s*"
 )
-# A rule of Aesop's can be a tactic that is a function of the text's own.
-_AESOP = (
-    re.compile(r"aesop"),
-    re.compile(r"(?<![A-Za-z])tactic(?![A-Za-z0-9_'])"),
-    re.compile(
-        r"(?:Tactic|Meta|Core|Elab|Simp)M|(?:Lean|Tactic)»?\.«?[A-Za-z]|open|export|namespace"
-    ),
+# The constructors that a field of a configuration can have; no text can make others of them.
+_CONSTRUCTORS = re.compile(
+    r"occs\s*:=\s*\.(?:all|pos|neg)(?![\w'!?.])"
+    r"|(?:t|\w*T)ransparency\s*:=\s*\.(?:all|default|reducible|instances|none)(?![\w'!?.])"
+    r"|etaStruct\s*:=\s*\.(?:all|none|notClasses)(?![\w'!?.])"
+    r"|newGoals\s*:=\s*\.(?:all|nonDependentFirst|nonDependentOnly)(?![\w'!?.])"
 )
+_DOTTED = re.compile(r"\.([A-Za-z]+)")
+_NOTATIONS = re.compile(r"notation|infix|prefix|postfix")
+_BLANK = r"(?:\s|--[^\n]*\n|/-(?:[^-]|-(?!/))*-/)"
+_OTHER_TRUTH = re.compile(
+    rf"(?:def|abbrev|opaque|theorem|lemma|axiom|alias|constant|instance|class|structure|inductive"
+    rf"|simps|to_additive){_BLANK}+[\w.«»]*?«?(?:true|false)(?![\w'!?])"
+    rf"|(?<![\w'!?])(?:true|false)»?{_BLANK}*(?::(?!=)|[({{\[⦃]\s*\w+[^()]*:)"
+    r"|export[^\n]*(?:true|false)|«(?:true|false)»"
+)
+# The tactics, and what takes the options of one, behind which a configuration can stand.
+_HEAD_WORDS = (
+    "simp simp_all dsimp simpa simp_arith simp_all_arith dsimp_arith simp_intro simp_rw simprocs "
+    "norm_num norm_num1 norm_cast push_cast exact_mod_cast apply_mod_cast assumption_mod_cast rw "
+    "rewrite erw rwa nth_rewrite nth_rw rw_search apply exact refine eapply constructor "
+    "econstructor fconstructor congr convert convert_to ext ext1 funext split split_ifs injection "
+    "injections cases induction rcases obtain rintro intro intros omega decide grind cutsat lia "
+    "grobner linarith nlinarith polyrith positivity try bv_decide bv_check bv_normalize bv_omega "
+    "solve_by_elim apply_assumption apply_rules extract_lets lift_lets let_to_have clean unfold "
+    "delta change conv lhs rhs arg pattern enter in mvcgen mspec mintro mvcgen_trivial aesop tauto "
+    "itauto fun_prop continuity measurability gcongr bound mono abel abel_nf ring ring_nf "
+    "noncomm_ring group module match_scalars linear_combination compute_degree field field_simp "
+    "cc duper simps push pull push_neg by_contra contrapose wlog use exists zify qify rify hint "
+    "says whnf beta reduce eta zeta subst symm trans rfl ac_rfl ac_nf cbv finish suggestions "
+    "find lint check infer_instance inferInstance monotonicity get_elem_tactic positivity reassoc "
+    "elementwise to_additive to_dual mk_iff subst_vars specialize generalize set replace choose "
+    "lift nontriviality interval_cases fin_cases observe peel slice_lhs slice_rhs coherence "
+    "bicategory monoidal sublists rel calc show have suffices let open classical any_goals "
+    "all_goals case next first repeat iterate focus done skip stop only at with using from then do"
+)
+_HEADS = tuple(_HEAD_WORDS.split(" "))
+_BEFORE_CONFIGURATION = re.compile(
+    r"(?<![\w.'!?])([\w.'!?]+)[!?*]*\s*(?:\([A-Za-z_]+\s*:=[^()]*\)\s*)*\(\s*\Z"
+)
+# A rule of Aesop's can be a constant of the text's own that is a program. There is no such constant
+# unless the text names something of Lean's own, or of what is built on it.
+_AESOP_RULE = re.compile(r"(?<![A-Za-z])add(?![A-Za-z0-9_'])|@\[|attribute")
+_OF_PROGRAMS = re.compile(
+    r"Lean|Aesop|IO|Tactic|Meta|Elab|RuleTac|TacGen|Syntax|System|Task|Qq|Mathlib|Batteries"
+    r"|ProofWidgets|Plausible|ImportGraph|(?:Core|Simp|Macro|Command|Term|Import|Script)M"
+)
+_IMPORTS = re.compile(
+    r"^(?:(?:public|private|meta)\s+)*import\s+(?:all\s+)?[\w.«»]+[^\S\n]*$", re.MULTILINE
+)
+# What is found in Aesop and Mathlib, and has rules of its own here or makes fixed syntax.
+_REVIEWED = frozenset({"aesop", "aesop?", "notation3"})
 
 
-def runs_programs(code: str, more_words: Collection[str] = ()) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Evaluators:
+    """What of an environment's libraries evaluates what a text wrote.
+
+    Attributes:
+        words: the words of commands, terms and tactics, with the syntax that each is found for.
+        attributes: those that evaluate what they are given to, with the module that brings each.
+        heads: the words behind which a tactic's configuration stands.
+        fields: the names of the fields of configurations.
+        wordless: syntax that evaluates, and has no word by which it can be found.
+        unseen: libraries that cannot be looked into, and why.
+    """
+
+    words: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=dict)
+    heads: list[str] = field(default_factory=list)
+    fields: list[str] = field(default_factory=list)
+    wordless: list[str] = field(default_factory=list)
+    unseen: dict[str, str] = field(default_factory=dict)
+
+
+_NONE = Evaluators()
+
+
+def is_word(symbol: str) -> bool:
+    """Whether a symbol of Lean's own syntax lets a text run programs."""
+    return bool(_WORD.fullmatch(symbol) or _SIGNS.fullmatch(symbol))
+
+
+def runs_programs(code: str, found: Evaluators = _NONE) -> str | None:
     """What lets a text run programs of its own while it is compiled, as it stands there.
 
     None: nothing does.
 
     Args:
-        more_words: words of commands, tactics and attributes of the environment that run programs.
+        found: what the environment's libraries bring.
     """
     patterns = [_WORD] if any(hint in code for hint in _HINTS) else []
     if "Lean" in code:
@@ -169,13 +252,33 @@ def runs_programs(code: str, more_words: Collection[str] = ()) -> str | None:
     for pattern in (*patterns, _OPTIONS, _SIGNS):
         if match := pattern.search(code):
             return match[0]
-    for word in more_words:
-        if word in code and re.search(re.escape(word) + _AFTER * word[-1].isalnum(), code):
-            return word
-    return _attribute(code) or _configuration(code)
+    return (
+        _of_libraries(code, found)
+        or _attribute(code, found.attributes)
+        or _configuration(code, found)
+    )
 
 
-def _attribute(code: str) -> str | None:
+def _of_libraries(code: str, found: Evaluators) -> str | None:
+    """A word of a library's own, or a library that nobody has looked into."""
+    for word, syntax in found.words.items():
+        if word in code and word not in _REVIEWED:
+            ending = _AFTER * (word[-1].isalnum() or word[-1] == "_")
+            # A tactic's word is no keyword: it can be a part of a name, or name an argument.
+            if syntax.startswith("tactic "):
+                ending += r"(?!\.[A-Za-z_«]|\s*:=)"
+                ending = r"(?<![A-Za-z_»]\.)" + re.escape(word) + ending
+            else:
+                ending = re.escape(word) + ending
+            if re.search(ending, code):
+                return word
+    for library in found.unseen:
+        if re.search(rf"import\s[^\n]*(?<![\w.]){re.escape(library)}(?!\w)", code):
+            return f"import {library}"
+    return None
+
+
+def _attribute(code: str, evaluating: Collection[str]) -> str | None:
     """An attribute that is not known to be harmless."""
     odd = 0
     for match in _ATTRIBUTE.finditer(code):
@@ -188,18 +291,19 @@ def _attribute(code: str) -> str | None:
         content = _bracketed(code, match.end()) if odd <= _MAX_ODD_ATTRIBUTES else None
         if content is None:
             return code[match.start() : match.start() + 40]
-        if (found := _unknown(content)) is not None:
+        if (found := _unknown(content, evaluating)) is not None:
             return f"@[{found}]"
     return None
 
 
-def _unknown(content: str, depth: int = 0) -> str | None:
+def _unknown(content: str, evaluating: Collection[str], depth: int = 0) -> str | None:
     """The first of a list of attributes that is not known, or is nested too deep."""
     for item in _split(content):
         name = _ATTRIBUTE_NAME.match(item.strip())
         assert name is not None
         # `-simp` takes an attribute away, and an empty list has none.
-        if depth > _MOST_NESTED or (item.strip() and name[1] not in _HARMLESS):
+        is_known = name[1] in _HARMLESS and (name[1] not in evaluating or name[1] in _REVIEWED)
+        if depth > _MOST_NESTED or (item.strip() and not is_known):
             return item.strip()[:40]
         end = 0
         # What is nested in a nested list is looked at with that list.
@@ -209,7 +313,7 @@ def _unknown(content: str, depth: int = 0) -> str | None:
             while open_ and end < len(item):
                 open_ += {"(": 1, ")": -1}.get(item[end], 0)
                 end += 1
-            if (found := _unknown(item[begin : end - 1], depth + 1)) is not None:
+            if (found := _unknown(item[begin : end - 1], evaluating, depth + 1)) is not None:
                 return found
     return None
 
@@ -243,11 +347,12 @@ def _split(content: str) -> list[str]:
     return [*items, content[start:]]
 
 
-def _configuration(code: str) -> str | None:
-    """A tactic's configuration that is no literal, or a rule that is a tactic."""
+def _configuration(code: str, found: Evaluators) -> str | None:
+    """A tactic's configuration that is no literal, or a rule that is a program."""
     hides_values: bool | None = None
-    for start, match in _configured(code):
-        if match["end"] == ")" and _LITERAL.fullmatch(match["value"]):
+    for start, match in _configured(code, tuple(found.fields)):
+        name = code[start : match.start("value")] if match["value"] is not None else ""
+        if match["end"] in ("(", ")") and _is_literal(code, name, match):
             continue
         if match["value"] is None:
             if hides_values is None:
@@ -255,26 +360,76 @@ def _configuration(code: str) -> str | None:
             if not hides_values:
                 continue
         before = _without_path(code[max(0, start - _MAX_GAP_CHARS) : start])
+        if _is_argument(before, found):
+            continue
         above, _, line = before.rpartition("\n")
         # A name for the value of an argument, unless a comment stands between it and the bracket.
         if before.rstrip().endswith(("(", "-/")) or (not line.strip() and "--" in above):
             return code[start : start + 40].strip()
-    if all(each.search(code) for each in _AESOP):
+    if "aesop" in code and _AESOP_RULE.search(code) and _OF_PROGRAMS.search(_IMPORTS.sub("", code)):
         return "aesop"
     return None
 
 
-def _configured(code: str) -> Iterator[tuple[int, re.Match[str]]]:
+def _is_argument(before: str, found: Evaluators) -> bool:
+    """Whether a name in brackets is that of an argument of a function, as far as can be seen.
+
+    Args:
+        before: what stands in front of the name.
+    """
+    match = _BEFORE_CONFIGURATION.search(before)
+    if match is None or found.unseen:
+        return False
+    in_front = before[: match.start()]
+    # A word of a comment tells nothing, and an option of a tactic can follow another one.
+    if "--" in in_front.rpartition("\n")[2] or in_front.rstrip().endswith(("+", "-")):
+        return False
+    # A word may stand directly behind a number or a sign.
+    return not match[1].rstrip("!?").endswith(_heads(tuple(found.heads)))
+
+
+@lru_cache(maxsize=16)
+def _heads(more: tuple[str, ...]) -> tuple[str, ...]:
+    return (*_HEADS, *(each.rstrip("!?*") for each in more))
+
+
+def _is_literal(code: str, name: str, match: re.Match[str]) -> bool:
+    """Whether a configuration's value is a literal, and means what it seems to mean."""
+    value = match["value"]
+    if match["end"] != ")" or not _LITERAL.fullmatch(value):
+        return False
+    if _NOTATIONS.search(code) or ("OfNat" in code and re.search(r"[0-9]", value)):
+        return False
+    if re.search(r"true|false", value) and _OTHER_TRUTH.search(code):
+        return False
+    item = f"{name}{value}"
+    for dotted in _DOTTED.finditer(_CONSTRUCTORS.sub("", item)):
+        # The text may declare what the word means: nowhere else does an honest one have it.
+        if len(re.findall(rf"(?<!\w){dotted[1]}(?!\w)", code)) > item.count(dotted[0]):
+            return False
+    return True
+
+
+@lru_cache(maxsize=16)
+def _patterns(more: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """A field's name and its value, and a field's name in front of a comment."""
+    fields = "|".join(map(re.escape, sorted(FIELDS.union(more), key=len, reverse=True)))
+    name = rf"(?<![A-Za-z0-9_])«?(?:{fields})»?"
+    return re.compile(rf"{name}\s*+{_VALUE}"), re.compile(rf"{name}\s*+(?:--|\Z)")
+
+
+def _configured(code: str, more: tuple[str, ...]) -> Iterator[tuple[int, re.Match[str]]]:
     """Where a field's name begins, and its value."""
-    for match in _CONFIGURATION.finditer(code):
+    configuration, before_comment = _patterns(more)
+    for match in configuration.finditer(code):
         yield match.start(), match
     for match in _BEHIND_COMMENTS.finditer(code):
         end = match.start()
         while end > 0:
             begin = code.rfind("\n", 0, end - 1) + 1
             line = code[begin : end - 1]
-            for field in _FIELD_BEFORE_COMMENT.finditer(line):
-                yield begin + field.start(), match
+            for name in before_comment.finditer(line):
+                yield begin + name.start(), match
             if not _COMMENT_OR_BLANK.match(line):
                 break
             end = begin

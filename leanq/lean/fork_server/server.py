@@ -17,7 +17,7 @@ from pathlib import Path
 from cachetools import LRUCache
 
 from leanq.errors import SandboxError
-from leanq.lean.audit.own_words import own_words
+from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.headers import forkable_header
@@ -404,8 +404,8 @@ class ForkServer:
 
     def _can_tell(self, code: str, *runs: RunBytes) -> bool:
         """Whether a text may say something else in a fork, though forks are as they should be."""
-        words = own_words(self._environment.search_path)
-        return any(each.exhausted for each in runs) or runs_programs(code, words) is not None
+        found = evaluators(self._environment)
+        return any(each.exhausted for each in runs) or runs_programs(code, found) is not None
 
     async def _prove_header(self, key: Key, zygote: Zygote) -> None:
         """Raises _DiffersError where a text comes out differently behind a header."""

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leanq.lean.audit.programs import runs_programs
+from leanq.lean.audit.programs import Evaluators, runs_programs
 
 ROOT = Path(__file__).parents[3]
 
@@ -95,6 +95,28 @@ RUNNING = [
     "example : x := by simp (ground.maxSteps := f)",
     "namespace Lean\nnamespace Elab\ndef f := g\nexample : x := by aesop (add safe tactic f)",
     '"elab"',
+    # A literal that the text gives another meaning; a configuration like an argument.
+    "instance : OfNat Nat 100 := ⟨f⟩\nexample : x := by simp (maxSteps := 100)",
+    'notation "true" => f\nexample : x := by simp (decide := true)',
+    "def true : Bool := f\nexample : x := by simp (decide := true)",
+    "def -- a\n A.true := f\nexample : x := by simp (decide := true)",
+    "class A where true : Bool\nexample : x := by simp (decide := true)",
+    "def Lean.Meta.Occurrences.f := g\nexample : x := by rw (occs := .f) [h]",
+    "def Lean.Meta.Occurrences.f (l : List Nat) := g\nexample : x := by rw (occs := .f [1]) [h]",
+    "example : x := by simp +arith (maxSteps := f)",
+    "example : x := by simp + arith (maxSteps := f)",
+    "example : x := by simp -- a\n (maxSteps := f)",
+    "example : x := by simp! (maxSteps := f)",
+    "example : x := by iterate 3simp (maxSteps := f)",
+    "example : x := by simp (zeta := false) (maxSteps := f)",
+    "example : x := by solve_by_elim* (maxDepth := f)",
+    "example : x := by rw (occs := .pos f) [h]",
+    # A constant that Aesop evaluates, with no word for it.
+    "@[aesop safe] def f : Aesop.RuleTac := fun _ => do IO.FS.writeFile g h",
+    "import Aesop\n@[aesop norm 1] def f : Aesop.TacGen := g",
+    "open Lean in\ndef f := g\nexample : x := by aesop (add unsafe 50% f)",
+    "example : x := by aesop (/- -/ add safe f)\ndef f : Elab.Tactic.TacticM Unit := g",
+    "idbg f",
     # What Lean evaluates for an argument that is left out.
     "theorem f (h : autoParam True g) : True := h",
     "def g : Lean.Syntax := f 1",
@@ -119,6 +141,14 @@ HONEST = [
     "example : x := by simp (config := { decide := true, maxSteps := 100 })",
     "example : x := by simp (maxSteps := 100) only [f]",
     "example : x := f (n := g)",
+    "def f (order : Nat) := order\nexample : f (order := k) = k := rfl",
+    "example : x := foo.bar (n := 1) (index := g 1)",
+    "example : x := by rw (occs := .pos [2]) [h]",
+    "example : x := by rw (occs := .neg [1, 3]) [h.pos, h.neg]",
+    "example : x := by simp (config := { transparency := .default })\nexample := f.default",
+    "import Mathlib\n@[aesop safe apply] theorem t : p := h",
+    "import Aesop\nopen Nat in\nexample : x := by aesop (add safe Nat.le, norm simp h)",
+    "def f (b : Bool) := b = true\nexample : x := by simp (config := { decide := true })",
     "example : x := { p with a.mode := f }",
     "example : x := by run_cmd₁",
     "example : x := by ring -- done\n\nexample : x\n  := 1",
@@ -159,8 +189,23 @@ def test_the_repositorys_own_texts_run_no_programs() -> None:
 
 
 def test_words_of_the_environments_own() -> None:
-    assert runs_programs("my_command do things", ["my_command"]) == "my_command"
+    own = Evaluators(
+        words={"my_command": "command c (M)", "my_tactic": "tactic t (M)"},
+        attributes={"aesop": "Aesop", "simps": "M"},
+        fields=["myField"],
+        heads=["mine"],
+        unseen={"Hidden": "it is damaged"},
+    )
+    assert runs_programs("my_command do things", own) == "my_command"
     assert runs_programs("my_command do things") is None
+    assert runs_programs("theorem t : p := by my_tactic f", own) == "my_tactic"
+    assert runs_programs("theorem t : A.my_tactic = f (my_tactic := 1) := by simp", own) is None
+    assert runs_programs("@[simps] def f := 1", own) == "@[simps]"
+    assert runs_programs("@[aesop safe apply] theorem t : p := q", own) is None
+    assert runs_programs("theorem t : p := by mine (myField := f)", own) is not None
+    assert runs_programs("theorem t : p := by mine (myField := 1)", own) is None
+    assert runs_programs("import Mathlib Hidden.A", own) == "import Hidden"
+    assert runs_programs("import Hiddens", own) is None
 
 
 def test_the_word_is_shown_whole() -> None:

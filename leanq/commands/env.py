@@ -1,0 +1,56 @@
+"""``leanq env``: what is known of the environments that a worker here would serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+import click
+
+from leanq.commands.tables import printable
+from leanq.commands.worker import environments, named_environments
+from leanq.lean.audit.evaluators import evaluators
+from leanq.lean.audit.programs import Evaluators
+from leanq.lean.environment import open_environment
+
+
+@click.group()
+def env() -> None:
+    """Look at environments on this machine."""
+
+
+@env.command()
+@environments
+@click.option("--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found].")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each environment.")
+def show(environments: Sequence[str], lean: str | None, as_json: bool) -> None:
+    """Print the syntax of an environment's libraries that evaluates what a text wrote.
+
+    A text with such a word or attribute is unverified. The first look at an environment reads all
+    its compiled libraries; what is found is kept in the cache folder.
+    """
+    for name, path in named_environments(environments).items():
+        environment = open_environment(name, path, lean=lean)
+        found = evaluators(environment)
+        if as_json:
+            shown = {"environment": name, "fingerprint": environment.fingerprint}
+            click.echo(json.dumps(shown | asdict(found)))
+        else:
+            click.echo(printable(str(environment)))
+            for line in _lines(found):
+                click.echo(f"  {printable(line)}")
+
+
+def _lines(found: Evaluators) -> Iterator[str]:
+    """What was found, a line each; one line where that is nothing."""
+    yield from (f"word {word}: {syntax}" for word, syntax in found.words.items())
+    yield from (f"attribute @[{name}]: {module}" for name, module in found.attributes.items())
+    if found.heads:
+        yield f"tactics with a configuration: {', '.join(found.heads)}"
+    if found.fields:
+        yield f"fields of configurations: {', '.join(found.fields)}"
+    yield from (f"evaluates, and has no word: {syntax}" for syntax in found.wordless)
+    yield from (f"not looked into: {library}: {why}" for library, why in found.unseen.items())
+    if found == Evaluators():
+        yield "no syntax beside Lean's own that evaluates"

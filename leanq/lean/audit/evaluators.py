@@ -1,0 +1,513 @@
+"""Which syntax of an environment's libraries evaluates what a text wrote, found in compiled files.
+
+A library brings commands, tactics, terms, macros and attributes. Each is a constant that Lean
+calls, and an entry in the compiled file says for which syntax. This follows what the bodies of
+those constants refer to, through implementations by other functions too, up to Lean's own
+functions that evaluate (`evalExpr`, `evalConst`, …) or up to a word that runs programs in syntax
+that the constant makes. The words of such syntax let a text run programs.
+
+Lean's own library is left out: its words stand in :mod:`leanq.lean.audit.programs`, as no body of
+it is needed where they are known. Elaborators of configurations (`declare_config_elab`) evaluate a
+term, too, but a literal one runs nothing: their fields are listed instead.
+
+The files of a library are trusted, as the judge trusts them. A module that is damaged, or lacks the
+part with its bodies, cannot be looked into; every library that leads to it is listed as unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+from leanq.errors import AuditError
+from leanq.lean.audit.image import (
+    APP,
+    CONST,
+    EXPRESSION_PARTS,
+    FORALL,
+    LIT,
+    PROJ,
+    STRING_LIT,
+    Damaged,
+    Image,
+    Name,
+    Raw,
+    shape,
+)
+from leanq.lean.audit.olean import display, open_image, read_parts
+from leanq.lean.audit.programs import Evaluators, is_word
+from leanq.lean.environment import Environment
+from leanq.lean.hashes import hash_bytes, keep, read_kept
+
+_LEANS_OWN = frozenset({"Init", "Std", "Lean", "Lake", "LakeMain", "Leanc", "Core"})
+# Lean's functions that evaluate a term or a constant, or have it evaluated later.
+_EVALUATES = re.compile(
+    r"eval(?:Const|Decl|Expr|Term|SyntaxConstant|ParserConst|WidgetInstance|Module"
+    r"|UserWidgetDefinition)(?:Check|Core|Expr)?'?"
+    r"|elabEvalCore(?:Unsafe)?|runFrontend|runModInitializers|mkParserOfConstant(?:Aux)?"
+    r"|mkAttributeImplOfConstant|registerAttributeImplBuilder"
+)
+_HOOKS = frozenset({("Lean", "KeyedDeclsAttribute", "init")})
+_ELABORATORS = re.compile(r"(?:\w*[eE]lab|macro)Attribute")
+_INITIALIZED = frozenset({("Lean", "regularInitAttr"), ("Lean", "builtinInitAttr")})
+_IMPLEMENTED = ("Lean", "Compiler", "implementedByAttr")
+_PARSERS = ("Lean", "Parser", "parserExtension")
+_ATOM = ("Lean", "Syntax", "atom")
+_SYNTAX = frozenset({"ParserDescr", "TrailingParserDescr", "Parser", "TrailingParser"})
+_SYMBOLS = frozenset({"symbol", "nonReservedSymbol", "unicodeSymbol"})
+# The field of a structure that holds what it extends.
+_PARENT = re.compile(r"to[A-Z]")
+# What a syntax can do without.
+_OPTIONAL = frozenset({"optional", "many", "manyIndent", "orelse", "lookahead", "notFollowedBy"})
+_CONFIGURED = frozenset({"optConfig", "config", "configItem"})
+_REGISTERS = re.compile(r"(?:register|mk)\w*Attr(?:ibute)?\w*")
+_DESCRIBES_AN_ATTRIBUTE = (("AttributeImplCore", "mk"), ("Def", "mk"))
+# What stands in every other text, and is never the first word of a syntax.
+_COMMON = frozenset({"at", "with", "using", "only", "from", "then", "else", "fun", "in"})
+_PARSER_ENTRY, _GLOBAL, _SCOPED = 3, shape(0, 1), shape(1, 2)
+
+_CPU_S, _WALL_S, _MEMORY_BYTES = 900, 1800, 8 << 30
+
+
+@dataclass(slots=True)
+class _Body:
+    """What the value of a constant says."""
+
+    constants: set[Name] = field(default_factory=set)
+    atoms: set[str] = field(default_factory=set)
+    attributes: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Scan:
+    """What has been found so far, in modules that come before those they import."""
+
+    bodies: dict[Name, _Body] = field(default_factory=dict)
+    implementations: dict[Name, Name] = field(default_factory=dict)
+    wanted: set[Name] = field(default_factory=set)
+    elaborated: list[tuple[Name, Name]] = field(default_factory=list)
+    registered: list[Name] = field(default_factory=list)
+    categories: dict[Name, str] = field(default_factory=dict)
+    syntax: dict[Name, tuple[list[str], bool]] = field(default_factory=dict)
+    configurations: set[Name] = field(default_factory=set)
+    configured_by: set[Name] = field(default_factory=set)
+    fields: set[str] = field(default_factory=set)
+    home: dict[Name, str] = field(default_factory=dict)
+
+
+def evaluators(environment: Environment) -> Evaluators:
+    """The syntax of the environment's libraries that evaluates; kept in its cache folder.
+
+    The first call for an environment reads all its libraries, in a process of its own.
+    """
+    key = environment.fingerprint, environment.search_path, environment.cache
+    return _evaluators(*key, environment.toolchain.library)
+
+
+@cache
+def _evaluators(
+    fingerprint: str, folders: tuple[Path, ...], kept: Path, library: Path | None
+) -> Evaluators:
+    folders = tuple(each for each in folders if each != library)
+    if not any(_modules(folders)):
+        return Evaluators()
+    code = hash_bytes(b"".join(path.read_bytes() for path in _code())).hex()[:16]
+    path = kept / "evaluators" / f"{fingerprint}-{code}.json"
+    try:
+        return Evaluators(**json.loads(read_kept(path) or b""))
+    except (OSError, ValueError, TypeError):
+        found = _in_a_process(folders)
+    with contextlib.suppress(OSError):
+        keep(path, json.dumps(asdict(found)).encode())
+    return found
+
+
+def _code() -> tuple[Path, ...]:
+    here = Path(__file__)
+    return here, here.with_name("programs.py"), here.with_name("image.py")
+
+
+def _in_a_process(folders: tuple[Path, ...]) -> Evaluators:
+    """What a scan finds, or that it came to no end."""
+    command = (sys.executable, "-m", __name__, *map(str, folders))
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_WALL_S, check=True
+        )
+        return Evaluators(**json.loads(done.stdout))
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        why = f"the scan of the libraries came to no end: {error}"[:200]
+        return Evaluators(unseen={str(module[0]): why for module, _ in _modules(folders)})
+
+
+def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = _LEANS_OWN) -> Evaluators:
+    """The syntax that evaluates in the libraries of these folders, but for some libraries."""
+    modules = dict(_modules(folders, leave_out))
+    imports: dict[Name, list[Name]] = {}
+    unseen: dict[Name, str] = {}
+    for name, path in modules.items():
+        try:
+            imports[name] = [each.module for each in _opened(path).imports()]
+        except (AuditError, Damaged, IndexError) as error:
+            imports[name], unseen[name] = [], str(error) or "it is damaged"
+    try:
+        order = [*TopologicalSorter(imports).static_order()]
+    except CycleError:
+        order, unseen = [], dict.fromkeys(modules, "its modules import each other")
+    found = _Scan()
+    for name in reversed(order):
+        if name in modules and name not in unseen:
+            try:
+                _look_into(_opened(modules[name]), display(name), found)
+            except (AuditError, Damaged, IndexError) as error:
+                unseen[name] = str(error) or "it is damaged"
+    return _told(found, _lead_to(unseen, imports, order))
+
+
+def _modules(
+    folders: Iterable[Path], leave_out: Collection[str] = _LEANS_OWN
+) -> Iterator[tuple[Name, Path]]:
+    """The modules of the libraries in folders, but for those of some libraries."""
+    for folder in folders:
+        for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if entry.name.removesuffix(".olean") in leave_out:
+                continue
+            if entry.suffix == ".olean":
+                yield (entry.stem,), entry
+            elif entry.is_dir():
+                for path in sorted(entry.rglob("*.olean")):
+                    yield path.relative_to(folder).with_suffix("").parts, path
+
+
+def _opened(path: Path) -> Image:
+    return open_image(read_parts(path.resolve()))
+
+
+def _lead_to(
+    unseen: dict[Name, str], imports: dict[Name, list[Name]], order: list[Name]
+) -> dict[str, str]:
+    """The libraries with a module that leads to one that cannot be looked into."""
+    reached = dict(unseen)
+    for name in order:
+        for each in imports.get(name, ()):
+            if each in reached:
+                reached.setdefault(name, f"{display(each)}: {reached[each]}"[:200])
+    return {str(name[0]): why for name, why in sorted(reached.items(), reverse=True)}
+
+
+def _look_into(image: Image, module: str, found: _Scan) -> None:
+    """Adds what a module holds of what is wanted, after all that import it."""
+    for name, address in image.entries().items():
+        if _ELABORATORS.fullmatch(str(name[-1])):
+            for key, declaration in _pairs(image, address):
+                found.elaborated.append((key, declaration))
+                found.wanted.add(declaration)
+                found.home.setdefault(key, module)
+        elif name in _INITIALIZED:
+            for declaration, initial in _pairs(image, address):
+                found.registered.append(initial or declaration)
+                found.home.setdefault(initial or declaration, module)
+                found.wanted.add(initial or declaration)
+        elif name == _IMPLEMENTED:
+            found.implementations |= dict(_pairs(image, address))
+        elif name == _PARSERS:
+            found.categories |= _categories(image, address)
+    found.wanted |= {key for key, _ in found.elaborated} | found.categories.keys()
+    _look_at_configurations(image, found)
+    while fresh := image.constants(_Unread(found)):
+        for name, raw in fresh.items():
+            if _is_syntax(image, raw):
+                found.syntax[name] = _symbols_of(image, raw)
+                continue
+            body = found.bodies[name] = _body_of(image, raw)
+            found.wanted |= body.constants
+            found.wanted |= {(*each, "_unsafe_rec") for each in body.constants}
+            if name in found.implementations:
+                found.wanted.add(found.implementations[name])
+
+
+@dataclass(frozen=True, slots=True)
+class _Unread:
+    """The names that are wanted and that no module had yet."""
+
+    found: _Scan
+
+    def __contains__(self, name: object) -> bool:
+        found = self.found
+        return name in found.wanted and name not in found.bodies and name not in found.syntax
+
+
+def _pairs(image: Image, address: int) -> Iterator[tuple[Name, Name]]:
+    """The entries of an extension that are pairs of names, whatever their scope."""
+    for entry in image.array(address):
+        index = image.index(entry)
+        kind = image.words[index] >> 48
+        if kind in (_GLOBAL, _SCOPED):
+            index = image.index(image.words[index + (1 if kind == _GLOBAL else 2)])
+            kind = image.words[index] >> 48
+        if kind == shape(0, 2):
+            yield image.name(image.words[index + 1]), image.name(image.words[index + 2])
+
+
+def _categories(image: Image, address: int) -> dict[Name, str]:
+    """The syntax that entries of the parsers' extension declare, with its category."""
+    words, found = image.words, {}
+    for entry in image.array(address):
+        index = image.index(entry)
+        if words[index] >> 48 not in (_GLOBAL, _SCOPED):
+            continue
+        index = image.index(words[index + (2 if words[index] >> 48 == _SCOPED else 1)])
+        if words[index] >> 56 == _PARSER_ENTRY:
+            category, declaration = (image.name(words[index + number]) for number in (1, 2))
+            found[declaration] = display(category)
+    return found
+
+
+def _is_syntax(image: Image, raw: Raw) -> bool:
+    type_ = image.index(raw.type_)
+    if image.words[type_] >> 48 != CONST:
+        return False
+    return _last(image.name(image.words[type_ + 1])) in _SYNTAX
+
+
+def _walk(
+    image: Image, roots: Iterable[int], cut: Callable[[int], bool] = lambda _: False
+) -> Iterator[int]:
+    """The indices of all expressions below some, each once, in the order of the text."""
+    todo, seen = [*roots], set[int]()
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        image.spend(1)
+        index = image.index(at)
+        kind = image.words[index] >> 48
+        if kind not in EXPRESSION_PARTS:
+            raise Damaged("it holds a malformed expression")
+        if cut(index):
+            continue
+        yield index
+        todo += (image.words[index + part] for part in reversed(EXPRESSION_PARTS[kind]))
+
+
+def _text(image: Image, address: int) -> str | None:
+    """The text of an expression that is a literal."""
+    literal = image.index(address)
+    if image.words[literal] >> 48 != LIT:
+        return None
+    value = image.index(image.words[literal + 1])
+    return image.string(image.words[value + 1]) if image.words[value] >> 48 == STRING_LIT else None
+
+
+def _applied(image: Image, address: int) -> tuple[Name, list[int]]:
+    """The constant that an expression applies, () where that is none, and its arguments."""
+    index, arguments = image.index(address), list[int]()
+    while image.words[index] >> 48 == APP:
+        arguments.append(image.words[index + 2])
+        index = image.index(image.words[index + 1])
+    head = image.name(image.words[index + 1]) if image.words[index] >> 48 == CONST else ()
+    return head, arguments[::-1]
+
+
+def _head(image: Image, address: int) -> Name:
+    return _applied(image, address)[0]
+
+
+def _simple_name(image: Image, address: int) -> str | None:
+    """The text of an expression that is a name of one part."""
+    head, arguments = _applied(image, address)
+    if head[-1:] in (("mkStr1",), ("mkSimple",)) and arguments:
+        return _text(image, arguments[-1])
+    if head[-1:] in (("str",), ("mkStr",)) and len(arguments) == 2:
+        is_first = _head(image, arguments[0])[-1:] == ("anonymous",)
+        return _text(image, arguments[1]) if is_first else None
+    return None
+
+
+def _body_of(image: Image, raw: Raw) -> _Body:
+    """What the value of a constant refers to; nothing where it is a proof or has none."""
+    body = _Body()
+    if raw.body is None or raw.kind == "theorem":
+        return body
+    words = image.words
+    for index in _walk(image, [raw.body]):
+        kind = words[index] >> 48
+        if kind in (CONST, PROJ):
+            body.constants.add(image.name(words[index + 1]))
+        elif kind == APP:
+            head, arguments = _applied(image, image.base + 8 * index)
+            if head == _ATOM and (text := _text(image, arguments[-1])) is not None:
+                body.atoms.add(text.strip())
+            elif _registers(head):
+                names = (_simple_name(image, each) for each in arguments)
+                body.attributes.update(name for name in names if name)
+    return body
+
+
+def _registers(function: Name) -> bool:
+    """Whether a function is given the name of an attribute that it brings."""
+    is_named_so = _REGISTERS.fullmatch(_last(function)) is not None
+    return is_named_so or function[-2:] in _DESCRIBES_AN_ATTRIBUTE
+
+
+def _last(name: Name) -> str:
+    return str(name[-1]) if name else ""
+
+
+def _symbols_of(image: Image, raw: Raw) -> tuple[list[str], bool]:
+    """The symbols that stand in each use of a syntax, and whether it has a configuration.
+
+    Where none has to stand there, all symbols.
+    """
+    if raw.body is None:
+        return [], False
+    everything, configured = _symbols_in(image, raw.body, lambda _: False)
+    needed, _ = _symbols_in(image, raw.body, lambda index: _is_optional(image, index))
+    return needed or everything, configured
+
+
+def _symbols_in(image: Image, root: int, cut: Callable[[int], bool]) -> tuple[list[str], bool]:
+    symbols, configured = list[str](), False
+    for index in _walk(image, [root], cut):
+        kind = image.words[index] >> 48
+        # It is named by the constant that declares it, or by its name.
+        if kind == CONST:
+            configured |= _last(image.name(image.words[index + 1])) in _CONFIGURED
+        elif kind == APP and (text := _text(image, image.words[index + 2])) is not None:
+            configured |= text in _CONFIGURED
+            if _last(_head(image, image.words[index + 1])) in _SYMBOLS:
+                symbols.append(text.strip())
+    return symbols, configured
+
+
+def _is_optional(image: Image, index: int) -> bool:
+    """Whether an expression is a parser of what need not stand there."""
+    if image.words[index] >> 48 != APP:
+        return False
+    head, arguments = _applied(image, image.base + 8 * index)
+    if head[-1:] == ("sepBy",):
+        return True
+    return head[-1:] in (("unary",), ("binary",)) and (
+        _simple_name(image, arguments[0]) in _OPTIONAL
+    )
+
+
+def _look_at_configurations(image: Image, found: _Scan) -> None:
+    """Adds the types of configurations that are evaluated, and the fields of those found here."""
+    # Each has a function `Expr → TermElabM T` that another one implements.
+    evaluating = {name for name in found.implementations if "eval" in name}
+    for name, raw in image.constants(evaluating).items():
+        for index in _walk(image, [raw.type_]):
+            if image.words[index] >> 48 == APP and (type_ := _head(image, image.words[index + 2])):
+                found.configurations.add(type_)
+                found.configured_by |= {name, found.implementations[name]}
+    wanted = {(*name, "mk") for name in found.configurations}
+    while constructors := image.constants(wanted):
+        parents = set[Name]()
+        for constructor in constructors.values():
+            index = image.index(constructor.type_)
+            while image.words[index] >> 48 == FORALL:
+                label = display(image.name(image.words[index + 1]))
+                if _PARENT.match(label):
+                    parents.add(_head(image, image.words[index + 2]))
+                else:
+                    found.fields.add(label)
+                index = image.index(image.words[index + 3])
+        wanted = {(*name, "mk") for name in parents - found.configurations}
+        found.configurations |= parents
+
+
+def _told(found: _Scan, unseen: dict[str, str]) -> Evaluators:
+    """What the scan says of texts."""
+    words: dict[str, str] = {}
+    wordless: list[str] = []
+    evaluating: set[Name] = set()
+    grew = True
+    while grew:
+        evaluating = _evaluating(found, words)
+        before = len(words)
+        for key, declaration in found.elaborated:
+            if declaration not in evaluating:
+                continue
+            symbols, _ = found.syntax.get(key, ([], False))
+            word = _most_telling(symbols)
+            what = f"{found.categories.get(key, 'syntax')} {display(key)} ({found.home[key]})"
+            if word is None:
+                wordless.append(what)
+            else:
+                words.setdefault(word, what)
+        grew = len(words) > before
+    attributes = {
+        name: found.home[start]
+        for start in found.registered
+        if start in evaluating
+        for name in found.bodies[start].attributes
+    }
+    heads = {
+        word
+        for symbols, configured in found.syntax.values()
+        if configured and (word := _most_telling(symbols))
+    }
+    return Evaluators(
+        words=dict(sorted(words.items())),
+        attributes=dict(sorted(attributes.items())),
+        heads=sorted(heads),
+        fields=sorted(found.fields),
+        wordless=sorted(set(wordless)),
+        unseen=unseen,
+    )
+
+
+def _evaluating(found: _Scan, words: Collection[str]) -> set[Name]:
+    """The constants that reach what evaluates, or make syntax that does."""
+    users: dict[Name, set[Name]] = {}
+    reached: list[Name] = []
+    for name, body in found.bodies.items():
+        if name in found.configured_by:
+            continue
+        for each in body.constants | {found.implementations.get(name, name)}:
+            users.setdefault(each, set()).add(name)
+            users.setdefault((*each, "_unsafe_rec"), set()).add(name)
+        if any(map(_evaluates, body.constants)) or any(
+            atom in words or is_word(atom) for atom in body.atoms
+        ):
+            reached.append(name)
+    seen = set(reached)
+    while reached:
+        fresh = users.get(reached.pop(), set()) - seen
+        seen |= fresh
+        reached += fresh
+    return seen
+
+
+def _evaluates(name: Name) -> bool:
+    """Whether a constant is one of Lean's own that evaluates."""
+    if name[:1] == ("_private",):
+        name = name[name.index(0) + 1 :] if 0 in name else name
+    return name in _HOOKS or (name[:1] == ("Lean",) and bool(_EVALUATES.fullmatch(str(name[-1]))))
+
+
+def _most_telling(symbols: Iterable[str]) -> str | None:
+    """The symbol by which a use of a syntax is found: a word, or else a sign of its own."""
+    wordlike = [each for each in symbols if re.fullmatch(r"[#@]?[^\W\d].+", each)]
+    for symbol in wordlike:
+        if symbol not in _COMMON:
+            return symbol
+    signs = [each for each in symbols if len(each) > 1 or (each and not each.isascii())]
+    return max(signs, key=len, default=None)
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    print(json.dumps(asdict(scan(tuple(map(Path, sys.argv[1:]))))))

@@ -1,0 +1,174 @@
+"""Which syntax of libraries is found to evaluate what a text wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.images import Lean
+from support.sites import Site, check
+
+from leanq.lean.audit.evaluators import evaluators, scan
+from leanq.lean.audit.programs import Evaluators
+from leanq.lean.environment import open_environment
+
+# What Lean's own library brings, by the names that its functions have.
+BASE = """prelude
+import Core
+instance : Inhabited Lean.Macro.Result := ⟨.none⟩
+def IO (α : Type) : Type := Unit → α
+instance : Inhabited (IO Unit) := ⟨fun _ => Unit.unit⟩
+namespace Lean
+def IO.RealWorld : Type := Unit
+opaque Meta.evalExpr : Nat → Nat
+opaque Syntax.atom : Nat → String → Macro.Result
+structure AttributeImplCore where
+  ref : Name
+  name : Name
+  descr : String
+structure AttributeImpl extends AttributeImplCore where
+  add : Nat → Nat
+opaque registerBuiltinAttribute : AttributeImpl → IO Unit
+abbrev Elab.Tactic.Tactic : Type := Macro
+inductive Expr where | mk : Expr
+inductive TermElabM (α : Type) where | mk : TermElabM α
+end Lean
+namespace Lean.Parser.Tactic
+syntax optConfig := "(" term ")"
+end Lean.Parser.Tactic
+"""
+# A library that evaluates as Mathlib and Aesop do: through functions of another module, by another
+# implementation, in a macro, in a macro of another's word, and where an attribute is given.
+HELPERS = """prelude
+import Base
+def evaluate (n : Nat) : Nat := Lean.Meta.evalExpr n
+@[implemented_by evaluate] opaque helper : Nat → Nat
+def stringOf (n : Nat) : Nat := helper n
+"""
+OWN = """prelude
+import Helpers
+open Lean Elab.Tactic Parser.Tactic
+syntax (name := traced) "trace " term : tactic
+@[tactic traced] def evalTraced : Tactic := fun _ _ _ => cond (Nat.beq (stringOf 1) 1) .none .none
+syntax (name := harmless) "harmless " term : tactic
+@[tactic harmless] def evalHarmless : Tactic := fun _ _ _ => .none
+syntax (name := expanded) optional("perhaps ") " at " "expanded_tac" : tactic
+@[macro expanded] def expand : Macro := fun _ _ _ => Syntax.atom 1 "run_tac"
+syntax (name := twiceExpanded) "twice " : term
+@[macro twiceExpanded] def expandTwice : Macro := fun _ _ _ => Syntax.atom 1 "expanded_tac"
+syntax (name := sign) "⊞" term : term
+@[macro sign] def expandSign : Macro := fun _ _ _ => Syntax.atom 1 "run_tac"
+syntax (name := bracket) "(" "[" term : term
+@[macro bracket] def expandBracket : Macro := fun _ _ _ => Syntax.atom 1 "run_tac"
+structure Parent where
+  depth : Nat
+structure Config extends Parent where
+  speed : Nat
+def evalUnsafe (_ : Expr) : TermElabM Config := cond (Nat.beq (Meta.evalExpr 1) 1) .mk .mk
+@[implemented_by evalUnsafe] def eval (_ : Expr) : TermElabM Config := .mk
+syntax (name := configured) "configured! " optConfig : tactic
+@[tactic configured] def evalConfigured : Tactic := fun _ _ _ => match eval .mk with
+  | .mk => .none
+theorem own : True := True.intro
+"""
+# Its attributes, in a module that no text imports: their functions are none that Lean could run.
+RULES = """prelude
+import Helpers
+open Lean
+def initRules : IO Unit := registerBuiltinAttribute
+  { ref := .anonymous, name := `rules, descr := "x", add := stringOf }
+attribute [init] initRules
+def initLabel : IO Unit := registerBuiltinAttribute
+  { ref := .anonymous, name := `label, descr := "x", add := fun n => n }
+attribute [init] initLabel
+"""
+
+
+@pytest.fixture(scope="module")
+def lean(tmp_path_factory: pytest.TempPathFactory) -> Lean:
+    return Lean(tmp_path_factory.mktemp("lean"))
+
+
+@pytest.fixture(scope="module")
+def library(lean: Lean, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the modules of a library."""
+    folder = tmp_path_factory.mktemp("library")
+    for name, source in (("Base", BASE), ("Helpers", HELPERS), ("Own", OWN), ("Rules", RULES)):
+        compiled = lean.compile(source, name=name)
+        folder.joinpath(compiled.name).write_bytes(compiled.read_bytes())
+    return folder
+
+
+def test_words_are_those_of_syntax_that_evaluates(library: Path) -> None:
+    assert scan((library / "nowhere", library)) == Evaluators(
+        words={
+            "expanded_tac": "tactic expanded (Own)",
+            "trace": "tactic traced (Own)",
+            "twice": "term twiceExpanded (Own)",
+            "⊞": "term sign (Own)",
+        },
+        attributes={"rules": "Rules"},
+        heads=["configured!"],
+        fields=["depth", "speed"],
+        wordless=["term bracket (Own)"],
+    )
+
+
+def test_a_module_that_cannot_be_looked_into(library: Path, tmp_path: Path) -> None:
+    for path in library.iterdir():
+        tmp_path.joinpath(path.name).write_bytes(path.read_bytes())
+    (tmp_path / "Helpers.olean").write_bytes(b"olean\x02")
+    found = scan((tmp_path,))
+    assert found.unseen.keys() == {"Helpers", "Own", "Rules"}
+    assert found.unseen["Own"].startswith("Helpers: ")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_damaged_files_end_the_scan_of_their_module_alone(
+    library: Path, data: st.DataObject
+) -> None:
+    body = bytearray((library / "Own.olean").read_bytes())
+    for _ in range(data.draw(st.integers(1, 8))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    folder = library / "damaged"
+    folder.mkdir(exist_ok=True)
+    try:
+        (folder / "Own.olean").write_bytes(body)
+        found = scan((folder,))
+        assert found.unseen.keys() <= {"Own"}
+    finally:
+        (folder / "Own.olean").unlink()
+        folder.rmdir()
+
+
+def test_what_was_found_is_kept_under_the_fingerprint(lean: Lean, library: Path) -> None:
+    environment = open_environment("own", library, cache=lean.folder / "cache", environ={})
+    found = evaluators(environment)
+    assert found.words.keys() == {"expanded_tac", "trace", "twice", "⊞"}
+    [kept] = (environment.cache / "evaluators").iterdir()
+    assert kept.name.startswith(environment.fingerprint)
+    assert json.loads(kept.read_bytes().partition(b"\n")[2])["attributes"] == {"rules": "Rules"}
+    # Lean's own library is not looked into.
+    core = open_environment("core", None, cache=lean.folder / "cache", environ={})
+    assert evaluators(core) == Evaluators()
+
+
+@pytest.mark.slow
+async def test_a_text_with_such_a_word_is_unverified(lean: Lean, site: Site, library: Path) -> None:
+    cache = lean.folder / "cache"
+    driver = await site.driver(open_environment("own", library, cache=cache, environ={}))
+    for text, verdict in (
+        ("-- trace x", "unverified"),
+        ("-- traced x, and A.trace", "accepted"),
+        ("-- @[rules] x", "unverified"),
+        ("-- configured! (speed := f)", "unverified"),
+        ("-- configured! (speed := 1)", "accepted"),
+        ("-- harmless x", "accepted"),
+    ):
+        code = f"prelude\nimport Own\n{text}\ntheorem t : True := own\n"
+        reply = await driver.run(check(code))
+        assert reply.verdict == verdict, (text, reply.messages)

@@ -1,0 +1,42 @@
+"""Texts that run programs, and their honest twins, on a full library."""
+
+from __future__ import annotations
+
+import pytest
+from support.libraries import Library
+from support.sites import Site, check
+
+from leanq.lean.audit.evaluators import scan
+from leanq.lean.audit.programs import FIELDS
+
+HONEST = [
+    "def f (order : Nat) := order\ntheorem t (k : Nat) : f (order := k) = k := rfl",
+    "theorem t (a b : Nat) (h : a = b) : a + a = a + b := by rw (occs := .pos [2]) [h]",
+    "theorem t (n : Nat) : n + 0 = n := by simp (maxSteps := 1000)",
+    "theorem t (n : Nat) : n + 0 = n := by simp (config := { maxSteps := 99 })",
+]
+RUNNING = [
+    "instance : OfNat Nat 100 := ⟨7⟩\ntheorem t (n : Nat) : n + 0 = n := by simp (maxSteps := 100)",
+    "theorem t (n : Nat) : n + 0 = n := by simp (maxSteps := 50 + 50)",
+    "def Lean.Meta.Occurrences.f : Lean.Meta.Occurrences := .all\n"
+    "theorem t (a b : Nat) (h : a = b) : a + 0 = b := by rw (occs := .f) [h]",
+]
+
+
+@pytest.mark.parametrize("text", HONEST)
+async def test_a_literal_or_an_argument_runs_no_program(real_site: Site, text: str) -> None:
+    reply = await (await real_site.driver()).run(check(f"import Lean\n{text}\n"))
+    assert (reply.verdict, reply.reason) == ("accepted", None), reply.messages
+
+
+@pytest.mark.parametrize("text", RUNNING)
+async def test_a_configuration_that_is_computed_runs_one(real_site: Site, text: str) -> None:
+    reply = await (await real_site.driver()).run(check(f"import Lean\n{text}\n"))
+    assert (reply.verdict, reply.reason) == ("unverified", "runs_programs"), reply.messages
+
+
+def test_the_fields_of_all_configurations_are_known(library: Library) -> None:
+    found = scan((library.folder,), leave_out=())
+    # A file of the module system does not show what implements a function to all that import it.
+    assert library.layout != "plain" or len(found.fields) > 100
+    assert set(found.fields) <= FIELDS
