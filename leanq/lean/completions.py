@@ -6,22 +6,148 @@ Nothing here decides on a verdict: what it makes is verified against its stateme
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 
 from leanq.lean.steps.holes import find_holes
 from leanq.lean.syntax import Token, split_header, tokens
 
-_FENCED = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
-_LEAN = ("", "lean", "lean4")
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+_LANGUAGE = re.compile(r"\{?\.?(\w*)")
+_LEAN = ("lean", "lean4", "tactics")
+_THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
+_THOUGHT_END = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
+_TAG = re.compile(r"^[ \t]*</?[a-z][a-z_]*>[ \t]*$", re.MULTILINE)
+# A sentence at the margin: no line of Lean has three words, none of its signs, and a full stop.
+_PROSE = re.compile(
+    r"(?:\*\*|#+ |[-*] |[0-9]+\. )?[A-Z][\w'’]*(?:[ ,][^:=⟨⟩←→∀∃λ|]*)?[.:!?](?:\*\*)?\s*"
+)
 _DECLARED = re.compile(r"\b(?:theorem|lemma|def|abbrev|instance|example)\b[ \t\n]*([^\s({\[:]*)")
-
-
+# What may stand in front of a declaration's keyword and belongs to it.
+_MODIFIERS = re.compile(
+    r"(?:/--(?:[^-]|-(?!/))*-/\s*|@\[[^\]\n]*\]\s*|(?:private|protected|noncomputable)\s+)*\Z"
+)
 _COMMANDS = {"def", "abbrev", "theorem", "lemma", "instance", "example", "axiom", "opaque"}
+# Tactics that are no terms.
+_TACTIC_WORDS = (
+    "exact intro intros rintro apply refine rw rewrite simp simp_all simpa dsimp norm_num omega "
+    "linarith nlinarith ring ring_nf field_simp decide constructor left right exfalso rcases "
+    "obtain cases induction use exists ext by_contra by_cases aesop positivity unfold subst "
+    "push_neg specialize contrapose norm_cast push_cast interval_cases assumption contradiction "
+    "split split_ifs first repeat try all_goals any_goals nth_rewrite conv set generalize revert "
+    "clear case next gcongr grind bv_decide tauto native_decide replace change injection funext "
+    "rename_i symm trans congr convert wlog choose lift sorry skip done fin_cases polyrith · <;>"
+)
+_TACTICS = frozenset(_TACTIC_WORDS.split(" "))
 
 
-def last_block(text: str) -> str:
-    """The last fenced block of Lean in a model's answer, or without any the whole answer."""
-    blocks = [body for language, body in _FENCED.findall(text) if language.lower() in _LEAN]
-    return blocks[-1] if blocks else text
+def candidate_of(statement: str, completion: str) -> str:
+    """The text to verify against a statement, made of what a model wrote.
+
+    A whole text stands for itself, behind what the statement has and it lacks: imports, and what
+    is declared and opened in front of the theorem. A proof alone takes the statement's ``sorry``'s
+    place.
+
+    >>> candidate_of("theorem t : p := by sorry", "I think:\\n```lean\\nintro x\\nexact h\\n```")
+    'theorem t : p := by\\n  intro x\\n  exact h'
+    """
+    block = last_block(completion, statement)
+    if is_whole(statement, block) or not find_holes(statement):
+        return _behind_its_preamble(statement, block)
+    return with_proof(statement, block)
+
+
+def last_block(text: str, statement: str = "") -> str:
+    """The Lean code of a model's answer.
+
+    That is the last fenced block that declares what the statement does, or else the last one; of
+    blocks that are said to be Lean before blocks that are not said to be anything. Without a fence
+    it is the answer without its prose. What stands in marks of thought counts for nothing.
+    """
+    text = _plain(text)
+    labelled, unlabelled = list[str](), list[str]()
+    for language, body in _blocks(text):
+        if language in _LEAN:
+            labelled.append(body)
+        elif not language:
+            unlabelled.append(body)
+    for blocks in (labelled, unlabelled):
+        declaring = [body for body in blocks if statement and is_whole(statement, body)]
+        if blocks and (declaring or blocks is labelled or not labelled):
+            return _with_spaces((declaring or blocks)[-1])
+    return _with_spaces(_without_prose(_TAG.sub("", text)))
+
+
+def _plain(text: str) -> str:
+    """An answer without thoughts, and with the ends of lines that Lean knows."""
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    text = _THOUGHT.sub("", text)
+    # A prompt may have opened the thought, or the fence.
+    ended = [match.end() for match in _THOUGHT_END.finditer(text)]
+    return text[ended[-1] :] if ended else text
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """The language and the body of each fenced block."""
+    opened: re.Match[str] | None = None
+    fences = [*_FENCE.finditer(text)]
+    if len(fences) % 2 and not fences[0][2].strip() and text[: fences[0].start()].strip():
+        # The prompt has opened the block that ends here.
+        yield "", text[: fences.pop(0).start()]
+    for fence in fences:
+        if opened is None:
+            opened = fence
+        elif fence[1].startswith(opened[1]) and not fence[2].strip():
+            yield _language(opened), text[opened.end() + 1 : fence.start()]
+            opened = None
+    if opened is not None:
+        yield _language(opened), text[opened.end() + 1 :]
+
+
+def _language(fence: re.Match[str]) -> str:
+    match = _LANGUAGE.match(fence[2].strip())
+    return match[1].lower() if match else ""
+
+
+def _with_spaces(text: str) -> str:
+    """A text without tabs at the beginning of its lines, which Lean does not take."""
+    if "\t" not in text:
+        return text
+    lines = text.split("\n")
+    for number, line in enumerate(lines):
+        code = line.lstrip(" \t")
+        lines[number] = line[: len(line) - len(code)].expandtabs(2) + code
+    return "\n".join(lines)
+
+
+def _without_prose(text: str) -> str:
+    """A text without the sentences in front of it and behind it."""
+    lines = text.split("\n")
+    while lines and (not lines[0].strip() or _PROSE.fullmatch(lines[0])):
+        del lines[0]
+    kept = len(lines)
+    for number in reversed(range(len(lines))):
+        if _PROSE.fullmatch(lines[number]):
+            kept = number
+        elif lines[number].strip():
+            break
+    return "\n".join(lines[:kept]) if lines else text
+
+
+def _behind_its_preamble(statement: str, text: str) -> str:
+    """A whole text behind what the statement has in front of its theorem, where it lacks that."""
+    own = split_header(text)
+    if own.imports or own.is_prelude:
+        return text
+    declared = [*_DECLARED.finditer(statement)]
+    theirs = {match[1] for match in _DECLARED.finditer(text)}
+    first = next((each for each in declared if each[1] in theirs), None)
+    header = split_header(statement).text
+    before = statement[: first.start()] if first is not None else header
+    before = before[: _MODIFIERS.search(before).start()]  # type: ignore[union-attr]
+    # What the text has of it already is not lent again.
+    behind_header = before.removeprefix(header).strip()
+    lent = header if behind_header and behind_header in text else before
+    return f"{lent.rstrip()}\n{text}" if lent.strip() else text
 
 
 def with_header(header: str, text: str) -> str:
@@ -59,20 +185,35 @@ def is_whole(statement: str, text: str) -> bool:
 def open_definitions(statement: str) -> tuple[str, ...]:
     """The definitions of a statement whose value is a ``sorry`` and nothing else, in its order.
 
-    >>> open_definitions("abbrev answer : Nat := sorry\ntheorem t : answer = 2 := sorry")
-    ('answer',)
+    Their names are whole ones, as a target's holes are called.
+
+    >>> open_definitions("namespace A\\nabbrev b : Nat := sorry\\ntheorem t : b = 2 := sorry")
+    ('A.b',)
     """
     names: list[str] = []
+    spaces: list[str | None] = []
     command = name = ""
     first, second = Token("", 0, 0), Token("", 0, 0)
     for token in tokens(statement):
         if second.text in _COMMANDS:
             command, name = second.text, token.text
+        elif second.text == "namespace":
+            spaces.append(token.text)
+        elif token.text == "section":
+            spaces.append(None)
+        elif token.text == "end" and spaces:
+            spaces.pop()
         is_value = (first.text, second.text, first.end) == (":", "=", second.start)
         if token.text == "sorry" and is_value and command in ("def", "abbrev"):
-            names.append(name)
+            names.append(_whole_name(name, spaces))
         first, second = second, token
     return tuple(names)
+
+
+def _whole_name(name: str, spaces: Iterable[str | None]) -> str:
+    if name.startswith("_root_."):
+        return name.removeprefix("_root_.")
+    return ".".join((*filter(None, spaces), name))
 
 
 def with_proof(statement: str, proof: str) -> str:
@@ -81,7 +222,7 @@ def with_proof(statement: str, proof: str) -> str:
     A proof that begins with ``:=`` or ``by`` where the statement has one too takes its place.
 
     >>> with_proof("theorem t : p := by sorry", "by\\n  exact h")
-    'theorem t : p := by\\n  exact h'
+    'theorem t : p := by exact h'
     """
     holes = find_holes(statement)
     if not holes:
@@ -89,11 +230,49 @@ def with_proof(statement: str, proof: str) -> str:
     hole = holes[-1]
     before, behind = statement[: hole.offset], statement[hole.offset + len("sorry") :]
     if proof.lstrip().startswith(":="):
-        proof = proof.lstrip().removeprefix(":=").lstrip()
-    if re.match(r"\s*by\b", proof) and (opened := re.search(r"\bby\s*\Z", before)):
-        return before[: opened.start()] + proof.lstrip() + behind
-    if before.endswith("\n  "):
-        # The lines of a proof are as far in as the model has put them.
-        first = proof.lstrip("\n")
-        return (before[:-2] if first.startswith((" ", "\t")) else before) + first + behind
-    return before + proof.strip() + behind
+        proof = proof.lstrip().removeprefix(":=")
+    proof = proof.strip("\n").rstrip()
+    opened = re.search(r"\bby\s*\Z", before)
+    if match := re.match(r"\s*by\b(?!\s*(?:--|/-))", proof):
+        if not opened:
+            return before + proof.lstrip() + behind
+        proof = proof[match.end() :].strip("\n")
+        if "\n" not in proof or not proof.strip():
+            return f"{before[: opened.start()]}by {proof.strip()}{behind}"
+        before = f"{before[: opened.start()]}by"
+    elif opened:
+        before = before[: opened.start()] + "by"
+        if "\n" not in proof and "\n" not in opened[0]:
+            return f"{before} {proof.strip()}{behind}"
+    elif _is_of_tactics(proof):
+        before = f"{before.rstrip()} by"
+    else:
+        return before + proof.strip() + behind
+    return f"{before}\n{_further_in(proof)}{behind}"
+
+
+def _is_of_tactics(proof: str) -> bool:
+    """Whether a proof without ``by`` is no term: a line of its own begins with a tactic."""
+    lines = [line for line in proof.split("\n") if line.strip()]
+    least = min((len(line) - len(line.lstrip()) for line in lines[1:]), default=0)
+    ways = (line.split(None, 1)[0] for line in lines if len(line) - len(line.lstrip()) <= least)
+    return any(re.split(r"[\[(⟨;!?]", word)[0] in _TACTICS for word in ways)
+
+
+def _further_in(proof: str) -> str:
+    """The lines of tactics, none of them at the margin and the first no further in than others.
+
+    A first line that stood behind ``by``, or lost its blanks, is as far in as the next.
+    """
+    lines = proof.split("\n")
+    depths = [len(line) - len(line.lstrip(" ")) for line in lines if line.strip()]
+    rest = min(depths[1:], default=depths[0] if depths else 0)
+    if len(depths) > 1 and depths[0] != rest and (depths[1] > rest or _stands_alone(lines[0])):
+        lines[0] = " " * rest + lines[0].lstrip()
+    shift = max(0, 2 - rest)
+    return "\n".join(" " * shift + line if line.strip() else line for line in lines)
+
+
+def _stands_alone(line: str) -> bool:
+    """Whether what follows a tactic's line is no part of it."""
+    return not re.search(r"(?:\bby|=>|:=|\bdo|\bwith|\bat|[,⟨(\[|·])\s*\Z", line)

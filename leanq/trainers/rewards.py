@@ -26,9 +26,8 @@ from leanq.errors import (
     TooLargeError,
     UsageError,
 )
-from leanq.lean.completions import last_block, with_proof
+from leanq.lean.completions import candidate_of
 from leanq.lean.steps.holes import find_holes
-from leanq.lean.syntax import split_header
 from leanq.producer.request_builder import Check
 from leanq.queue.requests import Reply, reward
 from leanq.trainers.replay_writer import ReplayWriter, writer_for
@@ -276,21 +275,18 @@ class LeanReward:
 
 
 def lean_text(statement: str, completion: str) -> str:
-    """The last fenced block of Lean in a model's answer, or without any the whole answer; with the
-    statement's imports where it has none.
+    """What a person would check of a model's answer: its last fenced block of Lean, or without any
+    the answer; behind the statement's imports and definitions where it has none, and in the place
+    of the ``sorry`` where it is a proof alone.
 
     >>> lean_text("theorem t : p := sorry", "I think:\\n```lean\\ntheorem t : p := h\\n```\\nDone.")
     'theorem t : p := h\\n'
     """
-    text = last_block(completion)
-    header = split_header(text)
-    if header.imports or header.is_prelude or not (needed := split_header(statement).text):
-        return text
-    return f"{needed}\n{text}"
+    return candidate_of(statement, completion)
 
 
 def proof_text(statement: str, completion: str) -> str:
-    """The statement with a model's answer, or its last fenced block, in its ``sorry``'s place.
+    """:func:`lean_text` for models that write the proof alone.
 
     >>> proof_text("theorem t (h : p) : p := sorry", "by assumption")
     'theorem t (h : p) : p := by assumption'
@@ -300,7 +296,7 @@ def proof_text(statement: str, completion: str) -> str:
     """
     if (count := len(find_holes(statement))) != 1:
         raise UsageError(f"a proof stands in the place of one sorry, got {count}")
-    return with_proof(statement, last_block(completion))
+    return candidate_of(statement, completion)
 
 
 def by_place_of_error(most: float = 0.5) -> Partial:

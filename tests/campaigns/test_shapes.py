@@ -212,6 +212,14 @@ def test_proofs_find_their_places() -> None:
         ("abbrev a : Nat := sorry\n@[simp] def b : Nat := sorry\nlemma c := sorry", ("a", "b")),
         ("def a : Nat := f sorry\nabbrev b : Nat := 2\ntheorem t : b = 2 := sorry", ()),
         ("def a : Nat := 2\ninstance : C := sorry\nexample : p := sorry", ()),
+        (
+            "namespace A.B\nsection\ndef a : Nat := sorry\nend\nend A.B\ndef b : Nat := sorry",
+            ("A.B.a", "b"),
+        ),
+        (
+            "namespace A\nsection S\ndef _root_.a : Nat := sorry\nend S\nabbrev b : Nat := sorry",
+            ("a", "A.b"),
+        ),
         ("abbrev", ()),
     ],
 )

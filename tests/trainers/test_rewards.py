@@ -159,7 +159,7 @@ async def test_wrong_calls_are_told() -> None:
 def test_the_imports_of_the_statement_are_lent() -> None:
     statement = "import Mathlib\nopen Nat\ntheorem t : p := sorry"
     lent = rewards.lean_text(statement, "theorem t : p := h")
-    assert lent == "import Mathlib\ntheorem t : p := h"
+    assert lent == "import Mathlib\nopen Nat\ntheorem t : p := h"
     whole = "import Mathlib.Tactic\ntheorem t : p := h"
     assert rewards.lean_text(statement, whole) == whole
 

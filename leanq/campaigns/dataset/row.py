@@ -9,11 +9,10 @@ from typing import Any, Protocol
 
 from leanq.errors import UsageError
 from leanq.lean.completions import (
-    is_whole,
+    candidate_of,
     last_block,
     open_definitions,
     with_header,
-    with_proof,
     with_sorry,
 )
 from leanq.lean.syntax import split_header
@@ -259,8 +258,7 @@ def _joined(
         whole = [with_sorry(last_block(code)) for code in codes]
     else:
         statement = with_sorry(target)
-        blocks = [last_block(code) for code in codes]
-        whole = [b if is_whole(statement, b) else with_proof(statement, b) for b in blocks]
+        whole = [candidate_of(statement, code) for code in codes]
         target = with_header(header, statement)
         # Where the imports stand in the statement itself, they are lent as well.
         header = header or split_header(statement).text
