@@ -16,7 +16,7 @@ from leanq.campaigns.files import replacing
 from leanq.campaigns.journal import Journal
 from leanq.errors import LeanQError, UsageError
 from leanq.queue.requests import Reply
-from leanq.trainers.replay_writer import ReplayWriter, writer_for
+from leanq.trainers.replay_writer import ReplayWriter, earned_by, writer_for
 
 SPEC_SUFFIX = ".campaign"
 """What the name of the file beside a campaign's results ends with, which says what it was."""
@@ -144,7 +144,10 @@ class Campaign:
             tags["problem"] = str(row.problem)
         if row.tags:
             tags["tags"] = ",".join(row.tags)
-        memory.add(reply, row.codes[sample], tags=tags)
+        # A check has no target, and a hole may be filled with the question itself.
+        is_compared = row.target is not None and not row.holes
+        earned = earned_by(reply) if is_compared else None
+        memory.add(reply, row.codes[sample], earned=earned, tags=tags)
 
     def write_spec(self) -> None:
         """Writes beside the results what the campaign is, for :meth:`of_results`.

@@ -72,14 +72,12 @@ class ReplayWriter:
         Args:
             reply: what became of it.
             text: what was tried.
-            earned: the reward, under the name ``lean``; that of the verdict unless given, which
-                has none where Lean has said nothing.
+            earned: the reward, under the name ``lean``; none unless given, as a verdict alone does
+                not tell what was to be proved.
             tags: of this entry, beside the writer's.
         """
         if reply.verdict is None:
             return
-        if earned is None:
-            earned = _reward(reply)
         rewards = {} if earned is None else {"lean": earned}
         entry = partial(
             ReplayEntry.of, reply, text, rewards=rewards, tags={**self._tags, **(tags or {})}
@@ -127,7 +125,8 @@ def _add(memory: ReplayMemory, entry: partial[ReplayEntry]) -> None:
         memory.drop_unsent(1, str(error))
 
 
-def _reward(reply: Reply) -> float | None:
+def earned_by(reply: Reply) -> float | None:
+    """The reward of a verification; None where Lean has said nothing."""
     try:
         return reward(reply.verdict)
     except NoRewardError:

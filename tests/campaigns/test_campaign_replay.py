@@ -25,8 +25,8 @@ from leanq.trainers import replay_writer
 from leanq.trainers.replay import ReplayMemory
 
 ROWS: list[dict[str, Any]] = [
-    {"id": "a", "code": ["accepted 1", "rejected 2"], "tags": ["algebra", "easy"]},
-    {"id": "b", "code": ["timeout 3"]},
+    {"id": "a", "code": ["accepted 1", "rejected 2"], "tags": ["algebra", "easy"], "target": "t"},
+    {"id": "b", "code": ["timeout 3"], "target": "t"},
     {"id": "c"},
 ]
 
@@ -54,10 +54,10 @@ async def judge(settings: Settings) -> AsyncIterator[Judge]:
         yield judge
 
 
-def made(folder: Path) -> Campaign:
+def made(folder: Path, *, target: str | None = "target") -> Campaign:
     data = folder / "data.jsonl"
     data.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
-    out, fields = str(folder / "run-1.jsonl"), Fields(tags="tags")
+    out, fields = str(folder / "run-1.jsonl"), Fields(tags="tags", target=target)
     return Campaign(str(data), out, fields, Plan({"tenant": "team"}), replay="m")
 
 
@@ -83,6 +83,20 @@ async def test_what_a_campaign_settles_goes_into_its_memory(
         }
     assert not [text for text in seen.warnings if "replay" in text]
     assert Campaign.of_results(campaign.out).replay == "m"
+
+
+async def test_a_campaign_without_targets_pays_nothing(
+    settings: Settings, judge: Judge, tmp_path: Path
+) -> None:
+    async with open_memory(settings) as memory:
+        async with AsyncLeanQClient(settings) as client:
+            assert await made(tmp_path, target=None).run(client, Warned()) == "finished"
+        entries = {entry.text: entry for entry in await memory.read()}
+        assert {text: (each.verdict, each.rewards) for text, each in entries.items()} == {
+            "accepted 1": ("accepted", {}),
+            "rejected 2": ("rejected", {}),
+            "timeout 3": ("timeout", {}),
+        }
 
 
 async def test_a_memory_that_takes_nothing_ends_no_campaign(

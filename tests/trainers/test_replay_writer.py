@@ -44,9 +44,15 @@ class Verifier:
         raise NotImplementedError
 
 
+def as_it_is(_: str, completion: str) -> str:
+    return completion
+
+
 async def test_a_reward_writes_what_was_settled_with_tags_of_the_data(settings: Settings) -> None:
     async with open_memory(settings) as memory:
-        score = LeanReward(Verifier(settings), memory="m", tag_columns=["problem"])
+        score = LeanReward(
+            Verifier(settings), extract=as_it_is, memory="m", tag_columns=["problem"]
+        )
         earned = await score(
             completions=["accepted", "rejected", "timeout"],
             statement=[STATEMENT] * 3,
@@ -68,7 +74,7 @@ async def test_a_reward_writes_what_was_settled_with_tags_of_the_data(settings: 
 async def test_a_writer_has_tags_and_bounds_and_is_used_from_many_loops(settings: Settings) -> None:
     bounds = ReplayBounds(entries=50, weighted=True)
     writer = ReplayWriter("m", settings, bounds=bounds, tags={"policy": "step-100"})
-    score = TrlReward(Verifier(settings), memory=writer, tenant="other")
+    score = TrlReward(Verifier(settings), extract=as_it_is, memory=writer, tenant="other")
 
     def train() -> None:
         for _ in range(3):
@@ -84,7 +90,8 @@ async def test_a_writer_has_tags_and_bounds_and_is_used_from_many_loops(settings
         batch = await memory.read()
         assert names(batch) == ["accepted"] * 6 + ["last"]
         assert batch.entries[0].tags == {"policy": "step-100", "tenant": "other"}
-        assert batch.entries[-1].rewards == {"lean": 0.0}
+        # A verdict alone earns nothing.
+        assert batch.entries[-1].rewards == {}
         assert writer.dropped == 0
 
 
@@ -93,7 +100,7 @@ async def test_a_memory_out_of_reach_changes_no_reward_and_is_counted(
 ) -> None:
     monkeypatch.setattr(replay_writer, "_TIMEOUT_S", 0.1)
     writer = ReplayWriter("m", one.settings)
-    score = LeanReward(Verifier(one.settings), memory=writer)
+    score = LeanReward(Verifier(one.settings), extract=as_it_is, memory=writer)
     one.stop()
     with caplog.at_level(logging.WARNING, "leanq.replay"):
         for _ in range(3):
@@ -108,7 +115,7 @@ async def test_other_bounds_change_no_reward_and_are_counted(
 ) -> None:
     async with open_memory(settings, ReplayBounds(entries=10)) as memory:
         writer = ReplayWriter("m", settings, bounds=ReplayBounds(entries=20))
-        score = LeanReward(Verifier(settings), memory=writer)
+        score = LeanReward(Verifier(settings), extract=as_it_is, memory=writer)
         assert await score(completions=["accepted"], statement=[STATEMENT]) == [1.0]
         await asyncio.to_thread(writer.close)
         assert writer.dropped == 1
@@ -154,10 +161,10 @@ def test_a_forked_child_writes_by_itself(settings: Settings) -> None:
 
 def test_a_name_that_is_none_is_refused_at_once(settings: Settings) -> None:
     with pytest.raises(UsageError, match="replay memory"):
-        LeanReward(Verifier(settings), memory="no name")
+        LeanReward(Verifier(settings), extract=as_it_is, memory="no name")
     with pytest.raises(UsageError, match="gateway"):
         # It asks nobody before it is opened.
         LeanReward(AsyncLeanQClient("https://leanq.invalid", key="k"), memory="m")
-    score = LeanReward(Verifier(settings), memory="m", tag_columns=["problem"])
+    score = LeanReward(Verifier(settings), extract=as_it_is, memory="m", tag_columns=["problem"])
     with pytest.raises(UsageError, match="'problem' for tags"):
         asyncio.run(score(completions=["accepted"], statement=[STATEMENT]))
