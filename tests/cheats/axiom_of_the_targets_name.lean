@@ -1,0 +1,3 @@
+prelude
+import Core
+axiom t (n m : Nat) : n + m = m + n

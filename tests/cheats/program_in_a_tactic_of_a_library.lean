@@ -1,0 +1,4 @@
+prelude
+import Tracing
+theorem t : True := True.intro
+-- theorem u : True := by trace 1
