@@ -12,10 +12,13 @@ from leanq.lean.steps.holes import find_holes
 from leanq.lean.syntax import Token, split_header, tokens
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
+_LABEL = re.compile(r"\{?\.?\w+(?: [0-9]+)?\}?")
 _LANGUAGE = re.compile(r"\{?\.?(\w*)")
 _LEAN = ("lean", "lean4", "tactics")
 _THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _THOUGHT_END = re.compile(r"</(?:think|thinking|reasoning)>", re.IGNORECASE)
+# The tokens by which models end, which some servers leave in the text.
+_END = re.compile(r"\s*(?:</s>|<[|｜][^|｜<>\n]*[|｜]>)\s*\Z")
 _TAG = re.compile(r"^[ \t]*</?[a-z][a-z_]*>[ \t]*$", re.MULTILINE)
 # A sentence at the margin: no line of Lean has three words, none of its signs, and a full stop.
 _PROSE = re.compile(
@@ -41,7 +44,7 @@ _TACTICS = frozenset(_TACTIC_WORDS.split(" "))
 
 
 def candidate_of(statement: str, completion: str) -> str:
-    """The text to verify against a statement, made of what a model wrote.
+    """Makes the text to verify against a statement of what a model wrote.
 
     A whole text stands for itself, behind what the statement has and it lacks: imports, and what
     is declared and opened in front of the theorem. A proof alone takes the statement's ``sorry``'s
@@ -57,7 +60,7 @@ def candidate_of(statement: str, completion: str) -> str:
 
 
 def last_block(text: str, statement: str = "") -> str:
-    """The Lean code of a model's answer.
+    """Returns the Lean code of a model's answer.
 
     That is the last fenced block that declares what the statement does, or else the last one; of
     blocks that are said to be Lean before blocks that are not said to be anything. Without a fence
@@ -80,7 +83,7 @@ def last_block(text: str, statement: str = "") -> str:
 def _plain(text: str) -> str:
     """An answer without thoughts, and with the ends of lines that Lean knows."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-    text = _THOUGHT.sub("", text)
+    text = _THOUGHT.sub("", _END.sub("\n", text))
     # A prompt may have opened the thought, or the fence.
     ended = [match.end() for match in _THOUGHT_END.finditer(text)]
     return text[ended[-1] :] if ended else text
@@ -96,7 +99,7 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
     for fence in fences:
         if opened is None:
             opened = fence
-        elif fence[1].startswith(opened[1]) and not fence[2].strip():
+        elif fence[1].startswith(opened[1]) and not _LABEL.fullmatch(fence[2].strip()):
             yield _language(opened), text[opened.end() + 1 : fence.start()]
             opened = None
     if opened is not None:
@@ -252,7 +255,7 @@ def with_proof(statement: str, proof: str) -> str:
 
 
 def _is_of_tactics(proof: str) -> bool:
-    """Whether a proof without ``by`` is no term: a line of its own begins with a tactic."""
+    """Tells whether a proof without ``by`` has a line that begins with a tactic, so is no term."""
     lines = [line for line in proof.split("\n") if line.strip()]
     least = min((len(line) - len(line.lstrip()) for line in lines[1:]), default=0)
     ways = (line.split(None, 1)[0] for line in lines if len(line) - len(line.lstrip()) <= least)
@@ -274,5 +277,5 @@ def _further_in(proof: str) -> str:
 
 
 def _stands_alone(line: str) -> bool:
-    """Whether what follows a tactic's line is no part of it."""
+    """Tells whether a tactic ends with its line."""
     return not re.search(r"(?:\bby|=>|:=|\bdo|\bwith|\bat|[,⟨(\[|·])\s*\Z", line)

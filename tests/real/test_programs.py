@@ -13,13 +13,12 @@ HONEST = [
     "def f (order : Nat) := order\ntheorem t (k : Nat) : f (order := k) = k := rfl",
     "theorem t (a b : Nat) (h : a = b) : a + a = a + b := by rw (occs := .pos [2]) [h]",
     "theorem t (n : Nat) : n + 0 = n := by simp (maxSteps := 1000)",
-    "theorem t (n : Nat) : n + 0 = n := by simp (config := { maxSteps := 99 })",
 ]
 RUNNING = [
     "instance : OfNat Nat 100 := ⟨7⟩\ntheorem t (n : Nat) : n + 0 = n := by simp (maxSteps := 100)",
     "theorem t (n : Nat) : n + 0 = n := by simp (maxSteps := 50 + 50)",
     "def Lean.Meta.Occurrences.f : Lean.Meta.Occurrences := .all\n"
-    "theorem t (a b : Nat) (h : a = b) : a + 0 = b := by rw (occs := .f) [h]",
+    "theorem t (n : Nat) : n + 0 = n := by rw (occs := .f) [Nat.add_zero]",
 ]
 
 

@@ -1,10 +1,10 @@
 """Which syntax of an environment's libraries evaluates what a text wrote, found in compiled files.
 
 A library brings commands, tactics, terms, macros and attributes. Each is a constant that Lean
-calls, and an entry in the compiled file says for which syntax. This follows what the bodies of
-those constants refer to, through implementations by other functions too, up to Lean's own
-functions that evaluate (`evalExpr`, `evalConst`, …) or up to a word that runs programs in syntax
-that the constant makes. The words of such syntax let a text run programs.
+calls, and an entry in the compiled file says for which syntax. The scan follows
+the constants that each refers to, and implementations by other functions. It looks for Lean's own
+functions that evaluate (`evalExpr`, `evalConst`, …), and for words that run programs in syntax that
+a constant makes. The words of the syntax that leads there let a text run programs.
 
 Lean's own library is left out: its words stand in :mod:`leanq.lean.audit.programs`, as no body of
 it is needed where they are known. Elaborators of configurations (`declare_config_elab`) evaluate a
@@ -66,12 +66,12 @@ _SYNTAX = frozenset({"ParserDescr", "TrailingParserDescr", "Parser", "TrailingPa
 _SYMBOLS = frozenset({"symbol", "nonReservedSymbol", "unicodeSymbol"})
 # The field of a structure that holds what it extends.
 _PARENT = re.compile(r"to[A-Z]")
-# What a syntax can do without.
+# A syntax can do without the parts of these parsers.
 _OPTIONAL = frozenset({"optional", "many", "manyIndent", "orelse", "lookahead", "notFollowedBy"})
 _CONFIGURED = frozenset({"optConfig", "config", "configItem"})
 _REGISTERS = re.compile(r"(?:register|mk)\w*Attr(?:ibute)?\w*")
 _DESCRIBES_AN_ATTRIBUTE = (("AttributeImplCore", "mk"), ("Def", "mk"))
-# What stands in every other text, and is never the first word of a syntax.
+# These words stand in every other text, and are never the first of a syntax.
 _COMMON = frozenset({"at", "with", "using", "only", "from", "then", "else", "fun", "in"})
 _PARSER_ENTRY, _GLOBAL, _SCOPED = 3, shape(0, 1), shape(1, 2)
 
@@ -80,7 +80,7 @@ _CPU_S, _WALL_S, _MEMORY_BYTES = 900, 1800, 8 << 30
 
 @dataclass(slots=True)
 class _Body:
-    """What the value of a constant says."""
+    """The parts of a constant's value that tell whether it evaluates."""
 
     constants: set[Name] = field(default_factory=set)
     atoms: set[str] = field(default_factory=set)
@@ -89,7 +89,7 @@ class _Body:
 
 @dataclass(slots=True)
 class _Scan:
-    """What has been found so far, in modules that come before those they import."""
+    """Collects what is found while modules are read from importers to imports."""
 
     bodies: dict[Name, _Body] = field(default_factory=dict)
     implementations: dict[Name, Name] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class _Scan:
 
 
 def evaluators(environment: Environment) -> Evaluators:
-    """The syntax of the environment's libraries that evaluates; kept in its cache folder.
+    """Returns the syntax of the environment's libraries that evaluates, kept in the cache folder.
 
     The first call for an environment reads all its libraries, in a process of its own.
     """
@@ -137,7 +137,7 @@ def _code() -> tuple[Path, ...]:
 
 
 def _in_a_process(folders: tuple[Path, ...]) -> Evaluators:
-    """What a scan finds, or that it came to no end."""
+    """Scans in another process; all libraries are unseen where that fails."""
     command = (sys.executable, "-m", __name__, *map(str, folders))
     try:
         done = subprocess.run(
@@ -150,7 +150,7 @@ def _in_a_process(folders: tuple[Path, ...]) -> Evaluators:
 
 
 def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = _LEANS_OWN) -> Evaluators:
-    """The syntax that evaluates in the libraries of these folders, but for some libraries."""
+    """Returns the syntax that evaluates in the libraries of these folders, some left out."""
     modules = dict(_modules(folders, leave_out))
     imports: dict[Name, list[Name]] = {}
     unseen: dict[Name, str] = {}
@@ -335,7 +335,7 @@ def _simple_name(image: Image, address: int) -> str | None:
 
 
 def _body_of(image: Image, raw: Raw) -> _Body:
-    """What the value of a constant refers to; nothing where it is a proof or has none."""
+    """Returns what the value of a constant refers to: nothing for a proof."""
     body = _Body()
     if raw.body is None or raw.kind == "theorem":
         return body
@@ -428,7 +428,7 @@ def _look_at_configurations(image: Image, found: _Scan) -> None:
 
 
 def _told(found: _Scan, unseen: dict[str, str]) -> Evaluators:
-    """What the scan says of texts."""
+    """Returns what the scan says of texts."""
     words: dict[str, str] = {}
     wordless: list[str] = []
     evaluating: set[Name] = set()

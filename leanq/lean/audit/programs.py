@@ -22,8 +22,8 @@ There are five ways from a text to a program that runs:
   Lean evaluates. What stands in `(h : p := by …)` is fixed, but a text can compute another one:
   what names such a constant or makes it is looked for (`_WORDS`, `_MAKES_SYNTAX`).
 
-What stands here is of Lean's own library, and of what each text may use without an import. What
-other libraries bring is found in their compiled files, by :mod:`leanq.lean.audit.evaluators`.
+These lists are about Lean's own library. :mod:`leanq.lean.audit.evaluators` finds in compiled files
+which syntax of other libraries evaluates.
 
 `notation`, `infixl` and their like write macros, but fixed ones. They can change what a statement
 means, which the statements in the reply to a check and `verify` show.
@@ -152,9 +152,7 @@ _MAX_GAP_CHARS = 2000
 _LITERAL_NUMBERS = r"\[[0-9,\s]*+\]"
 _LITERAL_VALUE = rf"(?:true|false|[0-9][0-9_]*|\.[A-Za-z]+(?:\s+{_LITERAL_NUMBERS})?)"
 _LITERAL_ITEM = rf"[A-Za-z_]+\s*:=\s*{_LITERAL_VALUE}"
-_LITERAL = re.compile(
-    rf"\s*(?:{_LITERAL_VALUE}|{_LITERAL_NUMBERS}|\{{\s*(?:{_LITERAL_ITEM}\s*,?\s*)*\}})\s*"
-)
+_LITERAL = re.compile(rf"\s*(?:{_LITERAL_VALUE}|\{{\s*(?:{_LITERAL_ITEM}\s*,?\s*)*\}})\s*")
 # The constructors that a field of a configuration can have; no text can make others of them.
 _CONSTRUCTORS = re.compile(
     r"occs\s*:=\s*\.(?:all|pos|neg)(?![\w'!?.])"
@@ -162,6 +160,13 @@ _CONSTRUCTORS = re.compile(
     r"|etaStruct\s*:=\s*\.(?:all|none|notClasses)(?![\w'!?.])"
     r"|newGoals\s*:=\s*\.(?:all|nonDependentFirst|nonDependentOnly)(?![\w'!?.])"
 )
+# The fields that hold numbers; a number in another one would be what an instance makes of it.
+_OF_NUMBERS = re.compile(
+    r"(?:max[A-Z]\w*|\w*(?:Depth|Steps|Heartbeats|Limit)|splits|ematch|gen|exp|instances|timeout"
+    r"|sat_timeout|degree|min|max)\s*:=\s*[0-9][0-9_]*"
+    rf"|occs\s*:=\s*\.(?:pos|neg)\s+{_LITERAL_NUMBERS}"
+)
+_NUMBER = re.compile(r":=[^:]*[0-9]")
 _DOTTED = re.compile(r"\.([A-Za-z]+)")
 _NOTATIONS = re.compile(r"notation|infix|prefix|postfix")
 _BLANK = r"(?:\s|--[^\n]*\n|/-(?:[^-]|-(?!/))*-/)"
@@ -169,7 +174,7 @@ _OTHER_TRUTH = re.compile(
     rf"(?:def|abbrev|opaque|theorem|lemma|axiom|alias|constant|instance|class|structure|inductive"
     rf"|simps|to_additive){_BLANK}+[\w.«»]*?«?(?:true|false)(?![\w'!?])"
     rf"|(?<![\w'!?])(?:true|false)»?{_BLANK}*(?::(?!=)|[({{\[⦃]\s*\w+[^()]*:)"
-    r"|export[^\n]*(?:true|false)|«(?:true|false)»"
+    r"|export|renaming|«(?:true|false)»"
 )
 # The tactics, and what takes the options of one, behind which a configuration can stand.
 _HEAD_WORDS = (
@@ -197,7 +202,9 @@ _BEFORE_CONFIGURATION = re.compile(
 )
 # A rule of Aesop's can be a constant of the text's own that is a program. There is no such constant
 # unless the text names something of Lean's own, or of what is built on it.
-_AESOP_RULE = re.compile(r"(?<![A-Za-z])add(?![A-Za-z0-9_'])|@\[|attribute")
+_AESOP_RULE = re.compile(
+    r"(?:@\[|attribute\s*\[)[^\]]*(?:aesop|bound|continuity|measurability)|aesop(?s:.*)(?<![A-Za-z])add(?![\w'])"
+)
 _OF_PROGRAMS = re.compile(
     r"Lean|Aesop|IO|Tactic|Meta|Elab|RuleTac|TacGen|Syntax|System|Task|Qq|Mathlib|Batteries"
     r"|ProofWidgets|Plausible|ImportGraph|(?:Core|Simp|Macro|Command|Term|Import|Script)M"
@@ -205,7 +212,7 @@ _OF_PROGRAMS = re.compile(
 _IMPORTS = re.compile(
     r"^(?:(?:public|private|meta)\s+)*import\s+(?:all\s+)?[\w.«»]+[^\S\n]*$", re.MULTILINE
 )
-# What is found in Aesop and Mathlib, and has rules of its own here or makes fixed syntax.
+# The scan finds these. Aesop has a rule below; `notation3` makes fixed syntax.
 _REVIEWED = frozenset({"aesop", "aesop?", "notation3"})
 
 
@@ -234,7 +241,7 @@ _NONE = Evaluators()
 
 
 def is_word(symbol: str) -> bool:
-    """Whether a symbol of Lean's own syntax lets a text run programs."""
+    """Tells whether a symbol of Lean's own syntax lets a text run programs."""
     return bool(_WORD.fullmatch(symbol) or _SIGNS.fullmatch(symbol))
 
 
@@ -366,16 +373,16 @@ def _configuration(code: str, found: Evaluators) -> str | None:
         # A name for the value of an argument, unless a comment stands between it and the bracket.
         if before.rstrip().endswith(("(", "-/")) or (not line.strip() and "--" in above):
             return code[start : start + 40].strip()
-    if "aesop" in code and _AESOP_RULE.search(code) and _OF_PROGRAMS.search(_IMPORTS.sub("", code)):
+    if _AESOP_RULE.search(code) and _OF_PROGRAMS.search(_IMPORTS.sub("", code)):
         return "aesop"
     return None
 
 
 def _is_argument(before: str, found: Evaluators) -> bool:
-    """Whether a name in brackets is that of an argument of a function, as far as can be seen.
+    """Tells whether a name in brackets is plainly that of a function's argument.
 
     Args:
-        before: what stands in front of the name.
+        before: the text in front of the name.
     """
     match = _BEFORE_CONFIGURATION.search(before)
     if match is None or found.unseen:
@@ -385,7 +392,7 @@ def _is_argument(before: str, found: Evaluators) -> bool:
     if "--" in in_front.rpartition("\n")[2] or in_front.rstrip().endswith(("+", "-")):
         return False
     # A word may stand directly behind a number or a sign.
-    return not match[1].rstrip("!?").endswith(_heads(tuple(found.heads)))
+    return not match[1].rstrip("!?'0123456789").endswith(_heads(tuple(found.heads)))
 
 
 @lru_cache(maxsize=16)
@@ -394,15 +401,18 @@ def _heads(more: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_literal(code: str, name: str, match: re.Match[str]) -> bool:
-    """Whether a configuration's value is a literal, and means what it seems to mean."""
+    """Tells whether a configuration's value is a literal that means what it seems to mean."""
     value = match["value"]
     if match["end"] != ")" or not _LITERAL.fullmatch(value):
         return False
-    if _NOTATIONS.search(code) or ("OfNat" in code and re.search(r"[0-9]", value)):
+    # An instance of the text's can make another value of a number, or of one of another type.
+    if _NOTATIONS.search(code) or "OfNat" in code or "Coe" in code:
+        return False
+    item = f"{name}{value}"
+    if name.startswith(("native", "«native")) or _NUMBER.search(_OF_NUMBERS.sub("", item)):
         return False
     if re.search(r"true|false", value) and _OTHER_TRUTH.search(code):
         return False
-    item = f"{name}{value}"
     for dotted in _DOTTED.finditer(_CONSTRUCTORS.sub("", item)):
         # The text may declare what the word means: nowhere else does an honest one have it.
         if len(re.findall(rf"(?<!\w){dotted[1]}(?!\w)", code)) > item.count(dotted[0]):

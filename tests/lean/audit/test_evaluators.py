@@ -166,7 +166,7 @@ async def test_a_text_with_such_a_word_is_unverified(lean: Lean, site: Site, lib
         ("-- traced x, and A.trace", "accepted"),
         ("-- @[rules] x", "unverified"),
         ("-- configured! (speed := f)", "unverified"),
-        ("-- configured! (speed := 1)", "accepted"),
+        ("-- configured! (speed := true)", "accepted"),
         ("-- harmless x", "accepted"),
     ):
         code = f"prelude\nimport Own\n{text}\ntheorem t : True := own\n"

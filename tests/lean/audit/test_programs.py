@@ -103,6 +103,16 @@ RUNNING = [
     "class A where true : Bool\nexample : x := by simp (decide := true)",
     "def Lean.Meta.Occurrences.f := g\nexample : x := by rw (occs := .f) [h]",
     "def Lean.Meta.Occurrences.f (l : List Nat) := g\nexample : x := by rw (occs := .f [1]) [h]",
+    "instance : Coe Bool Nat := ⟨f⟩\nexample : x := by simp (maxSteps := true)",
+    "instance : NatCast Bool := ⟨f⟩\nexample : x := by simp (decide := 2)",
+    "instance : One Bool := ⟨f⟩\nexample : x := by simp (config := { decide := 1, maxSteps := 2 })",
+    "open A renaming f → true\nexample : x := by simp (decide := true)",
+    "export A (\n true)\nexample : x := by simp (decide := true)",
+    "example : x := by decide (native -- a\n := true)",
+    "example : x := by decide (native /- a -/ := true)",
+    "example : x := by mvcgen' (maxSteps := f)",
+    "@[measurability] def f : Lean.Elab.Tactic.TacticM Unit := g",
+    "attribute [local bound] f\ndef f : Aesop.TacGen := g",
     "example : x := by simp +arith (maxSteps := f)",
     "example : x := by simp + arith (maxSteps := f)",
     "example : x := by simp -- a\n (maxSteps := f)",
@@ -147,6 +157,8 @@ HONEST = [
     "example : x := by rw (occs := .neg [1, 3]) [h.pos, h.neg]",
     "example : x := by simp (config := { transparency := .default })\nexample := f.default",
     "import Mathlib\n@[aesop safe apply] theorem t : p := h",
+    "-- A bound of Lean's own\n@[simp] theorem bounded : p := h",
+    "example : x := by grind (splits := 12) (gen := 3)",
     "import Aesop\nopen Nat in\nexample : x := by aesop (add safe Nat.le, norm simp h)",
     "def f (b : Bool) := b = true\nexample : x := by simp (config := { decide := true })",
     "example : x := { p with a.mode := f }",
@@ -203,7 +215,7 @@ def test_words_of_the_environments_own() -> None:
     assert runs_programs("@[simps] def f := 1", own) == "@[simps]"
     assert runs_programs("@[aesop safe apply] theorem t : p := q", own) is None
     assert runs_programs("theorem t : p := by mine (myField := f)", own) is not None
-    assert runs_programs("theorem t : p := by mine (myField := 1)", own) is None
+    assert runs_programs("theorem t : p := by mine (myField := true)", own) is None
     assert runs_programs("import Mathlib Hidden.A", own) == "import Hidden"
     assert runs_programs("import Hiddens", own) is None
 
