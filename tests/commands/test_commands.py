@@ -102,7 +102,7 @@ def test_every_command_and_option_is_explained(words: str) -> None:
 
 
 # Those that start a server of their own, or read files.
-WITHOUT_A_QUEUE = {"up", "campaign report", "export-traces", "extract"}
+WITHOUT_A_QUEUE = {"up", "campaign report", "env show", "export-traces", "extract"}
 
 
 @pytest.mark.parametrize(
@@ -481,3 +481,14 @@ def test_up_without_lean_leaves_nothing(terminal: Terminal) -> None:
     assert (done.code, len(done.err.splitlines())) == (3, 1)
     assert terminal.is_clean()
     assert not terminal.up_file.exists()
+
+
+@pytest.mark.slow
+def test_env_show_says_what_evaluates(terminal: Terminal) -> None:
+    done = terminal.run("env", "show", "--json")
+    assert done.code == 0, done.err
+    [line] = done.lines
+    assert line["environment"] == "default"
+    assert line["words"] == line["unseen"] == {}
+    done = terminal.run("env", "show")
+    assert "no syntax beside Lean's own that evaluates" in done.out
