@@ -13,6 +13,7 @@ from support.libraries import library as find_library
 from support.required import missing
 from support.sites import Site, new_site
 
+from leanq.lean.audit.kernel import VERSIONS
 from leanq.lean.environment import Environment
 
 HERE = Path(__file__).parent
@@ -42,7 +43,10 @@ def library(request: pytest.FixtureRequest) -> Library:
 @pytest.fixture(scope="session")
 def real(library: Library, cache: Path) -> Environment:
     """The environment of a worker that was started with the library's Lean."""
-    return library.open(cache)
+    environment = library.open(cache)
+    if not VERSIONS.match(environment.toolchain.version):
+        missing(f"a judge that knows Lean {environment.toolchain.version}")
+    return environment
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.libraries import Library
+from support.libraries import Library, has_modules
 from support.sites import Site, check, new_site
 from support.waiting import eventually
 
@@ -288,7 +288,7 @@ end
 @pytest.fixture
 def modules(library: Library) -> Library:
     """A toolchain with files of the module system."""
-    if not (library.folder / "Init.olean").with_suffix(".ir").exists():
+    if not has_modules(library.layout):
         pytest.skip("this layout has no files of the module system")
     return library
 

@@ -61,6 +61,12 @@ class Library:
         """The folder of its compiled modules."""
         return self.lean.parents[1] / "lib" / "lean"
 
+    @property
+    def has_hidden_proofs(self) -> bool:
+        """Whether its modules came without their private parts."""
+        init = self.folder / "Init.olean"
+        return init.with_suffix(".ir").exists() and not Path(f"{init}.private").exists()
+
     def open(self, cache: Path) -> Environment:
         """Returns the environment of a worker that was started with ``--lean``."""
         return open_environment(self.layout, None, lean=str(self.lean), cache=cache, environ={})
@@ -70,6 +76,13 @@ def layouts() -> tuple[str, ...]:
     """Returns the layouts that the tests run on. Builds nothing."""
     named = os.environ.get(VARIABLE)
     return (OFFICIAL,) if named and _program(Path(named)) else LAYOUTS
+
+
+def has_modules(layout: str) -> bool:
+    """Whether a layout has files of the module system. Builds nothing."""
+    if layout == OFFICIAL:
+        return Path(os.environ[VARIABLE], "lib", "lean", "Init.ir").exists()
+    return layout == "modular"
 
 
 def library(layout: str) -> Library:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leanq.lean.environment import STANDARD_AXIOMS, Environment
+from support.libraries import has_modules
 from support.paths import TESTS
 
 FOLDER = TESTS / "real" / "texts"
@@ -71,7 +72,7 @@ def texts_for(layout: str) -> list[str]:
     Two layouts of one library differ in files, not in words: the second one gets what the first
     cannot import, and a fifth of the others.
     """
-    if layout == "plain":
+    if not has_modules(layout):
         return [name for name, text in TEXTS.items() if not text.is_module]
     if layout == "modular":
         return [
