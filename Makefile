@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks real-test image-test k8s-test fuzz-gateway test-trainers docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-library bench-states bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
+.PHONY: demo test test-all test-forks real-test image-test k8s-test fuzz-gateway test-trainers docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -61,8 +61,8 @@ bench-judge: $(VENV)/dev    ## what the judge costs beside the check that it fol
 bench-library: $(VENV)/dev  ## the judge over every module of a full library, and what headers cost; half an hour
 	$(BIN)/python bench/library.py
 
-bench-states: $(VENV)/dev   ## steps with snapshots and without, and routed to a warm worker
-	$(BIN)/python bench/states.py
+bench-layers: $(VENV)/dev   ## ways not to elaborate again, on a toolchain with Std and Lean: LEANQ_LEAN=PATH
+	$(BIN)/python bench/layers.py
 	$(BIN)/python bench/routing.py
 
 bench-gateway: $(VENV)/dev  ## the HTTP gateway beside an empty endpoint and a direct client; needs wrk; five minutes

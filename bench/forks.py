@@ -16,11 +16,12 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from places import new_place, print_table
+from processes import descendants
 
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.zygote_client import Zygote
@@ -170,17 +171,10 @@ async def _most_private_mb(sandbox: Sandbox, checked: Coroutine[None, None, obje
     """The most that a process of the sandbox had for itself while a check ran."""
     running, most = asyncio.create_task(checked), 0
     while not running.done():
-        most = max([most, *map(_private_bytes, _descendants(sandbox.supervisor.pid))])
+        most = max([most, *map(_private_bytes, descendants(sandbox.supervisor.pid))])
         await asyncio.sleep(0.002)
     await running
     return most / 1e6
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            yield int(child)
-            yield from _descendants(int(child))
 
 
 def _private_bytes(pid: int) -> int:

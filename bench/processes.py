@@ -67,9 +67,27 @@ def process(
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a process and all below it, the ended ones included."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
+    """Returns the CPU seconds of a process and all below it, with those that have ended; 0 where it
+    has just ended itself."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
     ticks = sum(map(int, stat[stat.rindex(")") + 2 :].split()[11:15]))
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [int(child) for task in tasks for child in task.read_text().split()]
-    return ticks / _TICKS_PER_S + sum(map(cpu_s, children))
+    return ticks / _TICKS_PER_S + sum(map(cpu_s, children(pid)))
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Yields the processes below one."""
+    for child in children(pid):
+        yield child
+        yield from descendants(child)
+
+
+def children(pid: int) -> list[int]:
+    """Returns the children of a process; none where it has ended."""
+    found: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, tasks.read_text().split())
+    return found

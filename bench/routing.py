@@ -1,4 +1,5 @@
-"""What warm routing brings: proof trees over four machines, routed in several ways, in turns."""
+"""What warm routing brings: proof trees behind three headers over two machines, routed in two ways,
+in turns. Needs a toolchain with Std and Lean: ``LEANQ_LEAN``."""
 
 from __future__ import annotations
 
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import structs
-from states import source
 
 from leanq.client import AsyncLeanQClient
 from leanq.local import EmbeddedServer, embedded_settings
@@ -27,8 +27,9 @@ from leanq.queue.results import Submission
 from leanq.queue.settings import Settings
 
 _LEANQ = (sys.executable, "-c", "from leanq.cli import main; main()")
-_WORKERS = 4
-_WARM_UP_TREES = 4
+_WORKERS = 2
+_HEADERS = ("Std", "Lean", "Init.Data.List")
+_WARM_UP_TREES = 6
 # Eight a state, as a model would propose them; the first leads on.
 _TACTICS = [
     *("refine And.intro hp ?_", "constructor", "constructor\nskip", "refine And.intro ?_ ?_"),
@@ -72,9 +73,12 @@ async def search(lean: AsyncLeanQClient, number: int, definitions: int, depth: i
 
     Its definitions are its own, or one process would serve all trees.
     """
-    prefix, _, _ = source(definitions).replace("def d", f"def tree{number}_").rpartition("theorem")
-    goal = "And p (" * depth + "And p q" + ")" * depth
-    code = f"{prefix}theorem t{number} (p q : Prop) (hp : p) (hq : q) : {goal} := sorry\n"
+    header, goal = _HEADERS[number % len(_HEADERS)], "And p (" * depth + "And p q" + ")" * depth
+    behind = "".join(
+        f"def tree{number}_{n} (p q : Prop) : Prop := And p (And q p)\n" for n in range(definitions)
+    )
+    theorem = f"theorem t{number} (p q : Prop) (hp : p) (hq : q) : {goal} := sorry\n"
+    code = f"import {header}\n{behind}{theorem}"
     state = (await lean.check(code)).sorries[0].state
     for _ in range(depth):
         assert state

@@ -28,7 +28,6 @@ from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.process import Lean, Run, Slot, limits_of, olean
-from leanq.lean.snapshots.store import LocalSnapshot
 from leanq.lean.syntax import (
     Header,
     example_names,
@@ -116,18 +115,16 @@ async def check(
     request: Request,
     code: str,
     *,
-    load: LocalSnapshot | None = None,
     target: Target | None = None,
     options: Sequence[str] = (),
 ) -> Reply:
     """The verdict on ``code`` within the request's budgets, by its rules.
 
     Args:
-        load: a snapshot of the text's header, which none but imports have made.
         target: what the text has to prove as well.
         options: flags for Lean besides the environment's.
     """
-    compilation = Compilation(lean, request, code, load=load, target=target, options=options)
+    compilation = Compilation(lean, request, code, target=target, options=options)
     async with lean.slot() as slot:
         reply = await compilation.compile(slot)
     return await compilation.judge(auditor, reply)
@@ -142,7 +139,6 @@ class Compilation:
         request: Request,
         code: str,
         *,
-        load: LocalSnapshot | None = None,
         target: Target | None = None,
         options: Sequence[str] = (),
     ) -> None:
@@ -150,7 +146,6 @@ class Compilation:
         self._request = request
         self._header = split_header(code)
         self._ended = Ended.of(code)
-        self._load = load
         self._target = target
         self._options = options
         self._file: Parts | None = None
@@ -183,7 +178,7 @@ class Compilation:
 
     async def _run(self, slot: Slot, text: str) -> Run:
         limits = limits_of(self._request)
-        return await self._lean.run(slot, text, limits, options=self._options, load=self._load)
+        return await self._lean.run(slot, text, limits, options=self._options)
 
     async def judge(self, auditor: Auditor, reply: Reply) -> Reply:
         """The last word on what :meth:`compile` has said."""
@@ -252,7 +247,7 @@ class Compilation:
             return None
         # The same work once more must not fail for a budget that it only just kept.
         limits = limits_of(self._request, 2.0)
-        run = await self._lean.run(slot, text, limits, options=NAMED_OPTIONS, load=self._load)
+        run = await self._lean.run(slot, text, limits, options=NAMED_OPTIONS)
         if not run.compiled:
             return _unnamed(reply, run)
         named = await asyncio.to_thread(read_parts, olean(slot))

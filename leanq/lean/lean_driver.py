@@ -21,12 +21,11 @@ from leanq.lean.check import Auditor, check
 from leanq.lean.diagnostics import moved_up
 from leanq.lean.environment import Environment, cache_folder
 from leanq.lean.fork_server.server import ForkRules, ForkServer
-from leanq.lean.prefixes import Prefixes
+from leanq.lean.prefixes import Prefixes, PrefixRules
 from leanq.lean.process import Lean
 from leanq.lean.recipes import pack_export, read_recipe, unpack_export
 from leanq.lean.snapshots.cache import SnapshotCache
-from leanq.lean.snapshots.cost_model import Costs
-from leanq.lean.snapshots.store import LocalSnapshot, Snapshots
+from leanq.lean.snapshots.store import Snapshots
 from leanq.lean.steps.holes import is_genuine
 from leanq.lean.steps.moves import other_environment
 from leanq.lean.steps.trials import Trials
@@ -40,6 +39,7 @@ log = logging.getLogger("leanq.worker")
 
 _CHECK_CHANGES_EVERY_S = 5.0
 _FORK_RULES = ForkRules()
+_PREFIX_RULES = PrefixRules()
 # What Lean says of the tactics, notations and names that its own library would bring.
 _LACKING = re.compile(
     r"unknown tactic|unexpected (?:token|identifier)|expected (?:token|command)"
@@ -86,7 +86,7 @@ class LeanDriver:
         cache: the machine's snapshots; None to make and load none.
         hidden: folders that a candidate must not see, where the machine can hide them.
         nice: niceness of the Lean processes.
-        costs: what is known of the costs of snapshots.
+        prefixes: when a source is worth a process behind its prefix, or a snapshot.
         forks: when headers are preloaded (:mod:`leanq.lean.fork_server`); None: never.
     """
 
@@ -100,7 +100,7 @@ class LeanDriver:
         cache: SnapshotCache | None = None,
         hidden: Sequence[Path] = (),
         nice: int = 0,
-        costs: Costs | None = None,
+        prefixes: PrefixRules = _PREFIX_RULES,
         forks: ForkRules | None = _FORK_RULES,
     ) -> None:
         self._open_environment = open_environment
@@ -109,7 +109,7 @@ class LeanDriver:
         self._cache = cache
         self._hidden = tuple(hidden)
         self._nice = nice
-        self._costs = costs or Costs()
+        self._prefix_rules = prefixes
         self._forks = forks
         self.opened = self._open(open_environment())
         self.environment = self.opened.lean.environment.name
@@ -198,11 +198,7 @@ class LeanDriver:
 
     async def _check(self, request: Request) -> Reply:
         opened = self.opened
-        reply = await opened.prefixes.with_header(
-            request.code,
-            lambda header: check(opened.lean, opened.auditor, request, request.code, load=header),
-            self._states,
-        )
+        reply = await check(opened.lean, opened.auditor, request, request.code)
         if reply.verdict != "incomplete":
             return reply
         try:
@@ -216,12 +212,7 @@ class LeanDriver:
     async def _verify(self, request: Request) -> Reply:
         opened = self.opened
         target = await opened.targets.of_request(request)
-
-        def verify(header: LocalSnapshot | None) -> Awaitable[Reply]:
-            lean, auditor = opened.lean, opened.auditor
-            return check(lean, auditor, request, request.code, load=header, target=target)
-
-        return await opened.prefixes.with_header(request.code, verify, self._states)
+        return await check(opened.lean, opened.auditor, request, request.code, target=target)
 
     async def _step(self, request: Request) -> Reply:
         return await self._until_available(lambda: self.opened.trials.step(request, self._states))
@@ -262,7 +253,7 @@ class LeanDriver:
         if self._cache:
             library = environment.toolchain.library
             roots = (*environment.search_path, *([library] if library else []))
-            snapshots = Snapshots(self._cache, roots, self._costs)
+            snapshots = Snapshots(self._cache, roots)
         forks = None
         if self._forks:
             forks = ForkServer(environment, self._forks, hidden=self._hidden, nice=self._nice)
@@ -275,7 +266,7 @@ class LeanDriver:
             inbox_root=self._cache.inbox_root if self._cache else None,
         )
         judges = Judges(environment, slots=self._slots, hidden=self._hidden, nice=self._nice)
-        auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self._costs)
+        auditor, prefixes = Auditor(lean, judges), Prefixes(lean, snapshots, self._prefix_rules)
         targets = Targets(lean, self._cache)
         trials = Trials(lean, auditor, prefixes, targets)
         return Opened(lean, auditor, prefixes, targets, trials)

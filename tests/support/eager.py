@@ -1,5 +1,5 @@
-"""Drivers that make a snapshot of everything, or put a process behind every prefix, whatever that
-costs; run as a program, a worker that makes snapshots."""
+"""Drivers that make a snapshot of every source, or put a process behind every prefix; run as a
+program, a worker that makes snapshots."""
 
 from __future__ import annotations
 
@@ -12,23 +12,10 @@ from pathlib import Path
 from leanq.lean.environment import Environment, open_environment
 from leanq.lean.fork_server.server import ForkRules
 from leanq.lean.lean_driver import LeanDriver
+from leanq.lean.prefixes import PrefixRules
 from leanq.lean.snapshots.cache import SnapshotCache
-from leanq.lean.snapshots.cost_model import Costs
 from leanq.queue.settings import Settings
 from leanq.worker import Worker
-
-
-class Eager(Costs):
-    def worth_saving(self, key: str, replay_s: float) -> bool:
-        return True
-
-    def worth_loading(self, replay_s: float) -> bool:
-        return True
-
-
-class EagerToStand(Costs):
-    def worth_standing(self, key: str, replay_s: float) -> bool:
-        return True
 
 
 def eager_driver(folder: Path, open_other: Callable[[], Environment] | None = None) -> LeanDriver:
@@ -37,7 +24,7 @@ def eager_driver(folder: Path, open_other: Callable[[], Environment] | None = No
         open_other or (lambda: open_environment("default", None, cache=folder, environ={})),
         slots=1,
         cache=SnapshotCache(folder / "snapshots", 1 << 30),
-        costs=Eager(),
+        prefixes=PrefixRules(save_after=1, save_from_s=0.0),
         forks=None,
     )
 
@@ -45,7 +32,7 @@ def eager_driver(folder: Path, open_other: Callable[[], Environment] | None = No
 def standing_driver(environment: Environment) -> LeanDriver:
     """A driver that has no snapshots."""
     rules = ForkRules(preload_after=1, prove_after=1, compare_every=0, share=1.0)
-    return LeanDriver(lambda: environment, slots=1, costs=EagerToStand(), forks=rules)
+    return LeanDriver(lambda: environment, slots=1, prefixes=PrefixRules(1, 0.0), forks=rules)
 
 
 async def main() -> None:

@@ -16,19 +16,24 @@ import re
 import secrets
 from dataclasses import replace
 
+from cachetools import LRUCache
+
 from leanq.errors import LeanQError, ReplError
 from leanq.lean.recipes import Recipe, snapshot_key, text_hash
 from leanq.lean.repl.program import ReplProgram
 from leanq.lean.repl.session import Live, Session
 from leanq.lean.repl.sessions import Sessions
 from leanq.lean.sandbox.sandbox import Limits
-from leanq.lean.snapshots.cost_model import Costs
 from leanq.lean.snapshots.store import Snapshots
 from leanq.lean.syntax import split_header, tokens
 from leanq.states import States
 
 log = logging.getLogger("leanq.worker")
 
+SAVE_AFTER, SAVE_FROM_S = 2, 0.5
+"""A pickle is made of a source that was elaborated so often, in so many CPU seconds."""
+
+_SOURCES_REMEMBERED = 10_000
 _SAVE_LIMITS = Limits(cpu_s=120.0, wall_s=600.0, memory_bytes=8 << 30)
 # What these declare would be lost.
 _LOST = re.compile(
@@ -55,11 +60,10 @@ class Pickles:
     ) -> None:
         self.snapshots = snapshots
         self._sessions = sessions
-        self._costs = Costs()
+        self._seen: LRUCache[str, int] = LRUCache(_SOURCES_REMEMBERED)
         # Another build may lay out its memory in another way.
         self._stamp = f"{fingerprint} {program.stamp()}" if snapshots else ""
-        # What a pickle would be of, and how long its elaboration takes, in seconds.
-        self._wanted: tuple[Recipe, float] | None = None
+        self._wanted: Recipe | None = None  # what a pickle would be of
         self.saving: asyncio.Task[None] | None = None
 
     async def load(
@@ -82,7 +86,6 @@ class Pickles:
             path = await asyncio.to_thread(pickle.expose, inbox, name)
         except OSError:
             return None
-        before_s = session.cpu_s
         try:
             header = split_header(recipe.source.code)
             answer = await session.unpickle(path, header, limits)
@@ -93,7 +96,6 @@ class Pickles:
             # The process has it in its memory by now.
             for file in (path, path.with_name(f"{name}.deps")):
                 file.unlink(missing_ok=True)
-        self._costs.loaded(session.cpu_s - before_s)
         return Live(answer.proof_state, pickled=True)
 
     def replayed(self, recipe: Recipe, cpu_s: float) -> None:
@@ -101,15 +103,16 @@ class Pickles:
         if self.snapshots is None or not can_be_pickled(recipe):
             return
         key = self._key(recipe)
-        self._costs.replayed(key, cpu_s)
-        if self._costs.worth_saving(key, cpu_s) and not self.snapshots.holds(key):
-            self._wanted = recipe, cpu_s
+        self._seen[key] = count = self._seen.get(key, 0) + 1
+        is_worth_it = count >= SAVE_AFTER and cpu_s >= SAVE_FROM_S
+        if is_worth_it and not self.snapshots.holds(key):
+            self._wanted = recipe
 
     def begin(self, states: States) -> None:
         """Begins to make the pickle that is wanted, unless another is being made. To be called when
         the process that holds the state is free."""
         if self._wanted and not self.saving:
-            self.saving = asyncio.create_task(self._save(*self._wanted, states))
+            self.saving = asyncio.create_task(self._save(self._wanted, states))
             self.saving.add_done_callback(self._saved)
         self._wanted = None
 
@@ -119,7 +122,7 @@ class Pickles:
             self.saving.cancel()
             await asyncio.gather(self.saving, return_exceptions=True)
 
-    async def _save(self, recipe: Recipe, replay_s: float, states: States) -> None:
+    async def _save(self, recipe: Recipe, states: States) -> None:
         assert self.snapshots is not None
         key = self._key(recipe)
         opened, _ = replace(recipe, tactics=()).records()[-1]
@@ -133,10 +136,7 @@ class Pickles:
                     return
                 name = f"{secrets.token_hex(8)}.pickle"
                 file = session.sandbox.left / name
-                before_s = session.cpu_s
                 await session.pickle(session.sandbox.scratch / name, live, _SAVE_LIMITS)
-                size_bytes = file.stat().st_size
-                self._costs.saved(size_bytes, session.cpu_s - before_s, replay_s)
                 # It depends on nothing that the fingerprint does not stand for. The process is
                 # still there: a link or a pipe that it has put in this place is not to be opened.
                 with file.with_name(f"{file.name}.deps").open("x") as deps:

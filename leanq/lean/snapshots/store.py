@@ -29,7 +29,6 @@ import zstandard
 from leanq.errors import QueueError
 from leanq.lean.hashes import hash_file, hash_rest
 from leanq.lean.snapshots.cache import MOST_RAW_BYTES, Manifest, SnapshotCache
-from leanq.lean.snapshots.cost_model import Costs
 from leanq.states import CHUNK_BYTES, Packed, States
 
 LEVEL = 9
@@ -83,17 +82,13 @@ class Snapshots:
 
     Args:
         roots: the folders of the search path, in order, the toolchain's library among them.
-        costs: learns what shipping and fetching take.
     """
 
-    def __init__(
-        self, cache: SnapshotCache, roots: Sequence[Path], costs: Costs | None = None
-    ) -> None:
+    def __init__(self, cache: SnapshotCache, roots: Sequence[Path]) -> None:
         self.tally = cache.tally
         self._cache = cache
         # Lean may write either: where a folder was named, or what a link leads to.
         self._roots = [*map(str, roots), *(str(root.resolve()) for root in roots)]
-        self._costs = costs or Costs()
         self._turns: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     def holds(self, key: str) -> bool:
@@ -133,7 +128,6 @@ class Snapshots:
                 self.tally.ship_s += ship_s
                 self.tally.ship_bytes += size
                 self.tally.packed_bytes += packed.size_bytes
-                self._costs.shipped(size, ship_s)
 
     async def damaged(self, key: str, states: States) -> None:
         """Lean could not load it: it is dropped here and in the server."""
@@ -171,7 +165,6 @@ class Snapshots:
         fetch_s = time.monotonic() - started
         self.tally.fetch_s += fetch_s
         self.tally.fetch_bytes += size
-        self._costs.fetched(size, fetch_s)
         return await asyncio.to_thread(self._open, key)
 
     def _unpack(self, key: str, packed: Packed) -> int:

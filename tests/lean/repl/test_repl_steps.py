@@ -241,7 +241,8 @@ async def test_a_recipe_that_leads_there_no_more(site: Site) -> None:
 @pytest.fixture
 def pickling(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Options of a driver that makes a pickle whenever it can, on a disk of the test's own."""
-    monkeypatch.setattr(pickles_module.Costs, "worth_saving", lambda *_: True)
+    monkeypatch.setattr(pickles_module, "SAVE_AFTER", 1)
+    monkeypatch.setattr(pickles_module, "SAVE_FROM_S", 0.0)
     return {"cache": SnapshotCache(tmp_path / "snapshots", 1 << 30)}
 
 

@@ -187,42 +187,6 @@ async def test_a_toolchain_without_snapshots_works_as_well(
 
 
 @pytest.mark.slow
-async def test_headers_have_snapshots_too(core: Environment, tmp_path: Path) -> None:
-    shelf = Shelf()
-    async with machine(tmp_path / "a", shelf) as a, machine(tmp_path / "b", shelf) as b:
-        code = "prelude\nimport Core\ntheorem t (p : Prop) (h : p) : p := h\n"
-        for _ in range(4):
-            before = await a.run(Request("check", code=code))
-        prefixes = a.opened.prefixes
-        await eventually(lambda: prefixes.holds(key_of(a, "prelude\nimport Core")))
-        for driver in (a, b):
-            await driver.run(Request("check", code=code))
-            after = await driver.run(Request("check", code=code))
-            assert (after, after.axioms) == (before, ())
-            wrong = await driver.run(Request("check", code=code.replace(":= h", ":= p")))
-            assert wrong.verdict == "rejected"
-        assert b.opened.prefixes.holds(key_of(b, "prelude\nimport Core"))
-
-
-@pytest.mark.slow
-async def test_a_header_that_lean_cannot_load_costs_time(core: Environment, tmp_path: Path) -> None:
-    async with machine(tmp_path / "a", MemoryStates()) as a:
-        code = "prelude\nimport Core\ntheorem t (p : Prop) (h : p) : p := h\n"
-        before = await a.run(Request("check", code=code))
-        prefixes = a.opened.prefixes
-        assert prefixes.snapshots is not None
-        key = key_of(a, "prelude\nimport Core")
-        for request in (Request("check", code=code), Request("check", code=CODE)):
-            file = tmp_path / "made"
-            file.write_bytes(b"no snapshot")
-            (tmp_path / "made.deps").write_text("[]")
-            await prefixes.snapshots.keep(key, file, MemoryStates())
-            assert (await a.run(request)).verdict in ("accepted", "incomplete")
-            assert not prefixes.holds(key)
-        assert await a.run(Request("check", code=code)) == before
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_replay_snapshot_and_standing_process_agree_on_random_proof_trees(
     core: Environment, tmp_path: Path, seed: int
