@@ -54,7 +54,7 @@ class TooLargeError(UsageError):
 
 
 class ConflictError(UsageError):
-    """Something else was submitted by this request id: other rows or options."""
+    """Something else was submitted by this request id: another text, other rows or options."""
 
 
 class RecipeError(UsageError):

@@ -22,7 +22,7 @@ from leanq.fleet import logging as logs
 from leanq.lean.driver import Driver
 from leanq.queue import wire
 from leanq.queue.metrics import count
-from leanq.queue.requests import LEAN_VERDICTS, Reply
+from leanq.queue.requests import LEAN_VERDICTS, Reply, content_of
 from leanq.queue.results import Job, Returning, Settlement, times_of
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES
 
@@ -344,6 +344,7 @@ class HeldRequests:
             attempts=job.attempts,
             queued_s=job.queued_s,
             wall_s=reply.wall_s or ran_s,
+            content=content_of(job.environment, job.digest),
         )
         return Settlement(
             job.request_id,

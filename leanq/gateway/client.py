@@ -21,19 +21,21 @@ from leanq.errors import (
     LostError,
     QueueFullError,
     RequestError,
+    UnavailableError,
     UnknownStateError,
     UsageError,
     WireError,
 )
-from leanq.gateway.pending import Pending, RequestName, lost
+from leanq.gateway.pending import End, Pending, RequestName, lost
 from leanq.gateway.recent import RecentRequests
 from leanq.lean.recipes import read_recipe
 from leanq.producer.request_builder import Check, PreparedRequest, RequestBuilder
+from leanq.producer.shard_client import conflict
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
 from leanq.queue.queue import Queue
-from leanq.queue.requests import Reply
-from leanq.queue.results import is_record
+from leanq.queue.requests import Reply, content_of
+from leanq.queue.results import is_record, is_reply_to
 from leanq.states import RedisStates
 
 _STATES_REMEMBERED = 100_000
@@ -50,9 +52,11 @@ class GatewayClient(AsyncLeanQClient):
 
     Attributes:
         recent: the latest of its requests.
+        lost: why no request is taken now, as the queue does not answer; "" while it does.
     """
 
     recent: RecentRequests
+    lost = ""
 
     # Of one request callers may wait at several gateways.
     shares_ends = True
@@ -118,25 +122,58 @@ class GatewayClient(AsyncLeanQClient):
         """Asks every shard for something small; raises UnavailableError."""
         await asyncio.gather(*(queue.environments() for queue in self._queues))
 
+    async def trouble(self) -> str:
+        """Returns why the queue is lost; "" as long as one of its shards answers."""
+        looks = (queue.environments() for queue in self._queues)
+        ends = await asyncio.gather(*looks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, BaseException) and not isinstance(end, UnavailableError):
+                raise end
+        return str(ends[0]) if all(isinstance(end, UnavailableError) for end in ends) else ""
+
     def submit(self, tenant: str, prepared: PreparedRequest[Any], name: str | None) -> Pending:
         """Sends a request, unless it is on its way by this name.
 
         Raises:
             InvalidRequestError: what can be no name.
+            ConflictError: a request with other content is on its way by this name.
+            UnavailableError: the queue is lost.
         """
+        if self.lost:
+            raise UnavailableError(self.lost)
         shards, submission = self.settings.shards, prepared.submission
         if name is None:
             made = RequestName.drawn(tenant, submission.request_id, shards)
         else:
             made = RequestName.of(tenant, name)
         if found := self._pending.get(made):
-            return found
+            return self._same(found, prepared)
         named = structs.replace(submission, request_id=made.request_id(shards))
         prepared = PreparedRequest(named, prepared.read, prepared.state)
         pending = self._enter(Pending(made, prepared, self._left))
         self.recent.add(tenant, named, pending)
         self._open_route().send(prepared, pending)
         return pending
+
+    def _same(self, found: Pending, prepared: PreparedRequest[Any]) -> Pending:
+        """A request that is waited for, as one that has come again; raises ConflictError."""
+        submission = prepared.submission
+        if found.content is not None:
+            if found.content != content_of(submission.environment, submission.digest):
+                raise conflict(found.name.name)
+            return found
+        # Only its name is known, until its end comes.
+        again = Pending(found.name, None, lambda _: None)
+        again.acknowledged()
+        remembers = self.settings.remember_s > 0
+
+        def told(end: End) -> None:
+            if isinstance(end, Reply) and not is_reply_to(submission, end, remembers=remembers):
+                end = conflict(found.name.name)
+            again.ended(end)
+
+        found.add(told)
+        return again
 
     def find(self, tenant: str, name: str) -> Pending:
         """A request that was sent before, perhaps by another gateway.

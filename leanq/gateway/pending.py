@@ -16,10 +16,11 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, NamedTuple, Self
 
-from leanq.errors import InvalidRequestError, LeanQError, LostError
+from leanq.errors import ConflictError, InvalidRequestError, LeanQError, LostError
 from leanq.producer.request_builder import PreparedRequest
+from leanq.producer.shard_client import conflict
 from leanq.queue.keys import shard_of
-from leanq.queue.requests import Reply
+from leanq.queue.requests import Reply, content_of
 
 End = Reply | LeanQError
 
@@ -109,6 +110,13 @@ class Pending:
         """Of its text, as long as the gateway has that."""
         return len(self._prepared.submission.body) if self._prepared else 0
 
+    @property
+    def content(self) -> str | None:
+        """What it asks for (see ``content_of``); None where only its name is known."""
+        if self._prepared is None:
+            return None
+        return content_of(self._prepared.submission.environment, self._prepared.submission.digest)
+
     async def known(self) -> None:
         """Until the queue has acknowledged it, or it has ended."""
         if not self._is_known:
@@ -123,6 +131,9 @@ class Pending:
     def ended(self, end: End) -> None:
         if isinstance(end, LostError):
             end = lost(self.name.name)
+        elif isinstance(end, ConflictError):
+            # By the name that its caller has for it.
+            end = conflict(self.name.name)
         if self.end is None:
             self.end = end
             self._left(self)

@@ -30,6 +30,7 @@ from msgspec import Struct
 
 from leanq.errors import (
     ClosedError,
+    ConflictError,
     InvalidRequestError,
     LeanQError,
     LostError,
@@ -46,7 +47,16 @@ from leanq.producer.route_tasks import RouteTasks
 from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s, in_batches
 from leanq.queue.requests import Reply
-from leanq.queue.results import Attached, Full, Queued, Submission, Submitted, UnknownEnvironment
+from leanq.queue.results import (
+    Attached,
+    Conflict,
+    Full,
+    Queued,
+    Submission,
+    Submitted,
+    UnknownEnvironment,
+    is_reply_to,
+)
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES, script_text
 from leanq.queue.shape import check_shape
 
@@ -305,6 +315,12 @@ class ShardClient:
                 request_id, RequestError(f"the reply to {request_id} cannot be read: {error}")
             )
             return
+        entry = self.outstanding.get(request_id)
+        if entry and entry.submission:
+            remembers = self._queue.settings.remember_s > 0
+            if not is_reply_to(entry.submission, reply, remembers=remembers):
+                self._end(request_id, conflict(request_id))
+                return
         self._end(request_id, reply if reply.error is None else RequestError(reply.error))
 
     # The submitter
@@ -392,6 +408,8 @@ class ShardClient:
                     # A little later, since the server's clock ticks in milliseconds.
                     entry.expires_at_s = now_s + submission.deadline_ms / 1000 + 0.1
                 self._ask_later(entry, now_s)
+            case Conflict():
+                self._end(entry.request_id, conflict(entry.request_id))
             case Full(retry_after_s):
                 where = f"for tenant {submission.tenant!r} in {submission.environment!r}"
                 self._refused(entry, f"the queue is full {where}", retry_after_s)
@@ -521,3 +539,11 @@ class ShardClient:
         elif down_s > self._unavailable_timeout_s:
             text = f"{error} (for {self._unavailable_timeout_s:g} s)"
             self._end_all(partial(UnavailableError, text))
+
+
+def conflict(name: str) -> ConflictError:
+    """Returns the error of a request whose name another one has."""
+    return ConflictError(
+        f"the request id {name!r} is that of a request with other content, which stays as it is; "
+        "give this one another id"
+    )

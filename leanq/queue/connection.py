@@ -52,11 +52,15 @@ _UNREACHABLE = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError
 class Address:
     """Where a shard is: at one of the hosts that the user named, or on another node of a cluster.
 
+    Args:
+        written: tells where it is by now, if that is written down.
+
     Raises:
         UsageError: not a URL that a connection can be made from.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, written: Callable[[], str | None] | None = None) -> None:
+        self._written = written
         # The others are asked when this one is gone.
         self.url, *others = each_host(url)
         self._others = deque(others)
@@ -81,6 +85,11 @@ class Address:
             url = self._at(host, port)
             if url != self.url and url not in self._others:
                 self._others.append(url)
+
+    def look_again(self) -> None:
+        """Goes to where it is written that the shard is now."""
+        if self._written and (url := self._written()):
+            self.url = url
 
     def move(self, host: str, port: int) -> None:
         """The slot is there."""
@@ -258,6 +267,7 @@ class Link:
         if self._client and self._url == self._address.url:
             return self._client
         await self._disconnect()
+        self._address.look_again()
         for left in reversed(range(self._address.count)):
             # The place may change while this connection is made.
             url = self._address.url

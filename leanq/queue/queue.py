@@ -39,6 +39,7 @@ from leanq.queue.keys import Keys
 from leanq.queue.results import (
     Attached,
     Claimed,
+    Conflict,
     DeadLetter,
     End,
     Full,
@@ -115,7 +116,7 @@ class Queue:
         self._tag = self.keys.tag
         self._ttl_ms = int(settings.reply_ttl_s * 1000)
         self._lease_ms = int(settings.lease_s * 1000)
-        address = Address(settings.url)
+        address = Address(settings.url, settings.written)
         self._commands = Link(address)
         self._blocking = Link(address)
         # Uploads of submits that had no answer, which the server may still hold; the last so many.
@@ -788,6 +789,7 @@ _SUBMITTED: dict[int, Submitted] = {
     2: Attached(),
     3: Full(RETRY_AFTER_S),
     4: UnknownEnvironment(),
+    5: Conflict(),
 }
 
 

@@ -318,6 +318,8 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
             worker, and of the audit alone (part of ``wall_s``).
         warm: a driver's word to its own worker, which is not sent: others with the same first
             affinity would be fast here now.
+        content: by which a request is known that comes again, see :func:`content_of`; "" where
+            nothing is known of it.
         way: the same of how Lean came by what a step's text begins with.
         infotree: what the request asked for of it, as JSON in UTF-8 and in the REPL's shape; at
             most ``MAX_INFOTREE_BYTES``.
@@ -345,6 +347,7 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
     theorems: tuple[Theorem, ...] = ()
     failed: tuple[Failure, ...] = ()
     infotree: bytes | None = None
+    content: str = ""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Reply) and _answer(self) == _answer(other)
@@ -354,8 +357,18 @@ class Reply(Struct, frozen=True, omit_defaults=True, eq=False):
 
 
 _OF_ITS_RUN = ("request_id", "worker", "attempts", "queued_s", "cpu_s", "wall_s", "audit_s")
-_OF_ITS_WORKER = ("warm", "way")
+_OF_ITS_WORKER = ("warm", "way", "content")
 _answer = attrgetter(*(set(Reply.__struct_fields__) - {*_OF_ITS_RUN, *_OF_ITS_WORKER}))
+
+
+def content_of(environment: str, digest: str) -> str:
+    """Returns what two requests of one id have in common if they ask for the same.
+
+    Args:
+        environment: where it is asked.
+        digest: of what is asked; "" for an echo, which may be any.
+    """
+    return f"{digest} {environment}" if digest else ""
 
 
 def without_infotree(reply: Reply, why: str) -> Reply:

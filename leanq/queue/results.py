@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from leanq.queue.metrics import BUCKETS_S
+from leanq.queue.requests import Reply, content_of
 from leanq.queue.scripts import LARGE_BYTES
 
 # Kind, attempts, priority; submitted, deadline, longest run (ms); then six texts and the body.
@@ -69,6 +70,18 @@ class Submission(Struct, frozen=True):
     affinity: tuple[str, ...] = ()
 
 
+def is_reply_to(item: Submission, reply: Reply, *, remembers: bool) -> bool:
+    """Returns whether a reply may be to this submission, and not to another one of its id.
+
+    Args:
+        remembers: whether verdicts are remembered, and so may come from another environment.
+    """
+    wanted = content_of(item.environment, item.digest)
+    if not reply.content or not wanted:
+        return True
+    return reply.content == wanted or (remembers and reply.content.startswith(f"{item.digest} "))
+
+
 _of_kind = attrgetter("environment", "priority", "deadline_ms", "longest_run_ms", "affinity")
 
 
@@ -88,6 +101,11 @@ class Attached:
 
 
 @dataclass(slots=True, frozen=True)
+class Conflict:
+    """The request id is in flight with other content, of which nothing has changed."""
+
+
+@dataclass(slots=True, frozen=True)
 class Full:
     """Too many requests of this tenant wait in this environment."""
 
@@ -99,13 +117,14 @@ class UnknownEnvironment:
     """Workers have offered environments, and never this one."""
 
 
-Submitted = Queued | Attached | Full | UnknownEnvironment | bytes
+Submitted = Queued | Attached | Conflict | Full | UnknownEnvironment | bytes
 """What became of a submission; bytes are the reply that is there already."""
 
 
 class Job(Struct, frozen=True):
     """A claimed request. ``isolated``: nothing may run beside it on this worker. ``body``: None
     where the server has lost it; ``detached_bytes``: its size, where it lay apart from the record.
+    ``digest``: that of its :class:`Submission`.
     """
 
     request_id: str
@@ -116,6 +135,7 @@ class Job(Struct, frozen=True):
     body: bytes | None
     isolated: bool
     detached_bytes: int = 0
+    digest: str = ""
 
 
 Times = tuple[int, int]
@@ -264,9 +284,9 @@ def read_jobs(answer: Mapping[str, Any], tokens: Iterable[str]) -> tuple[Job, ..
 
 def _read_job(now_ms: float, isolated: bool, request_id: bytes, record: bytes, token: str) -> Job:
     kind, attempts, _, submitted_ms, _, _ = _RECORD.unpack_from(record)
-    begin = end = record.index(0, _RECORD.size)
+    begin = end = before = record.index(0, _RECORD.size)
     for _ in range(_RECORD_TEXTS - 1):
-        end = record.index(0, end + 1)
+        before, end = end, record.index(0, end + 1)
     body = record[end + 1 :]
     return Job(
         request_id.decode(errors="replace"),
@@ -277,6 +297,7 @@ def _read_job(now_ms: float, isolated: bool, request_id: bytes, record: bytes, t
         body if kind == _WHOLE else None,
         isolated,
         0 if kind == _WHOLE else int(body),
+        record[before + 1 : end].decode(errors="replace"),
     )
 
 

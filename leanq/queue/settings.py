@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -70,6 +70,8 @@ class Settings:
     )
     repl_requests: int = _setting(5000, "requests after which a process of the REPL is replaced")
     repl_age_s: float = _setting(3600.0, "seconds after which a process of the REPL is replaced")
+    # Tells where the Redis is by now, if that is written down.
+    written: Callable[[], str | None] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_url(self.url)

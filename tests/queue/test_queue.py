@@ -17,6 +17,7 @@ from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.results import (
     Attached,
+    Conflict,
     Full,
     Job,
     Queued,
@@ -42,10 +43,27 @@ async def shard(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
 async def test_submit_is_idempotent(shard: Shard) -> None:
     assert await shard.submit("r", "q", "r") == [Queued(), Queued(), Attached()]
-    assert await shard.submit("r", tenant="other", priority=0, environment="b") == [Attached()]
+    assert await shard.submit("r", tenant="other", priority=0) == [Attached()]
     found = shard.dump()
     assert found.lists["wait"] == {"a:1:t": ["r", "q"]}
     assert found.hashes["stats"] == {"submitted": "2", "waiting:a": "2"}
+
+
+@pytest.mark.parametrize("other", [{"environment": "b"}, {"digest": "y"}], ids=str)
+async def test_an_id_of_a_request_with_other_content_is_a_conflict(
+    shard: Shard, other: dict[str, str]
+) -> None:
+    await shard.submit("r", "alone", digest="x")
+    before = shard.dump()
+    asked = {"client": "new", "body": b"other", "digest": "x", **other}
+    assert await shard.submit("r", "r", **asked) == [Conflict()] * 2
+    assert shard.dump() == before
+    job = await shard.job()
+    assert (job.request_id, job.digest) == ("r", "x")
+    assert await shard.submit("r", **asked) == [Conflict()]
+    await shard.settle(job)
+    assert [request_id for request_id, _ in shard.dump().inbox["c"]] == ["r"]
+    assert "new" not in shard.dump().inbox
 
 
 async def test_submit_again_moves_the_request_to_the_new_clients_inbox(shard: Shard) -> None:

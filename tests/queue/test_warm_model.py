@@ -43,7 +43,7 @@ class WarmMachine(QueueMachine):
         self, client: str, batch: list[tuple[Submission, list[str]]], again: list[int]
     ) -> None:
         items = [structs.replace(item, affinity=tuple(names)) for item, names in batch]
-        self.submit(client, items, again)
+        self.submit(client, items, again, [])
 
     @rule(
         each=st.lists(affinities, min_size=4, max_size=20),

@@ -26,6 +26,7 @@ from leanq.queue.queue import Queue
 from leanq.queue.requests import Reply
 from leanq.queue.results import (
     Attached,
+    Conflict,
     Full,
     Queued,
     Reaped,
@@ -56,7 +57,13 @@ ENVIRONMENTS, TENANTS, CLIENTS = ("a", "b"), ("s", "t", "u"), ("c", "d")
 LEASE_MS, MAX_ATTEMPTS, MAX_WAITING = 10_000, 4, 6
 
 BODIES = {"": (b"body", LARGE), "p": (b"body",), "q": (LARGE,)}
-NAMES = {Queued: "queued", Attached: "attached", Full: "full", UnknownEnvironment: "unknown"}
+NAMES = {
+    Queued: "queued",
+    Attached: "attached",
+    Conflict: "conflict",
+    Full: "full",
+    UnknownEnvironment: "unknown",
+}
 environments = st.lists(st.sampled_from(ENVIRONMENTS), min_size=1, unique=True)
 clients = st.sampled_from(CLIENTS)
 workers = st.integers(0, 1)
@@ -126,28 +133,46 @@ class QueueMachine(RuleBasedStateMachine):
         self.model.now += ms
         set_clock(self.server, self.tag, self.model.now)
 
-    @rule(client=clients, batch=st.lists(submissions, min_size=4, max_size=12), again=some)
-    def submit(self, client: str, batch: list[Submission], again: list[int]) -> None:
+    @rule(
+        client=clients,
+        batch=st.lists(submissions, min_size=4, max_size=12),
+        again=some,
+        others=st.lists(submissions, max_size=3),
+    )
+    def submit(
+        self, client: str, batch: list[Submission], again: list[int], others: list[Submission]
+    ) -> None:
+        """New requests, some that were sent before, and ``others`` by names that were used."""
         batch = [structs.replace(item, request_id=f"r{next(self.calls)}") for item in batch]
         batch += pick(self.sent, again)
+        used = [item.request_id for item in batch]
+        free = [item.request_id for item in self.sent if item.request_id not in used]
+        for item, name in zip(others, dict.fromkeys(reversed(free)), strict=False):
+            batch.append(structs.replace(item, request_id=name))
         self.sent += batch
         expected = [self.model.submit(client, item) for item in batch]
         answers = self.call(self.queue.submit(client, batch))
         assert [NAMES.get(type(answer), "reply") for answer in answers] == expected
         for item, answer in zip(batch, answers, strict=True):
             if isinstance(answer, bytes):
-                verdict = self.found.verdict.get(
-                    f"{self.model.prints.get(item.environment)}:{item.digest}"
-                )
-                assert answer == self.replies.get(item.request_id, verdict)
+                assert answer in (self.replies.get(item.request_id), *self.remembered(item))
+
+    def remembered(self, item: Submission) -> list[bytes | None]:
+        """The replies that any request of this name could be answered with at once."""
+        asked = [each for each in self.sent if each.request_id == item.request_id]
+        prints = self.model.prints
+        return [
+            self.found.verdict.get(f"{prints.get(each.environment)}:{each.digest}")
+            for each in asked
+        ]
 
     @rule(client=clients, item=submissions, again=st.integers(1, 20), new=st.booleans())
     def submit_one(self, client: str, item: Submission, again: int, new: bool) -> None:
         """A single request, as most clients send them, or one that was sent before."""
         if new:
-            self.submit(client, [item], [])
+            self.submit(client, [item], [], [])
         else:
-            self.submit(client, [], [again])
+            self.submit(client, [], [again], [])
 
     @rule(number=workers, environments=st.permutations(ENVIRONMENTS))
     def work(self, number: int, environments: list[str]) -> None:

@@ -105,6 +105,8 @@ class Model:
         if sub.request_id in self.verdicts:
             return "reply"
         if sub.request_id in self.flying:
+            if _differ(self.flying[sub.request_id].sub, sub):
+                return "conflict"
             self.flying[sub.request_id].client = client
             return "attached"
         if self.environments and sub.environment not in self.environments:
@@ -560,3 +562,9 @@ class Model:
         self.told[self.flying[request_id].client].add(request_id)
         assert request_id not in self.verdicts
         self.verdicts[request_id] = verdict
+
+
+def _differ(one: Submission, other: Submission) -> bool:
+    """Whether they ask for different things; of one without a digest nothing more is known."""
+    digests = {one.digest, other.digest} - {""}
+    return one.environment != other.environment or len(digests) > 1

@@ -11,7 +11,7 @@ for k, request_id in ipairs(request_ids) do
     local lease, run_id = phase.read_lease(phase_text), phase.read_joined(phase_text)
     local list = wait_list.name_of(r, phase_text)
     local attempts = r.attempts + ((lease or run_id) and 1 or 0)
-    local reply = publish.verdict('cancelled', 'withdrawn', attempts, now - r.submitted)
+    local reply = publish.verdict(r, 'cancelled', 'withdrawn', attempts, now - r.submitted)
     if lease and lease.digest ~= '' and redis.call('ZCARD', tag .. ':joined:' .. request_id) > 0 then
       -- It runs on for what joined it alone.
       phase.set_client(request_id, lease, '')

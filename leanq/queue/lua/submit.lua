@@ -8,7 +8,7 @@
 -- request was uploaded before this call, which alone has the name `upload`; its row has the body's size.
 -- Returns, of each request that is not simply queued or joined to a run, its number and what became of it:
 -- 2 in flight already (the client now hears of its end), 3 the tenant's list is full, 4 no worker ever
--- offered this environment, or the reply itself.
+-- offered this environment, 5 in flight with other content, or the reply itself.
 -- Returns 0 where an upload is not there: the server had no memory for it, and nothing has changed.
 local request_ids, kind_of = requests.request_id, requests.kind
 local tenants, digests, bodies = requests.tenant, requests.digest, requests.body
@@ -78,11 +78,19 @@ local function keep(k)
   return text
 end
 
+-- Whether a request asks for something else than one of the same name. A request without a digest, as an
+-- echo, may be any in its environment.
+local function differs(k, environment, digest)
+  return kinds[kind_of[k]].environment.name ~= environment
+    or (digests[k] ~= '' and digest ~= '' and digests[k] ~= digest)
+end
+
 -- One that is there already: in flight, whose client is this one from now on, or ended.
 local function again(k)
   local request_id = request_ids[k]
   local phase_text, r = redis.call('HGET', tag .. ':phase', request_id), record.load(request_id)
   if not r then return redis.call('GET', names[k]) end
+  if differs(k, r.environment, r.digest) then return 5 end
   hand_over(request_id, r, client, phase_text)
   return 2
 end
@@ -102,6 +110,7 @@ end
 local function take_in(k, run_id, phase_text)
   local kind, request_id, digest = kinds[kind_of[k]], request_ids[k], digests[k]
   local environment, lease = kind.environment, phase.read_lease(phase_text)
+  if lease and differs(k, lease.environment, lease.digest) then return 5 end
   if lease then
     -- It was withdrawn, its reply has gone, and it runs on for others: now for this client as well.
     keep(k)
@@ -186,8 +195,8 @@ for _, ring in ipairs(rings) do
   end
   bulk.call('RPUSH', tag .. ':ring:' .. ring.name, opened)
 end
-for k, other in pairs(twice) do out[k] = out[other] or 2 end
 bulk.call('MSET', nil, records)
+for k, other in pairs(twice) do out[k] = again(k) or out[other] end
 -- Those of requests that were not taken in.
 bulk.call('UNLINK', nil, uploads)
 

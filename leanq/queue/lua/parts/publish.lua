@@ -95,10 +95,10 @@ function publish.finish(request_id, r, reply)
   publish.reply(request_id, r.client, reply)
 end
 
--- Ends a request with a verdict that is not Lean's, in the wire format of version 1.
-function publish.verdict(verdict, reason, attempts, queued_ms)
-  return cmsgpack.pack({'', 1,
-    {verdict = verdict, reason = reason, attempts = attempts, queued_s = queued_ms / 1000}})
+-- A reply to the request r with a verdict that is not Lean's, in the wire format of version 1.
+function publish.verdict(r, verdict, reason, attempts, queued_ms)
+  return cmsgpack.pack({'', 1, {verdict = verdict, reason = reason, attempts = attempts,
+    queued_s = queued_ms / 1000, content = r.digest ~= '' and r.digest .. ' ' .. r.environment or ''}})
 end
 
 function publish.all()
