@@ -78,7 +78,7 @@ RUN apt-get update \
  # No program here is to raise its caller's rights.
  && find / -xdev -type f -perm /6000 -exec chmod a-s {} + \
  # A volume that is mounted here takes over the owner.
- && install -d -o leanq -g leanq /var/cache/leanq
+ && install -d -o leanq -g leanq /var/cache/leanq /var/lib/leanq
 COPY --from=toolchain /opt/lean /opt/lean
 COPY --from=repl /opt/repl /opt/repl
 COPY --from=project /srv/lean /srv/lean

@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-forks real-test image-test k8s-test fuzz-gateway test-trainers docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
+.PHONY: demo test test-all test-forks real-test image-test k8s-test fuzz-gateway attack-gateway test-trainers docs lint format types bench bench-quick bench-submit bench-lean bench-judge bench-library bench-layers bench-gateway bench-scale bench-replay soak simulate soak-long soak-cluster soak-clusters soak-lean soak-repl soak-walls soak-campaign soak-traces soak-judge soak-fork sim sim-quick dist clean help
 
 help:            ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*## /\t/'
@@ -85,6 +85,9 @@ fuzz-gateway: $(VENV)/dev ## 10,000 hostile requests to the HTTP gateway, by Sch
 	test -x build/schemathesis/bin/schemathesis || $(PYTHON) -m venv build/schemathesis
 	build/schemathesis/bin/pip install --quiet --disable-pip-version-check 'schemathesis>=4.32,<5'
 	PYTHONPATH=.:tests $(BIN)/python -m engines.fuzz --schemathesis build/schemathesis/bin/schemathesis
+
+attack-gateway: $(VENV)/dev ## three minutes of attacks on an HTTP gateway, and whether its limits held
+	PYTHONPATH=.:tests $(BIN)/python -m engines.attack
 
 test-trainers: $(VENV)/dev  ## the adapters beside the trainers' real libraries; two gigabytes, ten minutes
 	PYTHONPATH=.:tests $(BIN)/python -m adapters.trainers --environments $(VENV)/trainers $(TEST_TRAINERS_OPTIONS)

@@ -8,7 +8,8 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,16 @@ import click
 
 from leanq.commands import options
 from leanq.commands.campaign import campaigns_at
-from leanq.commands.common import queue_url
+from leanq.commands.worker import make_worker
 from leanq.errors import UsageError
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Page
 from leanq.gateway.client import GatewayClient
-from leanq.gateway.keys import KeyFile
+from leanq.gateway.keys import KeyFile, make_keys
+from leanq.gateway.logs import SparingFilter, access
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
-from leanq.queue.settings import check_name
+from leanq.queue.settings import Settings, check_name
+from leanq.queue.up_file import UpFile
 
 if TYPE_CHECKING:
     from leanq.gateway.campaigns import TenantCampaigns
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("leanq.gateway")
 
 _READY_TIMEOUT_S = 5.0
+# Requests that are under way outlive a restart of the queue's server, and no more.
+_UNAVAILABLE_TIMEOUT_S = 30.0
 
 
 @click.command()
@@ -65,11 +70,18 @@ _READY_TIMEOUT_S = 5.0
     "of this machine may call.",
 )
 @click.option(
+    "--make-key",
+    is_flag=True,
+    help="Where the file of --keys does not exist, write it with one key, and show the key once.",
+)
+@click.option(
     "--env",
-    metavar="NAME",
+    metavar="NAME[=PATH]",
     default=DEFAULT_ENVIRONMENT,
     show_default=True,
-    help="The environment of requests that name none, where their key names none either.",
+    help="The environment of requests that name none, where their key names none either. PATH is "
+    "its Lake project or folder of .olean files, for the worker that a gateway without a queue "
+    "starts.",
 )
 @click.option(
     "--grace",
@@ -102,6 +114,7 @@ def serve(
     host: str,
     hostnames: tuple[str, ...],
     keys: Path | None,
+    make_key: bool,
     env: str,
     grace_s: float,
     campaigns_folder: Path | None,
@@ -110,7 +123,7 @@ def serve(
     """Serve HTTP until SIGTERM, then end what runs.
 
     Its interfaces are leanq's own, Kimina Lean Server's, and a page for browsers that shows the
-    fleet. With --json it logs JSON lines.
+    fleet. Where nothing names a queue it starts one, with a worker. With --json it logs JSON lines.
     """
     try:
         from leanq.gateway import server
@@ -123,18 +136,34 @@ def serve(
             f"without keys the gateway listens on loopback alone, got --host {host}; name a file "
             "of keys with --keys"
         )
-    access = Access(KeyFile(keys) if keys else None, check_name("environment", env))
+    if make_key and keys is None:
+        raise UsageError("--make-key needs --keys: the file that the key goes to")
+    made = make_keys(keys) if make_key and keys else None
+    name, _, path = env.partition("=")
+    access = Access(KeyFile(keys) if keys else None, check_name("environment", name))
+    if path and (url or UpFile(os.environ).read()):
+        raise UsageError(
+            f"--env {env!r}: a folder is for the worker that a gateway without a queue starts, and "
+            "this one has a queue; offer it there with 'leanq worker --env', and give the name here"
+        )
     for name in hostnames:
         if "*" in name[1:] or (name.startswith("*") and name != "*" and name[1] != "."):
             raise UsageError(f"--hostname {name!r} is not a name, *.NAME or *")
-    log_to_stderr(as_json)
-    # The server's own words, too.
-    logging.getLogger("uvicorn").handlers = logging.getLogger("leanq").handlers
+    _log(as_json)
+    if made:
+        log.warning("the key of this gateway, which is shown this once: %s", made)
 
     async def run() -> None:
-        async with GatewayClient(queue_url(url), when_full="raise") as lean:
+        async with (
+            _queue_at(url, [env] if path else []) as (place, worker),
+            GatewayClient(
+                place, when_full="raise", unavailable_timeout_s=_UNAVAILABLE_TIMEOUT_S
+            ) as lean,
+        ):
             with server.listen(host, port) as listener, contextlib.ExitStack() as running:
-                campaigns = running.enter_context(_tenant_campaigns(url, campaigns_folder))
+                campaigns = running.enter_context(
+                    _tenant_campaigns(url or lean.settings.url, campaigns_folder)
+                )
                 rq_url = os.environ.get("LEANQ_RQ_URL")
                 app = make_app(lean, access, [host, *hostnames], campaigns, rq_url=rq_url)
                 gateway = server.GatewayServer(app, listener, grace_s=grace_s)
@@ -149,13 +178,58 @@ def serve(
                     gc.freeze()
                     # And what lives for the length of a request is no garbage, however much it is.
                     gc.set_threshold(50_000, 20, 50)
+                    for task in worker:
+                        task.add_done_callback(lambda _: gateway.stop())
                     await gateway.run()
+                    for task in worker:
+                        if task.done():
+                            task.result()
 
     asyncio.run(run())
 
 
+def _log(as_json: bool) -> None:
+    """What the gateway has to say goes to standard error, and what its server has."""
+    log_to_stderr(as_json)
+    if not as_json:
+        # People are not told of each request.
+        access.setLevel(logging.WARNING)
+    handlers = logging.getLogger("leanq").handlers
+    for handler in handlers:
+        handler.addFilter(SparingFilter())
+    for name in ("uvicorn", "asyncio"):
+        logging.getLogger(name).handlers = handlers
+
+
+@contextlib.asynccontextmanager
+async def _queue_at(
+    url: str | None, environments: list[str]
+) -> AsyncIterator[tuple[str | Settings, set[asyncio.Task[None]]]]:
+    """The queue at ``url``, or that of ``leanq up``, or one of the gateway's own.
+
+    Yields where it is, and the task of the worker if the gateway has started one.
+    """
+    written = UpFile(os.environ).read
+    if url:
+        yield url, set()
+        return
+    if named := written():
+        # Another `leanq up` has another address.
+        yield replace(Settings.load(named, os.environ), written=written), set()
+        return
+    from leanq.local import EmbeddedServer, embedded_settings, running
+
+    with contextlib.closing(EmbeddedServer()) as embedded:
+        settings = embedded_settings(embedded, os.environ)
+        worker = make_worker(settings, environments=environments)
+        with embedded:
+            async with running(worker) as task:
+                log.info("no queue is named, so this gateway has one of its own, with a worker")
+                yield settings, {task}
+
+
 @contextlib.contextmanager
-def _tenant_campaigns(url: str | None, folder: Path | None) -> Iterator[TenantCampaigns | None]:
+def _tenant_campaigns(url: str, folder: Path | None) -> Iterator[TenantCampaigns | None]:
     if folder is None:
         yield None
         return

@@ -22,12 +22,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leanq.errors import UnknownStateError
 from leanq.gateway.keys import Key, KeyFile, Right
+from leanq.gateway.limits import Connections
 from leanq.queue.metrics import count
 from leanq.queue.requests import Reply
 
 # What clients of 1.x send where they have no key.
 _NO_KEYS = frozenset({"", "None", "null"})
 _STATE_LENGTH = 64
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _RETRY_AFTER_S = 1.0
 
 
@@ -270,6 +272,7 @@ class Authenticated:
     """Finds the key of each request before its body is read, and keeps to the key's limit of it.
 
     Args:
+        connections: those of the gateway.
         public: paths that need no key.
         apart: what is below this path finds out by itself who calls.
         streamed: paths whose bodies are read as they come, and may be of any size.
@@ -280,6 +283,7 @@ class Authenticated:
         self,
         app: ASGIApp,
         access: Access,
+        connections: Connections,
         public: frozenset[str],
         apart: str,
         streamed: frozenset[str],
@@ -287,26 +291,32 @@ class Authenticated:
     ) -> None:
         self._app = app
         self._access = access
+        self._connections = connections
         self._public = public
         self._apart = apart
         self._streamed = streamed
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app, path = self._app, scope.get("path", "")
-        if scope["type"] == "http" and not self._is_public(path):
+        path = scope.get("path", "")
+        if scope["type"] != "http" or self._is_public(path):
+            await self._app(scope, receive, send)
+            return
+        streams = path in self._streamed
+        with contextlib.ExitStack() as under_way:
             try:
                 key = self._access.key_of(Headers(scope=scope).get("authorization"))
+                under_way.enter_context(self._connections.carrying(scope, key, streams=streams))
             except HTTPException as error:
-                app = self._refuse(path, error)
-            else:
-                scope.setdefault("state", {})["key"] = key
-                if path not in self._streamed:
-                    with self._access.body(key) as note:
-                        app = RequestBodyLimitMiddleware(app, key.body_mb << 20)
-                        await app(scope, _noted(receive, note), send)
-                    return
-        await app(scope, receive, send)
+                await self._refuse(path, error)(scope, receive, send)
+                return
+            scope.setdefault("state", {})["key"] = key
+            if streams:
+                await self._app(scope, receive, send)
+                return
+            note = under_way.enter_context(self._access.body(key))
+            app = RequestBodyLimitMiddleware(self._app, key.body_mb << 20)
+            await app(scope, _noted(receive, note), send)
 
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._apart)
@@ -365,6 +375,17 @@ class SameOrigin:
 
 def _is_of(host: str, origin: str) -> bool:
     try:
-        return urlsplit(origin).netloc.lower() == host.lower()
+        found = urlsplit(origin)
+    except ValueError:
+        return False
+    # The page is reached over TLS, which a proxy ends, except on this machine.
+    schemes = ("http", "https") if is_loopback_name(host) else ("https",)
+    return found.scheme in schemes and found.netloc.lower() == host.lower()
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a ``Host`` header names the caller's own machine."""
+    try:
+        return urlsplit(f"//{host}").hostname in _LOOPBACK
     except ValueError:
         return False

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -22,6 +23,7 @@ from leanq.gateway.campaigns import TenantCampaigns
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import ClientGoneError, Ending, client_gone
 from leanq.gateway.interface import new_interface
+from leanq.gateway.limits import Connections, most_connections
 from leanq.gateway.metrics import GatewayMetrics, Measured, Readiness
 from leanq.gateway.operation_routes import Direct
 from leanq.gateway.page import routes
@@ -49,13 +51,15 @@ def make_app(
         hostnames: names under which clients reach it, besides those of loopback; ``*`` is any.
         rq_url: the Redis in which campaigns are, where it is not the queue's.
 
-    Of its ``state``, ``stopping`` and ``ending`` are events: once the first is set, those who watch
-    the page are let go, and once the second is, no request is waited for any more; ``metrics`` and
-    ``readiness`` are what it knows of itself.
+    Its ``state`` has what others need of it. ``connections`` are those that the server keeps to
+    a limit. ``stopping`` and ``ending`` are events: after the first, those who watch the page are
+    let go; after the second, no request is waited for. ``metrics`` and ``readiness`` are what it
+    knows of itself.
     """
     stopping, ending = asyncio.Event(), Ending()
     app = new_interface(lean, access, ending, openapi_url="/api/openapi.json")
     app.state.stopping = stopping
+    app.state.connections = connections = Connections(most_connections())
     app.state.metrics = GatewayMetrics(lean)
     app.state.readiness = Readiness(lean)
     # What is added first is innermost.
@@ -66,6 +70,7 @@ def make_app(
     app.add_middleware(
         Authenticated,
         access=access,
+        connections=connections,
         public=_PUBLIC,
         apart=routes.BELOW,
         streamed=frozenset({BATCH_PATH}),
@@ -79,11 +84,12 @@ def make_app(
     )
     app.add_middleware(OneLength)
     app.add_middleware(Measured, metrics=app.state.metrics)
-    app.add_exception_handler(ClientGoneError, client_gone)
+    for gone in (ClientGoneError, ClientDisconnect):
+        app.add_exception_handler(gone, client_gone)
     app.include_router(kimina.operations)
     app.include_router(kimina.router)
     app.add_api_route("/ready", _ready, summary="Whether this gateway is to be sent requests")
-    page = routes.Page(lean, access, stopping, rq_url).app()
+    page = routes.Page(lean, access, connections, stopping, rq_url).app()
     app.mount(routes.BELOW.rstrip("/"), page)
     app.router.routes.append(Route("/", _Front(page), methods=["GET"], include_in_schema=False))
     return app

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request, Response
+
+log = logging.getLogger("leanq.gateway")
 
 _T = TypeVar("_T")
 
@@ -18,8 +21,9 @@ class ClientGoneError(Exception):
     """The HTTP client has gone before its answer was there."""
 
 
-async def client_gone(_: Request, __: Exception) -> Response:
+async def client_gone(request: Request, __: Exception) -> Response:
     """The answer that no client hears, for logs and metrics."""
+    log.debug("the client of %s %s has gone", request.method, request.url.path)
     return Response(status_code=CLIENT_GONE)
 
 

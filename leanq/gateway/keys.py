@@ -23,6 +23,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import os
+import secrets
 import time
 import tomllib
 from collections.abc import Callable
@@ -132,6 +134,34 @@ def read_keys(path: Path) -> Keys:
     if not found.key:
         raise UsageError(f"the keys in {path}: there are none; write a [[key]] with its sha256")
     return found
+
+
+def make_keys(path: Path) -> str | None:
+    """Writes a file with one key that may do everything, unless there is a file.
+
+    Returns:
+        The key; None if there is a file.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    key = secrets.token_hex(32)
+    text = f'''secret = "{secrets.token_hex(32)}"
+
+[[key]]
+name = "first"
+sha256 = "{hashlib.sha256(key.encode()).hexdigest()}"
+tenant = "default"
+rights = ["submit", "status", "operate"]
+'''
+    try:
+        with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+            file.write(text)
+    except FileExistsError:
+        return None
+    except OSError as error:
+        raise UsageError(f"cannot write the keys to {path}: {error.strerror}") from None
+    return key
 
 
 class KeyFile:

@@ -36,7 +36,8 @@ def result_of(end: Reply | LeanQError, timeout_s: int, *, debug: bool = False) -
     if isinstance(end, LeanQError):
         return {"time": 0.0, "error": _without_timeout(str(end))}
     result: dict[str, Any] = {"time": round(end.wall_s, 4)}
-    if end.verdict in LEAN_VERDICTS:
+    # A server without the library cannot say anything about the text.
+    if end.verdict in LEAN_VERDICTS and end.reason != "unknown_import":
         result["response"] = _response(end)
     else:
         result["error"] = _error(end, timeout_s)
@@ -77,6 +78,8 @@ def _response(reply: Reply) -> dict[str, Any]:
 
 def _error(reply: Reply, timeout_s: int) -> str:
     said = _said(reply)
+    if reply.reason == "unknown_import":
+        said = f"this server does not have what the text imports: {said}"
     if reply.verdict == "timeout":
         return f"Lean REPL command {TIMED_OUT} in {timeout_s:.1f} seconds: {said}"
     return _without_timeout(f"leanq: {reply.verdict} ({reply.reason}): {said}")

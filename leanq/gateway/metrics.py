@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -14,13 +15,17 @@ from leanq.errors import LeanQError
 from leanq.fleet.prometheus import Sample, counted_samples
 from leanq.fleet.stats import Times
 from leanq.gateway.client import GatewayClient
+from leanq.gateway.logs import CallerLog
 from leanq.queue.metrics import BUCKETS_S
+
+log = logging.getLogger("leanq.gateway")
 
 # Of what no route answers; paths themselves would be labels without a bound.
 _NO_ROUTE = "none"
 _STREAMS = (b"text/event-stream", b"application/x-ndjson")
 _FRESH_S = 1.0
 _TIMEOUT_S = 2.0
+_LOST_S = 15.0
 
 
 class GatewayMetrics:
@@ -53,11 +58,12 @@ class GatewayMetrics:
 
 
 class Measured:
-    """Counts what an application answers."""
+    """Counts and logs what an application answers."""
 
     def __init__(self, app: ASGIApp, metrics: GatewayMetrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._log = CallerLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -84,7 +90,9 @@ class Measured:
             self._metrics.streams -= streams
             path = getattr(scope.get("route"), "path", None)
             route = _NO_ROUTE if path is None else scope.get("root_path", "")[outside:] + path
-            self._metrics.answered(route, status, time.monotonic() - began_s)
+            took_s = time.monotonic() - began_s
+            self._metrics.answered(route, status, took_s)
+            self._log.answered(scope, route, status, took_s)
 
 
 class Readiness:
@@ -107,6 +115,21 @@ class Readiness:
             if self._seen is None or now_s - self._seen[0] > _FRESH_S:
                 self._seen = now_s, await self._answers()
         return self._seen[1] and not self.ending
+
+    async def watch(self) -> None:
+        """Notes when the queue is lost and when it is back, for the log and for new requests."""
+        while True:
+            try:
+                async with asyncio.timeout(_LOST_S):
+                    trouble = await self._lean.trouble()
+            except TimeoutError:
+                trouble = f"no answer within {_LOST_S:g} s"
+            if trouble and not self._lean.lost:
+                log.error("the queue is lost, requests are answered with 503: %s", trouble)
+            elif self._lean.lost and not trouble:
+                log.warning("the queue answers again")
+            self._lean.lost = trouble
+            await asyncio.sleep(_FRESH_S)
 
     async def _answers(self) -> bool:
         try:

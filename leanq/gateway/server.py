@@ -4,49 +4,102 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from leanq.errors import UsageError
+from leanq.gateway.limits import CONNECTION, Connections
+from leanq.queue.metrics import count
 
+# Connections that the kernel holds until they are accepted.
 _BACKLOG = 2048
-# From a connection's beginning, or the first byte of a further request, to the end of its headers.
+# asyncio accepts so many at once, and opens a file for each before any can be refused.
+_ACCEPTED_AT_ONCE = 64
+# From a connection's beginning, or the first byte of a further request, to the end of its headers;
+# and from there to the end of the answer, if the request has no key.
 _HEAD_S = 20.0
+# The body of a request with a key: so long, and a second more for so many bytes.
+_BODY_S = 20.0
+_BODY_BYTES_PER_S = 65_536
 # For answers to those whose requests are given up.
 _LAST_WORDS_S = 2.0
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol, which waits for the head of a request no longer than for anything else.
+    """uvicorn's protocol with deadlines, and with a limit on connections.
 
-    By itself it closes a connection on which nothing comes, and not one on which a byte comes now
-    and then, which costs its client nothing. The body of a request that is under way may take its
-    time: it has a key.
+    uvicorn closes a connection on which nothing comes, but not one on which a byte comes now and
+    then, which costs its client nothing. A request with a key may take its time to be answered,
+    and so may the body of a batch.
     """
 
-    _overdue: asyncio.TimerHandle | None = None
+    def __init__(self, connections: Connections, **how: Any) -> None:
+        super().__init__(**how)
+        self._all = connections
+        self._overdue: asyncio.TimerHandle | None = None
+        self._answering: object = None
+        self._body_bytes = 0
+        self.app_state = {**self.app_state, CONNECTION: self}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch()
+        if self._all.enter(self, self.client[0] if self.client else ""):
+            self._watch()
+        else:
+            transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        self._body_bytes += len(data)
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget()
+        self._all.leave(self)
         super().connection_lost(exc)
 
+    def on_response_complete(self) -> None:
+        self._forget()
+        self._all.waits(self)
+        super().on_response_complete()
+        # A request that came along with this one may have begun.
+        self._watch()
+
+    def has_key(self, *, streams: bool) -> None:
+        """Notes that the request under way has a key; ``streams``: its body is read as it is used.
+
+        It has the deadline of a body with a key then, and no other connection takes its place.
+        """
+        self._all.works(self)
+        self._forget()
+        if not streams and self.cycle.more_body:
+            began_s = self.loop.time()
+            self._overdue = self.loop.call_later(_BODY_S, self._look_at_body, began_s)
+
+    def close(self) -> None:
+        """Ends the connection at once."""
+        if self.transport.get_write_buffer_size():
+            # A peer that does not read would keep it open.
+            self.transport.abort()
+        else:
+            self.transport.close()
+
     def _watch(self) -> None:
-        if self._is_under_way():
+        cycle = self.cycle if self.cycle and not self.cycle.response_complete else None
+        if cycle is not None and cycle is not self._answering:
+            # A request has begun.
+            self._answering, self._body_bytes = cycle, 0
             self._forget()
-        elif self._overdue is None:
+        elif cycle is not None:
+            return
+        if self._overdue is None:
             self._overdue = self.loop.call_later(_HEAD_S, self._give_up)
 
     def _forget(self) -> None:
@@ -54,13 +107,21 @@ class _Protocol(H11Protocol):
             self._overdue.cancel()
             self._overdue = None
 
-    def _is_under_way(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+    def _look_at_body(self, began_s: float) -> None:
+        self._overdue = None
+        if not self.cycle.more_body or self.cycle.response_complete:
+            return
+        late_s = self.loop.time() - began_s - self._body_bytes / _BODY_BYTES_PER_S
+        if late_s >= _BODY_S:
+            self._give_up()
+        else:
+            wait_s = _BODY_S - late_s
+            self._overdue = self.loop.call_later(wait_s, self._look_at_body, began_s)
 
     def _give_up(self) -> None:
         self._overdue = None
-        if not self._is_under_way():
-            self.transport.close()
+        count("leanq_http_refusals_total", "too slow")
+        self.close()
 
 
 class _Server(uvicorn.Server):
@@ -69,6 +130,12 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # asyncio takes one number for what the kernel holds and for what it accepts at once.
+        for each in sockets or ():
+            each.listen(_BACKLOG)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -85,6 +152,8 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}, port {port}: {error.strerror or error}; name another "
             "address with --host, or another port with --port"
         ) from None
+    # The kernel asks whether a silent peer is there, and ends the connection where it is not.
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     made.setblocking(False)
     return made
 
@@ -112,21 +181,28 @@ class GatewayServer:
         self._grace_s = grace_s
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http=functools.partial(_Protocol, app.state.connections),  # type: ignore[arg-type]
             lifespan="off",
             log_config=None,
             access_log=False,
-            log_level="warning",
+            # Its warnings are about what clients send, one for each request.
+            log_level="error",
             # No header decides who calls.
             proxy_headers=False,
             server_header=False,
+            backlog=_ACCEPTED_AT_ONCE,
             timeout_graceful_shutdown=max(1, round(grace_s + _LAST_WORDS_S)),
         )
         self._server = _Server(config)
 
     async def run(self) -> None:
         """Serves until it is told to stop, and what is under way has ended."""
-        await self._server.serve(sockets=[self._listener])
+        watching = asyncio.create_task(self._app.state.readiness.watch())
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
 
     def stop(self) -> None:
         """Takes no more connections, and ends what is under way once the grace is over. The second

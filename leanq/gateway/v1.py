@@ -12,6 +12,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from leanq.errors import LeanQError
@@ -69,7 +70,8 @@ def make_v1(
     app.state.campaigns = tenants
     for kind in (LeanQError, RequestValidationError, StarletteHTTPException):
         app.add_exception_handler(kind, _problem)
-    app.add_exception_handler(ClientGoneError, client_gone)
+    for gone in (ClientGoneError, ClientDisconnect):
+        app.add_exception_handler(gone, client_gone)
     app.include_router(operations)
     app.include_router(router)
     app.include_router(campaigns.router, responses=_PROBLEMS)

@@ -186,6 +186,7 @@ class Result(BaseModel):
     queued_s: float
     cpu_s: float
     wall_s: float
+    audit_s: Annotated[float, Field(description="of the judge alone, part of wall_s")]
     infotree: Annotated[
         list[Any], Field(description="as the Lean REPL prints it; of a check that asked for it")
     ] = []
@@ -244,4 +245,5 @@ def result_of(reply: Reply, request_id: str) -> dict[str, Any]:
         "state": reply.state,
         "goals": list(reply.goals),
         "fingerprint": reply.fingerprint,
+        "audit_s": round(reply.audit_s, 4),
     }

@@ -331,6 +331,7 @@ def reply_of(result: Mapping[str, Any]) -> Reply:
         queued_s=result["queued_s"],
         cpu_s=result["cpu_s"],
         wall_s=result["wall_s"],
+        audit_s=result["audit_s"],
         infotree=json.dumps(result["infotree"]).encode() if "infotree" in result else None,
     )
 

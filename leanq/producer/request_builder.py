@@ -25,6 +25,7 @@ from leanq.queue.results import Submission
 from leanq.queue.settings import Settings, check_name
 
 DEFAULT_ENVIRONMENT = "default"
+DEFAULT_TENANT = "default"
 ECHO_ENVIRONMENT = "echo"
 
 _T = TypeVar("_T")
@@ -150,13 +151,13 @@ class RequestBuilder:
     Args:
         settings: those of the queue.
         tenant: of requests whose options name none.
-        seals: whether ids of states may have a gateway's seal, which no other queue knows.
+        seals: whether they go to a gateway, which seals ids of states and gives the tenant.
     """
 
     def __init__(self, settings: Settings, tenant: str, *, seals: bool = False) -> None:
         self._settings = settings
         self._seals = seals
-        self._tenant = check_name("tenant", arguments.text("tenant", tenant))
+        self._tenant = self._checked_tenant(arguments.text("tenant", tenant))
         # Asked in the callers' threads, told in the client's.
         self._states: LRUCache[str, Whereabouts] = LRUCache(_STATES_REMEMBERED)
         self._states_lock = Lock()
@@ -320,6 +321,14 @@ class RequestBuilder:
         submission = self._submission(request, environment, options, warmth)
         return PreparedRequest(submission, read, state, _labels(options))
 
+    def _checked_tenant(self, tenant: str) -> str:
+        if self._seals and tenant != DEFAULT_TENANT:
+            raise InvalidRequestError(
+                f"a gateway knows the tenant by its key, so it cannot be {tenant!r:.80} by the "
+                "caller's word; leave the tenant out, and use a key of that tenant"
+            )
+        return check_name("tenant", tenant)
+
     def _submission(
         self,
         request: Request,
@@ -345,7 +354,7 @@ class RequestBuilder:
             if request_id is None
             else self.request_id(request_id),
             environment="" if environment is None else check_name("environment", environment),
-            tenant=check_name("tenant", options.get("tenant", self._tenant)),
+            tenant=self._checked_tenant(options.get("tenant", self._tenant)),
             priority=priority,
             deadline_ms=0 if deadline_s is None else max(1, int(deadline_s * 1000)),
             longest_run_ms=int(request.longest_run_s * 1000),

@@ -14,7 +14,7 @@ from support.fleets import look, until
 from support.gateways import key_file
 from support.kimina_reading import reading
 from support.metrics import parsed, port_in, scrape
-from support.terminals import Terminal, ended, samples, wait_for_line
+from support.terminals import Process, Terminal, ended, samples, wait_for_line
 
 from leanq.cli import cli
 from leanq.errors import UnavailableError, UsageError
@@ -158,3 +158,72 @@ def test_metrics_and_readiness_have_a_port_of_their_own(client: Terminal) -> Non
     status, page = scrape(port)
     assert status == 200
     assert parsed(page)['leanq_http_requests_total{route="/ready",status="200"}'] == 1
+
+
+@pytest.mark.slow
+def test_without_a_queue_it_has_one_of_its_own_with_a_worker(terminal: Terminal) -> None:
+    url = serve(terminal)
+    process = terminal.processes[-1]
+    body = {
+        "snippets": [
+            {"id": "good", "code": "theorem t (p : Prop) (h : p) : p := h"},
+            {"id": "library", "code": "import Mathlib\ntheorem t (p : Prop) (h : p) : p := h"},
+        ]
+    }
+    with httpx2.Client(base_url=url, timeout=100) as http:
+        good, library = http.post("/api/check", json=body).json()["results"]
+    assert (reading(good), reading(library)) == ("valid", "server_error")
+    assert "Mathlib" in library["error"]
+    process.send_signal(signal.SIGTERM)
+    assert ended(process).code == 0
+
+
+@pytest.mark.slow
+def test_a_lost_queue_is_told_at_once_and_followed_to_its_next_place(terminal: Terminal) -> None:
+    def up() -> Process:
+        process = terminal.start("up", "--driver", "echo")
+        wait_for_line(process.stderr, "leanq is up")
+        return process
+
+    first = up()
+    url = serve(terminal)
+    gateway = terminal.processes[-1]
+    with httpx2.Client(base_url=url, timeout=100) as http:
+        until(lambda: http.get("/ready").status_code == 200)
+        first.send_signal(signal.SIGTERM)
+        assert ended(first).code == 0
+        wait_for_line(gateway.stderr, "the queue is lost")
+        asked = http.post("/v1/check", json={"code": "-- x"})
+        assert (asked.status_code, asked.json()["type"]) == (503, "urn:leanq:unavailable")
+        assert int(asked.headers["Retry-After"]) >= 1
+        snippets = [{"id": "a", "code": "-- x"}]
+        told = http.post("/api/check", json={"snippets": snippets}).json()["results"]
+        assert reading(told[0]) == "server_error"
+        second = up()
+        wait_for_line(gateway.stderr, "the queue answers again")
+        until(lambda: http.get("/ready").status_code == 200)
+        # It is the new one, which offers nothing but an echo.
+        asked = http.post("/v1/check", json={"code": "-- x"})
+        assert asked.json()["type"] == "urn:leanq:unknown-environment"
+    for process in (gateway, second):
+        process.send_signal(signal.SIGTERM)
+        assert ended(process).code == 0
+
+
+@pytest.mark.slow
+def test_the_first_start_makes_a_key_and_shows_it_once(client: Terminal) -> None:
+    file = client.folder / "made.toml"
+    for start in range(2):
+        process = client.start("serve", "--port", "0", "--keys", str(file), "--make-key")
+        if start == 0:
+            line = wait_for_line(process.stderr, "shown this once")
+            key = line.split()[-1]
+        found = re.search(r"http://\S+", wait_for_line(process.stderr, "the gateway is at"))
+        assert found
+        headers = {"Authorization": f"Bearer {key}"}
+        assert httpx2.get(f"{found[0]}/v1/status", headers=headers).status_code == 200
+        assert httpx2.get(f"{found[0]}/v1/status").status_code == 401
+        process.send_signal(signal.SIGTERM)
+        ended(process)
+    assert key not in file.read_text()
+    assert file.stat().st_mode & 0o77 == 0

@@ -33,7 +33,7 @@ from leanq.queue.settings import check_url
 COMPOSE = read("compose.yaml")
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = ("worker", "exporter", "gateway")
-PROFILES = {"gateway": ["http"], "prometheus": ["obs"], "grafana": ["obs"]}
+PROFILES = {"prometheus": ["obs"], "grafana": ["obs"]}
 RELEASE_S = 5
 
 
@@ -93,7 +93,7 @@ def test_services_are_hardened_and_bounded(service: dict[str, Any]) -> None:
     # No other process on the network of the host.
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
     for volume in service.get("volumes", ()):
-        source, *rest = volume.split(":")
+        source, *rest = filled(volume).split(":")
         if source.startswith("."):
             assert (ROOT / source).exists()
             assert rest[-1] == "ro"
@@ -135,7 +135,7 @@ def test_candidates_have_no_way_out() -> None:
 
 def test_profiles() -> None:
     always = {name for name, each in SERVICES.items() if "profiles" not in each}
-    assert always == {"valkey", "worker", "exporter"}
+    assert always == {"valkey", "worker", "exporter", "gateway"}
     for name, each in SERVICES.items():
         assert name in always or each["profiles"] == PROFILES[name]
         # What is always there waits for nothing that is not.
@@ -161,10 +161,16 @@ def test_commands_and_settings_are_leanqs() -> None:
 def test_the_gateway_has_keys_and_time_to_end() -> None:
     gateway = SERVICES["gateway"]
     _, options = parse(gateway["command"])
-    (secret,) = gateway["secrets"]
-    assert options["--keys"] == f"/run/secrets/{secret}"
-    assert COMPOSE["secrets"][secret]["file"].startswith("${LEANQ_KEYS:-")
+    # A volume that the image's user may write to, for the key that the first start makes.
+    (volume,) = gateway["volumes"]
+    source, _, folder = volume.rpartition(":")
+    assert source == "${LEANQ_KEYS:-keys}"
+    assert "keys" in COMPOSE["volumes"]
+    assert options["--keys"] == f"{folder}/keys.toml"
+    assert "--make-key" in gateway["command"]
+    assert f"-o leanq -g leanq /var/cache/leanq {folder}" in (ROOT / "Dockerfile").read_text()
     (port,) = gateway["ports"]
+    assert port.startswith("127.0.0.1:")
     assert port.endswith(f":{options['--port']}")
     stop_s = float(gateway["stop_grace_period"].removesuffix("s"))
     assert float(options["--grace"]) + RELEASE_S <= stop_s

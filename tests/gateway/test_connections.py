@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
-from support.gateways import GATEWAY_TIMEOUT_S, Gateway
+from support.gateways import GATEWAY_TIMEOUT_S, Gateway, Scripted
+from support.waiting import eventually
 
 from leanq.gateway import server as server_module
 
@@ -45,6 +47,7 @@ async def test_a_head_that_does_not_come_to_its_end_is_not_waited_for(
 
 async def test_a_body_may_take_its_time(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "_HEAD_S", 0.2)
+    monkeypatch.setattr(server_module, "_BODY_S", 60.0)
     reader, writer = await connect(gateway)
     writer.write(
         b"POST /v1/check HTTP/1.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
@@ -57,6 +60,57 @@ async def test_a_body_may_take_its_time(gateway: Gateway, monkeypatch: pytest.Mo
     async with asyncio.timeout(GATEWAY_TIMEOUT_S):
         assert b'"verdict":"accepted"' in await reader.read()
     writer.close()
+
+
+LOGIN = b"POST /page/login HTTP/1.1\r\nOrigin: http://localhost\r\nContent-Length: 9\r\n" + HOST
+CHECK = b"POST /v1/check HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n" + HOST
+
+
+@pytest.mark.parametrize("head", [LOGIN, CHECK, LOGIN.replace(b"login", b"check")])
+async def test_a_body_that_does_not_come_is_not_waited_for(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, head: bytes
+) -> None:
+    monkeypatch.setattr(server_module, "_HEAD_S", 0.3)
+    monkeypatch.setattr(server_module, "_BODY_S", 0.3)
+    monkeypatch.setattr(server_module, "_BODY_BYTES_PER_S", 100)
+    reader, writer = await connect(gateway)
+    writer.write(head + b"\r\n")
+    async with asyncio.timeout(GATEWAY_TIMEOUT_S):
+        assert await reader.read() == b""
+    writer.close()
+
+
+async def test_the_body_of_a_batch_and_an_answer_may_take_their_time(
+    gateway: Gateway, scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_HEAD_S", 0.1)
+    monkeypatch.setattr(server_module, "_BODY_S", 0.1)
+    reader, writer = await connect(gateway)
+    head = b"POST /v1/batch HTTP/1.1\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
+    writer.write(head + HOST + b"\r\n")
+    held = b'{"op": "check", "code": "-- held"}\n'
+    async with asyncio.timeout(GATEWAY_TIMEOUT_S):
+        await asyncio.sleep(0.5)
+        writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(held), held))
+        await eventually(lambda: scripted.running == ["-- held"])
+        await asyncio.sleep(0.5)
+        scripted.gate.set()
+        assert b'"verdict":"accepted"' in await reader.read()
+    writer.close()
+
+
+async def test_a_client_that_leaves_amid_its_body_is_a_line_for_debugging_alone(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "leanq.gateway")
+    for head in (LOGIN, CHECK, LOGIN.replace(b"login", b"check")):
+        _, writer = await connect(gateway)
+        writer.write(head + b"\r\n")
+        await writer.drain()
+        writer.close()
+    await eventually(lambda: len([m for m in caplog.messages if m.endswith("has gone")]) == 3)
+    assert {record.levelname for record in caplog.records} == {"DEBUG"}
+    assert not any(record.exc_info for record in caplog.records)
 
 
 async def test_a_request_that_says_its_length_twice_is_refused_and_nothing_behind_it_is_read(

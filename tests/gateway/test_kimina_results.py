@@ -43,6 +43,18 @@ def test_an_error_names_the_verdict_the_reason_and_what_leanq_has_said() -> None
     )
 
 
+def test_a_missing_library_is_the_servers_error_and_says_what_is_missing() -> None:
+    lean = Message("error", 1, 0, "unknown module prefix 'Mathlib'")
+    hint = Message("error", 1, 0, "leanq: the environment has no such module")
+    result = result_of(Reply("rejected", (lean, hint), reason="unknown_import"), 30)
+    assert reading(result) == "server_error"
+    assert result["error"] == (
+        "leanq: rejected (unknown_import): this server does not have what the text imports: "
+        "the environment has no such module"
+    )
+    assert result["leanq"]["reason"] == "unknown_import"
+
+
 def test_a_timeout_has_diagnostics_and_others_have_them_with_debug() -> None:
     timeout, accepted = Reply("timeout", worker="w"), Reply("accepted", worker="w")
     assert result_of(timeout, 30)["diagnostics"] == {"repl_uuid": "w"}

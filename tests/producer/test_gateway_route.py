@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from support.waiting import eventually
 
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.errors import (
+    ConflictError,
     InvalidRequestError,
     LostError,
     RequestError,
@@ -21,6 +23,7 @@ from leanq.errors import (
     UsageError,
 )
 from leanq.gateway.keys import KeyFile
+from leanq.queue.requests import Reply
 from leanq.queue.settings import Settings
 
 
@@ -48,6 +51,73 @@ async def test_replies_and_errors_are_those_of_a_client_of_the_redis(
         codes = [f"-- accepted {number}" for number in range(200)]
         ends = [result.verdict async for result in far.amap(codes)]
         assert ends == ["accepted"] * 200
+
+
+async def test_a_request_id_with_other_content_is_a_conflict_by_every_way(
+    gateway: Gateway, settings: Settings, scripted: Scripted
+) -> None:
+    named = {"request_id": "0-taken"}
+    async with AsyncLeanQClient(gateway.url) as far, AsyncLeanQClient(settings) as near:
+        for lean, name in ((far, "0-far"), (near, "0-near")):
+            first = await lean.check("-- accepted", request_id=name)
+            assert first.verdict == "accepted"
+            with pytest.raises(ConflictError, match=name):
+                await lean.check("-- accepted, and another", request_id=name)
+            with pytest.raises(ConflictError):
+                await lean.check("-- accepted", request_id=name, timeout_s=5)
+            # Priority and trace do not change what is asked.
+            again = await lean.check("-- accepted", request_id=name, priority=0)
+            assert again == first
+        # And while the first one runs.
+        asked = asyncio.create_task(near.check("-- held", **named))
+        await eventually(lambda: scripted.running == ["-- held"])
+        async with AsyncLeanQClient(settings) as other:
+            with pytest.raises(ConflictError):
+                await other.check("-- accepted", **named)
+        scripted.gate.set()
+        assert (await asked).request_id == "0-taken"
+    assert [each.code for each in scripted.seen].count("-- accepted, and another") == 0
+
+
+async def test_a_gateway_answers_a_conflict_with_409(gateway: Gateway, scripted: Scripted) -> None:
+    first = {"code": "-- held", "request_id": "mine"}
+    other = {"code": "-- accepted", "request_id": "mine"}
+    http = gateway.http
+    assert (await http.post("/v1/check?wait=0", json=first)).status_code == 202
+    waits = asyncio.create_task(http.get("/v1/requests/mine?wait=60"))
+    await eventually(lambda: scripted.running == ["-- held"])
+    for path in ("/v1/check", "/v1/check?wait=0"):
+        refused = await http.post(path, json=other)
+        assert (refused.status_code, refused.json()["type"]) == (409, "urn:leanq:conflict")
+        assert "'mine'" in refused.json()["detail"]
+    lines = "\n".join(json.dumps({"op": "check", **each}) for each in (first, other))
+    batch = asyncio.create_task(http.post("/v1/batch", content=lines))
+    scripted.gate.set()
+    told = [json.loads(line) for line in (await batch).text.splitlines()]
+    assert {each["index"]: "problem" in each for each in told} == {0: False, 1: True}
+    assert (await waits).json()["verdict"] == "accepted"
+    # Its end is all that is known of it now.
+    assert (await http.post("/v1/check", json=other)).status_code == 409
+    assert (await http.post("/v1/check", json=first)).status_code == 200
+    # Nor does the end tell what it was where a caller waits for it by its name alone.
+    assert [each.code for each in scripted.seen] == ["-- held"]
+
+
+async def test_a_gateway_takes_no_tenant_by_the_callers_word(gateway: Gateway) -> None:
+    async with AsyncLeanQClient(gateway.url) as far:
+        with pytest.raises(InvalidRequestError, match="knows the tenant by its key"):
+            await far.check("-- accepted", tenant="alice")
+        assert (await far.check("-- accepted", tenant="default")).verdict == "accepted"
+    with pytest.raises(InvalidRequestError, match="knows the tenant by its key"):
+        AsyncLeanQClient(gateway.url, tenant="alice")
+
+
+async def test_the_time_of_the_judge_comes_through_a_gateway(
+    gateway: Gateway, scripted: Scripted
+) -> None:
+    scripted.replies["-- judged"] = Reply("accepted", audit_s=0.25)
+    async with AsyncLeanQClient(gateway.url) as far:
+        assert (await far.check("-- judged")).audit_s == 0.25
 
 
 async def test_states_that_a_gateway_has_sealed_for_a_tenant(

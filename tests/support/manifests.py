@@ -28,7 +28,7 @@ EVERYTHING = [*(f"overlays/{name}" for name in OVERLAYS), "base"]
 Object = Mapping[str, Any]
 
 ECHO_ENVIRONMENT = EchoDriver().environment
-_FLAGS = {"--json", "--require-walls", "--trust-steps"}
+_FLAGS = {"--make-key", "--json", "--require-walls", "--trust-steps"}
 _SUFFIXES = {"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "k": 10**3, "M": 10**6, "G": 10**9}
 
 

@@ -15,7 +15,7 @@ from leanq.errors import LeanQError, UsageError, WireError
 from leanq.gateway.access import Access
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import Key
-from leanq.gateway.page.texts import marked_line
+from leanq.gateway.page.texts import LONGEST_LINE, marked_line, weight
 from leanq.gateway.page.viewers import Viewer
 from leanq.queue import wire
 from leanq.queue.keys import shard_of
@@ -27,8 +27,11 @@ Phase = Literal["waiting", "running", "quarantined", "ended", "dead"]
 
 _LINES_SHOWN = 2000
 _MESSAGES_SHOWN = 200
-_LONGEST_MESSAGE = 4000
 _GOALS_SHOWN = 50
+# Of the text, and of all messages, goals, statements and failures each. A page with the heaviest of
+# everything is rendered in some tenths of a second.
+_MOST_WEIGHT = 100_000
+_LONGEST = 4000
 _SEVERITIES = {"error": 0, "warning": 1, "information": 2}
 
 
@@ -177,6 +180,7 @@ class Listing:
 def listing(code: str, reply: Reply | None) -> Listing:
     """A text of any size with its messages: the first lines of it, and the gravest messages."""
     lines = code.split("\n")
+    kept = _kept(lines)
     everything = list(reply.messages) if reply else []
     # Where there are too many, the errors count; and then what comes first.
     ranked = sorted(everything, key=lambda message: _SEVERITIES.get(message.severity, 3))
@@ -184,14 +188,29 @@ def listing(code: str, reply: Reply | None) -> Listing:
     at: defaultdict[int, list[Message]] = defaultdict(list)
     elsewhere: list[Message] = []
     for message in shown:
-        inside = 1 <= message.line <= min(len(lines), _LINES_SHOWN)
+        inside = 1 <= message.line <= len(kept)
         (at[message.line] if inside else elsewhere).append(message)
     made = [
         Line(number, marked_line(line, _spans(number, at[number])), at[number])
-        for number, line in enumerate(lines[:_LINES_SHOWN], 1)
+        for number, line in enumerate(kept, 1)
     ]
-    cut = max(0, len(lines) - _LINES_SHOWN), len(everything) - len(shown)
+    cut = len(lines) - len(kept), len(everything) - len(shown)
     return Listing(made, elsewhere, *cut)
+
+
+def _kept(lines: Sequence[str]) -> Sequence[str]:
+    """Returns the first lines, as far as a page has room for them."""
+    left = _MOST_WEIGHT
+    for number, line in enumerate(lines[:_LINES_SHOWN]):
+        left -= weight(line[:LONGEST_LINE])
+        if left < 0:
+            return lines[:number]
+    return lines[:_LINES_SHOWN]
+
+
+def _longest(number: int) -> int:
+    """Returns how much each of so many texts may weigh."""
+    return min(_LONGEST, _MOST_WEIGHT // max(1, number))
 
 
 def _spans(line: int, messages: Sequence[Message]) -> list[tuple[int, int | None, str]]:
@@ -212,14 +231,19 @@ def context_of(found: Found) -> dict[str, Any]:
         code = request.tactic
     sorries = reply.sorries[:_GOALS_SHOWN] if reply else ()
     goals = reply.goals[:_GOALS_SHOWN] if reply else ()
+    listed = listing(code, reply)
+    messages = sum(len(line.messages) for line in listed.lines) + len(listed.elsewhere)
+    failed = reply.failed[:_GOALS_SHOWN] if reply else ()
     return {
         "found": found,
         "request": request,
         "reply": reply,
         "flying": found.in_flight,
-        "listing": listing(code, reply),
+        "listing": listed,
         "has_text": bool(code),
-        "longest_message": _LONGEST_MESSAGE,
+        "longest_message": _longest(messages),
+        "longest_goal": _longest(len(sorries) + len(goals)),
+        "longest_failure": _longest(len(failed)),
         "sorries": sorries,
         "goals": goals,
         "cut_goals": (len(reply.sorries) + len(reply.goals) if reply else 0)

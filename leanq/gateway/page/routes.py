@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
 from fastapi import HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, StreamingResponse
@@ -22,35 +23,41 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leanq import __version__
-from leanq.errors import LeanQError, TooLargeError
+from leanq.errors import LeanQError
 from leanq.fleet.durations import duration
 from leanq.gateway import v1_models as models
 from leanq.gateway.access import Access
 from leanq.gateway.client import GatewayClient
+from leanq.gateway.connections import client_gone
 from leanq.gateway.keys import Key
+from leanq.gateway.limits import Connections
+from leanq.gateway.logs import OBJECT
 from leanq.gateway.operations import prepared_of
 from leanq.gateway.page import actions, requests
 from leanq.gateway.page.campaigns import CampaignBoard
+from leanq.gateway.page.forms import read_form
 from leanq.gateway.page.looks import EVERY_S, FleetLooks
 from leanq.gateway.page.sections import SECTIONS, VERDICTS, Overview
 from leanq.gateway.page.sessions import Sessions
 from leanq.gateway.page.texts import visible
 from leanq.gateway.page.viewers import Viewer
 from leanq.gateway.problems import problem_of
-from leanq.queue.settings import MAX_REQUEST_BYTES
 
 BELOW = "/page/"
 """What is below it is the page's."""
 
-# A form writes a byte as three.
-_LONGEST_FORM = 3 * MAX_REQUEST_BYTES
 _LONGEST_LOGIN = 4096
+# Fields of forms that say what is changed, for the log.
+_CHANGED = ("request_id", "kind", "name", "paused", "tenant", "weight")
+_LONGEST_NAME = 100
 _LIVE_S = 2.0
 _MOST_WATCHERS = 1000
+_MOST_WATCHERS_OF_KEY = 100
 # What is large and changes little is rendered, and sent, once in so many seconds.
 _SLOW_S = {"history": 30.0}
 _KEEP_ALIVE_S = 15.0
@@ -84,14 +91,21 @@ class Page:
     """
 
     def __init__(
-        self, lean: GatewayClient, access: Access, stopping: asyncio.Event, rq_url: str | None
+        self,
+        lean: GatewayClient,
+        access: Access,
+        connections: Connections,
+        stopping: asyncio.Event,
+        rq_url: str | None,
     ) -> None:
         self._lean = lean
         self._access = access
+        self._connections = connections
         self._stopping = stopping
         self._sessions = Sessions(access)
         self._looks = FleetLooks(lean, CampaignBoard(lean.settings, rq_url))
-        self._watchers = 0
+        # By the name of the key.
+        self._watchers: Counter[str] = Counter()
         # What viewers see alike is rendered once.
         self._rendered: dict[tuple[Viewer, str], tuple[float, str]] = {}
         self._rendered_at_s = 0.0
@@ -151,6 +165,7 @@ class Page:
                 LeanQError: self._failed,
                 StarletteHTTPException: self._failed,
                 actions.ForbiddenError: self._failed,
+                ClientDisconnect: client_gone,
             },
         )
         return _Guarded(app)
@@ -194,29 +209,36 @@ class Page:
             if "hx-request" in request.headers or request.url.path.endswith("/events"):
                 return PlainTextResponse("the session has ended; load the page again", 401)
             return self.page("login.html", None, wrong=False)
-        return await handler(self, request, key, self._viewer(key))
+        return await self._handled(handler, request, key)
+
+    async def _handled(self, handler: Handler, request: Request, key: Key) -> Response:
+        request.state.key = key
+        with self._connections.carrying(request.scope, key):
+            return await handler(self, request, key, self._viewer(key))
 
     async def _change(self, handler: Handler, request: Request) -> Response:
         key = self._sessions.key_of(request)
         if key is None:
             raise HTTPException(401, "the session has ended; load the page again")
-        return await handler(self, request, key, self._viewer(key))
+        return await self._handled(handler, request, key)
 
     def _viewer(self, key: Key) -> Viewer:
         return Viewer.of(key, needs_keys=self._access.needs_keys)
 
     async def _login(self, request: Request) -> Response:
-        form = await _form(request, _LONGEST_LOGIN)
+        form = await read_form(request, _LONGEST_LOGIN)
         key = self._sessions.key_given(form.get("key", "").strip())
         if key is None or not self._access.needs_keys:
             return self.page("login.html", None, 403, wrong=True)
         response = RedirectResponse("/", 303)
         self._sessions.begin(request, response, key)
+        request.state.key = key
         return response
 
     async def _logout(self, request: Request) -> Response:
         response = RedirectResponse("/", 303)
         self._sessions.end(request, response)
+        request.state.key = self._sessions.key_of(request)
         return response
 
     async def _failed(self, request: Request, error: Exception) -> Response:
@@ -259,14 +281,36 @@ class Page:
                     yield format_sse_event(comment="")
             await _event_or(self._stopping, EVERY_S)
 
-    async def counted(self, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def form(self, request: Request, key: Key) -> dict[str, str]:
+        """The fields of a form that a key has sent.
+
+        Raises:
+            TooLargeError: it is larger than the key allows.
+            HTTPException: 429, the tenant's bodies take too much memory; 422, it is malformed.
+        """
+        with self._access.body(key) as note:
+            form = await read_form(request, key.body_mb << 20, note)
+        changed = {name: form[name][:_LONGEST_NAME] for name in _CHANGED if name in form}
+        request.scope["state"][OBJECT] = changed
+        return form
+
+    def check_watchers(self, key: Key) -> None:
+        """Raises HTTPException (503) if one more page may not watch."""
+        after = {"Retry-After": str(_RETRY_AFTER_S)}
+        if self._watchers.total() >= _MOST_WATCHERS:
+            raise HTTPException(503, f"{_MOST_WATCHERS} pages watch this gateway already", after)
+        if self._access.needs_keys and self._watchers[key.name] >= _MOST_WATCHERS_OF_KEY:
+            text = f"{_MOST_WATCHERS_OF_KEY} pages watch this gateway with this key already"
+            raise HTTPException(503, text, after)
+
+    async def counted(self, key: Key, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The same events; as long as they last, they count."""
-        self._watchers += 1
+        self._watchers[key.name] += 1
         try:
             async for event in events:
                 yield event
         finally:
-            self._watchers -= 1
+            self._watchers[key.name] -= 1
 
 
 async def _event_or(event: asyncio.Event, seconds: float) -> None:
@@ -300,24 +344,6 @@ class _Guarded:
         if changes and not any(name == b"origin" for name, _ in scope["headers"]):
             app = PlainTextResponse("a change needs the Origin that browsers send", 403)
         await app(scope, receive, guarded)
-
-
-async def _form(request: Request, longest: int) -> dict[str, str]:
-    """The fields of a form.
-
-    Raises:
-        TooLargeError: more than ``longest`` bytes.
-    """
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > longest:
-            raise TooLargeError(f"the form has more than the {longest} bytes allowed")
-    try:
-        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=20)
-    except ValueError:
-        raise HTTPException(422, "the form cannot be read") from None
-    return {name: values[0] for name, values in fields.items()}
 
 
 def _told(error: Exception) -> tuple[int, str, dict[str, str]]:
@@ -362,14 +388,12 @@ async def _overview(page: Page, request: Request, _key: Key, viewer: Viewer) -> 
     return page.page("overview.html", viewer, parts=parts)
 
 
-async def _events(page: Page, request: Request, _key: Key, viewer: Viewer) -> Response:
+async def _events(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
     _check_watches(viewer)
-    if page._watchers >= _MOST_WATCHERS:
-        after = {"Retry-After": str(_RETRY_AFTER_S)}
-        raise HTTPException(503, f"{_MOST_WATCHERS} pages watch this gateway already", after)
+    page.check_watchers(key)
     # Of nginx, which else would collect events before it sends any.
     headers = {"X-Accel-Buffering": "no"}
-    events = page.counted(page.watched(viewer, request))
+    events = page.counted(key, page.watched(viewer, request))
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
 
@@ -389,7 +413,7 @@ async def _offered(page: Page, key: Key, viewer: Viewer) -> list[str]:
 async def _check(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
     if not viewer.submits:
         raise actions.ForbiddenError("the key has not the right 'submit'")
-    form = await _form(request, _LONGEST_FORM)
+    form = await page.form(request, key)
     # Browsers end lines in forms so, and columns and lines should be those of the text.
     code, target = (form.get(name, "").replace("\r\n", "\n") for name in ("code", "target"))
     environment = form.get("environment") or None
@@ -479,7 +503,7 @@ async def _campaign(page: Page, request: Request, _key: Key, viewer: Viewer) -> 
 async def _withdraw(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
     if not viewer.submits:
         raise actions.ForbiddenError("the key has not the right 'submit'")
-    request_id = (await _form(request, _LONGEST_LOGIN)).get("request_id", "")
+    request_id = (await page.form(request, key)).get("request_id", "")
     name = viewer.name_of(request_id)
     if name is None:
         raise HTTPException(404, "only a request that came through a gateway is withdrawn here")
@@ -491,19 +515,19 @@ async def _withdraw(page: Page, request: Request, key: Key, viewer: Viewer) -> R
 
 
 async def _retry(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    request_id = (await _form(request, _LONGEST_LOGIN)).get("request_id", "")
+    request_id = (await page.form(request, key)).get("request_id", "")
     await actions.retry(page._lean, viewer, request_id)
     return await _back(page, request, viewer, "dead")
 
 
 async def _drop(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    request_id = (await _form(request, _LONGEST_LOGIN)).get("request_id", "")
+    request_id = (await page.form(request, key)).get("request_id", "")
     await actions.drop(page._lean, viewer, request_id)
     return await _back(page, request, viewer, "dead")
 
 
 async def _pause(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    form = await _form(request, _LONGEST_LOGIN)
+    form = await page.form(request, key)
     kind, name = form.get("kind"), form.get("name", "")
     if kind not in ("environment", "tenant"):
         raise HTTPException(422, "kind must be environment or tenant")
@@ -515,7 +539,7 @@ async def _pause(page: Page, request: Request, key: Key, viewer: Viewer) -> Resp
 
 
 async def _weight(page: Page, request: Request, key: Key, viewer: Viewer) -> Response:
-    form = await _form(request, _LONGEST_LOGIN)
+    form = await page.form(request, key)
     text = form.get("weight", "").strip()
     try:
         weight = float(text) if text else None

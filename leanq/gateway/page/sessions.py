@@ -12,16 +12,14 @@ import hmac
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
-from urllib.parse import urlsplit
 
 from fastapi import HTTPException, Request, Response
 
-from leanq.gateway.access import Access
+from leanq.gateway.access import Access, is_loopback_name
 from leanq.gateway.keys import Key
 
 SESSION_S = 7 * 86_400
 _COOKIE = "leanq-session"
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Sessions:
@@ -96,10 +94,7 @@ class Sessions:
 def _on_loopback(request: Request) -> bool:
     """Whether the browser calls its own machine, where there may be no TLS. The gateway has checked
     the header that says so."""
-    try:
-        return urlsplit(f"//{request.headers.get('host', '')}").hostname in _LOOPBACK
-    except ValueError:
-        return False
+    return is_loopback_name(request.headers.get("host", ""))
 
 
 def _cookie_of(request: Request) -> str:

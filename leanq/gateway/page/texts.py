@@ -6,9 +6,8 @@ characters, directions of writing, spaces without width. Nothing in a text is ev
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections.abc import Iterator
+from collections import Counter
 from itertools import pairwise
 
 from markupsafe import Markup, escape
@@ -17,15 +16,50 @@ LONGEST_LINE = 2000
 """Characters of a line that are shown."""
 
 # All that Unicode calls control, format, surrogate, private, unassigned, or a separator of lines.
-# Such are rare, so it is asked of these alone; blanks and line ends are what they are.
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_PLAIN = re.compile(r"[^\x00-\x08\x0b-\x1f\x7f-\xa0\xad\u0600-\uffff\U00010000-\U0010ffff]+")
+# A mark has so many times the characters of what it stands for.
+_WEIGHT_OF_UNSEEN = 16
+_MOST_KEPT = 10_000
+
+
+class _Shown(dict[int, str]):
+    """How each character is shown, for ``str.translate``: escaped, or marked."""
+
+    def __missing__(self, code: int) -> str:
+        if len(self) > _MOST_KEPT:
+            self.clear()
+        character = chr(code)
+        shown = str(_mark(character) if _is_unseen(character) else escape(character))
+        self[code] = shown
+        return shown
+
+
+_SHOWN = _Shown()
+
+
+def weight(text: str) -> int:
+    """Returns how much of a page a text takes: its characters, and more for those marked."""
+    unseen = sum(number for each, number in Counter(text).items() if _is_unseen(each))
+    return len(text) + (_WEIGHT_OF_UNSEEN - 1) * unseen
+
+
+def fitting(text: str, most: int) -> str:
+    """Returns the beginning of a text that weighs at most ``most``."""
+    shown = text[:most]
+    if weight(shown) <= most:
+        return shown
+    left = most
+    for number, character in enumerate(shown):
+        left -= _WEIGHT_OF_UNSEEN if _is_unseen(character) else 1
+        if left < 0:
+            return shown[:number]
+    return shown
 
 
 def visible(text: str, most: int | None = None) -> Markup:
-    """A text escaped, with what cannot be seen in it marked; cut after ``most`` characters."""
-    shown = text if most is None else text[:most]
-    made = Markup("").join(_parts(shown))
+    """A text escaped, with what cannot be seen in it marked; cut where it weighs over ``most``."""
+    shown = text if most is None else fitting(text, most)
+    made = Markup(shown.translate(_SHOWN))
     if len(shown) < len(text):
         made += Markup('<span class="cut">… {} more characters</span>').format(
             f"{len(text) - len(shown):,}"
@@ -33,20 +67,11 @@ def visible(text: str, most: int | None = None) -> Markup:
     return made
 
 
-def _parts(text: str) -> Iterator[Markup]:
-    start = 0
-    while start < len(text):
-        if plain := _PLAIN.match(text, start):
-            yield escape(plain[0])
-            start = plain.end()
-        else:
-            yield _character(text[start])
-            start += 1
+def _is_unseen(character: str) -> bool:
+    return character not in "\n\t" and unicodedata.category(character) in _UNSEEN
 
 
-def _character(character: str) -> Markup:
-    if unicodedata.category(character) not in _UNSEEN or character in "\n\t":
-        return escape(character)
+def _mark(character: str) -> Markup:
     name = unicodedata.name(character, "")
     return Markup('<span class="unseen" title="{}">U+{:04X}</span>').format(name, ord(character))
 

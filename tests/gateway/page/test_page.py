@@ -602,3 +602,74 @@ async def test_campaigns_and_their_reports_are_their_tenants(
                 for name in connection.scan_iter(pattern):
                     connection.delete(name)
             connection.srem("rq:queues", board.queue.key)
+
+
+async def test_forms_keep_to_the_limits_of_their_key(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    small = {"secret": "alice", "body_mb": 1, "outstanding_mb": 2}
+    async with keyed(settings, tmp_path, small) as (gateway, who):
+        text = "-- " + "a" * (1 << 20)
+        assert (await change(gateway, who["alice"], "/page/check", code=text)).status_code == 413
+        # Half of a form is held, and no more than the key allows of its tenant's.
+        host, _, port = gateway.url.removeprefix("http://").partition(":")
+        head = "".join(f"{name}: {value}\r\n" for name, value in who["alice"].items())
+        form = f"POST /page/check HTTP/1.1\r\nHost: {host}:{port}\r\nOrigin: {gateway.url}\r\n"
+        begun = f"{form}{head}Content-Length: 900000\r\n\r\ncode={'a' * 800_000}".encode()
+        pairs = [await asyncio.open_connection(host, int(port)) for _ in range(3)]
+        for _, writer in pairs:
+            writer.write(begun)
+            await writer.drain()
+        reading = {asyncio.ensure_future(reader.read(64)) for reader, _ in pairs}
+        async with asyncio.timeout(60):
+            (refused,), waiting = await asyncio.wait(reading, return_when="FIRST_COMPLETED")
+        assert refused.result().startswith(b"HTTP/1.1 429")
+        assert len(waiting) == 2
+        for _, writer in pairs:
+            writer.close()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_the_page_of_a_text_is_cut_whatever_stands_in_it(
+    gateway: Gateway, scripted: Scripted
+) -> None:
+    for text in ("\u202e\u202d" * 300_000, "<\n" * 300_000, "∀" * 600_000):
+        scripted.replies[f"-- {text}"] = Reply(
+            "rejected",
+            tuple(Message("error", line, 0, text[:20_000]) for line in range(1, 300)),
+            reason="lean_error",
+        )
+        began_s = time.process_time()
+        answer = await change(
+            gateway, {**HTML, "HX-Request": "true"}, "/page/check", code=f"-- {text}"
+        )
+        assert answer.status_code == 200
+        request_id = re.findall(r"/page/requests/([^/\"]+)", answer.text)[0]
+        await gateway.http.get(f"/v1/requests/{request_id.partition('~')[2]}?wait=60")
+        shown_ = await gateway.http.get(f"/page/requests/{request_id}", headers=HTML)
+        assert shown_.status_code == 200
+        assert len(shown_.content) < 3_000_000
+        assert time.process_time() - began_s < 10
+        assert "more lines" in shown_.text or "more characters" in shown_.text
+
+
+async def test_the_streams_of_one_key_leave_room_for_others(
+    settings: Settings, scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("leanq.gateway.page.routes._MOST_WATCHERS_OF_KEY", 3)
+    async with (
+        keyed(settings, tmp_path, {"secret": "alice"}, OPERATOR) as (gateway, who),
+        contextlib.AsyncExitStack() as opened,
+    ):
+        events: list[AsyncIterator[bytes]] = []
+
+        async def watch(headers: dict[str, str]) -> int:
+            stream = gateway.http.stream("GET", "/page/events", headers=headers)
+            answer = await opened.enter_async_context(stream)
+            if answer.status_code == 200:
+                events.append(answer.aiter_bytes())
+                await anext(events[-1])
+            return answer.status_code
+
+        assert [await watch(who["alice"]) for _ in range(4)] == [200, 200, 200, 503]
+        assert await watch(who["chief"]) == 200

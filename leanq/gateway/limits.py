@@ -1,0 +1,139 @@
+"""How many connections a gateway holds, and which one gives way to a new one.
+
+Each connection is an open file, and a process has a limited number of them. A connection *works*
+while a request with a key is under way on it, and *waits* otherwise. Connections that wait give
+way, those that never had a key before the others, and the oldest first. So nobody keeps others out
+by opening many.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from collections import Counter
+from collections.abc import Iterator
+from typing import Protocol
+
+from fastapi import HTTPException
+from starlette.types import Scope
+
+from leanq.gateway.keys import Key
+from leanq.queue.metrics import count
+
+CONNECTION = "leanq.connection"
+"""The name by which a request's state has its connection."""
+
+_RETRY_AFTER_S = 1
+
+_MOST_FILES = 65_536
+# For the queue's connections, the files of the process, and connections that are about to close.
+_OTHER_FILES = 256
+
+
+class Connection(Protocol):
+    """One connection of a client's."""
+
+    def has_key(self, *, streams: bool) -> None:
+        """Notes that the request under way has a key."""
+
+    def close(self) -> None:
+        """Ends it at once."""
+
+
+def most_connections() -> int:
+    """How many connections this process may hold; raises its limit on files as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    files = max(soft, most)
+    return files - min(_OTHER_FILES, files // 2)
+
+
+class Connections:
+    """All connections of a gateway.
+
+    Args:
+        most: how many there may be. Strangers of one peer may be half of them, and one key may
+            have half of them work.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._half = max(1, most // 2)
+        # By the name of the key.
+        self._under_way: Counter[str] = Counter()
+        self._peers: dict[Connection, str] = {}
+        # Those that wait, by age, since a dict keeps its order: strangers, which never had a
+        # request with a key, and others.
+        self._strangers: dict[Connection, None] = {}
+        self._idle: dict[Connection, None] = {}
+        self._strangers_of: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def enter(self, connection: Connection, peer: str) -> bool:
+        """Takes in a new connection; False if there is no room, as all others work."""
+        crowded = self._strangers_of[peer] >= self._half
+        if crowded or len(self._peers) >= self._most:
+            count("leanq_http_refusals_total", "connections")
+            oldest = self._oldest(peer if crowded else None)
+            if oldest is None:
+                return False
+            self.leave(oldest)
+            oldest.close()
+        self._peers[connection] = peer
+        self._strangers[connection] = None
+        self._strangers_of[peer] += 1
+        return True
+
+    def leave(self, connection: Connection) -> None:
+        """Notes that a connection has ended."""
+        self.works(connection)
+        self._peers.pop(connection, None)
+
+    def works(self, connection: Connection) -> None:
+        """Notes that a request with a key is under way."""
+        self._idle.pop(connection, None)
+        if connection in self._strangers:
+            del self._strangers[connection]
+            peer = self._peers[connection]
+            self._strangers_of[peer] -= 1
+            if not self._strangers_of[peer]:
+                del self._strangers_of[peer]
+
+    def waits(self, connection: Connection) -> None:
+        """Notes that a request has been answered."""
+        if connection in self._peers and connection not in self._strangers:
+            self._idle[connection] = None
+
+    def _oldest(self, peer: str | None) -> Connection | None:
+        """Returns the connection that gives way: a stranger, of this peer if one is named."""
+        for each in self._strangers:
+            if peer is None or self._peers[each] == peer:
+                return each
+        return next(iter(self._idle), None)
+
+    @contextlib.contextmanager
+    def carrying(self, scope: Scope, key: Key, *, streams: bool = False) -> Iterator[None]:
+        """While a request of a key is under way; ``streams``: its body is read as it is used.
+
+        Raises:
+            HTTPException: 429, too many of the key are.
+        """
+        if self._under_way[key.name] >= self._half:
+            count("leanq_http_refusals_total", "connections")
+            raise HTTPException(
+                429,
+                f"{self._half} HTTP requests of this key are under way, the most that this gateway "
+                f"takes of one key; retry after {_RETRY_AFTER_S} s",
+                {"Retry-After": str(_RETRY_AFTER_S)},
+            )
+        self._under_way[key.name] += 1
+        try:
+            if connection := scope.get("state", {}).get(CONNECTION):
+                connection.has_key(streams=streams)
+            yield
+        finally:
+            self._under_way[key.name] -= 1
