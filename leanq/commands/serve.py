@@ -104,8 +104,8 @@ _UNAVAILABLE_TIMEOUT_S = 30.0
     "--metrics-port",
     type=options.PORT,
     metavar="PORT",
-    help="Serve /metrics and /healthz on this port of every address; 0 takes any free one, and "
-    "logs it. /healthz is 200 while the queue answers and the gateway goes on, else 503.",
+    help="Serve /metrics and /healthz on this port of --host; 0 takes any free one, and logs it. "
+    "/healthz is 200 while the queue answers and the gateway goes on, else 503.",
 )
 def serve(
     url: str | None,
@@ -170,7 +170,7 @@ def serve(
                 for number in (signal.SIGTERM, signal.SIGINT):
                     asyncio.get_running_loop().add_signal_handler(number, gateway.stop)
                 bound, shown = listener.getsockname()[1], f"[{host}]" if ":" in host else host
-                with _metrics_page(app.state, metrics_port):
+                with _metrics_page(app.state, host, metrics_port):
                     log.info("the gateway is at http://%s:%d (Ctrl-C ends it)", shown, bound)
                     # What is imported by now stays. To look through it at each collection takes a
                     # fifth of the CPU time of a request in a batch.
@@ -239,7 +239,9 @@ def _tenant_campaigns(url: str, folder: Path | None) -> Iterator[TenantCampaigns
         yield TenantCampaigns(campaigns, folder)
 
 
-def _metrics_page(state: Any, port: int | None) -> contextlib.AbstractContextManager[object]:
+def _metrics_page(
+    state: Any, host: str, port: int | None
+) -> contextlib.AbstractContextManager[object]:
     """The gateway's metrics, if a port was named for them."""
     if port is None:
         return contextlib.nullcontext()
@@ -253,6 +255,6 @@ def _metrics_page(state: Any, port: int | None) -> contextlib.AbstractContextMan
             asked.cancel()
             return False
 
-    page = Page(port, state.metrics.samples, is_ready)
+    page = Page(port, state.metrics.samples, is_ready, host)
     log.info("metrics of this gateway on port %d", page.port)
     return page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -111,6 +112,7 @@ class Page:
         port: 0 takes any that is free.
         read: the samples as of now; called in another thread, once for each reading.
         healthy: whether ``/healthz`` answers 200 rather than 503.
+        host: the address to listen on; "" for every one.
 
     Attributes:
         port: where it listens.
@@ -124,6 +126,7 @@ class Page:
         port: int,
         read: Callable[[], Iterable[Sample]],
         healthy: Callable[[], bool] = lambda: True,
+        host: str = "",
     ) -> None:
         registry = CollectorRegistry()
         registry.register(_Collector(lambda: _families(read())))
@@ -150,7 +153,7 @@ class Page:
                 """Scrapes are not logged."""
 
         try:
-            self._server = ThreadingHTTPServer(("", port), Handler)
+            self._server = (_Server6 if ":" in host else ThreadingHTTPServer)((host, port), Handler)
         except OSError as error:
             raise UsageError(f"cannot serve metrics on port {port}: {error.strerror}") from None
         self.port: int = self._server.server_address[1]
@@ -164,6 +167,10 @@ class Page:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class _Server6(ThreadingHTTPServer):
+    address_family = socket.AF_INET6
 
 
 class _Collector(Collector):

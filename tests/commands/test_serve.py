@@ -155,6 +155,9 @@ def test_metrics_and_readiness_have_a_port_of_their_own(client: Terminal) -> Non
         # Where they would be read by whoever may call.
         assert http.get("/metrics").status_code == 404
     assert scrape(port, "/healthz")[0] == 200
+    # It is where the gateway is, and no other machine reaches it.
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(f"http://127.0.0.2:{port}/healthz")
     status, page = scrape(port)
     assert status == 200
     assert parsed(page)['leanq_http_requests_total{route="/ready",status="200"}'] == 1

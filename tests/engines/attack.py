@@ -48,6 +48,7 @@ MORE_MB, LOG_BYTES, HEALTH_S, LEAST_P99_S = 64, 1_000_000, 1.0, 0.05
 TENANTS = ("alice", "bob")
 _EVERY_S = 0.25
 _START_S = 60.0
+_END_S = 120.0
 _ANSWER_S = 20.0
 _NICE = 8
 _MIB = 1 << 20
@@ -412,9 +413,12 @@ async def run(seconds: float, quiet_s: float, files: int) -> Outcome:
                 quiet = await measure(port, quiet_s)
                 rest_mb = memory_mb(pid, "VmRSS")
                 attackers = [await attacker(port, part, seconds) for part in PARTS]
+                for each in attackers:
+                    assert each.stdout
+                    await each.stdout.readline()
                 attacked = await measure(port, seconds)
                 came: dict[str, dict[str, int]] = {}
-                async with asyncio.timeout(_START_S):
+                async with asyncio.timeout(_END_S):
                     for each in attackers:
                         told, _ = await each.communicate()
                         came |= json.loads(told)
@@ -435,6 +439,7 @@ def main() -> int:
         target = Target(options.port, "attacker")
         # Attackers have machines of their own.
         os.nice(_NICE)
+        print("begun", flush=True)
         asyncio.run(attack(target, options.part, options.seconds))
         came: dict[str, dict[str, int]] = {}
         for (kind, what), number in sorted(target.came.items()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 import pytest
@@ -37,7 +38,9 @@ async def test_a_head_that_does_not_come_to_its_end_is_not_waited_for(
     async with asyncio.timeout(GATEWAY_TIMEOUT_S), asyncio.TaskGroup() as group:
         task = group.create_task(drip())
         assert await silent.read() == b""
-        assert await slow.read() == b""
+        # What it has sent meanwhile may be answered with a reset.
+        with contextlib.suppress(ConnectionResetError):
+            assert await slow.read() == b""
         # The first request has its answer.
         assert (await again.read()).count(b"200 OK") == 1
         task.cancel()

@@ -44,9 +44,11 @@ async def test_the_end_is_waited_for_unless_the_caller_says_for_how_long(
     assert (answer.status_code, answer.json()) == (202, {"request_id": "mine", **PENDING})
     assert answer.headers["Location"] == "/v1/requests/mine"
     await eventually(lambda: len(scripted.running) == 1)
-    # The same name is the same request, whatever is sent with it.
-    again = await http.post("/v1/check?wait=0.01", json={**held, "code": "-- rejected"})
+    # The same name is the same request, and no other one's.
+    again = await http.post("/v1/check?wait=0.01", json=held)
     assert again.status_code == 202
+    other_text = await http.post("/v1/check?wait=0.01", json={**held, "code": "-- rejected"})
+    assert problem(other_text) == (409, "conflict")
     fetching = asyncio.create_task(http.get("/v1/requests/mine?wait=60"))
     async with new_gateway(settings) as other:
         assert (await other.http.get("/v1/requests/mine")).status_code == 202
