@@ -4,6 +4,8 @@ One process is a client of the queue, and serves any number of its own::
 
     keys.py             who may call: the file of keys
     access.py           the key of one HTTP request, its limits, and where browsers are refused
+    limits.py           how many connections there are, and which one gives way
+    logs.py             what is logged of callers: changes, and requests
     client.py           requests that bear their tenant, and may be fetched later
     pending.py          those whose end is waited for, and their names
     groups.py           those of one HTTP request, waited for together

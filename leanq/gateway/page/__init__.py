@@ -8,6 +8,7 @@ the browser swaps in what has changed::
     looks.py         one look at the fleet for all who watch
     sections.py      what each part of the overview shows
     requests.py      one request: where it is, its text, and messages at their places
+    forms.py         forms as browsers send them
     texts.py         texts that anybody may have written, made fit to be seen
     actions.py       what a caller changes
     campaigns.py     campaigns, where RQ is installed
