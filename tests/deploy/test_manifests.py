@@ -61,6 +61,8 @@ def test_the_overlays_are_these() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_schemas(objects: tuple[Object, ...], version: str) -> None:
+    if _has_walls(objects) and version != VERSIONS[-1]:
+        return
     for each in objects:
         if each["kind"] not in CUSTOM:
             kubernetes_validate.validate(dict(each), version, strict=True)
@@ -79,7 +81,8 @@ def test_each_object_is_there_once_and_in_the_namespace(objects: tuple[Object, .
         assert each["kind"] in CLUSTER_WIDE or each["metadata"]["namespace"] == "leanq"
     (namespace,) = of_kind(objects, "Namespace")
     labels = namespace["metadata"]["labels"]
-    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    enforced = "privileged" if _has_walls(objects) else "restricted"
+    assert labels["pod-security.kubernetes.io/enforce"] == enforced
 
 
 def test_selectors_match(objects: tuple[Object, ...]) -> None:
@@ -192,7 +195,11 @@ def test_nothing_runs_with_privileges(objects: tuple[Object, ...]) -> None:
         assert context["runAsNonRoot"] is True
         assert min(context["runAsUser"], context["runAsGroup"]) > 0
         assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert each.container["securityContext"] == {
+        walls = {"procMount", "seccompProfile", "appArmorProfile"}
+        has_walls = each.name == "leanq-worker" and _has_walls(objects)
+        own = each.container["securityContext"]
+        assert set(own) & walls == (walls if has_walls else set())
+        assert {name: value for name, value in own.items() if name not in walls} == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
@@ -319,8 +326,8 @@ def test_gateways_have_what_the_page_says(tmp_path: Path) -> None:
         assert [each.name for each in pods(objects) if each.matches(selector)] == ["leanq-gateway"]
 
 
-def test_the_component_of_walls_has_all_that_they_need(tmp_path: Path) -> None:
-    worker = pod(_with_component(tmp_path, "walls"), "leanq-worker")
+def test_the_component_of_walls_has_all_that_they_need() -> None:
+    worker = pod(render("overlays/gke-spot"), "leanq-worker")
     assert "--require-walls" in worker.container["args"]
     assert worker.spec["hostUsers"] is False
     context = worker.container["securityContext"]
@@ -342,9 +349,59 @@ def test_schemas_of_what_runs_on_nodes() -> None:
         kubernetes_validate.validate(dict(each), VERSIONS[-1], strict=True)
 
 
-def test_workers_without_the_component_do_not_ask_for_walls(objects: tuple[Object, ...]) -> None:
+def _has_walls(objects: tuple[Object, ...]) -> bool:
+    return "hostUsers" in pod(objects, "leanq-worker").spec
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_walls_are_required_wherever_strangers_texts_run(name: str) -> None:
+    objects = render(f"overlays/{name}")
     worker = pod(objects, "leanq-worker")
-    assert "--require-walls" not in worker.container["args"]
+    _, options = worker.command
+    runs_texts = options["--driver"] != "echo"
+    assert ("--require-walls" in worker.container["args"]) is runs_texts
+    # Else no worker would begin to serve.
+    assert _has_walls(objects) is runs_texts
+
+
+# vCPUs and memory (GiB) of machines that the pages name, and how many workers are to run on one.
+MACHINES = {"n2d-highmem-8": (8, 64, 2), "c3-highmem-8": (8, 64, 2), "n2d-highmem-16": (16, 128, 4)}
+# What the platform's own pods ask for on each machine.
+PLATFORM_CPUS, PLATFORM_BYTES = 0.45, 600 << 20
+
+
+def allocatable(cpus: int, gib: float) -> tuple[float, float]:
+    """The CPUs and the bytes that GKE leaves to pods, as its page on node sizes says."""
+    reserved = 0.06 + 0.01 * min(cpus - 1, 1) + 0.005 * min(max(cpus - 2, 0), 2)
+    reserved += 0.0025 * max(cpus - 4, 0)
+    kept, left = 0.1, gib
+    for size, share in ((4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06)):
+        kept += share * min(left, size)
+        left -= min(left, size)
+    return cpus - reserved, (gib - kept - 0.02 * left) * (1 << 30)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_workers_fill_their_machines(name: str) -> None:
+    cpus, gib, count = MACHINES[name]
+    worker = pod(render("overlays/gke-spot"), "leanq-worker")
+    wants = worker.container["resources"]["requests"]
+    free_cpus, free_bytes = allocatable(cpus, gib)
+    fit = min(
+        (free_cpus - PLATFORM_CPUS) // quantity(wants["cpu"]),
+        (free_bytes - PLATFORM_BYTES) // quantity(wants["memory"]),
+    )
+    _, options = worker.command
+    assert fit == count
+    assert fit * int(options["--slots"]) == cpus
+
+
+def test_the_pages_name_machines_that_workers_fill() -> None:
+    for page in ("operations.md", "mathlib.md"):
+        text = (ROOT / "docs" / page).read_text()
+        pools = re.findall(r"--spot\b[^`]*?--machine-type=(\S+)", text)
+        assert pools
+        assert {*pools} <= {*MACHINES}
 
 
 def test_resources(objects: tuple[Object, ...]) -> None:
@@ -370,7 +427,8 @@ def test_a_worker_has_room_for_what_its_requests_may_take(objects: tuple[Object,
     if options["--driver"] != "echo":
         slots = int(options["--slots"])
         assert slots * request_bytes() + (1 << 30) <= quantity(limits["memory"])
-        assert slots <= quantity(worker.container["resources"]["requests"]["cpu"])
+        assert 0.9 * slots <= quantity(worker.container["resources"]["requests"]["cpu"])
+        assert slots <= quantity(limits["cpu"])
     env = {item["name"]: item.get("value", "") for item in worker.container["env"]}
     (cache,) = (volume for volume in worker.spec["volumes"] if volume["name"] == "cache")
     cache_bytes = int(env["LEANQ_CACHE_MB"]) << 20
