@@ -13,6 +13,7 @@
     ├── QueueError                the queue could not take or answer the request
     │   ├── UnavailableError          no Redis at the URL, or it refuses to serve
     │   │   └── NotPermittedError         its rules do not let this user do what was asked
+    │   │       └── LoginError                it asks for a password, or refuses the one it got
     │   ├── NoWorkerError             no worker is alive for the environment
     │   ├── QueueFullError            back-pressure; carries ``retry_after_s``
     │   ├── StalledError              a batch is with the fleet, and none of it ends
@@ -96,6 +97,10 @@ class NotPermittedError(UnavailableError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class LoginError(NotPermittedError):
+    """The server asks for a password and got none, or refuses the one it got."""
 
 
 class NoWorkerError(QueueError):

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 from leanq.consumer.consumer import Consumer, Timings
 from leanq.consumer.slot_pool import SlotPool
-from leanq.errors import ToolchainError, UnavailableError, WorkerError
+from leanq.errors import LoginError, ToolchainError, UnavailableError, WorkerError
 from leanq.lean.driver import Driver
 from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings
@@ -146,12 +146,18 @@ class Worker:
             raise self.slot_pool.breaker.fault
 
     async def _join(self) -> bool:
-        """Enters the fleet once its server can be reached; False where it was stopped first."""
+        """Enters the fleet once its server can be reached; False where it was stopped first.
+
+        Raises LoginError where the server refuses the password.
+        """
         pause_s = _REJOIN_LEAST_S
         while True:
             try:
                 await announce_shape(self._queue)
                 await self._join_all()
+            except LoginError:
+                # Waiting does not mend it; whatever restarts the worker does so with its backoff.
+                raise
             except UnavailableError as error:
                 wait_s = pause_s * random.uniform(0.5, 1.0)
                 pause_s = min(2 * pause_s, _REJOIN_MOST_S)

@@ -23,7 +23,13 @@ from redis.asyncio.connection import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from leanq.errors import NotPermittedError, QueueFullError, UnavailableError, UsageError
+from leanq.errors import (
+    LoginError,
+    NotPermittedError,
+    QueueFullError,
+    UnavailableError,
+    UsageError,
+)
 from leanq.queue.metrics import count
 from leanq.queue.scripts import Library, digest_of, library_of
 from leanq.queue.settings import each_host, without_password
@@ -44,6 +50,8 @@ _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _PLACE_IN_SCRIPT = re.compile(r" script: \w+, on @user_(script|function):\d+\.?\Z")
 # What a server says that has not the library, or no libraries, or lets the user call none.
 _NO_FUNCTION = re.compile(r"(?i)function not found|unknown command|'fcall'")
+# What a server says that got no password.
+_NO_LOGIN = re.compile(r"(?i)already authenticated|authentication required|\bnoauth\b")
 _LOADED_ALREADY = "already exists"
 _SCRIPTS_S = 60.0
 _UNREACHABLE = (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError)
@@ -161,6 +169,10 @@ class Link:
                     ) from None
                 except (redis_errors.RedisError, OSError, asyncio.IncompleteReadError) as error:
                     count("leanq_redis_errors_total", _kind(error))
+                    # redis-py wraps it where it makes a connection.
+                    if redis_errors.AuthenticationError in (type(error), type(error.__cause__)):
+                        await self._disconnect()
+                        raise _login_refused(self._address, error) from None
                     if _is_forbidden(error):
                         raise _not_permitted(self._address, error) from None
                     failed = f"no answer from {self._address.name}: {_text(error)}"
@@ -445,6 +457,18 @@ def _not_permitted(address: Address, error: Exception) -> NotPermittedError:
         "each role, with patterns of keys that begin with the prefix",
         right,
     )
+
+
+def _login_refused(address: Address, error: Exception) -> LoginError:
+    where = "LEANQ_PASSWORD"
+    if address.url.startswith("unix:"):
+        where = "the URL, unix://:PASSWORD@PATH"
+    if _NO_LOGIN.search(str(error)):
+        why = f"no password was given; set it in {where}"
+        return LoginError(f"{address.name} asks for a password: {why}", why)
+    user = urlsplit(address.url).username or "default"
+    why = f"the password of the user {user!r} is refused, or there is no such user"
+    return LoginError(f"{address.name}: {why}; see LEANQ_URL and LEANQ_PASSWORD", why)
 
 
 def _kind(error: Exception) -> str:

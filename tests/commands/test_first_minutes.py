@@ -6,11 +6,14 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click import unstyle
+from support.cluster import free_ports
 from support.fleets import Recorder, serving, until
+from support.servers import own_server
 from support.terminals import Terminal, ended, samples, wait_for_line
 
 import leanq.__main__
@@ -190,3 +193,32 @@ def test_requests_that_are_paused_are_counted_apart(place: Terminal, settings: S
     assert watched.split("ENVIRONMENT")[1].split()[:2] == ["WAITING", "PAUSED"]
     assert record["environments"]["echo"]["paused"] == 3
     assert [row["held"] for row in (*record["waiting"], *whole["waiting"])] == [3, 3]
+
+
+# A server that asks for a password
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[str]:
+    """The host and the port of a server with a password."""
+    (port,) = free_ports(1)
+    with own_server("--requirepass", "right", "--port", str(port), "--bind", "127.0.0.1"):
+        yield f"127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    "words", [("status",), ("submit", "t.lean"), ("worker", "--driver", "echo")]
+)
+def test_a_missing_or_wrong_password_is_said_and_ends_the_command(
+    terminal: Terminal, guarded: str, words: tuple[str, ...]
+) -> None:
+    terminal.file("t.lean", "theorem t : True := trivial")
+    url = {"LEANQ_URL": f"redis://{guarded}"}
+    done = terminal.run(*words, environ=url)
+    assert done.code == 3
+    assert "asks for a password: no password was given; set it in LEANQ_PASSWORD" in done.err
+    done = terminal.run(*words, environ={**url, "LEANQ_PASSWORD": "wrong"})
+    assert done.code == 3
+    assert "the password of the user 'default' is refused, or there is no such user" in done.err
+    assert "wrong" not in done.err
+    assert "no answer" not in done.err
