@@ -11,6 +11,7 @@ import importlib
 import io
 import os
 import sys
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -102,6 +103,16 @@ class _Tree(click.Group):
         module = importlib.import_module(f"leanq.commands.{_MODULES.get(name, name)}")
         command: click.Command = getattr(module, name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            like = get_close_matches(name, _COMMANDS, 1)
+            text = f"; did you mean {like[0]!r}?" if like else "; leanq --help lists all"
+            ctx.fail(f"there is no command {name!r}{text}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

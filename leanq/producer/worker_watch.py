@@ -132,10 +132,11 @@ class WorkerWatch:
                     _warn_of_pause("tenant", "--tenant", tenant, count)
             if name in served:
                 continue
-            requests = _requests(waiting[name].total())
+            count = waiting[name].total()
+            requests = f"{_requests(count)} of this client {'waits' if count == 1 else 'wait'}"
             text = (
                 f"no worker is alive for the environment {name!r} at "
-                f"{without_password(self._queue.settings.url)}: {requests} of this client wait; "
+                f"{without_password(self._queue.settings.url)}: {requests}; "
                 f"start one with 'leanq worker', or check the environment's name "
                 f"(workers are alive for: {', '.join(served) or 'none'})"
             )

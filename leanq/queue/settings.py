@@ -24,7 +24,11 @@ MAX_REQUEST_BYTES = 16 << 20
 """The largest encoded request that is accepted at submit, in bytes."""
 
 _MOST = 1_000_000_000
-_LIKE = 0.65
+_LIKE = 0.8
+# What one process of leanq's tells another.
+_INTERNAL = ("LEANQ_CAMPAIGN_WORKER",)
+# What Kubernetes sets in pods beside a service whose name begins with leanq.
+_OF_KUBERNETES = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)\Z|_PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?\Z")
 _WEIGHTED = re.compile(r"(?s)(.*?)(?:\*(\d+(?:\.\d+)?))?")
 _HOST = re.compile(r"[^\s*]+\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}\Z")
@@ -90,7 +94,7 @@ class Settings:
 
         A URL with a host and without a password gets that of ``LEANQ_PASSWORD``.
 
-        A variable whose name is only like one of leanq's is logged as a warning.
+        A variable of another name in ``LEANQ_`` is logged as a warning.
 
         Raises:
             UsageError: a value of another type, out of range, or a URL of another scheme.
@@ -166,14 +170,16 @@ def _parse(name: str, text: str, declared: Field[Any]) -> Any:
 
 @cache
 def _warn_of_typo(name: str) -> None:
-    """Once per process. A name that is like none is taken for another program's, as Kubernetes
-    makes them for a service that is called leanq."""
-    known = [variable.removeprefix("LEANQ_") for variable, _, _ in variables()]
-    like = get_close_matches(name.removeprefix("LEANQ_"), known, 1, _LIKE)
-    if like and f"LEANQ_{like[0]}" != name:
-        log.warning(
-            "%s is not a variable of leanq and has no effect; did you mean LEANQ_%s?", name, like[0]
-        )
+    """Warns once per process of a name that leanq does not read."""
+    names = [variable for variable, _, _ in variables()]
+    if name in (*names, *_INTERNAL) or _OF_KUBERNETES.search(name):
+        return
+    like = get_close_matches(name, names, 1, _LIKE)
+    log.warning(
+        "%s is not a variable of leanq and has no effect%s",
+        name,
+        f"; did you mean {like[0]}?" if like else "",
+    )
 
 
 def each_host(url: str) -> list[str]:
@@ -201,6 +207,11 @@ def each_cluster(urls: str) -> list[tuple[str, float | None]]:
 
 def check_url(url: str) -> None:
     """Raises UsageError where ``url`` names no Redis, or several clusters."""
+    if url.startswith(("http://", "https://")):
+        raise UsageError(
+            f"{without_password(url)!r} is a gateway, and this needs the queue's Redis, "
+            "redis://HOST:PORT/DB; submit, verify, step, state, mcp and campaign run take a gateway"
+        )
     if (count := len(each_cluster(url))) > 1:
         raise UsageError(f"the URL names {count} clusters; only clients take more than one")
     try:

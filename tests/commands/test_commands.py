@@ -397,6 +397,16 @@ def test_bad_environments(place: Terminal, value: str, code: int, text: str) -> 
     assert text in done.err
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("sumbit", "; did you mean 'submit'?"), ("zzzz", "; leanq --help lists all")],
+)
+def test_a_command_that_there_is_not(place: Terminal, name: str, says: str) -> None:
+    done = place.run(name)
+    assert done.code == 2
+    assert done.err.endswith(f"Error: there is no command {name!r}{says}\n")
+
+
 def test_an_environment_named_twice(place: Terminal) -> None:
     done = place.run("worker", "--env", f"a={place.folder}", "--env", f"a={place.folder}")
     assert (done.code, done.err) == (2, "leanq: --env names 'a' twice\n")

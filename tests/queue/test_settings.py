@@ -202,6 +202,7 @@ def test_the_table_has_a_row_for_each_variable() -> None:
     ("name", "meant"),
     [
         ("LEANQ_SHARD", "LEANQ_SHARDS"),
+        ("LEANQ_PREFX", "LEANQ_PREFIX"),
         ("LEANQ_MAX_ATEMPTS", "LEANQ_MAX_ATTEMPTS"),
         ("LEANQ_LEASE", "LEANQ_LEASE_S"),
         ("LEANQ_CACHE_DIR", "LEANQ_CACHE"),
@@ -218,6 +219,18 @@ def test_a_mistyped_variable_is_named_once_with_the_nearest_right_one(
     assert record.getMessage() == (
         f"{name} is not a variable of leanq and has no effect; did you mean {meant}?"
     )
+
+
+def test_a_variable_that_is_like_none_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+    Settings.load("redis://host", {"LEANQ_TIMOUT": "3"})
+    (record,) = caplog.records
+    assert record.getMessage() == "LEANQ_TIMOUT is not a variable of leanq and has no effect"
+
+
+@pytest.mark.parametrize("url", ["https://host", "http://localhost:8000"])
+def test_a_gateway_is_named_where_a_redis_is_needed(url: str) -> None:
+    with pytest.raises(UsageError, match=r"is a gateway, and this needs the queue's Redis"):
+        Settings(url)
 
 
 def test_no_word_about_the_right_variables_or_those_of_a_kubernetes_service(
