@@ -169,11 +169,11 @@ _OF_NUMBERS = re.compile(
 _NUMBER = re.compile(r":=[^:]*[0-9]")
 _DOTTED = re.compile(r"\.([A-Za-z]+)")
 _NOTATIONS = re.compile(r"notation|infix|prefix|postfix")
-_BLANK = r"(?:\s|--[^\n]*\n|/-(?:[^-]|-(?!/))*-/)"
+# Where a comment stands in front of a name, or behind it, it may be one that is declared.
 _OTHER_TRUTH = re.compile(
-    rf"(?:def|abbrev|opaque|theorem|lemma|axiom|alias|constant|instance|class|structure|inductive"
-    rf"|simps|to_additive){_BLANK}+[\w.«»]*?«?(?:true|false)(?![\w'!?])"
-    rf"|(?<![\w'!?])(?:true|false)»?{_BLANK}*(?::(?!=)|[({{\[⦃]\s*\w+[^()]*:)"
+    r"(?:def|abbrev|opaque|theorem|lemma|axiom|alias|constant|instance|class|structure|inductive"
+    r"|simps|to_additive)\s*(?:--|/-|\s[\w.«»]*(?:true|false)(?![\w'!?]))"
+    r"|(?<![\w'!?])(?:true|false)»?\s*(?:--|/-|:(?!=)|[({\[⦃]\s*\w+[^()]*:)"
     r"|export|renaming|«(?:true|false)»"
 )
 # The tactics, and what takes the options of one, behind which a configuration can stand.
@@ -202,9 +202,8 @@ _BEFORE_CONFIGURATION = re.compile(
 )
 # A rule of Aesop's can be a constant of the text's own that is a program. There is no such constant
 # unless the text names something of Lean's own, or of what is built on it.
-_AESOP_RULE = re.compile(
-    r"(?:@\[|attribute\s*\[)[^\]]*(?:aesop|bound|continuity|measurability)|aesop(?s:.*)(?<![A-Za-z])add(?![\w'])"
-)
+_AESOP_RULE = re.compile(r"(?:@\[|attribute\s*\[)[^\]]*(?:aesop|bound|continuity|measurability)")
+_ADDED = re.compile(r"(?<![A-Za-z])add(?![\w'])")
 _OF_PROGRAMS = re.compile(
     r"Lean|Aesop|IO|Tactic|Meta|Elab|RuleTac|TacGen|Syntax|System|Task|Qq|Mathlib|Batteries"
     r"|ProofWidgets|Plausible|ImportGraph|(?:Core|Simp|Macro|Command|Term|Import|Script)M"
@@ -373,7 +372,8 @@ def _configuration(code: str, found: Evaluators) -> str | None:
         # A name for the value of an argument, unless a comment stands between it and the bracket.
         if before.rstrip().endswith(("(", "-/")) or (not line.strip() and "--" in above):
             return code[start : start + 40].strip()
-    if _AESOP_RULE.search(code) and _OF_PROGRAMS.search(_IMPORTS.sub("", code)):
+    is_rule = _AESOP_RULE.search(code) or ("aesop" in code and _ADDED.search(code))
+    if is_rule and _OF_PROGRAMS.search(_IMPORTS.sub("", code)):
         return "aesop"
     return None
 
@@ -400,22 +400,35 @@ def _heads(more: tuple[str, ...]) -> tuple[str, ...]:
     return (*_HEADS, *(each.rstrip("!?*") for each in more))
 
 
+@lru_cache(maxsize=1)
+def _changes(code: str) -> tuple[bool, bool]:
+    """Tells whether a text may change what a value is, and what `true` and `false` are."""
+    changes_values = bool(_NOTATIONS.search(code)) or "OfNat" in code or "Coe" in code
+    return changes_values, bool(_OTHER_TRUTH.search(code))
+
+
+@lru_cache(maxsize=16)
+def _count(code: str, word: str) -> int:
+    return len(re.findall(rf"(?<!\w){word}(?!\w)", code))
+
+
 def _is_literal(code: str, name: str, match: re.Match[str]) -> bool:
     """Tells whether a configuration's value is a literal that means what it seems to mean."""
     value = match["value"]
     if match["end"] != ")" or not _LITERAL.fullmatch(value):
         return False
     # An instance of the text's can make another value of a number, or of one of another type.
-    if _NOTATIONS.search(code) or "OfNat" in code or "Coe" in code:
+    changes_values, changes_truth = _changes(code)
+    if changes_values:
         return False
     item = f"{name}{value}"
     if name.startswith(("native", "«native")) or _NUMBER.search(_OF_NUMBERS.sub("", item)):
         return False
-    if re.search(r"true|false", value) and _OTHER_TRUTH.search(code):
+    if changes_truth and re.search(r"true|false", value):
         return False
     for dotted in _DOTTED.finditer(_CONSTRUCTORS.sub("", item)):
         # The text may declare what the word means: nowhere else does an honest one have it.
-        if len(re.findall(rf"(?<!\w){dotted[1]}(?!\w)", code)) > item.count(dotted[0]):
+        if _count(code, dotted[1]) > item.count(dotted[0]):
             return False
     return True
 

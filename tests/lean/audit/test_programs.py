@@ -254,10 +254,26 @@ def test_attributes_in_attributes_are_read_once(depth: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "piece",
-    ["-", '@[""]', "@[]", "exp := ", "0x", "F", "decide /-", "open ", "\n", "attribute ", "@[["],
+    [
+        "aesop ",
+        "def /-",
+        "true /-",
+        "simp (exp:=1) ",
+        "-",
+        '@[""]',
+        "@[]",
+        "exp := ",
+        "0x",
+        "F",
+        "decide /-",
+        "open ",
+        "\n",
+        "attribute ",
+        "@[[",
+    ],
 )
 def test_long_texts_take_no_longer_than_their_length_asks_for(piece: str) -> None:
-    code = piece * (200_000 // len(piece))
+    code = "example : x := by simp (decide := true)\n" + piece * (200_000 // len(piece))
     started = time.process_time()
     runs_programs(code)
     assert time.process_time() - started < 10
