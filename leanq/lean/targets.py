@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from cachetools import LRUCache
@@ -20,6 +21,7 @@ from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.image import Damaged
 from leanq.lean.audit.judges import Parts
 from leanq.lean.audit.olean import display, open_image, read_parts
+from leanq.lean.audit.statement import what_is_open
 from leanq.lean.check import NAMED_OPTIONS, Target
 from leanq.lean.diagnostics import Outcome
 from leanq.lean.environment import Environment, module_parts
@@ -34,11 +36,48 @@ _KEPT_BYTES = 64 << 20
 # Another one where what is written to the disk changes.
 _VERSION = "leanq-target-1"
 
-_Compiled = tuple[Parts, tuple[str, str]]
-"""A compiled target, and the name of the declaration behind its text."""
-
-
 _DECODER = msgspec.msgpack.Decoder(tuple[list[bytes], tuple[str, str]])
+
+
+class _Compiled(NamedTuple):
+    """A compiled target.
+
+    Attributes:
+        ending: the name of the declaration behind its text.
+        has_theorem: whether it declares one.
+        open: the definitions that it leaves open.
+    """
+
+    file: Parts
+    ending: tuple[str, str]
+    has_theorem: bool
+    open: Sequence[str]
+
+    @classmethod
+    def of(cls, file: Parts, ending: tuple[str, str]) -> _Compiled:
+        """Raises `InvalidRequestError` for a file that cannot be read."""
+        try:
+            has_theorem, open_ = what_is_open(open_image(file))
+        except (Damaged, IndexError) as error:
+            raise InvalidRequestError(f"the target cannot be read: {error}") from None
+        return cls(file, ending, has_theorem, [display(name) for name in open_])
+
+    def check(self, holes: Sequence[str]) -> None:
+        """Raises `InvalidRequestError` where nothing in it is to be proved or filled."""
+        if self.has_theorem:
+            return
+        unknown = [hole for hole in holes if hole not in self.open]
+        if holes and not unknown:
+            return
+        names = ", ".join(self.open)
+        text = "the target declares no theorem, so there is nothing to prove"
+        if not names:
+            text += ": give it one, such as `theorem t : … := sorry`"
+        elif unknown:
+            text += f", and {unknown[0]} is no definition that it leaves open; these are: {names}"
+        else:
+            text += f"; to have the definitions filled that it leaves open, name as holes: {names}"
+        raise InvalidRequestError(text)
 
 
 class Targets:
@@ -58,14 +97,16 @@ class Targets:
         """What a request wants to be proved.
 
         Raises:
-            InvalidRequestError: the target does not compile, or the environment has no such names.
+            InvalidRequestError: the target does not compile, it has nothing to prove, or the
+                environment has no such names.
         """
         if request.theorems:
             return await self._of_environment(request)
         environment = self._lean.environment
         text = environment.header_for(request.target) + request.target
-        file, ending = await self._compiled(text, request)
-        return Target(file, ending, holes=request.holes)
+        compiled = await self._compiled(text, request)
+        compiled.check(request.holes)
+        return Target(compiled.file, compiled.ending, holes=request.holes)
 
     async def of_source(self, source: str, request: Request) -> tuple[Target, str]:
         """A source that was given with its holes, as the target of what fills them; and the salt
@@ -77,8 +118,8 @@ class Targets:
         salt = text_hash(source).hex()
         text = await asyncio.to_thread(name_examples, source, salt)
         options = NAMED_OPTIONS if text else ()
-        file, ending = await self._compiled(text or source, request, options)
-        return Target(file, ending, holes=None, is_whole=True), salt
+        compiled = await self._compiled(text or source, request, options)
+        return Target(compiled.file, compiled.ending, holes=None, is_whole=True), salt
 
     async def _compiled(
         self, text: str, request: Request, options: Sequence[str] = ()
@@ -109,7 +150,8 @@ class Targets:
                 why = self._why(outcome, text)
                 raise InvalidRequestError(f"the target does not compile: {why}")
             try:
-                return await asyncio.to_thread(read_parts, olean(slot)), ended.name
+                file = await asyncio.to_thread(read_parts, olean(slot))
+                return await asyncio.to_thread(_Compiled.of, file, ended.name)
             except AuditError as error:
                 raise InvalidRequestError(f"the target does not compile: {error}") from None
 
@@ -131,12 +173,12 @@ class Targets:
             return None  # another worker has made room
         if hash_bytes(data) != manifest.digest:
             return None
-        return _DECODER.decode(data)
+        return _Compiled.of(*_DECODER.decode(data))
 
     def _save(self, key: str, compiled: _Compiled) -> None:
         if self._cache is None:
             return
-        data = msgspec.msgpack.encode(compiled)
+        data = msgspec.msgpack.encode((compiled.file, compiled.ending))
         with self._cache.bringing(len(data)) as file, contextlib.suppress(OSError):
             if file is not None:
                 file.write_bytes(data)
@@ -168,8 +210,7 @@ class Targets:
 
 def _room_bytes(kept: _Compiled) -> int:
     """One that is larger than all the room is kept alone."""
-    parts, _ = kept
-    return min(sum(map(len, parts)), _KEPT_BYTES)
+    return min(sum(map(len, kept.file)), _KEPT_BYTES)
 
 
 def named_as_in_source(code: str, source: str, salt: str) -> tuple[str, Sequence[str]]:

@@ -80,7 +80,6 @@ Rule = Literal[
     "axiom",  # an axiom that the caller allows, of the candidate's own making
     "hole_not_named",  # a definition whose value is a sorry, and that is not named as a hole
     "hole_uses_theorem",  # what fills a hole leads to a theorem that is to be proved
-    "target_empty",  # the target declares no theorem
     "target_lacks",  # the target does not declare a theorem that is asked for
     "target_unread",  # Lean has not read the target to its end
 ]

@@ -40,7 +40,7 @@ Partial = Callable[[Reply, str], float]
 """What a candidate that is not accepted has earned all the same, from 0 to below 1: of its reply
 and its text. It is asked only about verdicts of Lean's and the judge's."""
 
-_OF_TARGET = frozenset({"target_empty", "target_lacks", "target_unread"})
+_OF_TARGET = frozenset({"target_lacks", "target_unread"})
 
 log = logging.getLogger("leanq.rewards")
 

@@ -149,6 +149,36 @@ async def test_holes_are_named_by_the_caller(site: Site) -> None:
 
 
 @pytest.mark.slow
+async def test_a_target_with_nothing_to_prove_is_the_callers_mistake(site: Site) -> None:
+    driver = await site.driver()
+    whole = f"{PRELUDE}{BOTH}"
+    reply = await verify(driver, whole, whole)
+    assert (reply.verdict, reply.failed) == (None, ())
+    assert "declares no theorem" in (reply.error or "")
+    open_ = f"{PRELUDE}noncomputable def answer : Nat := sorry\n"
+    filled = f"{PRELUDE}def answer : Nat := 3\n"
+    reply = await verify(driver, filled, open_)
+    assert "name as holes: answer" in (reply.error or "")
+    reply = await verify(driver, filled, open_, holes=("answers",))
+    assert "answers is no definition that it leaves open; these are: answer" in (reply.error or "")
+
+
+@pytest.mark.slow
+async def test_holes_alone_are_filled(site: Site) -> None:
+    driver = await site.driver()
+    target = f"{PRELUDE}noncomputable def answer : Nat := sorry\n"
+    for code, verdict, rules in (
+        ("def answer : Nat := 3", "accepted", []),
+        ("noncomputable def answer : Nat := sorry", "incomplete", []),
+        ("def answer : Bool := true", "rejected", ["type_differs"]),
+        ("def other : Nat := 3", "rejected", ["missing"]),
+        ("theorem answer : True := True.intro", "rejected", ["kind_differs"]),
+    ):
+        reply = await verify(driver, f"{PRELUDE}{code}\n", target, holes=("answer",))
+        assert (reply.verdict, [each.rule for each in reply.failed]) == (verdict, rules), code
+
+
+@pytest.mark.slow
 async def test_a_target_that_does_not_compile_is_the_callers_mistake(site: Site) -> None:
     driver = await site.driver()
     reply = await verify(driver, f"{PRELUDE}{PROOF}", f"{PRELUDE}theorem swap : nonsense := sorry")

@@ -58,9 +58,8 @@ class Image:
     V1 = b"olean\x01" + bytes(42)
     V2 = b"olean\x02\x01" + bytes(33 + 40)
 
-    def __init__(self, magic: bytes = V2, *, root_first: bool = True) -> None:
-        self.root_first = root_first
-        self.data = bytearray(magic + struct.pack("<Q", self.BASE) + bytes(8 * root_first))
+    def __init__(self, magic: bytes = V2) -> None:
+        self.data = bytearray(magic + struct.pack("<Q", self.BASE) + bytes(8))
 
     def put(self, tag: int, fields: int, size: int, body: bytes) -> int:
         address = self.BASE + len(self.data)
@@ -112,10 +111,7 @@ class Image:
         )
         names, infos = self.array(*constants), self.array(*constants.values())
         root = self.object(0, imported, names, infos, empty, empty, scalars=scalars)
-        if self.root_first:
-            start = self.data.index(struct.pack("<Q", self.BASE)) + 8
-            self.data[start : start + 8] = struct.pack("<Q", root)
-        else:
-            self.data += struct.pack("<Q", root)
+        start = self.data.index(struct.pack("<Q", self.BASE)) + 8
+        self.data[start : start + 8] = struct.pack("<Q", root)
         path.write_bytes(self.data)
         return path

@@ -72,9 +72,13 @@ class SecondReader:
 
     def constants(self) -> dict[Tree, Tree]:
         """By their names; in what they say, and how."""
+        return {name: self.constant(address) for name, address in self.addresses().items()}
+
+    def addresses(self) -> dict[Tree, int]:
+        """Where each constant stands, for :meth:`constant`."""
         names, infos = (list(self._array(self._field(self._root, n))) for n in (1, 2))
         assert len(names) == len(infos)
-        return {self._name(n): self._constant(i) for n, i in zip(names, infos, strict=True)}
+        return {self._name(n): i for n, i in zip(names, infos, strict=True)}
 
     def objects(self) -> Iterator[tuple[int, int, int]]:
         """Offset, tag and size in bytes of all objects, in the order of the file."""
@@ -192,7 +196,8 @@ class SecondReader:
         what, fields = _MADE_OF_EXPRESSIONS[tag]
         return self._make(what, (), *(self._expression(field(n)) for n in fields))
 
-    def _constant(self, address: int) -> Tree:
+    def constant(self, address: int) -> Tree:
+        """Kind, name, number of parameters, type, what its kind has besides, and scalars."""
         kind, fields, scalars = _CONSTANTS[self._tag(address)]
         value = self._field(address, 0)
         head = self._field(value, 0)

@@ -6,14 +6,21 @@ values. What a target imports is the same in both, as the candidate must import 
 the kernel, cannot declare it. Proofs may differ, and so may the values of *holes*: definitions
 whose value in the target is `sorry` and that the caller has named.
 
-Expressions are equal up to the names and kinds of bound variables and to metadata.
+Expressions are equal up to the names and kinds of bound variables and to metadata. Universe
+parameters count by their place, not by their name.
+
+Lean shares what it makes by itself between declarations, so it bears the name of whichever came
+first: a matcher, an abstracted proof, the body of a recursion. Such a constant counts as what it
+is: a theorem as its type, a definition as its type and value. To the kernel, two definitions with
+one value are equal, and so are two proofs of one statement. An axiom, an opaque constant or an
+inductive type is another one under another name, so these count by their names.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leanq.lean.audit.image import (
@@ -102,8 +109,20 @@ class Interner:
         return self.numbers.setdefault(key, len(self.numbers))
 
 
+class _Scope:
+    """What levels and leaves are under a list of universe parameters."""
+
+    def __init__(self, parameters: Sequence[Name]) -> None:
+        self.places = {name: place for place, name in enumerate(parameters)}
+        self.levels: dict[int, int] = {}
+        self.leaves: dict[int, int] = {}
+
+
 class View:
     """The expressions of one image as numbers.
+
+    Attributes:
+        made: the definitions and theorems that count as what they are, and not by their names.
 
     ``spelled``: a word for which another is read in the literals of strings.
     """
@@ -112,13 +131,55 @@ class View:
         self, interner: Interner, image: Image, spelled: tuple[str, str] | None = None
     ) -> None:
         self._interner, self._image, self._spelled = interner, image, spelled
-        self._leaves: dict[int, int] = {}
-        self._levels: dict[int, int] = {}
+        self._scopes: dict[tuple[Name, ...], _Scope] = {}
+        self.made: Mapping[Name, Raw] = {}
+        self._meanings: dict[Name, int] = {}
+        self._behind: dict[Name, set[Name]] = {}
 
-    def expression(self, root: int) -> tuple[int, set[Name]]:
-        """Its number, and the names of the constants in it."""
+    def expression(self, raw: Raw, root: int) -> tuple[int, set[Name]]:
+        """The number of an expression in a constant, and the names of the constants in it.
+
+        In place of a constant that counts as what it is, these are the names in that.
+        """
+        if self.made:
+            self._settle(self._image.constants_in(root))
+        number, names = self._number(raw, root)
+        return number, self._unfolded(names)
+
+    def _settle(self, names: Iterable[Name]) -> None:
+        """Finds the meanings of the constants that count as what they are; without recursion."""
+        made, meanings, opened = self.made, self._meanings, set[Name]()
+        todo = [name for name in names if name in made]
+        while todo:
+            name = todo[-1]
+            if name in meanings:
+                todo.pop()
+                continue
+            raw = made[name]
+            roots = raw.meant
+            inner = self._image.constants_in(*roots)
+            if needs := [each for each in inner if each in made and each not in meanings]:
+                if name in opened:
+                    raise Damaged("its definitions go in circles")
+                opened.add(name)
+                todo += needs
+                continue
+            numbers = (self._number(raw, root)[0] for root in roots)
+            levels = len(self._image.levels(raw))
+            meanings[name] = self._interner.number(("meaning", raw.kind, levels, *numbers))
+            self._behind[name] = self._unfolded(inner)
+            todo.pop()
+
+    def _unfolded(self, names: set[Name]) -> set[Name]:
+        inner = names & self._behind.keys()
+        if not inner:
+            return names
+        return (names - inner).union(*(self._behind[name] for name in inner))
+
+    def _number(self, raw: Raw, root: int) -> tuple[int, set[Name]]:
         image, words, base = self._image, self._image.words, self._image.base
-        numbers, leaves, limit = self._interner.numbers, self._leaves, self._image.steps
+        scope = self._scope(raw)
+        numbers, leaves, limit = self._interner.numbers, scope.leaves, self._image.steps
         steps = limit
         local: dict[int, int] = {}
         get = local.get
@@ -163,21 +224,29 @@ class View:
             if kind == MDATA:
                 local[at] = parts[0]
             elif parts:
-                key = (kind, *parts, *self._leaf(kind, index))
+                key = (kind, *parts, *self._leaf(kind, index, scope))
                 local[at] = numbers.setdefault(key, len(numbers))
             else:
                 if at not in leaves:
-                    leaves[at] = self._interner.number((kind, *self._leaf(kind, index)))
+                    leaf = self._leaf(kind, index, scope)
+                    leaves[at] = self._interner.number((kind, *leaf))
                 local[at] = leaves[at]
             todo.pop()
         image.spend(limit - steps)
         return local[root], names
 
-    def level(self, address: int, depth: int = 0) -> int:
+    def _scope(self, raw: Raw) -> _Scope:
+        parameters = tuple(self._image.levels(raw))
+        found = self._scopes.get(parameters)
+        if found is None:
+            found = self._scopes[parameters] = _Scope(parameters)
+        return found
+
+    def _level(self, address: int, scope: _Scope, depth: int = 0) -> int:
         """The number of a universe level."""
         image, words = self._image, self._image.words
-        if address in self._levels:
-            return self._levels[address]
+        if address in scope.levels:
+            return scope.levels[address]
         key: Value = ("level", "zero")
         if address != BOXED_ZERO:
             if depth > _MAX_LEVEL_DEPTH:
@@ -186,21 +255,28 @@ class View:
             index = image.index(address)
             kind = words[index] >> 48
             if kind == LEVEL_PARAM:
-                key = ("level", kind, image.name(words[index + 1]))
+                place = scope.places.get(image.name(words[index + 1]))
+                if place is None:
+                    raise Damaged("it holds a universe level that is no parameter of its constant")
+                key = ("level", kind, place)
             elif kind in (LEVEL_SUCC, LEVEL_MAX, LEVEL_IMAX):
                 count = 1 if kind == LEVEL_SUCC else 2
                 parts = [words[index + number] for number in range(1, count + 1)]
-                key = ("level", kind, *(self.level(each, depth + 1) for each in parts))
+                key = ("level", kind, *(self._level(each, scope, depth + 1) for each in parts))
             else:
                 raise Damaged("it holds a malformed universe level")
-        found = self._levels[address] = self._interner.number(key)
+        found = scope.levels[address] = self._interner.number(key)
         return found
 
     def whole(self, raw: Raw) -> Value:
         """Everything of a constant, in a form that can be compared."""
-        body = None if raw.body is None else self.expression(raw.body)[0]
-        levels = tuple(self._image.levels(raw))
-        return (raw.kind, raw.safe, levels, self.expression(raw.type_)[0], body, self.others(raw))
+        body = None if raw.body is None else self.expression(raw, raw.body)[0]
+        return (*self.stated(raw), body, self.others(raw))
+
+    def stated(self, raw: Raw) -> Value:
+        """What a constant is, but for its value."""
+        levels = len(self._image.levels(raw))
+        return (raw.kind, raw.safe, levels, self.expression(raw, raw.type_)[0])
 
     def others(self, raw: Raw) -> Value:
         """What a constant has beside its levels, type and value."""
@@ -226,19 +302,20 @@ class View:
         image, words = self._image, self._image.words
         for address in image.linked(words[raw.value + 7]):
             rule = image.object(address, _RECURSOR_RULE)
-            right, _ = self.expression(words[rule + 3])
+            right, _ = self.expression(raw, words[rule + 3])
             yield image.name(words[rule + 1]), image.small(words[rule + 2]), right
 
-    def _leaf(self, kind: int, index: int) -> Value:
+    def _leaf(self, kind: int, index: int, scope: _Scope) -> Value:
         """What an expression holds beside other expressions."""
         image, words = self._image, self._image.words
         if kind == BVAR:
             return (image.natural(words[index + 1]),)
         if kind == SORT:
-            return (self.level(words[index + 1]),)
+            return (self._level(words[index + 1], scope),)
         if kind == CONST:
-            levels = map(self.level, image.linked(words[index + 2]))
-            return (image.name(words[index + 1]), *levels)
+            levels = (self._level(each, scope) for each in image.linked(words[index + 2]))
+            name = image.name(words[index + 1])
+            return (self._meanings.get(name, name), *levels)
         if kind == PROJ:
             return (image.name(words[index + 1]), image.small(words[index + 2]))
         if kind != LIT:
@@ -253,14 +330,31 @@ class View:
 
 
 class Stated:
-    """One of the two files: its constants, and what is behind them."""
+    """One of the two files: its constants, and what is behind them.
+
+    Attributes:
+        places: where the text declares its constants.
+    """
 
     def __init__(
         self, interner: Interner, image: Image, spelled: tuple[str, str] | None = None
     ) -> None:
         self.image = image
         self.constants = image.constants()
+        self.places = _places(image)
         self.view = View(interner, image, spelled)
+
+    def count_by_name(self, names: Collection[Name]) -> None:
+        """Lets every other definition and theorem count as what it is."""
+        self.view.made = {
+            name: raw
+            for name, raw in self.constants.items()
+            if raw.safe and raw.kind in ("definition", "theorem") and name not in names
+        }
+
+    def is_open(self, raw: Raw) -> bool:
+        """Tells whether its value is a `sorry`, or leads to one through what Lean has made."""
+        return raw.body is not None and SORRY in self.view.expression(raw, raw.body)[1]
 
     def beside(self, raw: Raw) -> set[Name]:
         """The constants that come and go together with this one."""
@@ -273,24 +367,16 @@ class Stated:
             return {*image.names(words[value + 2])}
         return set()
 
-    def stated(self, raw: Raw) -> Value:
-        """What a constant is, but for its value."""
-        type_, _ = self.view.expression(raw.type_)
-        return (raw.kind, raw.safe, tuple(self.image.levels(raw)), type_)
-
     def behind_statements(self, start: Collection[Name]) -> set[Name]:
         """All constants that the types of these lead to, and what those are."""
-        types = (self.view.expression(self.constants[name].type_)[1] for name in start)
-        seen = set().union(*types)
+        roots = (self.constants[name].type_ for name in start)
+        seen = self.image.constants_in(*roots)
         todo = list(seen)
         while todo:
             raw = self.constants.get(todo.pop())
             if raw is None:
                 continue
-            _, fresh = self.view.expression(raw.type_)
-            if raw.body is not None and raw.kind != "theorem":
-                fresh |= self.view.expression(raw.body)[1]
-            fresh = (fresh | self.beside(raw)) - seen
+            fresh = (self.image.constants_in(*raw.meant) | self.beside(raw)) - seen
             seen |= fresh
             todo += fresh
         return seen
@@ -380,7 +466,7 @@ def compare(
     Args:
         theorems: the target's theorems to look for; none stands for all that its text declares.
         holes: definitions whose value the candidate may choose where it is a `sorry` in the target;
-            None for all of that kind.
+            None for all of that kind. Those that are named have to stand in the candidate.
         ignored: constants of either that do not count.
         is_whole: whether all that the target's text declares has to stand in the candidate.
         stand_in: an axiom of ours, which the candidate may declare as it likes.
@@ -397,7 +483,32 @@ def compare(
         theirs.constants.pop(each, None)
     own = own_constants if is_whole else own_theorems
     wanted = list(theorems) or own(target, ours.constants)
-    return _Comparing(ours, theirs, wanted, holes, stand_in, allowed).run()
+    open_ = [name for name in ours.constants if holes and display(name) in holes]
+    by_name = {*wanted, *open_, *_told_by_name(ours, theirs), *_told_by_name(theirs, ours)}
+    ours.count_by_name(by_name)
+    theirs.count_by_name(by_name)
+    return _Comparing(ours, theirs, wanted, open_, holes, stand_in, allowed).run()
+
+
+def what_is_open(target: Image) -> tuple[bool, list[Name]]:
+    """Tells whether a target declares a theorem, and lists the definitions that it leaves open.
+
+    Raises:
+        Damaged, IndexError: it is no file of Lean's.
+    """
+    stated = Stated(Interner(), target)
+    own = own_constants(target, stated.constants)
+    stated.count_by_name(set(own))
+    raws = [stated.constants[name] for name in own]
+    open_ = [raw.name for raw in raws if raw.kind == "definition" and stated.is_open(raw)]
+    return any(raw.kind == "theorem" for raw in raws), open_
+
+
+def _told_by_name(one: Stated, other: Stated) -> Iterator[Name]:
+    """Lists what the text of a file declares, without private names that the other file lacks."""
+    for name in one.places:
+        if name[0] != "_private" or name in other.constants:
+            yield name
 
 
 def differs_beside(
@@ -424,7 +535,7 @@ def differs_beside(
             if own.isdisjoint(name) and not is_own:
                 return name
             continue
-        if not is_own and ours.stated(mine) != theirs.stated(raw):
+        if not is_own and ours.view.stated(mine) != theirs.view.stated(raw):
             return name
         is_reached = name in reached and raw.kind != "theorem"
         if is_reached and ours.view.whole(mine) != theirs.view.whole(raw):
@@ -441,24 +552,26 @@ class _Comparing:
         ours: Stated,
         theirs: Stated,
         wanted: list[Name],
+        open_: list[Name],
         holes: Collection[str] | None,
         stand_in: str,
         allowed: Collection[str],
     ) -> None:
         self._ours, self._theirs = ours, theirs
-        self._wanted, self._holes, self._stand_in = wanted, holes, stand_in
+        self._wanted, self._open = wanted, open_
+        self._holes, self._stand_in = holes, stand_in
         self._allowed = set(allowed) - {stand_in}
         self._found = Comparison(wanted)
         self._seen: set[Name] = set()
 
     def run(self) -> Comparison:
-        if not self._wanted:
-            self._say((), "target_empty", "the target declares no theorem")
+        if not self._wanted and not self._open:
+            self._say((), "target_lacks", "the target declares nothing to prove")
         init = {("Init",)}
         imported = {each.module for each in self._theirs.image.imports()} | init
         for module in sorted({e.module for e in self._ours.image.imports()} - imported, key=str):
             self._say(module, "import_missing", "the target imports it, and the candidate does not")
-        for name in self._wanted:
+        for name in [*self._wanted, *self._open]:
             if name not in self._ours.constants:
                 self._say(name, "target_lacks", "the target does not declare it")
             self._compare_from(name)
@@ -509,10 +622,12 @@ class _Comparing:
             return set()
         if ours.safe and not theirs.safe:
             self._say(name, "safety_differs", "unsafe or partial in the candidate alone", theorem)
-        if mine.image.levels(ours) != other.image.levels(theirs):
-            self._say(name, "levels_differ", "it has other universe parameters", theorem)
-        type_, reached = mine.view.expression(ours.type_)
-        if type_ != other.view.expression(theirs.type_)[0]:
+        levels = len(mine.image.levels(ours)), len(other.image.levels(theirs))
+        if levels[0] != levels[1]:
+            text = f"it has {levels[1]} universe parameters, and the target's has {levels[0]}"
+            self._say(name, "levels_differ", text, theorem)
+        type_, reached = mine.view.expression(ours, ours.type_)
+        if type_ != other.view.expression(theirs, theirs.type_)[0]:
             self._say(name, "type_differs", "its type is not the target's", theorem)
         if ours.kind == "theorem":
             return reached
@@ -521,11 +636,11 @@ class _Comparing:
         reached |= mine.beside(ours)
         if ours.body is None or theirs.body is None:
             return reached
-        body, in_body = mine.view.expression(ours.body)
+        body, in_body = mine.view.expression(ours, ours.body)
         if ours.kind == "definition" and SORRY in in_body:
-            self._compare_hole(name, other.view.expression(theirs.body)[1], theorem)
+            self._compare_hole(name, other.image.constants_in(theirs.body), theorem)
             return reached
-        if body != other.view.expression(theirs.body)[0]:
+        if body != other.view.expression(theirs, theirs.body)[0]:
             self._say(name, "definition_differs", "its value is not the target's", theorem)
         return reached | in_body
 

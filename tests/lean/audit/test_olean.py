@@ -178,12 +178,9 @@ def test_the_parts_of_two_modules_are_not_mixed(lean: Lean, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("magic", [Image.V1, Image.V2])
-@pytest.mark.parametrize("root_first", [True, False])
 @pytest.mark.parametrize("scalars", [b"", bytes(8)])
-def test_reads_older_layouts(
-    tmp_path: Path, magic: bytes, root_first: bool, scalars: bytes
-) -> None:
-    image = Image(magic, root_first=root_first)
+def test_reads_older_layouts(tmp_path: Path, magic: bytes, scalars: bytes) -> None:
+    image = Image(magic)
     name = image.name("a", "b")
     axiom = image.axiom(name, image.const(image.name("False")))
     path = image.write(tmp_path / "old.olean", {name: axiom}, scalars=scalars)

@@ -1,0 +1,3 @@
+prelude
+import Core
+def answer : Bool := true
