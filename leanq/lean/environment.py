@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from leanq.errors import ToolchainError
+from leanq.lean.audit.olean import find_module
 from leanq.lean.baked_hashes import baked
 from leanq.lean.files import File, compiled_modules, files_below
 from leanq.lean.hashes import content_hashes, hash_bytes
@@ -119,20 +120,13 @@ class Environment:
         return tuple(dict.fromkeys(path for path in wanted if path.exists()))
 
     def find_olean(self, module: str) -> Path | None:
-        """The compiled file of ``module`` (``Mathlib.Data.Nat.Basic``), found as Lean finds it.
+        """The compiled file of ``module`` (``Mathlib.Data.Nat.Basic``), found as Lean finds it."""
+        return find_module(module_parts(module), self.folders())
 
-        The first folder that knows the first part of the name decides, even where it then
-        lacks the module. A name that would lead out of the folders is found nowhere.
-        """
-        parts = module_parts(module)
-        if not parts or any(part in (".", "..") or set(part) & set("/\0") for part in parts):
-            return None
+    def folders(self) -> tuple[Path, ...]:
+        """The folders in which Lean looks for modules, the toolchain's own last."""
         library = self.toolchain.library
-        for folder in (*self.search_path, *([library] if library else [])):
-            if (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.olean").exists():
-                olean = folder.joinpath(*parts[:-1], f"{parts[-1]}.olean")
-                return olean if olean.is_file() else None
-        return None
+        return (*self.search_path, *([library] if library else []))
 
     def missing(self, header: Header) -> tuple[str, ...]:
         """The modules that a text with this header imports and that are not here."""
@@ -141,9 +135,8 @@ class Environment:
 
     def libraries(self) -> tuple[str, ...]:
         """What can be imported, by the first part of its modules' names, such as ``Mathlib``."""
-        library = self.toolchain.library
         found: set[str] = set()
-        for folder in (*self.search_path, *([library] if library else [])):
+        for folder in self.folders():
             with contextlib.suppress(OSError):
                 names = os.listdir(folder)
                 found |= {name.removesuffix(".olean") for name in names if name.endswith(".olean")}

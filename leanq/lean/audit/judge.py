@@ -29,6 +29,15 @@ KERNEL_NAMES: frozenset[Name] = frozenset(tuple(name.split(".")) for name in _KE
 """What the kernel, by name, computes with or takes to mean something. A wrong definition of such a
 name proves anything, as the kernel never looks at it."""
 
+# The parts of `View.whole`.
+_ASPECTS = (
+    "kind",
+    "safety",
+    "the number of universe parameters",
+    "type",
+    "value",
+    "constructors, rules or flags",
+)
 _MADE_BY_KERNEL = ("inductive", "constructor", "recursor", "quotient")
 _RECURSOR_RULE = shape(0, 3)
 _QUOT_DECL = 4 << 1 | 1
@@ -44,12 +53,15 @@ class DeniedError(Exception):
         self.rule = rule
 
 
-def check_imports(image: Image, expected: frozenset[Name]) -> None:
+def check_imports(image: Image, expected: frozenset[Name], *, is_module: bool) -> None:
     """Raises `DeniedError` unless the file imports what its header says.
 
     Our reading of the header decides what the judge imports, and Lean's own reading made the file:
     they must not differ.
     """
+    if image.is_module != is_module:
+        what = "a file of the module system" if image.is_module else "no file of the module system"
+        raise DeniedError("kernel_refused", f"the compiled result is {what}, unlike its header")
     init = {("Init",)}  # which Lean adds unless the file says prelude
     found = {each.module for each in image.imports()}
     if found | init != expected | init:
@@ -59,49 +71,78 @@ def check_imports(image: Image, expected: frozenset[Name]) -> None:
 
 
 def check_reserved(
-    image: Image, constants: dict[Name, Raw], reference: Callable[[], list[Image]]
+    image: Image, constants: dict[Name, Raw], declaring: Callable[[Name], Image | None]
 ) -> None:
     """Raises `DeniedError` for a name that the kernel knows and that is not the library's own.
 
-    That of a definition are also all that it leads to: `Nat.sub` means something else on another
-    `Nat.pred`.
+    A definition is the library's own only if everything it refers to is, too: `Nat.sub` means
+    something else on another `Nat.pred`. The names of universe parameters do not matter.
 
     Args:
-        reference: reads the modules of the library that declare these names.
+        declaring: reads the module of the library that declares a name.
     """
-    todo = sorted(constants.keys() & KERNEL_NAMES, key=str)
-    if not todo:
+    known = sorted(constants.keys() & KERNEL_NAMES, key=str)
+    if not known:
         return
     interner = Interner()
     ours = View(interner, image)
-    theirs: dict[Name, tuple[Image, View, Raw]] = {}
-    for each in reference():
-        view = View(interner, each)
-        known = each.constants(constants.keys())
-        theirs |= {name: (each, view, raw) for name, raw in known.items()}
-    seen = set(todo)
+    views: dict[int, View] = {}
+    seen = set(known)
+    todo = [(name, name) for name in known]
     while todo:
-        name = todo.pop()
-        if name not in theirs:
-            raise _reserved(name)
-        library, view, raw = theirs[name]
-        if ours.whole(constants[name]) != view.whole(raw):
-            raise _reserved(name)
+        name, first = todo.pop()
+        library = declaring(name)
+        if library is None:
+            raise _reserved(name, first, "the library has no such constant")
+        raw = library.constants({name})[name]
+        view = views.setdefault(id(library), View(interner, library))
+        pairs = zip(_ASPECTS, ours.whole(constants[name]), view.whole(raw), strict=True)
+        if different := [aspect for aspect, mine, theirs in pairs if mine != theirs]:
+            raise _reserved(name, first, f"it differs from the library's in {different[0]}")
         reached = (library.references(raw) & constants.keys()) - seen
         seen |= reached
-        todo += reached
+        todo += ((each, first) for each in reached)
+
+
+def hidden_names(
+    kernel: Kernel, constants: Collection[Name], visible: Callable[[], int]
+) -> list[Name]:
+    """The constants of a module whose names are taken by what its imports hide from it.
+
+    The kernel has imported everything behind the header, as only there stands what is safe and
+    which axioms there are. So it has to know these constants, and those named after them, by other
+    names. A name that the module could see it must not declare: the kernel refuses that.
+
+    Args:
+        visible: makes an environment of what the module can see.
+    """
+    taken = {each for each in constants if kernel.declares(kernel.env, kernel.name(each))}
+    if taken:
+        seen = visible()
+        taken -= {each for each in taken if kernel.declares(seen, kernel.name(each))}
+    if not taken:
+        return []
+    return [each for each in constants if any(each[:end] in taken for end in range(len(each) + 1))]
 
 
 class Judge:
     """One file in the kernel.
 
+    ``renamed``: the constants that have another name there, see `hidden_names`.
+
     Attributes:
         references: of each constant that was rebuilt, the constants that it refers to.
     """
 
-    def __init__(self, kernel: Kernel, image: Image, constants: dict[Name, Raw]) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        image: Image,
+        constants: dict[Name, Raw],
+        renamed: Collection[Name] = (),
+    ) -> None:
         self._kernel, self._image, self._constants = kernel, image, constants
-        self._build = Rebuilder(kernel, image)
+        self._build = Rebuilder(kernel, image, renamed)
         self._state: dict[Name, Literal["pending", "done"]] = {}
         self._has_quotients = False
         self.references: dict[Name, set[Name]] = {}
@@ -288,9 +329,10 @@ def _refused(name: Name, text: str) -> DeniedError:
     return DeniedError("kernel_refused", f"Lean's kernel does not accept {display(name)}: {text}")
 
 
-def _reserved(name: Name) -> DeniedError:
+def _reserved(name: Name, known: Name, why: str) -> DeniedError:
+    through = "" if name == known else f", which leads to {display(name)}"
     return DeniedError(
         "reserved_name",
-        f"the kernel knows {display(name)}, or what leads to it, by its name, "
-        "and this is not the library's",
+        f"the kernel knows {display(known)} by its name{through}. This text declares "
+        f"{display(name)}, and {why}: import the library's {display(name)}, or choose other names",
     )

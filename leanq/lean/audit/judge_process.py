@@ -4,7 +4,7 @@ It imports one header, once, and is then asked about files that were compiled wi
 forks a child, which has all limits and ends with its answer. Frames come through standard input and
 answers go to standard output, a line of JSON each::
 
-    first frame  {"libraries", "version", "path", "modules", "reference", "prints"}
+    first frame  {"libraries", "version", "path", "modules", "is_module", "library", "prints"}
     answer       {"ready": why it cannot judge, or "", "held_bytes": of memory}
     frame        {"sizes": of the parts of each file, "cpu_s", "memory_bytes", "op", …}, the parts
     answer       {"answer": what the child says, or the limit that ended it before it said anything,
@@ -30,7 +30,8 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -41,9 +42,10 @@ from leanq.lean.audit.judge import (
     Judge,
     check_imports,
     check_reserved,
+    hidden_names,
 )
 from leanq.lean.audit.kernel import Kernel, KernelLimitError, KernelUnavailableError
-from leanq.lean.audit.olean import display, open_image, read_parts
+from leanq.lean.audit.olean import display, find_module, open_image, read_parts
 from leanq.lean.audit.printing import Printer, end_when_it_takes_too_long
 from leanq.lean.audit.statement import compare, differs_beside, own_theorems
 from leanq.lean.audit.survey import survey
@@ -58,7 +60,9 @@ class _Bench:
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.modules = [tuple(each) for each in order["modules"]]
-        self.reference = [Path(each) for each in order["reference"]]
+        self.is_module = order["is_module"]
+        self.path = [Path(each) for each in order["path"]]
+        self.library = [tuple(each) for each in order["library"]]
         self.kernel: Kernel | None = None
         self.unavailable = ""
         self._prints = order["prints"]
@@ -98,12 +102,13 @@ class _Bench:
     def _judge(self, image: Image, order: dict[str, Any]) -> dict[str, Any]:
         constants = image.constants()
         ending = endings(image, constants, order["ending"])
-        check_imports(image, frozenset(self.modules))
-        check_reserved(image, constants, self._reference)
+        check_imports(image, frozenset(self.modules), is_module=self.is_module)
         references: dict[Name, set[Name]] = {}
         nodes = 0
         if self.kernel is not None:
-            judge = Judge(self.kernel, image, constants)
+            check_reserved(image, constants, self._declaring(self.kernel))
+            renamed = self._hidden_names(self.kernel, constants) if self.is_module else []
+            judge = Judge(self.kernel, image, constants, renamed)
             judge.run()
             references, nodes = judge.references, judge.nodes
             if self._printer is None and self._prints:
@@ -167,11 +172,22 @@ class _Bench:
         if self._printer is not None:
             yield from self._printer.statements(map(tuple, theorems))
 
-    def _reference(self) -> list[Image]:
-        try:
-            return [open_image(read_parts(path.resolve())) for path in self.reference]
-        except AuditError:
-            return []
+    def _hidden_names(self, kernel: Kernel, constants: Collection[Name]) -> list[Name]:
+        return hidden_names(kernel, constants, lambda: kernel.visible(self.modules))
+
+    def _declaring(self, kernel: Kernel) -> Callable[[Name], Image | None]:
+        """Reads the module of the environment's library that declares a name."""
+        homes = cache(lambda: kernel.homes(self.library))
+        read = cache(lambda path: open_image(read_parts(path.resolve())))
+
+        def declaring(name: Name) -> Image | None:
+            try:
+                path = find_module(homes()(name), self.path)
+                return None if path is None else read(path)
+            except (AuditError, KernelUnavailableError):
+                return None
+
+        return declaring
 
 
 def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) -> set[Name]:

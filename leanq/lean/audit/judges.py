@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from leanq.errors import AuditError, LeanQError
 from leanq.lean.audit.image import Damaged, Name
@@ -23,7 +23,7 @@ from leanq.lean.audit.survey import Survey
 from leanq.lean.environment import Environment, module_parts, python_folders
 from leanq.lean.pass_memory import Libraries, PassMemory, libraries_of
 from leanq.lean.sandbox.sandbox import PACKAGE, Limits, Process, Sandbox, bare_python
-from leanq.lean.syntax import Header
+from leanq.lean.syntax import Header, split_header
 
 log = logging.getLogger("leanq.worker")
 
@@ -36,9 +36,6 @@ _LEAST_CPU_S, _LEAST_MEMORY_BYTES = 10.0, 512 << 20
 # The limits that the process gives its child come first: only the child is lost by them.
 _MARGIN_S, _MARGIN_BYTES = 5.0, 256 << 20
 _MOST_ANSWERED_BYTES = 64 << 20
-
-# Modules that declare what the kernel knows by name: ours, and those of Lean's own library.
-_REFERENCE = ("Core", "Init.Prelude", "Init.Core", "Init.Data.Nat.Basic", "Init.Data.Nat.Bitwise")
 
 _NOTHING = Survey(frozenset(), frozenset(), frozenset())
 
@@ -165,14 +162,14 @@ class Judges:
         unavailable = await self.unavailable()
         if not unavailable and libraries_of(self._environment) != self._libraries:
             unavailable = "Lean's library is another one than its self-test was run with"
-        found = await self._asked(_modules(header), files, order, limits, bool(unavailable))
+        found = await self._asked(_Imports.of(header), files, order, limits, bool(unavailable))
         if found.unavailable and unavailable:
             return replace(found, unavailable=unavailable)
         return found
 
     async def _asked(
         self,
-        modules: Modules,
+        imports: _Imports,
         files: Sequence[Parts],
         order: Mapping[str, Any],
         limits: Limits,
@@ -184,7 +181,7 @@ class Judges:
             memory_bytes=max(limits.memory_bytes, _LEAST_MEMORY_BYTES),
         )
         async with self._free:
-            process = await self._take(modules, without_kernel)
+            process = await self._take(imports, without_kernel)
             done = False
             try:
                 found = await process.ask(order, files, limits)
@@ -196,10 +193,10 @@ class Judges:
                     self._idle.append(process)
         return found
 
-    async def _take(self, modules: Modules, without_kernel: bool) -> _JudgeProcess:
+    async def _take(self, imports: _Imports, without_kernel: bool) -> _JudgeProcess:
         """An idle process with this header, else a new one in another's place."""
         for process in reversed(self._idle):
-            if process.serves == (modules, without_kernel):
+            if process.serves == (imports, without_kernel):
                 self._idle.remove(process)
                 if process.usable:
                     return process
@@ -207,22 +204,22 @@ class Judges:
                 break
         if len(self._idle) >= self._slots:
             await self._idle.pop(0).close()
-        process = await self._start(modules, without_kernel)
+        process = await self._start(imports, without_kernel)
         if not process.usable and self._prints:
             log.warning(
                 "statements are not printed here: the judge does not start with what that takes"
             )
             await process.close()
             self._prints = False
-            process = await self._start(modules, without_kernel)
+            process = await self._start(imports, without_kernel)
         return process
 
-    async def _start(self, modules: Modules, without_kernel: bool) -> _JudgeProcess:
+    async def _start(self, imports: _Imports, without_kernel: bool) -> _JudgeProcess:
         return await _JudgeProcess.start(
             self._environment,
             self._hidden,
             self._nice,
-            modules,
+            imports,
             without_kernel=without_kernel,
             prints=self._prints,
         )
@@ -253,7 +250,7 @@ class Judges:
         order = {"op": "judge", "ending": ["", ""]}
         expected = [(honest, ""), *((forged, "kernel_refused") for forged in forged(honest))]
         for file, rule in expected:
-            found = await self._asked((), [[file]], order, _SELF_TEST_LIMITS)
+            found = await self._asked(_Imports(), [[file]], order, _SELF_TEST_LIMITS)
             if found.unavailable:
                 return found.unavailable
             if found.rule != rule or found.proved == bool(rule):
@@ -288,7 +285,17 @@ class Judges:
         return await Sandbox.open(readable=readable, hidden=self._hidden, nice=self._nice)
 
 
-Modules = tuple[Name, ...]
+class _Imports(NamedTuple):
+    """The imports of a header, which may be that of a file of the module system."""
+
+    modules: tuple[Name, ...] = ()
+    is_module: bool = False
+
+    @classmethod
+    def of(cls, header: Header) -> _Imports:
+        """Those of a header, with what Lean imports unasked."""
+        imports = [*([] if header.is_prelude else ["Init"]), *header.imports]
+        return cls(tuple(dict.fromkeys(map(module_parts, imports))), header.is_module)
 
 
 class _JudgeProcess:
@@ -300,7 +307,7 @@ class _JudgeProcess:
         usable: whether it can be asked again.
     """
 
-    def __init__(self, sandbox: Sandbox, process: Process, serves: tuple[Modules, bool]) -> None:
+    def __init__(self, sandbox: Sandbox, process: Process, serves: tuple[_Imports, bool]) -> None:
         """Use :meth:`start`."""
         self.serves = serves
         self.unavailable = ""
@@ -315,7 +322,7 @@ class _JudgeProcess:
         environment: Environment,
         hidden: Sequence[Path],
         nice: int,
-        modules: Modules,
+        imports: _Imports,
         *,
         without_kernel: bool,
         prints: bool,
@@ -331,15 +338,15 @@ class _JudgeProcess:
                 cwd=sandbox.scratch,
                 limits=_IMPORT_LIMITS,
             )
-            made = cls(sandbox, process, (modules, without_kernel))
-            reference = (environment.find_olean(each) for each in _REFERENCE)
+            made = cls(sandbox, process, (imports, without_kernel))
             libraries = () if without_kernel else environment.toolchain.shared_libraries
             order = {
                 "libraries": [str(path) for path in libraries],
                 "version": environment.toolchain.version,
-                "path": [str(each) for each in _library_path(environment)],
-                "modules": modules,
-                "reference": [str(path) for path in reference if path],
+                "path": [str(each) for each in environment.folders()],
+                "modules": imports.modules,
+                "is_module": imports.is_module,
+                "library": _Imports.of(split_header(environment.header)).modules,
                 "prints": prints,
             }
             process.write(json.dumps(order).encode() + b"\n")
@@ -430,13 +437,3 @@ def _read(answer: Mapping[str, Any], unavailable: str) -> Judgement:
         nodes=answer["nodes"],
         differences=tuple(map(tuple, answer.get("differences", ()))),
     )
-
-
-def _modules(header: Header) -> Modules:
-    imports = [*([] if header.is_prelude else ["Init"]), *header.imports]
-    return tuple(dict.fromkeys(map(module_parts, imports)))
-
-
-def _library_path(environment: Environment) -> tuple[Path, ...]:
-    library = environment.toolchain.library
-    return (*environment.search_path, *([library] if library else []))

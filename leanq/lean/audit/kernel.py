@@ -14,9 +14,11 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from ctypes import c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
 from typing import Any
+
+from leanq.lean.audit.image import Name
 
 VERSIONS = re.compile(r"4\.35\.")
 """The versions of Lean whose functions are known to be these."""
@@ -63,6 +65,8 @@ _NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
         (*[_POINTER] * 2, c_uint32, _POINTER, c_uint8, c_uint8, c_uint8, _POINTER),
     ),
     "_kernel_env": ("lean_elab_environment_to_kernel_env", (_POINTER,)),
+    "_all_modules": ("l_Lean_Environment_allImportedModuleNames", (_POINTER,)),
+    "_module_of": ("l_Lean_Environment_getModuleIdxFor_x3f", (_POINTER, _POINTER)),
     "_search_path": ("l_Lean_initSearchPath", (_POINTER, _POINTER)),
     "_initialize": ("lean_initialize", ()),
     "_exit_on_panic": ("lean_set_exit_on_panic", (c_uint8,)),
@@ -100,6 +104,9 @@ _EXCEPTIONS = (
     "deep recursion",
     "interrupted",
 )
+
+# `Lean.OLeanLevel`: how much is loaded of what a file imports.
+_WHAT_IS_PUBLIC, _EVERYTHING = 0, 2
 
 _OWN = 1  # the reference count of what only its maker knows
 _WORD = 8
@@ -164,6 +171,8 @@ class Kernel:
     _to_string: Any
     _import: Any
     _kernel_env: Any
+    _all_modules: Any
+    _module_of: Any
     _search_path: Any
     _elaborated: Any
     _set_option: Any
@@ -248,21 +257,54 @@ class Kernel:
             KernelUnavailableError: there is no such module, or it cannot be loaded.
         """
         self._search_path(self.text("/nonexistent"), self.list(map(self.text, path)))
-        # A file that is no module of the module system sees everything of what it imports.
-        flags = bytes([0, 1, 0])
+        if notation:
+            self._run_initialisers()
+        imported = self._imported(modules, _EVERYTHING, extensions=notation)
+        self.env = self._kernel_env(imported)
+        self._mark_persistent(self.env)
+
+    def visible(self, modules: Iterable[tuple[str, ...]]) -> int:
+        """An environment of what the modules declare for a module that imports them.
+
+        Proofs and other values that they hide are axioms in it: nothing may be judged there.
+        """
+        return int(self._kernel_env(self._imported(modules, _WHAT_IS_PUBLIC)))
+
+    def homes(self, modules: Iterable[tuple[str, ...]]) -> Callable[[Iterable[str | int]], Name]:
+        """Tells which module declares a constant of what these modules import, () if none does.
+
+        Raises:
+            KernelUnavailableError: there is no such module, or it cannot be loaded.
+        """
+        imported = self._imported(modules, _EVERYTHING)
+        names = self._all_modules(imported)
+
+        def home(name: Iterable[str | int]) -> Name:
+            wanted = self.name(name)
+            for each in (imported, wanted):  # which this function may consume
+                _retain(each)
+            option = self._module_of(imported, wanted)
+            if option & 1:
+                return ()
+            number = _word(option + _WORD) >> 1
+            return self._parts(_word(names + 3 * _WORD + number * _WORD))
+
+        return home
+
+    def _imported(
+        self, modules: Iterable[tuple[str, ...]], level: int, *, extensions: bool = False
+    ) -> int:
+        flags = bytes([0, 1, 0])  # not all, exported, not meta
         imports = self.array(
             [self.construct(0, self.name(each), scalars=flags) for each in modules]
         )
-        if notation:
-            self._run_initialisers()
-        no_plugins, leak, extensions, private = self.array([]), 1, int(notation), 2
+        no_plugins, leak = self.array([]), 1
         result = self._import(
-            imports, self._no_options, 0, no_plugins, leak, extensions, private, 3
+            imports, self._no_options, 0, no_plugins, leak, int(extensions), level, 3
         )
         if self._tag(result) != 0:
             raise KernelUnavailableError("the judge cannot import what the header imports")
-        self.env = self._kernel_env(_word(result + _WORD))
-        self._mark_persistent(self.env)
+        return _word(result + _WORD)
 
     def add(self, declaration: int) -> None:
         """Adds a declaration to the environment, if the kernel accepts it.
@@ -286,10 +328,17 @@ class Kernel:
 
         Equal up to the names of bound variables.
         """
-        for each in (self.env, name):  # which this function consumes
-            _retain(each)
-        option = self._find(self.env, name)
+        option = self._found(self.env, name)
         return None if option & 1 else bool(self._same(_word(option + _WORD), info))
+
+    def declares(self, environment: int, name: int) -> bool:
+        """Whether an environment has a constant of this name."""
+        return not self._found(environment, name) & 1
+
+    def _found(self, environment: int, name: int) -> int:
+        for each in (environment, name):  # which this function consumes
+            _retain(each)
+        return int(self._find(environment, name))
 
     def elaborated(self) -> int:
         """The environment as Lean's elaborator and printer want it."""
@@ -377,6 +426,14 @@ class Kernel:
         result = self._to_string(self._to_message(exception, self._no_options), 1)
         is_string = self._tag(result) == 249
         return self._read_string(result if is_string else _word(result + _WORD))
+
+    def _parts(self, name: int) -> Name:
+        parts: list[str | int] = []
+        while not name & 1:
+            last = _word(name + 2 * _WORD)
+            parts.append(last >> 1 if last & 1 else self._read_string(last))
+            name = _word(name + _WORD)
+        return tuple(reversed(parts))
 
     def _read_string(self, value: int) -> str:
         found = ctypes.string_at(value + 4 * _WORD, _word(value + _WORD) - 1)

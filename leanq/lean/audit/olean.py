@@ -23,6 +23,7 @@ __all__ = [
     "Module",
     "Name",
     "display",
+    "find_module",
     "open_image",
     "read_module",
     "read_parts",
@@ -57,6 +58,22 @@ def display(name: Name) -> str:
     if not name:
         return "[anonymous]"
     return ".".join(quote(part) if isinstance(part, str) else str(part) for part in name)
+
+
+def find_module(name: Sequence[str | int], folders: Sequence[Path]) -> Path | None:
+    """The compiled file of a module, found as Lean finds it.
+
+    The first folder that knows the first part of the name decides, even where it then lacks the
+    module. A name that would lead out of the folders is found nowhere.
+    """
+    parts = [str(each) for each in name]
+    if not parts or any(part in (".", "..") or set(part) & set("/\0") for part in parts):
+        return None
+    for folder in folders:
+        if (folder / parts[0]).is_dir() or (folder / f"{parts[0]}.olean").exists():
+            olean = folder.joinpath(*parts[:-1], f"{parts[-1]}.olean")
+            return olean if olean.is_file() else None
+    return None
 
 
 def read_module(

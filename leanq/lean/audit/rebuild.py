@@ -40,6 +40,7 @@ from leanq.lean.audit.kernel import Kernel, share
 _MAX_BVAR = (1 << 20) - 2
 _MAX_LEVELS = 1 << 16
 _BINDER_KINDS = 4
+_RENAMED = "_candidate"
 _REGULAR_HINT = shape(2, 0)
 
 
@@ -48,12 +49,15 @@ class Rebuilder:
 
     Attributes:
         nodes: how many expressions were made.
+
+    ``renamed``: constants that the kernel shall know by another name.
     """
 
-    def __init__(self, kernel: Kernel, image: Image) -> None:
+    def __init__(self, kernel: Kernel, image: Image, renamed: Collection[Name] = ()) -> None:
         self._kernel, self._image = kernel, image
         self._names: dict[int, int] = {}
         self._by_parts: dict[Name, int] = {(): BOXED_ZERO}
+        self._renamed = {name: self._made((_RENAMED, *name)) for name in renamed}
         self._levels: dict[int, int] = {BOXED_ZERO: kernel.level_zero(1)}
         self._level_lists: dict[int, int] = {}
         self._done: dict[int, int] = {}
@@ -66,7 +70,10 @@ class Rebuilder:
         return self._by_parts.keys()
 
     def name_of(self, parts: Name) -> int:
-        """A name."""
+        """The name of a constant."""
+        return self._renamed.get(parts) or self._made(parts)
+
+    def _made(self, parts: Name) -> int:
         found = self._by_parts.get(parts)
         if found is None:
             for end in range(1, len(parts) + 1):
