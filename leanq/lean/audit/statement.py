@@ -330,18 +330,13 @@ class View:
 
 
 class Stated:
-    """One of the two files: its constants, and what is behind them.
-
-    Attributes:
-        places: where the text declares its constants.
-    """
+    """One of the two files: its constants, and what is behind them."""
 
     def __init__(
         self, interner: Interner, image: Image, spelled: tuple[str, str] | None = None
     ) -> None:
         self.image = image
         self.constants = image.constants()
-        self.places = _places(image)
         self.view = View(interner, image, spelled)
 
     def count_by_name(self, names: Collection[Name]) -> None:
@@ -506,7 +501,7 @@ def what_is_open(target: Image) -> tuple[bool, list[Name]]:
 
 def _told_by_name(one: Stated, other: Stated) -> Iterator[Name]:
     """Lists what the text of a file declares, without private names that the other file lacks."""
-    for name in one.places:
+    for name in _places(one.image):
         if name[0] != "_private" or name in other.constants:
             yield name
 
