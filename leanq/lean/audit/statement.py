@@ -61,7 +61,7 @@ _OVERRIDES = (
     ("Lean", "builtinInitAttr"),
 )
 # The last part of the names of what Lean adds by itself to a constant, and to a constructor.
-_BESIDE_CONSTANT = re.compile(r"_.+|match_\d+|proof_\d+|eq_\d+|eq_def")
+_BESIDE_CONSTANT = re.compile(r"_.+|match_\d+(?:_\d+)*|splitter|proof_\d+|eq_\d+|eq_def")
 _BREC_ON = re.compile(r"brecOn(?:_\d+)?")
 _BESIDE_CONSTRUCTOR = frozenset({"inj", "injEq", "sizeOf_spec"})
 # The extension in which Lean keeps where each declaration stands.
@@ -433,7 +433,7 @@ def is_leans_own(name: Name, constants: Mapping[Name, Raw]) -> bool:
 
     Told by its name, so a text can declare one that looks like it: see `own_constants`.
     """
-    last, above = name[-1], constants.get(name[:-1])
+    last, above = name[-1], constants.get(name[:-1]) or constants.get(_said(name[:-1]))
     if isinstance(last, int):
         return True  # no text can write such a name
     if above is None:
@@ -443,6 +443,12 @@ def is_leans_own(name: Name, constants: Mapping[Name, Raw]) -> bool:
     return _BESIDE_CONSTANT.fullmatch(last) is not None or (
         last == "eq" and _BREC_ON.fullmatch(str(name[-2])) is not None
     )
+
+
+def _said(name: Name) -> Name:
+    """Returns a private name as the text has it, without its module."""
+    start = next((at for at, part in enumerate(name) if isinstance(part, int)), -1) + 1
+    return name[start:] if name[:1] == ("_private",) else name
 
 
 def compare(
