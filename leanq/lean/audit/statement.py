@@ -14,6 +14,8 @@ first: a matcher, an abstracted proof, the body of a recursion. Such a constant 
 is: a theorem as its type, a definition as its type and value. To the kernel, two definitions with
 one value are equal, and so are two proofs of one statement. An axiom, an opaque constant or an
 inductive type is another one under another name, so these count by their names.
+
+This is one file, so that what a constant means and what is compared can be checked side by side.
 """
 
 from __future__ import annotations
