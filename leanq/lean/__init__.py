@@ -16,6 +16,7 @@ In the order in which to read them::
     fork_server/      a process that has imported a header, forked for each text
     prefixes.py       what Lean has made of what texts begin with
     check.py          a text compiled, and judged
+    examples.py       the examples of a text, each given a name to be judged by
     syntax.py         as much of Lean's surface syntax as that needs
     diagnostics.py    what Lean printed and how it ended, as a verdict
     audit/            what is held against Lean's own word: accepted means proved

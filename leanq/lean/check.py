@@ -23,22 +23,22 @@ from leanq.lean.audit.audit import Findings, ImportedAxioms, audit
 from leanq.lean.audit.ending import Ended
 from leanq.lean.audit.evaluators import evaluators
 from leanq.lean.audit.judges import Judgement, Judges, Parts
-from leanq.lean.audit.olean import read_parts
+from leanq.lean.audit.olean import read_bytes, read_parts
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
 from leanq.lean.diagnostics import Outcome
+from leanq.lean.examples import Examples, examples_in, may_have_examples
 from leanq.lean.process import Lean, Run, Slot, limits_of, olean
-from leanq.lean.syntax import (
-    Header,
-    example_names,
-    name_every_example,
-    split_header,
-    word_for_example,
-)
+from leanq.lean.syntax import Header, split_header
 from leanq.queue.requests import LEAN_VERDICTS, Failure, Message, Reason, Reply, Request, Theorem
 
 # An example that is compiled under a name is no less right for being a definition.
 NAMED_OPTIONS = ("-Dweak.linter.defProp=false", "-Dweak.warn.classDefReducibility=false")
+# What Lean notes of a text, its examples among it.
+_NOTES = "notes.ilean"
+_MOST_NOTES_BYTES = 64 << 20
+# As often as this may a text's CPU budget be spent on compiling it for its examples.
+_BUDGETS_FOR_EXAMPLES = 4.0
 _HEADERS_REMEMBERED = 256
 
 
@@ -149,7 +149,12 @@ class Compilation:
         self._target = target
         self._options = options
         self._file: Parts | None = None
-        self._named: tuple[Parts, tuple[str, ...], str] | None = None
+        self._named: list[Parts] = []
+        self._places: list[tuple[int, int]] = []
+        self._examples: Examples | None = None
+        self._example_names: tuple[str, ...] = ()
+        notes = target is None and request.audit and may_have_examples(code)
+        self._notes = ("-i", _NOTES) if notes else ()
 
     async def compile(self, slot: Slot) -> Reply:
         """Lean's verdict, which stands unless it is ``accepted``."""
@@ -178,7 +183,8 @@ class Compilation:
 
     async def _run(self, slot: Slot, text: str) -> Run:
         limits = limits_of(self._request)
-        return await self._lean.run(slot, text, limits, options=self._options)
+        options = (*self._options, *self._notes)
+        return await self._lean.run(slot, text, limits, options=options)
 
     async def judge(self, auditor: Auditor, reply: Reply) -> Reply:
         """The last word on what :meth:`compile` has said."""
@@ -196,16 +202,21 @@ class Compilation:
         if self._target is not None:
             order |= self._target.order() | {"allowed": self._request.allow_axioms}
             return await judges.verify(self._header, self._target.file, file, order, limits)
-        if self._named is not None:
-            named, names, word = self._named
-            order |= {"names": names, "word": word}
-            return await judges.examples(self._header, file, named, order, limits)
+        if (examples := self._examples) is not None:
+            order |= {
+                "names": self._example_names,
+                "places": self._places,
+                "probe_name": examples.probe_name,
+            }
+            return await judges.examples(self._header, file, self._named, order, limits)
         return await judges.judge(self._header, file, self._ended.name, limits)
 
     async def _after_judge(self, auditor: Auditor, reply: Reply, found: Judgement) -> Reply:
         if found.limit:
             text = f"Lean accepts it, and the judge could not finish: {found.limit}"
             return _unjudged(reply, "judge_limit", text)
+        if found.rule == "told_apart":
+            return _told_apart(reply, found.text)
         if found.rule:
             return _denied(reply, found)
         theorems = tuple(map(Theorem, found.theorems, found.statements))
@@ -223,6 +234,8 @@ class Compilation:
         if reply.verdict == "accepted" and not found.proved:
             text = f"Lean accepts it, and it cannot be judged here: {found.unavailable}"
             return _unjudged(reply, "judge_unavailable", text)
+        if reply.verdict == "accepted" and self._examples and self._examples.tells_line:
+            return _told_apart(reply, "the text can tell on which line one stands")
         if reply.verdict == "accepted" and self._target is None:
             word = await auditor.runs_programs(self._ended.code)
             if word is not None:
@@ -230,40 +243,66 @@ class Compilation:
         return reply
 
     async def _read(self, slot: Slot, reply: Reply) -> Reply:
-        """Takes the compiled file, and that of the text with every example under a name of ours."""
+        """Takes the compiled file, and one for each example of the text."""
         try:
             file = await asyncio.to_thread(read_parts, olean(slot))
-            if self._target is None and (refused := await self._read_named(slot, reply)):
-                return refused
+            if self._notes:
+                reply = await self._read_examples(slot, reply)
         except AuditError as error:
             return _unaudited(reply, error)
         self._file = file
         return reply
 
-    async def _read_named(self, slot: Slot, reply: Reply) -> Reply | None:
-        salt = f"leanq_{secrets.token_hex(8)}"
-        text = await asyncio.to_thread(name_every_example, self._ended.text, salt)
-        if text is None:
-            return None
-        # The same work once more must not fail for a budget that it only just kept.
-        limits = limits_of(self._request, 2.0)
-        run = await self._lean.run(slot, text, limits, options=NAMED_OPTIONS)
-        if not run.compiled:
-            return _unnamed(reply, run)
-        named = await asyncio.to_thread(read_parts, olean(slot))
-        self._named = named, example_names(self._ended.text, salt), word_for_example(salt)
-        return None
+    async def _read_examples(self, slot: Slot, reply: Reply) -> Reply:
+        notes = await asyncio.to_thread(read_bytes, slot.left / _NOTES, _MOST_NOTES_BYTES)
+        self._example_names = examples_in(notes)
+        salt = secrets.token_hex(8)
+        examples = await asyncio.to_thread(Examples, self._ended.text, salt)
+        if not examples.count and not self._example_names:
+            return reply
+        self._examples = examples
+        left_s = _BUDGETS_FOR_EXAMPLES * self._request.timeout_s
+        for number in range(examples.count + (examples.probe is not None)):
+            if left_s <= 0:
+                why = "it has too many examples to be compiled for each; state them as theorems"
+                return _unjudged(reply, "judge_limit", f"Lean accepts it, and {why}")
+            text = examples.probe
+            if number < examples.count:
+                named = await asyncio.to_thread(examples.named, number)
+                text = named.text
+                self._places.append((named.line, named.column))
+            assert text is not None
+            # The same work once more must not fail for a budget that it only just kept.
+            limits = limits_of(self._request, 2.0)
+            run = await self._lean.run(slot, text, limits, options=NAMED_OPTIONS)
+            used_s = run.done.exit.cpu_s
+            left_s -= used_s
+            reply = replace(reply, cpu_s=reply.cpu_s + used_s)
+            if not run.compiled:
+                return _unnamed(reply, run)
+            self._named.append(await asyncio.to_thread(read_parts, olean(slot)))
+        return reply
 
 
 def _unnamed(reply: Reply, run: Run) -> Reply:
-    """What becomes of a text that does not compile with names for its examples."""
+    """What becomes of a text that does not compile with a name for an example."""
     outcome = run.outcome
     if outcome.verdict not in LEAN_VERDICTS:
         return replace(
             reply, verdict=outcome.verdict, reason=outcome.reason, messages=outcome.messages
         )
     why = next(m.text for m in outcome.messages if m.severity == "error")
-    return _unaudited(reply, AuditError(f"its examples, given names: {why}"))
+    return _told_apart(reply, f"with a name for one, Lean says: {why}")
+
+
+def _told_apart(reply: Reply, why: str) -> Reply:
+    """What becomes of a text with examples that cannot be judged by names for them."""
+    text = (
+        f"leanq: Lean accepts it, but its examples cannot be judged: {why}. State what they state "
+        "as theorems, or verify it against a target"
+    )
+    messages = (*reply.messages, Message("warning", 1, 0, text))
+    return replace(reply, verdict="unverified", reason="statement_differs", messages=messages)
 
 
 def _after_audit(reply: Reply, findings: Findings) -> Reply:

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from leanq.errors import AuditError, InvalidRequestError
 from leanq.lean.audit.audit import ImportedAxioms
 from leanq.lean.audit.ending import Ended
-from leanq.lean.audit.image import ASTRAY, Damaged, Image, Name, Raw, shape
+from leanq.lean.audit.image import ASTRAY, Damaged, Image, Name, Raw
 from leanq.lean.audit.olean import display, open_image, read_parts
-from leanq.lean.audit.survey import reachable
+from leanq.lean.audit.survey import Place, places, reachable
 from leanq.lean.process import Lean, Slot, limits_of, olean
 from leanq.lean.syntax import split_header
 from leanq.queue.requests import Message, Request
 
-_RANGES: Name = ("Lean", "declRangeExt")
 _SORRY = "sorryAx"
 _LEVEL = re.compile(r"\bleanqLevel\d+\b")
 
@@ -73,8 +72,8 @@ async def extract(lean: Lean, request: Request) -> tuple[Declaration, ...]:
     text = header + request.code
     async with lean.slot() as slot:
         with _readable():
-            image, constants, places = await _compiled(lean, slot, request, text)
-        names = [name for name in constants if name in places]
+            image, constants, known = await _compiled(lean, slot, request, text)
+        names = [name for name in constants if name in known]
         with _readable():
             levels = {name: tuple(map(display, image.levels(constants[name]))) for name in names}
             references = {name: image.references(raw) for name, raw in constants.items()}
@@ -83,10 +82,10 @@ async def extract(lean: Lean, request: Request) -> tuple[Declaration, ...]:
     shift = header.count("\n")
     return tuple(
         _declaration(
-            raw, levels[name], places, references, statements.get(name), axioms[name], shift
+            raw, levels[name], known, references, statements.get(name), axioms[name], shift
         )
         for name, raw in sorted(
-            ((name, constants[name]) for name in names), key=lambda each: places[each[0]]
+            ((name, constants[name]) for name in names), key=lambda each: known[each[0]]
         )
     )
 
@@ -94,15 +93,15 @@ async def extract(lean: Lean, request: Request) -> tuple[Declaration, ...]:
 def _declaration(
     raw: Raw,
     levels: tuple[str, ...],
-    places: Mapping[Name, tuple[int, int, int, int]],
+    known: Mapping[Name, Place],
     references: Mapping[Name, set[Name]],
     statement: str | None,
     axioms: frozenset[str],
     shift: int,
 ) -> Declaration:
-    hidden = {name: behind for name, behind in references.items() if name not in places}
+    hidden = {name: behind for name, behind in references.items() if name not in known}
     reached = reachable(references[raw.name], hidden) - hidden.keys() - {raw.name}
-    line, column, end_line, end_column = places[raw.name]
+    line, column, end_line, end_column = known[raw.name]
     return Declaration(
         name=display(raw.name),
         kind=raw.kind,
@@ -120,7 +119,7 @@ def _declaration(
 
 async def _compiled(
     lean: Lean, slot: Slot, request: Request, text: str
-) -> tuple[Image, dict[Name, Raw], dict[Name, tuple[int, int, int, int]]]:
+) -> tuple[Image, dict[Name, Raw], dict[Name, Place]]:
     ended = Ended.of(text)
     run = await lean.run(slot, ended.text, limits_of(request))
     shift = text.count("\n") - request.code.count("\n")
@@ -135,7 +134,8 @@ async def _compiled(
             "Lean has not read the text to its end, as after `#exit`; remove what stops it"
         )
     constants = {name: raw for name, raw in constants.items() if name[-2:] != ended.name}
-    return image, constants, dict(_places(image, constants))
+    known = {name: whole for name, (whole, _) in places(image).items() if name in constants}
+    return image, constants, known
 
 
 @contextlib.contextmanager
@@ -146,25 +146,6 @@ def _readable() -> Iterator[None]:
         # A text that runs programs can leave any bytes there.
         why = ASTRAY if isinstance(error, IndexError) else str(error)
         raise InvalidRequestError(f"what Lean has compiled cannot be read: {why}") from None
-
-
-def _places(
-    image: Image, constants: Mapping[Name, Raw]
-) -> Iterator[tuple[Name, tuple[int, int, int, int]]]:
-    """Where each constant stands, as far as Lean has written it down."""
-    words = image.words
-    written = image.entries().get(_RANGES)
-    for address in image.array(written) if written is not None else ():
-        pair = image.object(address, shape(0, 2))
-        name = image.name(words[pair + 1])
-        if name not in constants:
-            continue
-        whole = image.object(words[image.object(words[pair + 2], shape(0, 2)) + 1], shape(0, 4))
-        begin = image.object(words[whole + 1], shape(0, 2))
-        end = image.object(words[whole + 3], shape(0, 2))
-        line, column = (image.small(words[begin + 1 + field]) for field in (0, 1))
-        end_line, end_column = (image.small(words[end + 1 + field]) for field in (0, 1))
-        yield name, (line, column, end_line, end_column)
 
 
 async def _statements(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,10 +68,13 @@ _ACTING_WORD = re.compile(
     re.VERBOSE,
 )
 
-_EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])")
-
+# An identifier that goes on, at the end of what is searched.
+_GOES_ON = re.compile(rf"(?<![{_REST}.»])(?:{_PART}\.)*+[{_FIRST}][{_REST}]*\Z|(?:{_PART}\.)+\Z")
 # Signs with which no token of a library begins that goes on with letters and ends a command.
 _COMMON_SIGNS = frozenset('()[]{}⟨⟩,;:.=<>+-*/|&^~@$%"`«»‹›→←↔↦∀∃λ¬∧∨≤≥≠×·•∘∣∈∉⊆∪∩▸')
+# As far as this a word is looked at for what it is a part of.
+_MOST_BEFORE = 300
+_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|\r?\n\s*|(.))", re.DOTALL)
 
 # Bold Fraktur letters: every Lean 4 takes them in names, and no library gives them a meaning.
 _LETTERS = "".join(map(chr, range(0x1D56C, 0x1D5A0)))
@@ -188,58 +191,66 @@ def name_examples(code: str, salt: str) -> str | None:
     pieces: list[str] = []
     done = 0
     for number, offset in enumerate(_example_offsets(code), _first_number(salt)):
-        pieces += code[done:offset], "def ", _three_letters(number)
+        pieces += code[done:offset], define(_three_letters(number))
         done = offset + len("example")
     return "".join([*pieces, code[done:]]) if pieces else None
 
 
-def name_every_example(code: str, salt: str) -> str | None:
-    """The same, whatever we take for a comment or a string. None if the word is nowhere.
-
-    Where the word stands in one, another takes its place: if Lean takes it for an example, the
-    text then makes no sense to it.
-    """
-    offsets = {*_example_offsets(code)}
-    pieces: list[str] = []
-    done = 0
-    for match in _EXAMPLE.finditer(code):
-        if match.start() not in offsets and _may_be_keyword(code, match.start()):
-            pieces += code[done : match.start()], word_for_example(salt)
-            done = match.end()
-    hidden = "".join([*pieces, code[done:]])
-    return name_examples(hidden, salt) or (hidden if pieces else None)
-
-
 def example_names(code: str, salt: str) -> tuple[str, ...]:
     """The names that :func:`name_examples` gives."""
-    numbered = enumerate(_example_offsets(code), _first_number(salt))
-    return tuple(_three_letters(number) for number, _ in numbered)
+    return made_up_names(salt, sum(1 for _ in _example_offsets(code)))
 
 
-def word_for_example(salt: str) -> str:
-    """What :func:`name_every_example` writes for the word elsewhere: as long as that."""
-    number = _first_number(salt)
-    return "".join(chr(ord("a") + number // 26**k % 26) for k in range(len("example")))
+def made_up_names(salt: str, count: int) -> tuple[str, ...]:
+    """Names of three letters that follow from the salt."""
+    first = _first_number(salt)
+    return tuple(_three_letters(first + number) for number in range(count))
 
 
-def _may_be_keyword(code: str, offset: int) -> bool:
-    """Whether a word there may be a token of its own, whatever stands around it."""
+def define(name: str) -> str:
+    """What begins a definition of a made-up name, as long as ``example``."""
+    return f"def {name}"
+
+
+def may_be_keyword(code: str, offset: int, literals: Collection[str]) -> bool:
+    """Whether a word there may be a token of its own.
+
+    It is none where an identifier reaches into it: Lean takes the longest token. A token that
+    begins before the identifier and ends there would be one of a library, or one that the text
+    declares by a string.
+
+    Args:
+        literals: what :func:`string_contents` finds in the text.
+    """
     start = offset
-    while start and (code[start - 1].isalnum() or code[start - 1] in "_'!?"):
+    while start and not code[start - 1].isspace():
         start -= 1
-    if start < offset:
-        # Behind a number, a character, or a token that begins with a sign and ends in a letter.
-        return code[start] in "0123456789'" or _may_be_token(code, start - 1, offset)
-    before = code[max(0, offset - 2) : offset]
-    return before == ".." or not before.endswith((".", "«"))
-
-
-def _may_be_token(code: str, start: int, end: int) -> bool:
-    """Whether a sign and the letters behind it may be a token: of the library, as ``#version``, or
-    of the text's own notation, which then stands in it as a string."""
-    if start < 0 or code[start].isspace():
+        if offset - start > _MOST_BEFORE:
+            return True
+    run = code[start:offset]
+    found = _GOES_ON.search(run)
+    if not run or found is None:
+        return True
+    before = run[: found.start()]
+    if not before:
         return False
-    return code[start] not in _COMMON_SIGNS or f'{code[start:end]}"' in code.replace(" ", "")
+    return (
+        before[-1] not in _COMMON_SIGNS
+        or '"' in run
+        or any(run[at:] in literals for at in range(len(before)))
+    )
+
+
+def string_contents(code: str) -> frozenset[str]:
+    """All that could be the content of a string in a text, whatever its tokens are."""
+    pieces = code.split('"')
+    decoded = (_ESCAPE.sub(_unescaped, piece) for piece in pieces)
+    return frozenset(piece.strip() for piece in (*pieces, *decoded))
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    digits = match[1] or match[2]
+    return chr(int(digits, 16)) if digits else match[3] or ""
 
 
 def _first_number(salt: str) -> int:

@@ -9,7 +9,7 @@ that leads to one is unknown to the kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Literal
 
 from leanq.lean.audit.image import Image, Name, Raw, shape
@@ -42,7 +42,7 @@ _MADE_BY_KERNEL = ("inductive", "constructor", "recursor", "quotient")
 _RECURSOR_RULE = shape(0, 3)
 _QUOT_DECL = 4 << 1 | 1
 
-Rule = Literal["kernel_refused", "reserved_name", "statement_differs"]
+Rule = Literal["kernel_refused", "reserved_name", "statement_differs", "told_apart"]
 
 
 class DeniedError(Exception):
@@ -163,17 +163,20 @@ class Judge:
         [type_], reached = self._build.expressions(raw.type_)
         return type_, reached, self._build.nodes - before
 
-    def run(self) -> None:
+    def run(self, only: Iterable[Name] | None = None) -> None:
         """Raises `DeniedError` unless the kernel accepts every safe constant.
+
+        With ``only``, these and all that they lead to.
 
         Also raises `Damaged` or `IndexError` for bytes that are none of Lean's, and
         `KernelLimitError` where the kernel cannot tell.
         """
-        for name, raw in self._constants.items():
-            if raw.safe:
+        for name in self._constants if only is None else only:
+            if self._constants[name].safe:
                 self._add_with_needs(name)
-        for name, raw in self._constants.items():
-            if raw.safe and raw.kind in _MADE_BY_KERNEL:
+        for name in self._state:
+            raw = self._constants[name]
+            if raw.kind in _MADE_BY_KERNEL:
                 same = self._kernel.has(self._build.name_of(name), self._info(raw))
                 if not same:
                     known = "no such" if same is None else "another"

@@ -15,7 +15,7 @@ Without Lean's library it still reads: then "kernel" is false in its answers, an
 The operations:
 
 - ``judge``: one file, ``ending`` (see :mod:`leanq.lean.audit.ending`).
-- ``examples``: the file of a text, and that of the text with its examples under names.
+- ``examples``: the file of a text, and one for each of its examples, which has a name there.
 - ``verify``: a target and a candidate.
 
 Only `main` may be called, and only in a process of its own.
@@ -47,8 +47,9 @@ from leanq.lean.audit.judge import (
 from leanq.lean.audit.kernel import Kernel, KernelLimitError, KernelUnavailableError
 from leanq.lean.audit.olean import display, find_module, open_image, read_parts
 from leanq.lean.audit.printing import Printer, end_when_it_takes_too_long
-from leanq.lean.audit.statement import compare, differs_beside, own_theorems
-from leanq.lean.audit.survey import survey
+from leanq.lean.audit.statement import compare
+from leanq.lean.audit.survey import Survey, led_to, places, stated_theorems, survey
+from leanq.lean.examples import NAME
 
 _MAX_THEOREMS = 1000
 # How often a child is looked at; what it takes in between has to fit into the worker's margin.
@@ -86,7 +87,7 @@ class _Bench:
         try:
             images = [open_image(parts) for parts in files]
             if order["op"] == "examples":
-                return self._examples(images[0], images[1], order)
+                return self._examples(images[0], images[1:], order)
             if order["op"] == "verify":
                 return self._verify(images[0], images[1], order)
             return self._judge(images[0], order)
@@ -120,7 +121,7 @@ class _Bench:
             "axioms": sorted(found.axioms.difference(ending), key=str),
             "behind_safe": sorted(found.behind_safe, key=str),
             "behind_any": sorted(found.behind_any, key=str),
-            "theorems": own_theorems(image, constants)[:_MAX_THEOREMS],
+            "theorems": stated_theorems(image, constants)[:_MAX_THEOREMS],
             "nodes": nodes,
         }
 
@@ -146,23 +147,50 @@ class _Bench:
             "differences": differences,
         }
 
-    def _examples(self, plain: Image, named: Image, order: dict[str, Any]) -> dict[str, Any]:
-        """Both files, which must differ in the examples alone.
+    def _examples(
+        self, plain: Image, named: Sequence[Image], order: dict[str, Any]
+    ) -> dict[str, Any]:
+        """The file of a text, and one for each example: what it leads to is judged there.
 
-        An example leaves nothing in the file of the text, so it is judged under its name in the
-        other; what the text declares is judged as it stands.
+        ``places`` are those of their names, in the order of the files; ``names`` are Lean's for the
+        examples of the text. A file behind them is of the text with ``probe_name`` for each word
+        that is no example by leanq's reading.
         """
-        said = self._judge(plain, order)
-        spelled = (order["word"], "example")
-        if (different := differs_beside(plain, named, order["names"], spelled)) is not None:
-            text = f"when its examples have names, {display(different)} means something else"
-            raise DeniedError("statement_differs", text)
+        found: list[Survey] = []
+        for probe in named[len(order["places"]) :]:
+            if any(order["probe_name"] in name for name in probe.constants()):
+                raise _told_apart("one of them is hidden from leanq's reading of the text")
+        for image, place in zip(named, order["places"], strict=False):
+            found.append(self._example(image, tuple(place), order["names"]))
         if self.kernel is not None:
             self.kernel.env = self._header_env
-        also = self._judge(named, order)
+        said = self._judge(plain, order)
         for key in ("axioms", "behind_safe", "behind_any"):
-            said[key] = sorted({*said[key], *also[key]}, key=str)
-        return {**said, "ended": said["ended"] and also["ended"]}
+            more = set[Name]().union(*(getattr(each, key) for each in found))
+            said[key] = sorted({*map(tuple, said[key]), *more}, key=str)
+        return said
+
+    def _example(self, image: Image, place: tuple[int, int], names: Collection[str]) -> Survey:
+        """What an example leads to, after it was judged."""
+        constants = image.constants()
+        check_imports(image, frozenset(self.modules), is_module=self.is_module)
+        by_name = {name for name in constants if name[-1] == NAME}
+        known = places(image)
+        here = [name for name in by_name if name in known and known[name][1][:2] == place]
+        if len(here) != 1 or display(here[0]) not in names:
+            raise _told_apart(f"there is none on line {place[0]}, where the text seems to have one")
+        references: dict[Name, set[Name]] = {}
+        if self.kernel is not None:
+            self.kernel.env = self._header_env
+            renamed = self._hidden_names(self.kernel, constants) if self.is_module else []
+            judge = Judge(self.kernel, image, constants, renamed)
+            judge.run(here)
+            references = judge.references
+        reached = led_to(image, constants, here[0], references)
+        own = {name: constants[name] for name in reached}
+        if self.kernel is not None:
+            check_reserved(image, own, self._declaring(self.kernel))
+        return survey(image, own, reached)
 
     def statements(self, theorems: Sequence[Sequence[str | int]]) -> Iterator[str]:
         """What the theorems state of which the last answer has told, as far as it can be printed.
@@ -201,6 +229,10 @@ def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) 
         for name, raw in constants.items()
         if name[-2:] == tuple(ending) and raw.kind == "axiom" and image.is_prop(raw.type_)
     }
+
+
+def _told_apart(why: str) -> DeniedError:
+    return DeniedError("told_apart", why)
 
 
 def _damaged(why: str) -> dict[str, Any]:

@@ -140,10 +140,15 @@ class Judges:
         return await self._ask(header, [file], {"op": "judge", "ending": ending}, limits)
 
     async def examples(
-        self, header: Header, plain: Parts, named: Parts, order: Mapping[str, Any], limits: Limits
+        self,
+        header: Header,
+        plain: Parts,
+        named: Sequence[Parts],
+        order: Mapping[str, Any],
+        limits: Limits,
     ) -> Judgement:
-        """The same of a text with examples, and of what it is with names for them."""
-        return await self._ask(header, [plain, named], {**order, "op": "examples"}, limits)
+        """The same of a text with examples, and of what it is with a name for each of them."""
+        return await self._ask(header, [plain, *named], {**order, "op": "examples"}, limits)
 
     async def verify(
         self,

@@ -14,9 +14,9 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from ctypes import c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_uint64, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 from leanq.lean.audit.image import Name
 
@@ -44,6 +44,7 @@ _NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "let": ("lean_expr_mk_let", (*[_POINTER] * 4, c_uint8)),
     "lit": ("lean_expr_mk_lit", (_POINTER,)),
     "proj": ("lean_expr_mk_proj", (_POINTER, _POINTER, _POINTER)),
+    "mdata": ("lean_expr_mk_mdata", (_POINTER, _POINTER)),
     "axiom_val": ("lean_mk_axiom_val", (*[_POINTER] * 3, c_uint8)),
     "definition_val": ("lean_mk_definition_val", (*[_POINTER] * 5, c_uint8, _POINTER)),
     "theorem_val": ("lean_mk_theorem_val", (_POINTER,) * 5),
@@ -78,10 +79,17 @@ _PRINTING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "_set_option": ("l_Lean_Options_insert", (_POINTER,) * 3),
     "_print": ("l_Lean_PrettyPrinter_ppExprLegacy", (_POINTER,) * 5),
     "_pretty": ("l_Std_Format_pretty", (_POINTER,) * 4),
+    "_is_instance": ("l_Lean_Meta_isInstanceCore", (_POINTER, _POINTER)),
     "_run_initialisers": ("lean_enable_initializer_execution", ()),
 }
 # What they return, where it is no object.
-_RESULTS = {"_same": c_uint8, "_initialize": None, "_exit_on_panic": None, "_mark_persistent": None}
+_RESULTS = {
+    "_same": c_uint8,
+    "_is_instance": c_uint8,
+    "_initialize": None,
+    "_exit_on_panic": None,
+    "_mark_persistent": None,
+}
 
 # `Lean.Kernel.Exception`: the constructors that tell of a limit, and nothing of the declaration.
 _FIRST_LIMIT = 13
@@ -112,6 +120,8 @@ _OWN = 1  # the reference count of what only its maker knows
 _WORD = 8
 _CLOSED_BOX = 1
 _SIGINT, _SIGXFSZ = 2, 25
+# This process's memory in words, from the second on.
+_MEMORY = ctypes.cast(_WORD, ctypes.POINTER(c_uint64))
 
 
 class KernelUnavailableError(Exception):
@@ -124,6 +134,14 @@ class RefusedError(Exception):
 
 class KernelLimitError(Exception):
     """The kernel ran into a limit, which says nothing about the declaration."""
+
+
+class Info(NamedTuple):
+    """A constant: which constructor of `ConstantInfo`, its universe parameters, and its type."""
+
+    kind: int
+    levels: int
+    type_: int
 
 
 class Kernel:
@@ -150,6 +168,7 @@ class Kernel:
     let: Any
     lit: Any
     proj: Any
+    mdata: Any
     axiom_val: Any
     definition_val: Any
     theorem_val: Any
@@ -178,6 +197,7 @@ class Kernel:
     _set_option: Any
     _print: Any
     _pretty: Any
+    _is_instance: Any
     _initialize: Any
     _exit_on_panic: Any
     _mark_persistent: Any
@@ -212,6 +232,7 @@ class Kernel:
         except (OSError, AttributeError, ValueError) as error:
             raise KernelUnavailableError(f"the judge cannot use Lean's library: {error}") from None
         self.env = 0
+        self._read_names: dict[int, tuple[str | int, ...]] = {}
         self.prints = True
         try:
             self._bind(_PRINTING)
@@ -349,12 +370,71 @@ class Kernel:
         """Options of Lean's with these values."""
         found = self._no_options
         for name, value in values.items():
-            if isinstance(value, bool):
-                data = self.construct(1, scalars=bytes([value]))
-            else:
-                data = self.construct(3, self.nat(value))
-            found = self._set_option(found, self.name(name.split(".")), data)
+            found = self._set_option(found, self.name(name.split(".")), self._data(value))
         return found
+
+    def note(self, values: Mapping[str, bool]) -> int:
+        """The same as metadata, for the printing of one expression."""
+        return self.list(
+            self.construct(0, self.name(name.split(".")), self._data(value))
+            for name, value in values.items()
+        )
+
+    def _data(self, value: int | bool) -> int:
+        """A `DataValue`."""
+        if isinstance(value, bool):
+            return self.construct(1, scalars=bytes([value]))
+        return self.construct(3, self.nat(value))
+
+    def is_instance(self, environment: int, name: int) -> bool:
+        """Whether a constant is registered as an instance in the environment."""
+        for each in (environment, name):
+            _retain(each)
+        return bool(self._is_instance(environment, name))
+
+    def info(self, name: int) -> Info:
+        """What the environment says of a constant that it has."""
+        for each in (self.env, name):  # which this function consumes
+            _retain(each)
+        info = _word(self._find(self.env, name) + _WORD)
+        value = _word(_word(info + _WORD) + _WORD)
+        return Info(self._tag(info), _word(value + 2 * _WORD), _word(value + 3 * _WORD))
+
+    def items(self, list_: int) -> Iterator[int]:
+        """What stands in a `List`."""
+        while list_ != _CLOSED_BOX:
+            yield _word(list_ + _WORD)
+            list_ = _word(list_ + 2 * _WORD)
+
+    def read_name(self, name: int) -> tuple[str | int, ...]:
+        """The parts of a `Name`."""
+        known = self._read_names.get(name)
+        if known is None:
+            if name == _CLOSED_BOX:
+                return ()
+            above, last = _word(name + _WORD), _word(name + 2 * _WORD)
+            part = self._read_string(last) if self._tag(name) == 1 else last >> 1
+            known = self._read_names[name] = (*self.read_name(above), part)
+        return known
+
+    def literal(self, literal: int) -> int | str | tuple[str, int]:
+        """The value of a `Literal`; of a large number its address."""
+        value = _word(literal + _WORD)
+        if self._tag(literal) == 1:
+            return self._read_string(value)
+        return value >> 1 if value & 1 else ("large", value)
+
+    @staticmethod
+    def cell(address: int) -> tuple[int, ...]:
+        """The shape of an object, and its fields."""
+        first = address >> 3
+        shape = _MEMORY[first - 1] >> 48
+        return (shape, *_MEMORY[first : first + (shape & 0xFF)])
+
+    @staticmethod
+    def byte(address: int, fields: int, number: int) -> int:
+        """The byte of this number behind so many fields of an object."""
+        return c_uint8.from_address(address + _WORD + _WORD * fields + number).value
 
     def printed(self, environment: int, expression: int, options: int, width: int) -> str:
         """A closed expression in Lean's own words.

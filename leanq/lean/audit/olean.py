@@ -25,6 +25,7 @@ __all__ = [
     "display",
     "find_module",
     "open_image",
+    "read_bytes",
     "read_module",
     "read_parts",
 ]
@@ -119,16 +120,17 @@ def read_parts(path: Path, *, limit_bytes: int = MAX_BYTES) -> list[bytes]:
 
     Raises `AuditError` as `read_module` does, but for bytes that are damaged.
     """
-    parts = [_read_file(path, limit_bytes)]
+    parts = [read_bytes(path, limit_bytes)]
     others = [path.with_name(path.name + suffix) for suffix in (".server", ".private")]
     if any(os.path.lexists(each) for each in others):
         for each in others:
             limit_bytes -= len(parts[-1])
-            parts.append(_read_file(each, limit_bytes))
+            parts.append(read_bytes(each, limit_bytes))
     return parts
 
 
-def _read_file(path: Path, limit_bytes: int) -> bytes:
+def read_bytes(path: Path, limit_bytes: int) -> bytes:
+    """The bytes of a file that a candidate may have made. Raises `AuditError`."""
     try:
         # O_NONBLOCK: a pipe in the file's place must not make us wait for its writer.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -1,9 +1,8 @@
 """Statements as Lean prints them, from constants that the kernel has accepted.
 
-Lean's own printer does it, in the environment that the judge has made: it knows the header's
-notation, and of what the candidate brings along (notation, unexpanders, options) nothing. What
-notation and implicit arguments would hide is shown where it is the text's own: an instance of its
-own in ``5 ≤ 3``, say.
+Lean's own printer does it, in the environment that the judge has made. It knows the header's
+notation, and none of the candidate's notation, unexpanders and options.
+:mod:`leanq.lean.audit.annotations` has it show what would be hidden and cannot be told.
 
 It comes after the verdict, and nothing rests on it. A statement is "" where it cannot be had: of
 more than `_MAX_NODES` expressions, one that Lean fails at, any behind the first `_MAX_THEOREMS`.
@@ -16,30 +15,24 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 
-from leanq.lean.audit.image import (
-    EXPRESSION_PARTS,
-    FORALL,
-    LAM,
-    LET,
-    LIT,
-    STRING_LIT,
-    Image,
-    Name,
-    Raw,
-)
+from leanq.lean.audit.annotations import WHOLE, Annotator
+from leanq.lean.audit.image import Image, Name, Raw
 from leanq.lean.audit.judge import Judge
 from leanq.lean.audit.kernel import Kernel, KernelLimitError
-from leanq.lean.audit.olean import display
 
 _CPU_S = 1.0
 _MAX_THEOREMS = 20
 _MAX_NODES = 5000
 _MAX_CHARS = 2000
 _WIDTH = 100
-_LIMITS: Mapping[str, int | bool] = {"maxHeartbeats": 1000, "pp.maxSteps": 300}
-_BY_NAMES = {**_LIMITS, "pp.fieldNotation": False, "pp.structureInstances": False}
-_EXPLICIT = {**_BY_NAMES, "pp.explicit": True, "pp.notation": False, "pp.coercions": False}
-_WORD = re.compile(r"(?:«[^»]*»|[^\s()\[\]{}⟨⟩,:;@«»])+")
+_OPTIONS: dict[str, int | bool] = {
+    "maxHeartbeats": 1000,
+    "pp.maxSteps": 300,
+    "pp.funBinderTypes": True,
+    "pp.letVarTypes": True,
+}
+# Where the text's own names are concerned, they are printed in full.
+_BY_NAMES = {"pp.fieldNotation": False, "pp.structureInstances": False}
 # Lean cannot write such a name, so a program has made it, perhaps to look like something else.
 _UNSPEAKABLE = re.compile(r"[»\x00-\x1f\x7f]")
 
@@ -58,9 +51,11 @@ class Printer:
     ) -> None:
         self._kernel, self._judge, self._image = kernel, judge, image
         self._constants = constants
-        self._environment = kernel.elaborated()
-        self._plainly, self._by_names = kernel.options(_LIMITS), kernel.options(_BY_NAMES)
-        self._explicitly = kernel.options(_EXPLICIT)
+        self._own = {name for name, raw in constants.items() if raw.kind != "theorem"}
+        self._environment = environment = kernel.elaborated()
+        self._annotator = Annotator(
+            kernel, self._own, lambda name: kernel.is_instance(environment, name)
+        )
         parts = {part for name in judge.names for part in name if isinstance(part, str)}
         self._is_speakable = _UNSPEAKABLE.search("".join(parts)) is None
 
@@ -74,37 +69,19 @@ class Printer:
         type_, reached, nodes = self._judge.type_of(raw)
         if nodes > _MAX_NODES:
             return ""
-        own = {display(name) for name in reached if name in self._constants}
+        options = {**_OPTIONS}
+        if not self._own.isdisjoint(reached):
+            options |= _BY_NAMES
         try:
-            text = self._printed(type_, self._by_names if own else self._plainly)
-            if own and not own <= self._shown(raw.type_, text):
-                text = self._printed(type_, self._explicitly)
+            type_ = self._annotator.annotated(type_)
+        except KernelLimitError:
+            options |= {**_BY_NAMES, **WHOLE}
+        if self._annotator.hides_levels:
+            options["pp.universes"] = True
+        try:
+            text = self._kernel.printed(
+                self._environment, type_, self._kernel.options(options), _WIDTH
+            )
         except KernelLimitError:
             return ""
         return text if len(text) <= _MAX_CHARS else text[: _MAX_CHARS - 1] + "…"
-
-    def _printed(self, type_: int, options: int) -> str:
-        return self._kernel.printed(self._environment, type_, options, _WIDTH)
-
-    def _shown(self, root: int, text: str) -> set[str]:
-        """The names that a printed expression shows and that cannot stand for anything else."""
-        bound, has_strings = self._bound(root)
-        return set() if has_strings else {*_WORD.findall(text)}.difference(map(display, bound))
-
-    def _bound(self, root: int) -> tuple[set[Name], bool]:
-        """The names that an expression binds, and whether there are strings in it."""
-        image, words = self._image, self._image.words
-        names, has_strings = set[Name](), False
-        seen, todo = {root}, [root]
-        while todo:
-            index = image.index(todo.pop())
-            kind = words[index] >> 48
-            if kind in (LAM, FORALL, LET):
-                names.add(image.name(words[index + 1]))
-            if kind == LIT:
-                literal = image.index(words[index + 1])
-                has_strings = has_strings or words[literal] >> 48 == STRING_LIT
-            fresh = {words[index + part] for part in EXPRESSION_PARTS[kind]} - seen
-            seen |= fresh
-            todo += fresh
-        return names, has_strings

@@ -125,14 +125,10 @@ class View:
 
     Attributes:
         made: the definitions and theorems that count as what they are, and not by their names.
-
-    ``spelled``: a word for which another is read in the literals of strings.
     """
 
-    def __init__(
-        self, interner: Interner, image: Image, spelled: tuple[str, str] | None = None
-    ) -> None:
-        self._interner, self._image, self._spelled = interner, image, spelled
+    def __init__(self, interner: Interner, image: Image) -> None:
+        self._interner, self._image = interner, image
         self._scopes: dict[tuple[Name, ...], _Scope] = {}
         self.made: Mapping[Name, Raw] = {}
         self._meanings: dict[Name, int] = {}
@@ -326,20 +322,17 @@ class View:
         if words[literal] >> 48 == NUMBER_LIT:
             return ("number", image.natural(words[literal + 1]))
         if words[literal] >> 48 == STRING_LIT:
-            text = image.string(words[literal + 1])
-            return ("string", text.replace(*self._spelled) if self._spelled else text)
+            return ("string", image.string(words[literal + 1]))
         raise Damaged("it holds a malformed literal")
 
 
 class Stated:
     """One of the two files: its constants, and what is behind them."""
 
-    def __init__(
-        self, interner: Interner, image: Image, spelled: tuple[str, str] | None = None
-    ) -> None:
+    def __init__(self, interner: Interner, image: Image) -> None:
         self.image = image
         self.constants = image.constants()
-        self.view = View(interner, image, spelled)
+        self.view = View(interner, image)
 
     def count_by_name(self, names: Collection[Name]) -> None:
         """Lets every other definition and theorem count as what it is."""
@@ -363,20 +356,6 @@ class Stated:
         if raw.kind == "recursor":
             return {*image.names(words[value + 2])}
         return set()
-
-    def behind_statements(self, start: Collection[Name]) -> set[Name]:
-        """All constants that the types of these lead to, and what those are."""
-        roots = (self.constants[name].type_ for name in start)
-        seen = self.image.constants_in(*roots)
-        todo = list(seen)
-        while todo:
-            raw = self.constants.get(todo.pop())
-            if raw is None:
-                continue
-            fresh = (self.image.constants_in(*raw.meant) | self.beside(raw)) - seen
-            seen |= fresh
-            todo += fresh
-        return seen
 
     def behind(self, start: Collection[Name]) -> set[Name]:
         """All constants that these lead to, by types and values."""
@@ -512,39 +491,6 @@ def _told_by_name(one: Stated, other: Stated) -> Iterator[Name]:
     for name in _places(one.image):
         if name[0] != "_private" or name in other.constants:
             yield name
-
-
-def differs_beside(
-    plain: Image, named: Image, names: Collection[str], spelled: tuple[str, str] | None = None
-) -> Name | None:
-    """A constant in which two files of one text differ, beside its examples; None if in none.
-
-    Args:
-        plain: the file of the text.
-        named: the same with these names for its examples, which leave constants so.
-        spelled: a word of the other file's strings, and the one that the text has for it.
-
-    What Lean makes by itself it shares between declarations, so it may have other names.
-    """
-    interner = Interner()
-    ours, theirs = Stated(interner, plain), Stated(interner, named, spelled)
-    own = set(names)
-    examples = [name for name in theirs.constants if name and name[-1] in own]
-    reached = theirs.behind_statements(examples)
-    for name, raw in theirs.constants.items():
-        is_own = is_leans_own(name, theirs.constants)
-        mine = ours.constants.get(name)
-        if mine is None:
-            if own.isdisjoint(name) and not is_own:
-                return name
-            continue
-        if not is_own and ours.view.stated(mine) != theirs.view.stated(raw):
-            return name
-        is_reached = name in reached and raw.kind != "theorem"
-        if is_reached and ours.view.whole(mine) != theirs.view.whole(raw):
-            return name
-    lost = (name for name in ours.constants if name not in theirs.constants)
-    return next((name for name in lost if not is_leans_own(name, ours.constants)), None)
 
 
 class _Comparing:

@@ -1,4 +1,4 @@
-"""What a compiled file declares and refers to, as far as axioms go.
+"""What a compiled file declares, where, and what that refers to.
 
 An unsafe constant proves nothing, as Lean's kernel keeps it out of safe ones; so only a ``sorry``
 in it counts, which its author should hear of. Where a safe constant leads to it all the same (a
@@ -7,11 +7,16 @@ file can bypass the kernel), the walk goes on through it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from leanq.lean.audit.image import Image, Name, Raw
+from leanq.lean.audit.image import Damaged, Image, Name, Raw, shape
+
+# The extension in which Lean keeps where each declaration stands.
+_PLACES: Name = ("Lean", "declRangeExt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,61 @@ class Survey:
     behind_any: frozenset[Name]
 
 
+class Place(NamedTuple):
+    """Where a declaration stands: lines from 1, columns from 0."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+    def is_inside(self, other: Place) -> bool:
+        """Whether it is a part of another one, and not all of it."""
+        return other[:2] <= self[:2] and self[2:] <= other[2:] and self != other
+
+
+def places(image: Image) -> dict[Name, tuple[Place, Place]]:
+    """Where the file's declarations stand, as a whole and by their names.
+
+    What cannot be read is left out.
+    """
+    words, found = image.words, {}
+    entries = image.entries().get(_PLACES)
+    for address in image.array(entries) if entries is not None else ():
+        with contextlib.suppress(Damaged, IndexError):
+            pair = image.object(address, shape(0, 2))
+            ranges = image.object(words[pair + 2], shape(0, 2))
+            whole, named = (_place(image, words[ranges + number]) for number in (1, 2))
+            found[image.name(words[pair + 1])] = whole, named
+    return found
+
+
+def _place(image: Image, address: int) -> Place:
+    words = image.words
+    index = image.object(address, shape(0, 4))
+    ends = (image.object(words[index + number], shape(0, 2)) for number in (1, 3))
+    return Place(*(image.small(words[end + number]) for end in ends for number in (1, 2)))
+
+
+def stated_theorems(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
+    """The theorems that the text states, in its order.
+
+    Lean notes no place for the lemmas that it makes on its way. The fields of a structure, and
+    what attributes make, stand inside another declaration.
+    """
+    known = {name: whole for name, (whole, _) in places(image).items() if name in constants}
+    by_place = sorted(known, key=lambda name: (known[name][:2], *(-end for end in known[name][2:])))
+    stated, around = [], Place(0, 0, 0, 0)
+    for name in by_place:
+        place = known[name]
+        if place.is_inside(around):
+            continue
+        around = place
+        if constants[name].kind == "theorem":
+            stated.append(name)
+    return stated
+
+
 def survey(
     image: Image, constants: Mapping[Name, Raw], known: Mapping[Name, AbstractSet[Name]]
 ) -> Survey:
@@ -43,6 +103,30 @@ def survey(
         behind_safe=frozenset(reachable(safe, references) - constants.keys()),
         behind_any=frozenset(set().union(*references.values()) - constants.keys()),
     )
+
+
+def led_to(
+    image: Image,
+    constants: Mapping[Name, Raw],
+    start: Name,
+    known: Mapping[Name, AbstractSet[Name]],
+) -> dict[Name, AbstractSet[Name]]:
+    """The file's own constants that one of them leads to, each with what it refers to.
+
+    ``known``: what some of them refer to.
+    """
+    found: dict[Name, AbstractSet[Name]] = {}
+    todo = [start]
+    while todo:
+        name = todo.pop()
+        if name in found or name not in constants:
+            continue
+        references = known.get(name)
+        if references is None:
+            references = image.references(constants[name])
+        found[name] = references
+        todo += references
+    return found
 
 
 def reachable(start: Iterable[Name], references: Mapping[Name, AbstractSet[Name]]) -> set[Name]:

@@ -1,0 +1,130 @@
+"""The examples of a text, each given a name so that it leaves a constant behind.
+
+Lean elaborates an ``example`` as a definition of the name ``_example`` and forgets it. So the text
+is compiled once more for each example, with that one as ``def _example``. All before it stays as it
+was, Lean gives it the same name, and it stands at the same place: so it states what the example
+states. The examples behind it get other names, since two of one name collide.
+
+Lean's own data say where there are examples: the ``.ilean`` file of the text has their names. A
+word that could be an example by another reading than ours is given a name in a compilation of its
+own, which must leave no constant of that name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from leanq.errors import AuditError
+from leanq.lean.syntax import define, made_up_names, may_be_keyword, string_contents, tokens
+
+NAME = "_example"
+"""What Lean calls an example."""
+
+_WORD = "example"
+_EXAMPLE = re.compile(r"example(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])")
+# Terms that tell the line on which they stand.
+_TELLS_LINE = re.compile(r"(?<![\w.])(?:\w+!|sorry\b)")
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A text with a name for one of its examples.
+
+    Attributes:
+        text: what is compiled.
+        line, column: where the name stands.
+    """
+
+    text: str
+    line: int
+    column: int
+
+
+class Examples:
+    """The examples that a text may have.
+
+    Args:
+        code: the text.
+        salt: makes up names that the text does not use.
+
+    Attributes:
+        count: how many there are by leanq's reading.
+        probe: the text with a name for all other words that could be one; None if there are none.
+        probe_name: this name.
+        tells_line: whether an example had to be moved to another line, and the text could tell.
+    """
+
+    def __init__(self, code: str, salt: str) -> None:
+        self._code = code
+        self._starts: list[int] = []
+        self._ends: list[int] = []  # of the token before each
+        end = 0
+        for token in tokens(code):
+            if token.text == _WORD:
+                self._starts.append(token.start)
+                self._ends.append(end)
+            end = token.end
+        self.count = len(self._starts)
+        seen, literals = set(self._starts), string_contents(code)
+        others = [
+            match.start()
+            for match in _EXAMPLE.finditer(code)
+            if match.start() not in seen and may_be_keyword(code, match.start(), literals)
+        ]
+        *self._names, self.probe_name = made_up_names(salt, self.count + 1)
+        self.probe = _replaced(code, others, [self.probe_name] * len(others)) if others else None
+        self.tells_line = False
+
+    def named(self, number: int) -> Named:
+        """The text with a name for one of them."""
+        code, start = self._code, self._starts[number]
+        later = _replaced(code, self._starts[number + 1 :], self._names[number + 1 :])
+        rest = later[start + len(_WORD) :]
+        line_start = code.rfind("\n", 0, start) + 1
+        above_start = code.rfind("\n", 0, max(line_start - 1, 0)) + 1
+        column = start - line_start
+        above = code[above_start:line_start].strip()
+        is_free = above_start >= max(self._ends[number], 1) and (
+            not above or (above.startswith("--") and "-/" not in above)
+        )
+        if is_free and not code[line_start:start].strip():
+            # On the line above, so that nothing behind it moves.
+            head = f"{code[:above_start]}{' ' * column}def {NAME}"
+            text = f"{head} {above}".rstrip()
+        else:
+            self.tells_line = self.tells_line or _TELLS_LINE.search(code) is not None
+            text = head = f"{code[:start]}def {NAME}"
+        text = f"{text}\n{' ' * (column + len(_WORD))}{rest}"
+        return Named(text, head.count("\n") + 1, len(head) - len(NAME) - head.rfind("\n") - 1)
+
+
+def examples_in(ilean: bytes) -> tuple[str, ...]:
+    """The names of examples in what Lean has noted of a text; raises AuditError."""
+    try:
+        references = json.loads(ilean)["references"]
+        named = {
+            json.loads(key)["c"]["n"]
+            for key, found in references.items()
+            if NAME in key and found["definition"] is not None
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise AuditError(f"its .ilean file cannot be read: {error}") from None
+    return tuple(sorted(name for name in map(str, named) if name.split(".")[-1] == NAME))
+
+
+def may_have_examples(code: str) -> bool:
+    """Whether the word stands anywhere in a text."""
+    return _WORD in code
+
+
+def _replaced(code: str, offsets: Sequence[int], names: Sequence[str]) -> str:
+    """The text with a definition of the same length for each of these examples."""
+    pieces: list[str] = []
+    done = 0
+    for offset, name in zip(offsets, names, strict=True):
+        pieces += code[done:offset], define(name)
+        done = offset + len(_WORD)
+    return "".join([*pieces, code[done:]])

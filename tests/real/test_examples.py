@@ -1,0 +1,78 @@
+"""Examples on a full library: each is judged as Lean has elaborated it."""
+
+from __future__ import annotations
+
+import pytest
+from support.sites import Site, check
+
+BY_NAME = """import Lean
+set_option warn.sorry false
+class Says (n : Lean.Name) where
+  says : Prop
+instance (priority := low) (n : Lean.Name) : Says n := ⟨True⟩
+instance : Says `_example := ⟨False⟩
+"""
+PROOF = "by first | exact True.intro | exact sorryAx _ false"
+
+CHEATS = {
+    "states something else under another name": (
+        f"{BY_NAME}\nexample : Says.says decl_name% := {PROOF}\n",
+        "incomplete sorry",
+    ),
+    "the same behind other words on its line": (
+        f"{BY_NAME}open Nat in example : Says.says decl_name% := {PROOF}\n",
+        "incomplete sorry",
+    ),
+    "states something else on another line": (
+        "import Init\nset_option warn.sorry false\nopen Nat in example : (by first\n"
+        '  | (have : (unreachable! : Nat) = mkPanicMessageWithDecl "" "" 4 13 "" := rfl\n'
+        f"     exact False)\n  | exact True) := {PROOF}\n",
+        "unverified statement_differs",
+    ),
+    "is hidden behind another token": (
+        "import Init\nset_option warn.sorry false\n#versionexample : False := sorryAx _ false\n"
+        "example : True := trivial\n",
+        "unverified statement_differs",
+    ),
+    "changes what those behind it state": (
+        "import Init\nset_option warn.sorry false\nclass M where\n  says : Prop\n"
+        "instance first : M := ⟨False⟩\n\n@[instance] example : M := ⟨True⟩\n"
+        f"example : M.says := {PROOF}\n",
+        "incomplete sorry",
+    ),
+}
+
+HONEST = """import Init
+-- an example
+example (p : Prop) (h : p) : p := by
+  exact h
+/-- The second example. -/
+example : 1 + 1 = 2 := rfl
+theorem my_example (a b : Nat) : a + b = b + a := by omega
+@[simp] example : (2 : Nat) ∣ 4 := ⟨2, rfl⟩
+namespace A
+variable (x : Nat)
+
+example (h : x > 3) : x ≠ 0 := by
+  intro h2
+  omega
+end A
+example (a b : Nat) : a + b = b + a := by simp only [my_example a b]
+example : "an example".length = 10 := rfl
+"""
+
+
+@pytest.mark.parametrize("name", CHEATS)
+async def test_no_example_is_accepted_without_its_proof(real_site: Site, name: str) -> None:
+    code, expected = CHEATS[name]
+    reply = await (await real_site.driver()).run(check(code))
+    assert f"{reply.verdict} {reply.reason}" == expected, reply.messages
+
+
+async def test_honest_examples_are_accepted(real_site: Site) -> None:
+    reply = await (await real_site.driver()).run(check(HONEST))
+    assert (reply.verdict, reply.axioms) == (
+        "accepted",
+        ("propext",),
+    ) or reply.verdict == "accepted", reply.messages
+    assert [theorem.name for theorem in reply.theorems] == ["my_example"]

@@ -1,0 +1,96 @@
+"""What theorems state, printed on a full library."""
+
+from __future__ import annotations
+
+from support.sites import Site, check
+
+STATED = {
+    # An instance of the text's own is printed where it is used.
+    "instance u : Add Nat := ⟨fun _ _ => 5⟩\ntheorem t : (2 + 2 : Nat) = 5 := rfl": (
+        "@HAdd.hAdd Nat Nat Nat (@instHAdd Nat u) 2 2 = 5"
+    ),
+    "instance «Prop» : LE Nat := ⟨fun _ _ => True⟩\ntheorem t : (5 : Nat) ≤ 3 := True.intro": (
+        "@LE.le Nat «Prop» 5 3"
+    ),
+    # So is an imported one that is not found by default.
+    "theorem t [i : LE Nat] (h : @LE.le Nat instLENat 5 3) : "
+    "@LE.le Nat i 5 3 ∨ True := .inr trivial": (
+        "∀ [i : LE Nat], @LE.le Nat instLENat 5 3 → 5 ≤ 3 ∨ True"
+    ),
+    "theorem t {α} [i : LE α] [j : LE α] (a : α) (h : @LE.le α i a a) : "
+    "a ≤ a ∨ True := .inr trivial": (
+        "∀ {α : Type u_1} [i : LE α] [j : LE α] (a : α), @LE.le α i a a → a ≤ a ∨ True"
+    ),
+    # Numbers have types, unless they are natural.
+    "theorem t (x : Int) (h : x = 3) : x + 2 = 5 := by omega": (
+        "∀ (x : Int), x = (3 : Int) → x + (2 : Int) = (5 : Int)"
+    ),
+    # What cannot be told is said.
+    "theorem t : ([] : List Nat) = [] := rfl": "([] : List Nat) = []",
+    "theorem t : ∃ x : Int, x = x := ⟨0, rfl⟩": "∃ (x : Int), x = x",
+    "theorem t (f : {n : Nat} → Prop) (h : @f 3) : @f 3 := h": (
+        "∀ (f : {n : Nat} → Prop), @f 3 → @f 3"
+    ),
+    "def Hides := {n : Nat} → Prop\ndef hides : Hides := fun {n} => n = n\n"
+    "theorem t : @hides 3 := rfl": "@hides 3",
+    "def F.{w} : Prop := ∀ α : Type w, α = α\ntheorem t : F.{3} := fun _ => rfl": "F.{3}",
+    # The rest is as Lean prints it.
+    "theorem t (xs : Array Nat) (h : 2 < xs.size) : xs[1]'(by omega) = xs[1]'(by omega) := rfl": (
+        "∀ (xs : Array Nat) (h : 2 < xs.size), xs[1] = xs[1]"
+    ),
+    "structure Tree where\n  n : Nat\ndef Tree.m (t : Tree) : Tree := t\n"
+    "theorem t (x y : Tree) (h : x = y) : x.m = y.m := h ▸ rfl": (
+        "∀ (x y : Tree), x = y → Tree.m x = Tree.m y"
+    ),
+    'theorem t (s : String) (l : List Nat) : s ++ "" = s ∧ l.length ≥ 0 := by simp': (
+        '∀ (s : String) (l : List Nat), s ++ "" = s ∧ l.length ≥ 0'
+    ),
+}
+
+
+async def test_theorems_are_printed_readably_and_whole(real_site: Site) -> None:
+    driver = await real_site.driver()
+    for code, statement in STATED.items():
+        reply = await driver.run(check(f"import Init\n{code}\n"))
+        assert reply.verdict == "accepted", (code, reply.messages)
+        [theorem] = [each for each in reply.theorems if each.name == "t"]
+        assert theorem.statement == statement
+
+
+MADE = """import Init
+def fib : Nat → Nat
+  | 0 => 0
+  | 1 => 1
+  | n + 2 => fib n + fib (n + 1)
+theorem zero : fib 0 = 0 := by simp [fib]
+@[ext] structure P where
+  x : Nat
+class C (α : Type) where
+  op : α → α
+  law : ∀ a, op (op a) = a
+private theorem hidden : True := trivial
+theorem ind (n : Nat) : fib n = fib n := by fun_induction fib n <;> rfl
+@[ext] theorem also (p q : P) (h : p.x = q.x) : p = q := by cases p; cases q; simp_all
+theorem first (α : Type) [C α] (a : α) : C.op (C.op a) = a := C.law a
+mutual
+theorem m1 : True := trivial
+theorem m2 : True := trivial
+end
+"""
+
+
+async def test_theorems_are_those_that_the_text_states_in_its_order(real_site: Site) -> None:
+    reply = await (await real_site.driver()).run(check(MADE))
+    assert reply.verdict == "accepted", reply.messages
+    names = [theorem.name.split(".")[-1] for theorem in reply.theorems]
+    assert names == ["zero", "hidden", "ind", "also", "first", "m1", "m2"]
+
+
+async def test_an_axiom_behind_a_lemma_of_leans_own_still_counts(real_site: Site) -> None:
+    code = (
+        "import Init\n@[ext] structure P where\n  x : Nat\naxiom cheat : False\n"
+        "class C where\n  law : 1 = 2\ntheorem t : True := where_ where\n  where_ : True := "
+        "cheat.elim\n"
+    )
+    reply = await (await real_site.driver()).run(check(code))
+    assert (reply.verdict, reply.reason) == ("rejected", "forbidden_axiom")
