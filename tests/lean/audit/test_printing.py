@@ -158,7 +158,7 @@ def test_what_is_printed_means_what_is_stated(
         image = open_image(read_parts(lean.compile(text)))
         view = View(interner, image)
         constants = image.constants({(name,) for name in found})
-        types.append({name: view.expression(raw.type_)[0] for name, raw in constants.items()})
+        types.append({name: view.expression(raw, raw.type_)[0] for name, raw in constants.items()})
     assert types[0] == types[1]
     for proposition, statement in zip(propositions, found.values(), strict=True):
         assert ("_root_.leNat" in proposition) <= ("leNat" in statement)
