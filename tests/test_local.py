@@ -36,7 +36,7 @@ def test_checks(pool: Pool) -> None:
     assert [reply.verdict for reply in replies] == verdicts
     assert [reply.request_id for reply in replies] == [future.request_id for future in futures]
     assert {reply.attempts for reply in replies} == {1}
-    statement = "∀ (p q : Prop), And p q → And q p"
+    statement = "∀ (p q : Prop), p ∧ q → q ∧ p"
     assert replies[0].theorems == (Theorem("and_swap", statement),)
 
 

@@ -40,18 +40,18 @@ log = logging.getLogger("leanq.worker")
 _CHECK_CHANGES_EVERY_S = 5.0
 _FORK_RULES = ForkRules()
 _PREFIX_RULES = PrefixRules()
-# What Lean says of the tactics, notations and names that its own library would bring.
+# Lean says so of tactics, names and signs that its own library would bring.
 _LACKING = re.compile(
-    r"unknown tactic|unexpected (?:token|identifier)|expected (?:token|command)"
-    r"|unknown (?:identifier|constant)|Unknown (?:identifier|constant)"
+    r"unknown (?:tactic|namespace)|[Uu]nknown (?:identifier|constant)|expected token"
+    r"|could not synthesize a `Repr`"
 )
 _CORE_NOTE = Message(
     "information",
     1,
     0,
-    "leanq: a text without a header is read behind leanq's small Core here, without Lean's own "
-    "library: it has no `·`, `∃`, `rw`, `simp`, `induction` or `omega`. For these, or Mathlib, "
-    "install Lean and name a Lake project that is built: leanq up --env NAME=FOLDER",
+    "leanq: this text is read behind leanq's small Core, without Lean's own library: logic, natural "
+    "numbers and lists, but no `omega`, `exact?`, `conv`, `#eval`, integers or sets. For these, or "
+    "Mathlib, install Lean and name a Lake project that is built: leanq up --env NAME=FOLDER",
 )
 _T = TypeVar("_T")
 
@@ -300,7 +300,12 @@ class LeanDriver:
 
 
 def _is_about_what_core_lacks(reply: Reply) -> bool:
-    errors = (message.text for message in reply.messages if message.severity == "error")
+    # An error at the very beginning is about the file: a byte order mark, say.
+    errors = (
+        message.text
+        for message in reply.messages
+        if message.severity == "error" and (message.line, message.column) != (1, 0)
+    )
     return reply.verdict == "rejected" and any(map(_LACKING.match, errors))
 
 

@@ -50,7 +50,7 @@ async def scenario(url: str) -> float:
         assert not done, name
     async with GenericEnvClient(base_url=url) as env:
         seen = await env.reset(statement=STATEMENT.replace("and_swap", "own"))
-        assert seen.observation["goals"] == ["p q : Prop\nh : And p q\n⊢ And q p"]
+        assert seen.observation["goals"] == ["p q : Prop\nh : p ∧ q\n⊢ q ∧ p"]
         await env.step({"tactic": "constructor"})
         # Back to the first state, by its number.
         seen = await env.step({"tactic": "exact And.intro h.right h.left", "node": 0})

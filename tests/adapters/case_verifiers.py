@@ -76,7 +76,7 @@ def main(folder: Path) -> None:
     said = "\n".join(str(message.content) for message in found["never"].messages)
     assert "Lean says: rejected" in said, said
     said = "\n".join(str(message.content) for message in found["sorry"].messages)
-    assert "⊢ And q p" in said, said
+    assert "⊢ q ∧ p" in said, said
 
     # A fleet that does not answer is an episode's error, and no reward.
     with paused(), scripted_model({"problem_": [HEAD + PROOF]}) as url:

@@ -34,7 +34,7 @@ from leanq.lean.completions import (
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 HEADER = "import Mathlib\nopen Nat"
-STATEMENT = "theorem t (p q : Prop) (h : And p q) : And q p"
+STATEMENT = "theorem t (p q : Prop) (h : p ∧ q) : And q p"
 PROOF = "And.intro h.right h.left"
 OPEN = "abbrev answer : Prop := sorry\ntheorem t (h : answer) : answer := sorry"
 
@@ -44,7 +44,7 @@ SETS: dict[str, dict[str, Any]] = {
         "split": "test",
         "informal_prefix": "/-- Swap. -/\n",
         "formal_statement": f"{STATEMENT} := by\n",
-        "goal": "⊢ And q p",
+        "goal": "⊢ q ∧ p",
         "header": HEADER,
         "completion": f"  exact {PROOF}",
     },

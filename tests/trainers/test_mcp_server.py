@@ -50,7 +50,7 @@ async def test_a_search_returns_the_proof_or_what_is_closest(pool: Pool) -> None
         left = await call(agent, "search", statement=f"{THEOREM}sorry", tactics=tactics[:2])
         assert (left["ended"], left["proof"]) == ("exhausted", None)
         goals = {node["goals"][0].split("⊢ ")[1] for node in left["closest"]}
-        assert goals == {"p", "And q p", "q"}
+        assert goals == {"p", "q ∧ p", "q"}
 
 
 async def test_what_was_wrong_is_told_to_the_agent(pool: Pool) -> None:

@@ -60,10 +60,10 @@ end N
 """
     found = await judged(judges, lean, code)
     assert [*zip(found.theorems, found.statements, strict=True)] == [
-        ("zz", "∀ (p q : Prop), And p q → And q p"),
+        ("zz", "∀ (p q : Prop), p ∧ q → q ∧ p"),
         ("b", "3 ≤ 5"),
-        ("a", "Eq (double 3) 6"),
-        ("N.zz", "∀ (α : Sort v) (x : α), Eq x x"),
+        ("a", "double 3 = 6"),
+        ("N.zz", "∀ (α : Sort v) (x : α), x = x"),
     ]
 
 

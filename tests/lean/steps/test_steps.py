@@ -81,7 +81,7 @@ theorem v (p q : Prop) (hp : p) (hq : q) : p :=
         (7, 18, f"{CONTEXT}q"),
         (7, 34, f"{CONTEXT}p"),
         (10, 4, "a : Prop\nh : a\n⊢ a"),
-        (13, 22, f"{CONTEXT}And q p"),
+        (13, 22, f"{CONTEXT}q ∧ p"),
         (15, 4, "p q : Prop\nhp : p\nhq : q\nh : And q p\nx✝ : q\n⊢ p"),
     ]
     assert len({sorry.state for sorry in reply.sorries}) == 6
@@ -161,12 +161,12 @@ async def test_more_sorries_than_lean_reports_errors(lean: Lean) -> None:
 @pytest.mark.slow
 async def test_a_proof_step_by_step(lean: Lean) -> None:
     start = await lean.open(THEOREM)
-    assert start.goal == f"{CONTEXT}And p (And q p)"
+    assert start.goal == f"{CONTEXT}p ∧ q ∧ p"
     first = await lean.step(start.state, "constructor")
     assert first.verdict == "incomplete"
-    assert first.goals == (f"case left\n{CONTEXT}p", f"case right\n{CONTEXT}And q p")
+    assert first.goals == (f"case left\n{CONTEXT}p", f"case right\n{CONTEXT}q ∧ p")
     second = await lean.step(first.state, "exact hp")
-    assert (second.verdict, second.goals) == ("incomplete", (f"case right\n{CONTEXT}And q p",))
+    assert (second.verdict, second.goals) == ("incomplete", (f"case right\n{CONTEXT}q ∧ p",))
     third = await lean.step(second.state, "constructor\nexact hq")
     assert (third.verdict, third.goals) == ("incomplete", (f"case right.right\n{CONTEXT}p",))
     last = await lean.step(third.state, "exact hp")
@@ -256,7 +256,7 @@ async def test_a_tactic_with_holes_of_its_own(lean: Lean) -> None:
 async def test_a_tactic_with_a_hole_and_a_goal_left(lean: Lean) -> None:
     state = (await lean.open(THEOREM)).state
     reply = await lean.step(state, "constructor\nexact sorry")
-    assert (reply.verdict, reply.goals) == ("incomplete", (f"case right\n{CONTEXT}And q p",))
+    assert (reply.verdict, reply.goals) == ("incomplete", (f"case right\n{CONTEXT}q ∧ p",))
     assert [sorry.goal for sorry in reply.sorries] == [f"{CONTEXT}p"]
     assert reply.sorries[0].state != reply.state
     # Whichever comes first, the other stays open.
