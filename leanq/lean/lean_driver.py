@@ -49,9 +49,10 @@ _CORE_NOTE = Message(
     "information",
     1,
     0,
-    "leanq: this text is read behind leanq's small Core, without Lean's own library: logic, natural "
-    "numbers and lists, but no `omega`, `exact?`, `conv`, `#eval`, integers or sets. For these, or "
-    "Mathlib, install Lean and name a Lake project that is built: leanq up --env NAME=FOLDER",
+    "leanq: this text is read behind leanq's small Core, without Lean's own library: logic, "
+    "natural numbers and lists, but no `omega`, `exact?`, `conv`, `#eval`, integers or sets. For "
+    "these, or Mathlib, install Lean and name a Lake project that is built: "
+    "leanq up --env NAME=FOLDER",
 )
 _T = TypeVar("_T")
 
