@@ -82,7 +82,7 @@ theorem v (p q : Prop) (hp : p) (hq : q) : p :=
         (7, 34, f"{CONTEXT}p"),
         (10, 4, "a : Prop\nh : a\n⊢ a"),
         (13, 22, f"{CONTEXT}q ∧ p"),
-        (15, 4, "p q : Prop\nhp : p\nhq : q\nh : And q p\nx✝ : q\n⊢ p"),
+        (15, 4, "p q : Prop\nhp : p\nhq : q\nh : q ∧ p\nx✝ : q\n⊢ p"),
     ]
     assert len({sorry.state for sorry in reply.sorries}) == 6
     closing = ["exact hp", "exact hq", "exact hp", "exact h", "exact And.intro hq hp", "exact hp"]
