@@ -27,6 +27,7 @@ from leanq.lean.audit.olean import read_bytes, read_parts
 from leanq.lean.audit.programs import runs_programs
 from leanq.lean.audit.survey import Survey
 from leanq.lean.diagnostics import Outcome
+from leanq.lean.environment import STANDARD_AXIOMS
 from leanq.lean.examples import Examples, examples_in, may_have_examples
 from leanq.lean.process import Lean, Run, Slot, limits_of, olean
 from leanq.lean.syntax import Header, split_header
@@ -61,11 +62,10 @@ class Auditor:
 
     async def findings(self, survey: Survey, header: Header, allowed: Sequence[str]) -> Findings:
         """What a compiled text rests on; raises AuditError."""
-        environment = self._lean.environment
         return await audit(
             survey,
             allowed=allowed,
-            environment_allowed=environment.allowed_axioms,
+            environment_allowed=STANDARD_AXIOMS,
             imported=self._imported(header),
         )
 

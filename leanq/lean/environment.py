@@ -4,7 +4,7 @@ The fingerprint travels with every verdict and stands in the key of every state,
 equal on two machines exactly when Lean would answer alike there. It is the BLAKE2b-256 hash of
 
 - the version and commit of Lean, which stand for its own library and are the same on every
-  platform; the options; the axioms that are allowed; the header of texts that have none,
+  platform; the options; the header of texts that have none,
 - for each folder of the search path, in order: the relative path and content of every compiled
   module in it; never an absolute path or a time,
 - for a Lake project also its ``lean-toolchain``, lakefile, manifest and ``.lean`` sources,
@@ -49,7 +49,6 @@ from leanq.lean.toolchain import (
 )
 
 STANDARD_AXIOMS = frozenset({"propext", "Classical.choice", "Quot.sound"})
-CORE_AXIOMS = frozenset({"eq_of_heq"})
 
 _CORE_SOURCE = Path(__file__).resolve().parent / "data" / "Core.lean"
 _CORE_HEADER = "prelude\nimport Core\n"
@@ -76,7 +75,6 @@ class Environment:
     project: Path | None
     search_path: tuple[Path, ...]
     options: tuple[str, ...]
-    allowed_axioms: frozenset[str]
     fingerprint: str
     header: str = ""
     cache: Path = field(default=Path(), repr=False, compare=False)
@@ -207,7 +205,6 @@ def open_environment(
     if toolchain.source == "wheel":
         search_path = (*search_path, _core(toolchain, cache, environ))
     header = "" if _has_init(toolchain, search_path) else _CORE_HEADER
-    axioms = STANDARD_AXIOMS | (CORE_AXIOMS if toolchain.source == "wheel" else frozenset())
     memory = (
         cache / "hashes" / f"{hash_bytes(os.fsencode(folder or toolchain.program)).hex()[:32]}.json"
     )
@@ -230,8 +227,7 @@ def open_environment(
         project=project,
         search_path=search_path,
         options=tuple(options),
-        allowed_axioms=axioms,
-        fingerprint=_fingerprint(toolchain, options, axioms, header, scan, hashes),
+        fingerprint=_fingerprint(toolchain, options, header, scan, hashes),
         header=header,
         cache=cache,
         _stamp=scan.stamp(),
@@ -282,7 +278,6 @@ def _brought(search_path: Sequence[Path], scan: _Scan) -> Mapping[File, str]:
 def _fingerprint(
     toolchain: Toolchain,
     options: Sequence[str],
-    axioms: frozenset[str],
     header: str,
     scan: _Scan,
     hashes: Mapping[str, str],
@@ -298,7 +293,6 @@ def _fingerprint(
 
     add("lean", toolchain.version, toolchain.commit)
     add("options", *options)
-    add("axioms", *sorted(axioms))
     add("header", header)
     for folder in scan.folders:
         add("folder", str(len(folder)))

@@ -1,3 +1,3 @@
 prelude
 import Core
-theorem t (α : Type) (a b : α) (h : HEq a b) : a = b := eq_of_heq h
+theorem t (p q : Prop) (h : p ↔ q) : p = q := propext h

@@ -18,7 +18,7 @@ from support.paths import ROOT
 
 from leanq.errors import ToolchainError
 from leanq.lean import hashes as hashes_module
-from leanq.lean.environment import STANDARD_AXIOMS, Environment, open_environment
+from leanq.lean.environment import Environment, open_environment
 
 LONG_AGO_NS = 1_600_000_000 * 10**9
 
@@ -272,7 +272,6 @@ def test_plain_folder_and_own_library(site: Site) -> None:
     assert (plain.project, plain.search_path) == (None, (site.root / "packages/a/lib",))
     own = site.open(None)
     assert (own.project, own.search_path) == (None, ())
-    assert own.allowed_axioms == plain.allowed_axioms == STANDARD_AXIOMS
     assert site.open().project == site.root / "project"
 
 
@@ -321,7 +320,6 @@ def test_core_can_be_imported(core: Environment, tmp_path: Path) -> None:
         "prelude\nimport Core\ntheorem t (p : Prop) (h : p) : p := by exact h\n#print axioms t\n"
     )
     assert lean(core, tmp_path, "T.lean") == (0, "'t' does not depend on any axioms\n")
-    assert core.allowed_axioms == STANDARD_AXIOMS | {"eq_of_heq"}
     assert core.find_olean("Core") == core.search_path[0] / "Core.olean"
     assert not core.changed()
 

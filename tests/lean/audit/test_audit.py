@@ -48,7 +48,7 @@ class Auditor:
         code: str,
         *,
         allowed: Collection[str] = (),
-        environment_allowed: Collection[str] = STANDARD_AXIOMS | {"eq_of_heq"},
+        environment_allowed: Collection[str] = STANDARD_AXIOMS,
         imported: ImportedAxioms | None = None,
     ) -> Findings:
         path = await asyncio.to_thread(self.lean.compile, code, folder=self.folder)
@@ -142,11 +142,10 @@ theorem honest (p : Prop) (h : p) : p := h
             "private axiom propext : False",
             Findings(("_private.Candidate.0.propext",), False, ("_private.Candidate.0.propext",)),
         ),
-        ("axiom propext : False", Findings(("propext",), False, ("propext",))),
         ("unsafe axiom cheat : False", Findings(("cheat",), False, ("cheat",))),
         (
-            "theorem t (α : Type) (a b : α) (h : HEq a b) : Eq a b := eq_of_heq h",
-            Findings(("eq_of_heq",), False, ()),
+            "theorem t (p q : Prop) (h : p ↔ q) : p = q := propext h",
+            Findings(("propext",), False, ()),
         ),
         # Unsafe code proves nothing, whatever it rests on; a sorry in it is still one.
         ("unsafe def u (p : Prop) : p := lcProof", CLEAN),
@@ -174,9 +173,9 @@ async def test_what_is_allowed_by_whom(auditor: Auditor) -> None:
     assert (await auditor(code, allowed=["mine"])).forbidden == ()
     # The environment speaks for what comes from imports only.
     assert (await auditor(code, environment_allowed=["mine"])).forbidden == ("mine",)
-    code = f"{PRELUDE}theorem t (α : Type) (a b : α) (h : HEq a b) : Eq a b := eq_of_heq h"
-    assert (await auditor(code, environment_allowed=[])).forbidden == ("eq_of_heq",)
-    assert (await auditor(code, environment_allowed=[], allowed=["eq_of_heq"])).forbidden == ()
+    code = f"{PRELUDE}theorem t (p q : Prop) (h : p ↔ q) : p = q := propext h"
+    assert (await auditor(code, environment_allowed=[])).forbidden == ("propext",)
+    assert (await auditor(code, environment_allowed=[], allowed=["propext"])).forbidden == ()
 
 
 @pytest.mark.parametrize(
@@ -243,7 +242,7 @@ async def test_files_of_the_module_system(
 
 
 async def test_answers_are_remembered(auditor: Auditor) -> None:
-    code = f"{PRELUDE}theorem t (α : Type) (a b : α) (h : HEq a b) : Eq a b := eq_of_heq h\n"
+    code = f"{PRELUDE}theorem t (p q : Prop) (h : p ↔ q) : p = q := propext h\n"
     imported = auditor.imported(code)
     first = await auditor(code, imported=imported)
     assert len(auditor.asked) == 1

@@ -32,9 +32,9 @@ CHEAT = "prelude\nimport Core\naxiom cheat : False\n"
         ),
         (
             "prelude\nimport Core\nexample (p : Prop) (h : p) : p := h\n"
-            "example : HEq True True → Eq True True := fun h => eq_of_heq h",
+            "example : (True ↔ True) → True = True := fun h => propext h",
             "accepted",
-            ("eq_of_heq",),
+            ("propext",),
         ),
         # Its own command of the name, which would come alive with an import.
         (
