@@ -40,9 +40,9 @@ log = logging.getLogger("leanq.worker")
 _CHECK_CHANGES_EVERY_S = 5.0
 _FORK_RULES = ForkRules()
 _PREFIX_RULES = PrefixRules()
-# Lean says so of tactics, names and signs that its own library would bring.
+# Lean says so of tactics and names that its own library would bring.
 _LACKING = re.compile(
-    r"unknown (?:tactic|namespace)|[Uu]nknown (?:identifier|constant)|expected token"
+    r"unknown (?:tactic|namespace)|[Uu]nknown (?:identifier|constant)"
     r"|could not synthesize a `Repr`"
 )
 _CORE_NOTE = Message(
@@ -301,12 +301,7 @@ class LeanDriver:
 
 
 def _is_about_what_core_lacks(reply: Reply) -> bool:
-    # An error at the very beginning is about the file: a byte order mark, say.
-    errors = (
-        message.text
-        for message in reply.messages
-        if message.severity == "error" and (message.line, message.column) != (1, 0)
-    )
+    errors = (message.text for message in reply.messages if message.severity == "error")
     return reply.verdict == "rejected" and any(map(_LACKING.match, errors))
 
 

@@ -55,10 +55,10 @@ async def test_what_leanq_says_of_the_whole_text_stands_at_its_beginning(either:
 @pytest.mark.parametrize(
     "code",
     [
-        "theorem t : ∃ n, n = 3 := ⟨3, rfl⟩",
-        "theorem t (p : Prop) (h : p) : p := by\n  · exact h",
-        "theorem t (n : Nat) : n = n := by simp",
-        "theorem t (n : Nat) : n = n := Nat.sub_self n",
+        "theorem t (n : Nat) : n < n + 1 := by omega",
+        "theorem t (n : Nat) : n - 1 ≤ n := Nat.sub_le n 1",
+        "open Finset\ntheorem t (n : Nat) : n = n := rfl",
+        "#eval 1 + 1",
     ],
 )
 async def test_what_the_small_core_lacks_is_explained(either: Site, code: str) -> None:
@@ -67,6 +67,11 @@ async def test_what_the_small_core_lacks_is_explained(either: Site, code: str) -
     assert reply.verdict == "rejected"
     assert reply.messages[-1].severity == "information"
     assert "leanq up --env NAME=FOLDER" in reply.messages[-1].text
+    # A byte order mark, or a text that is no Lean, lacks nothing of a library.
+    for other in ("\ufeffprelude\nimport Core\n", "Dear reader, this is no Lean.\n"):
+        assert all(
+            message.severity == "error" for message in (await driver.run(check(other))).messages
+        )
     # Who writes a header knows what is behind it.
     reply = await driver.run(check(HEADER + code))
     assert all(message.severity == "error" for message in reply.messages)

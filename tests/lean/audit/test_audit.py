@@ -139,8 +139,10 @@ theorem honest (p : Prop) (h : p) : p := h
             Findings(("«Classical.choice»",), False, ("«Classical.choice»",)),
         ),
         (
-            "private axiom propext : False",
-            Findings(("_private.Candidate.0.propext",), False, ("_private.Candidate.0.propext",)),
+            "namespace N\nprivate axiom propext : False\nend N",
+            Findings(
+                ("_private.Candidate.0.N.propext",), False, ("_private.Candidate.0.N.propext",)
+            ),
         ),
         ("unsafe axiom cheat : False", Findings(("cheat",), False, ("cheat",))),
         (

@@ -36,9 +36,6 @@ abbrev Elab.Tactic.Tactic : Type := Macro
 inductive Expr where | mk : Expr
 inductive TermElabM (α : Type) where | mk : TermElabM α
 end Lean
-namespace Lean.Parser.Tactic
-syntax optConfig := "(" term ")"
-end Lean.Parser.Tactic
 """
 # A library that evaluates as Mathlib and Aesop do: through functions of another module, by another
 # implementation, in a macro, in a macro of another's word, and where an attribute is given.
