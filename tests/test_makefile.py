@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.paths import ROOT
 
 OLD = """#!/bin/sh
@@ -24,3 +26,30 @@ def test_an_old_python_is_refused_before_anything_is_made(tmp_path: Path) -> Non
     assert done.returncode != 0
     assert f"leanq needs Python 3.11 or newer, and {old} is 3.10.0" in done.stderr
     assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("NoEngine('no podman')", 0),
+        ("OutOfTime('the rest')", 0),
+        ("Unavailable('no wheel')", 1),
+    ],
+)
+def test_a_course_that_is_skipped_passes_only_without_an_engine(
+    tmp_path: Path, end: str, code: int
+) -> None:
+    program = f"""
+import sys
+from engines.machine import NoEngine, OutOfTime, Unavailable, in_namespaces
+def course(folder):
+    raise {end}
+sys.exit(in_namespaces("none", course))
+"""
+    inside = {"ENGINES_FOLDER": str(tmp_path), "ENGINES_WITHIN_S": "0"}
+    inside["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, env=os.environ | inside, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout.startswith("SKIPPED: ")) == (code, True), done.stderr

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
-import threading
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 
 import click
 
 from leanq.commands import options
-from leanq.commands.common import queue_settings
+from leanq.commands.common import queue_settings, until_signal
 from leanq.errors import UnavailableError
 from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Page, Sample, exposition, fleet_samples
@@ -35,8 +34,9 @@ _LOOK_S = 7.0
     show_default=True,
     help="The port to listen on.",
 )
+@options.metrics_host
 @click.option("--once", is_flag=True, help="Print the metrics and end.")
-def metrics(url: str | None, as_json: bool, port: int, once: bool) -> None:
+def metrics(url: str | None, as_json: bool, port: int, metrics_host: str, once: bool) -> None:
     """Serve the fleet's metrics to Prometheus, at /metrics."""
     settings = queue_settings(url)
     if once:
@@ -60,9 +60,6 @@ def metrics(url: str | None, as_json: bool, port: int, once: bool) -> None:
             log.warning("no answer from %s within %g s", shown, _LOOK_S)
             yield "leanq_up", (), 0
 
-    with Page(port, read) as page:
+    with Page(port, read, host=metrics_host) as page:
         log.info("metrics at http://localhost:%d/metrics (Ctrl-C ends it)", page.port)
-        stopped = threading.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stopped.set())
-        stopped.wait()
+        asyncio.run(until_signal(asyncio.sleep(math.inf)))

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from leanq.queue.requests import MEMORY_MB, SCRATCH_MB, TIMEOUT_S
+from leanq.queue.settings import without_password
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -105,9 +107,24 @@ def combined(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
     return decorate
 
 
+def _warn_of_password(
+    context: click.Context, param: click.Parameter, value: str | None
+) -> str | None:
+    given = context.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+    if value and given and value != without_password(value):
+        click.echo(
+            "leanq: WARNING: --url has a password, which everyone on this machine can read in the "
+            "list of processes; put it into LEANQ_PASSWORD, or the whole URL into LEANQ_URL",
+            err=True,
+        )
+    return value
+
+
 def _url(places: str) -> Callable[[_F], _F]:
     text = f"{places} [default: $LEANQ_URL, else that of 'leanq up']."
-    return click.option("--url", envvar="LEANQ_URL", metavar="URL", help=text)
+    return click.option(
+        "--url", envvar="LEANQ_URL", metavar="URL", help=text, callback=_warn_of_password
+    )
 
 
 url = _url("The queue's Redis: redis://, rediss:// or unix://")
@@ -143,6 +160,14 @@ client = combined(
     as_json,
 )
 """The same of a command that asks as any client does, and so also through a gateway."""
+
+metrics_host = click.option(
+    "--metrics-host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where metrics are served, to whoever reaches it; 0.0.0.0 for all addresses.",
+)
 
 env = click.option(
     "--env",

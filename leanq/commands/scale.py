@@ -105,6 +105,7 @@ _options = options.combined(
         metavar="PORT",
         help="Serve the fleet's metrics and the scaler's on this port.",
     ),
+    options.metrics_host,
     click.option(
         "--worker",
         default="",
@@ -144,6 +145,7 @@ def scale(
     environments: Sequence[str],
     every_s: float,
     port: int | None,
+    metrics_host: str,
     worker: str,
     namespace: str,
     deployment: str,
@@ -172,13 +174,13 @@ def scale(
     kubernetes = {"namespace": namespace, "deployment": deployment, "hpa": hpa}
     made = Scaler(
         settings,
-        _target(target, settings, who, worker, kubernetes),
+        _target(target, settings, who, worker, as_json, kubernetes),
         sizes,
         every_s=every_s,
         tell=tell,
         who=who,
     )
-    page = contextlib.nullcontext() if port is None else Page(port, made.samples)
+    page = contextlib.nullcontext() if port is None else Page(port, made.samples, host=metrics_host)
     with page:
         if isinstance(page, Page):
             log.info("metrics at http://localhost:%d/metrics", page.port)
@@ -211,11 +213,11 @@ def _check_target(target: str, environments: Sequence[str], name: str) -> None:
 
 
 def _target(
-    name: str, settings: Settings, who: str, worker: str, kubernetes: dict[str, Any]
+    name: str, settings: Settings, who: str, worker: str, as_json: bool, kubernetes: dict[str, Any]
 ) -> Target:
     if name == "local":
         place = {"LEANQ_URL": settings.url, "LEANQ_PREFIX": settings.prefix}
-        return LocalTarget(worker, os.environ | place)
+        return LocalTarget(worker, os.environ | place, as_json=as_json)
     if name == "print":
         return PrintTarget()
     try:

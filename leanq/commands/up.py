@@ -19,7 +19,7 @@ _END_S = 5.0
 
 @click.command()
 @worker_options
-def up(metrics_port: int | None, **how: Any) -> None:
+def up(metrics_port: int | None, metrics_host: str, **how: Any) -> None:
     """Run a server and a worker that later commands find."""
     log_to_stderr(False)
     place = UpFile(os.environ)
@@ -52,7 +52,7 @@ def up(metrics_port: int | None, **how: Any) -> None:
 
         place.write(settings)
         try:
-            with metrics_page(worker, metrics_port):
+            with metrics_page(worker, metrics_port, metrics_host):
                 asyncio.run(run())
         finally:
             place.remove()

@@ -91,6 +91,7 @@ worker_options = options.combined(
         metavar="PORT",
         help="Serve /metrics and /healthz on this port; 0 takes any free one, and logs it.",
     ),
+    options.metrics_host,
     click.option(
         "--grace",
         "grace_s",
@@ -121,7 +122,9 @@ worker_options = options.combined(
 @click.command()
 @options.queue
 @worker_options
-def worker(url: str | None, as_json: bool, metrics_port: int | None, **how: Any) -> None:
+def worker(
+    url: str | None, as_json: bool, metrics_port: int | None, metrics_host: str, **how: Any
+) -> None:
     """Run requests of the queue until SIGTERM, then drain.
 
     With --json it logs JSON lines. It ends with code 3 where Lean does not work on this machine;
@@ -130,7 +133,7 @@ def worker(url: str | None, as_json: bool, metrics_port: int | None, **how: Any)
     settings = queue_settings(url)
     log_to_stderr(as_json)
     made = make_worker(settings, **how)
-    with metrics_page(made, metrics_port):
+    with metrics_page(made, metrics_port, metrics_host):
         asyncio.run(run_until_stopped(made))
 
 
@@ -256,7 +259,9 @@ def project_here() -> Path | None:
     return None
 
 
-def metrics_page(worker: Worker, port: int | None) -> contextlib.AbstractContextManager[object]:
+def metrics_page(
+    worker: Worker, port: int | None, host: str
+) -> contextlib.AbstractContextManager[object]:
     """The worker's metrics, if a port was named for them."""
     if port is None:
         return contextlib.nullcontext()
@@ -267,7 +272,7 @@ def metrics_page(worker: Worker, port: int | None) -> contextlib.AbstractContext
         yield "leanq_worker_quarantined", (), float(worker.quarantined)
         yield from counted_samples()
 
-    page = Page(port, read, worker.joined.is_set)
+    page = Page(port, read, worker.joined.is_set, host=host)
     log.info("metrics of this worker on port %d", page.port)
     return page
 

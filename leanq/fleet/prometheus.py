@@ -112,7 +112,7 @@ class Page:
         port: 0 takes any that is free.
         read: the samples as of now; called in another thread, once for each reading.
         healthy: whether ``/healthz`` answers 200 rather than 503.
-        host: the address to listen on; "" for every one.
+        host: the address to listen on.
 
     Attributes:
         port: where it listens.
@@ -126,7 +126,7 @@ class Page:
         port: int,
         read: Callable[[], Iterable[Sample]],
         healthy: Callable[[], bool] = lambda: True,
-        host: str = "",
+        host: str = "127.0.0.1",
     ) -> None:
         registry = CollectorRegistry()
         registry.register(_Collector(lambda: _families(read())))
@@ -155,7 +155,9 @@ class Page:
         try:
             self._server = (_Server6 if ":" in host else ThreadingHTTPServer)((host, port), Handler)
         except OSError as error:
-            raise UsageError(f"cannot serve metrics on port {port}: {error.strerror}") from None
+            raise UsageError(
+                f"cannot serve metrics on port {port} of {host!r}: {error.strerror}"
+            ) from None
         self.port: int = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 

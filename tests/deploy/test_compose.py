@@ -151,6 +151,7 @@ def test_commands_and_settings_are_leanqs() -> None:
         _, options = parse(each["command"])
         port = options.get("--metrics-port") or options["--port"]
         assert each["expose"] == [port]
+        assert "0.0.0.0" in (options.get("--metrics-host"), options.get("--host"))
         assert f"127.0.0.1:{port}/" in each["healthcheck"]["test"][-1]
         assert set(each["environment"]) <= settings()
         check_url(filled(each["environment"]["LEANQ_URL"]))

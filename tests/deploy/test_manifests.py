@@ -464,6 +464,7 @@ def test_commands_and_settings_are_leanqs(objects: tuple[Object, ...]) -> None:
         command, options = each.command
         port = "--metrics-port" if command == "worker" else "--port"
         assert each.ports == {"metrics": int(options[port])}
+        assert options["--metrics-host"] == "0.0.0.0"  # Prometheus and probes come from outside.
         variables = {item["name"] for item in each.container["env"]}
         assert "LEANQ_URL" in variables
         used = {word for value in options.values() for word in re.findall(r"\$\((\w+)\)", value)}

@@ -2,7 +2,8 @@
 
 The image is built and examined; compose's fleet gives the samples' verdicts, grows, loses a worker
 to SIGKILL and one to SIGTERM, and its server. Needs root on Debian bookworm, and a mirror of
-Debian's packages and one of PyPI's; pulls nothing. Where an engine cannot be had, says why.
+Debian's packages and one of PyPI's; pulls nothing. Says why where an engine cannot be had; anything
+else that is lacking fails it.
 """
 
 from __future__ import annotations

@@ -47,6 +47,10 @@ class NoEngine(Unavailable):
     """An engine cannot be had here; another one may."""
 
 
+class OutOfTime(Exception):  # noqa: N818
+    """The seconds of ``--within`` have passed, and all was good so far."""
+
+
 def run(
     *command: str | Path,
     timeout_s: float = 60.0,
@@ -106,8 +110,9 @@ def install(packages: Sequence[str], programs: Sequence[str], deadline_s: float)
 
 
 def in_namespaces(module: str, course: Callable[[Path], None]) -> int:
-    """Runs ``course`` with a folder to work in, in namespaces of its own; its exit code.
+    """Runs ``course`` with a folder to work in, in namespaces of its own; returns the exit code.
 
+    A course that is skipped has code 0 if this machine can have no engine, and else code 1.
     The folder is new, and gone in the end, unless ``--folder FOLDER`` names one: what was fetched
     and made there is then taken again. ``--within SECONDS`` ends a course that is good so far.
     """
@@ -118,6 +123,7 @@ def in_namespaces(module: str, course: Callable[[Path], None]) -> int:
     parser.add_argument("--within", type=float, default=0.0)
     options = parser.parse_args()
     if why := _hindrance():
+        # No engine can be installed or started on such a machine.
         print(f"SKIPPED: {why}", flush=True)
         return 0
     with contextlib.ExitStack() as at_end:
@@ -126,7 +132,7 @@ def in_namespaces(module: str, course: Callable[[Path], None]) -> int:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             print("SKIPPED: another course is under way on this machine", flush=True)
-            return 0
+            return 1
         if options.folder:
             folder = options.folder.resolve()
             folder.mkdir(parents=True, exist_ok=True)
@@ -158,15 +164,18 @@ def _inside(course: Callable[[Path], None]) -> int:
     within_s = float(os.environ[_WITHIN])
 
     def out_of_time(*_: object) -> None:
-        raise Unavailable(f"the rest: not within {within_s:.0f} s on this machine")
+        raise OutOfTime(f"the rest: not within {within_s:.0f} s on this machine")
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     signal.signal(signal.SIGALRM, out_of_time)
     signal.setitimer(signal.ITIMER_REAL, within_s)
     try:
         course(Path(os.environ[_INSIDE]))
+    except (NoEngine, OutOfTime) as why:
+        print(f"SKIPPED: {why}", flush=True)
     except Unavailable as why:
         print(f"SKIPPED: {why}", flush=True)
+        return 1
     return 0
 
 

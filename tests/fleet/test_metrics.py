@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import socket
 from bisect import bisect_left
 from time import monotonic
 from typing import Any
@@ -234,16 +235,20 @@ def test_a_worker_and_the_exporter(place: Terminal, core: Environment) -> None:
     port = port_in(wait_for_line(worker.stderr, "metrics of this worker"))
     wait_for_line(worker.stderr, "serves")
     assert scrape(port, "/healthz")[0] == 200
+    # No other address of this machine serves it, unless --metrics-host names that.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), 5)
     assert place.run("submit", *samples("and_swap", "wrong")).code == 1
     found = parsed(scrape(port)[1])
     assert found['leanq_worker_slots{state="idle"}'] == 2
     assert found['leanq_worker_requests_total{verdict="accepted"}'] == 1
     assert found['leanq_lean_starts_total{program="lean"}'] >= 2
 
-    exporter = place.start("metrics", "--port", "0")
+    exporter = place.start("metrics", "--port", "0", "--metrics-host", "0.0.0.0")
     port = port_in(wait_for_line(exporter.stderr, "metrics at"))
     found = parsed(scrape(port)[1])
     assert found["leanq_up"] == 1
+    socket.create_connection(("127.0.0.2", port), 5).close()
     assert found['leanq_slots{environment="default",state="idle"}'] == 2
     verdict = 'leanq_requests_finished_total{{environment="default",verdict="{}"}}'
     assert found[verdict.format("rejected")] == 1

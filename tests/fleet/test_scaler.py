@@ -197,7 +197,11 @@ def test_a_fleet_follows_a_burst_up_and_down(terminal: Terminal, settings: Setti
     assert "scaler      echo: 0 workers wanted, " in terminal.run("status").out
     assert 1 < max(targets) <= 3
     scaler.send_signal(signal.SIGINT)
-    assert ended(scaler).code == 0
+    done = ended(scaler)
+    assert done.code == 0
+    # Those of its workers, too.
+    lines = [json.loads(line) for line in done.err.splitlines()]
+    assert any("serves" in line["message"] for line in lines)
 
 
 @pytest.mark.slow

@@ -108,16 +108,19 @@ class LocalTarget:
     Args:
         worker: options of ``leanq worker``, as on a command line.
         environ: their environment variables, which name the queue.
+        as_json: whether they log JSON lines, to the scaler's standard error.
 
     Raises:
         UsageError: the options cannot be read.
     """
 
-    def __init__(self, worker: str, environ: Mapping[str, str]) -> None:
+    def __init__(self, worker: str, environ: Mapping[str, str], *, as_json: bool = False) -> None:
         try:
             options = shlex.split(worker)
         except ValueError as error:
             raise UsageError(f"--worker {worker!r} cannot be read: {error}") from None
+        if as_json:
+            options.append("--json")
         self._command = [sys.executable, "-m", "leanq", "worker", *options]
         self._environ = dict(environ)
         self._workers: list[_Started] = []
