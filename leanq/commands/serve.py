@@ -23,7 +23,6 @@ from leanq.fleet.logging import log_to_stderr
 from leanq.fleet.prometheus import Page
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.keys import KeyFile, make_keys
-from leanq.gateway.logs import SparingFilter, access
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT
 from leanq.queue.settings import Settings, check_name
 from leanq.queue.up_file import UpFile
@@ -190,6 +189,9 @@ def serve(
 
 def _log(as_json: bool) -> None:
     """What the gateway has to say goes to standard error, and what its server has."""
+    # Needs the extra.
+    from leanq.gateway.logs import SparingFilter, access
+
     log_to_stderr(as_json)
     if not as_json:
         # People are not told of each request.

@@ -54,7 +54,7 @@ def test_json_lines(client: Terminal) -> None:
         "-": "accepted",
     }
     assert lines["and_swap"]["theorems"] == [
-        {"name": "and_swap", "statement": "∀ (p q : Prop), And p q → And q p"}
+        {"name": "and_swap", "statement": "∀ (p q : Prop), p ∧ q → q ∧ p"}
     ]
     assert {name: line["axioms"] for name, line in lines.items()} == {
         "and_swap": [],

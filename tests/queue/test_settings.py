@@ -174,7 +174,7 @@ def test_counts_are_whole_numbers(name: str) -> None:
 
 def test_each_setting_has_a_variable_that_sets_it() -> None:
     default = Settings("redis://host")
-    for item in fields(Settings)[1:]:
+    for item in (each for each in fields(Settings) if each.metadata):
         value = getattr(default, item.name)
         other = "other" if isinstance(value, str) else value + 1
         environ = {f"LEANQ_{item.name.upper()}": str(other)}
@@ -237,7 +237,7 @@ def test_no_word_about_the_right_variables_or_those_of_a_kubernetes_service(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     right = dict(Settings.load("redis://host", {}).__dict__)
-    right.pop("url")
+    right = {item.name: right[item.name] for item in fields(Settings) if item.metadata}
     environ = {f"LEANQ_{name.upper()}": str(value) for name, value in right.items()}
     links = ("SERVICE_HOST", "SERVICE_PORT", "PORT", "PORT_6379_TCP", "PORT_6379_TCP_ADDR")
     environ |= {f"LEANQ_{name}": "x" for name in (*links, "URL", "RQ_URL", "LEAN", "PASSWORD")}
