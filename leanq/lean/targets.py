@@ -55,11 +55,12 @@ class _Compiled(NamedTuple):
 
     @classmethod
     def of(cls, file: Parts, ending: tuple[str, str]) -> _Compiled:
-        """Raises `InvalidRequestError` for a file that cannot be read."""
+        """Looks into a compiled file for what is to be proved there."""
         try:
             has_theorem, open_ = what_is_open(open_image(file))
-        except (Damaged, IndexError) as error:
-            raise InvalidRequestError(f"the target cannot be read: {error}") from None
+        except (Damaged, IndexError):
+            # A file of another Lean: the judge says of the candidate why it cannot judge.
+            has_theorem, open_ = True, []
         return cls(file, ending, has_theorem, [display(name) for name in open_])
 
     def check(self, holes: Sequence[str]) -> None:

@@ -167,7 +167,7 @@ async def test_mischief_changes_no_step(site: Site, what: str) -> None:
         ("close", "unjudged"),
     ):
         reply = await step(driver, state, f"{tactic} standin:{what}")
-        assert reply.verdict == verdict
+        assert reply.verdict == verdict, reply.error
         assert (await step(driver, state, "split 3")).goals[2:] == ("⊢ goal 0.2",)
 
 
