@@ -28,6 +28,7 @@ PARTS = {
     "gateway/access.py": "server",
     "gateway/app.py": "server",
     "gateway/batches.py": "server",
+    "gateway/bodies.py": "server",
     "gateway/campaigns.py": "server",
     "gateway/connections.py": "server",
     "gateway/interface.py": "server",

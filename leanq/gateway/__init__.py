@@ -19,6 +19,7 @@ One process is a client of the queue, and serves any number of its own::
     campaigns.py        whole data sets, for campaign workers
     problems.py         its errors
     metrics.py          what it knows of its own work
+    bodies.py           what their bodies may hold, before any of it is built
     operation_routes.py the short way to the three operations
     status.py           what a key may know of the fleet
     interface.py        what both interfaces are made of

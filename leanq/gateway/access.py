@@ -140,13 +140,7 @@ class Access:
         Raises:
             HTTPException: 429, the key has reached a limit; 413, it can never be within it.
         """
-        if number > key.outstanding:
-            count("leanq_http_refusals_total", "size of the batch")
-            raise HTTPException(
-                413,
-                f"{number} requests at once, and the key allows {key.outstanding} outstanding "
-                "ones; send smaller batches",
-            )
+        check_number(key, number)
         if wait := self.wait_for(key, number, lean):
             limit, detail, after_s = wait
             count("leanq_http_refusals_total", limit)
@@ -227,6 +221,17 @@ class Access:
         if self._keys is None:
             return state
         return f"{state}-{self.signature(f'{key.tenant} {state}')[:32]}"
+
+
+def check_number(key: Key, number: int) -> None:
+    """Raises HTTPException (413) if a key never allows so many requests at once."""
+    if number > key.outstanding:
+        count("leanq_http_refusals_total", "size of the batch")
+        raise HTTPException(
+            413,
+            f"{number} requests at once, and the key allows {key.outstanding} outstanding "
+            "ones; send smaller batches",
+        )
 
 
 def _unauthorized(detail: str) -> HTTPException:

@@ -29,7 +29,7 @@ from leanq.gateway.keys import Key
 from leanq.gateway.operations import prepared_of, prepared_text
 from leanq.gateway.pending import End
 from leanq.gateway.problems import problem_of
-from leanq.gateway.v1_models import Item, Step, check_fields, result_of
+from leanq.gateway.v1_models import BOUNDS, Item, Step, result_of
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 log = logging.getLogger("leanq.gateway")
@@ -207,8 +207,7 @@ class _Run:
         if self._complete:
             return
         try:
-            check_fields(line)
-            item = _items.validate_json(line)
+            item = _items.validate_json(BOUNDS.bounded(line))
         except ValidationError as error:
             details = error.errors(include_url=False, include_context=False, include_input=False)
             self._malformed(index, RequestValidationError(details))

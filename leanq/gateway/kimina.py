@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, FailFast, Field
 
 from leanq.errors import InvalidRequestError, LeanQError, RequestError
 from leanq.gateway.access import Submitter
+from leanq.gateway.bodies import Bounds
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import while_connected
 from leanq.gateway.groups import Group
@@ -28,7 +29,6 @@ from leanq.producer.request_builder import Check, PreparedRequest
 from leanq.queue.requests import MAX_TIMEOUT_S, Infotree, Reply, without_infotree
 
 router = APIRouter(tags=["Kimina Lean Server"])
-operations = APIRouter(route_class=OperationRoute, tags=["Kimina Lean Server"])
 
 Timeout = Annotated[int, Field(ge=0, le=int(MAX_TIMEOUT_S))]
 _Environment = Annotated[
@@ -116,6 +116,27 @@ class VerifyRequest(BaseModel):
             ]
         }
     }
+
+
+class _Snippet(msgspec.Struct, gc=False):
+    id: str
+    code: str
+
+
+class _Code(msgspec.Struct, gc=False, omit_defaults=True):
+    custom_id: str | int
+    proof: str | None = None
+    code: str | None = None
+
+
+class _Route(OperationRoute):
+    bounds: ClassVar = {
+        CheckRequest: Bounds(CheckRequest.model_fields, items={"snippets": _Snippet}),
+        VerifyRequest: Bounds(VerifyRequest.model_fields, items={"codes": _Code}),
+    }
+
+
+operations = APIRouter(route_class=_Route, tags=["Kimina Lean Server"])
 
 
 @operations.post("/api/check/", include_in_schema=False)

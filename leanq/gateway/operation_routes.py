@@ -7,8 +7,9 @@ request for one of them goes straight to its handler, whose arguments are always
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, get_type_hints
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -19,7 +20,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leanq.errors import LeanQError
-from leanq.gateway.access import may
+from leanq.gateway.access import check_number, may
+from leanq.gateway.bodies import Bounds
 from leanq.gateway.connections import ClientGoneError, client_gone
 
 MAX_WAIT_S = 3600
@@ -36,18 +38,17 @@ class OperationRoute(APIRoute):
     more.
 
     Attributes:
-        check_first: called with each body before it is read; raises RequestValidationError.
+        bounds: what a body may hold, by the model that it is read into.
     """
 
-    @staticmethod
-    def check_first(data: bytes) -> None:
-        """Nothing is wrong by itself."""
+    bounds: ClassVar[Mapping[Any, Bounds]]
 
     def get_route_handler(self) -> Any:
         """The handler; it raises what FastAPI's own would raise."""
         endpoint = self.endpoint
         hints = get_type_hints(endpoint)
         bodies: TypeAdapter[Any] = TypeAdapter(hints["body"])
+        bounds = self.bounds[hints["body"]]
         may_wait = "wait" in hints
 
         async def handle(request: Request) -> Response:
@@ -55,8 +56,7 @@ class OperationRoute(APIRoute):
             if not _is_json(request.headers.get("content-type")):
                 # A browser asks nobody before it sends another type on behalf of a page.
                 raise HTTPException(415, "Content-Type must be application/json")
-            data = await request.body()
-            self.check_first(data)
+            data = bounds.bounded(await request.body(), partial(check_number, key))
             body = _valid("body", bodies.validate_json, data)
             how = {}
             if may_wait and (wait := request.query_params.get("wait")) is not None:

@@ -55,7 +55,7 @@ router = APIRouter()
 
 
 class _V1Route(OperationRoute):
-    check_first = staticmethod(models.check_fields)
+    bounds = dict.fromkeys((models.Check, models.Verify, models.Step), models.BOUNDS)
 
 
 operations = APIRouter(route_class=_V1Route)

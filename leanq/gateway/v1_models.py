@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi.exceptions import RequestValidationError
 from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict, FailFast, Field
 
+from leanq.gateway.bodies import Bounds
 from leanq.queue.requests import Infotree, Reason, Reply, Verdict, check_reply_to_json
 
 THEOREM = "theorem t (p : Prop) (h : p) : p := "
@@ -111,31 +110,13 @@ Body = Check | Verify | Step
 Item = Annotated[CheckItem | VerifyItem | StepItem, Field(discriminator="op")]
 """One line of a batch."""
 
-_Fields = msgspec.defstruct(
-    "_Fields",
-    [
-        (name, msgspec.Raw, msgspec.Raw())
-        for name in {**CheckItem.model_fields, **VerifyItem.model_fields, **StepItem.model_fields}
-    ],
-    forbid_unknown_fields=True,
+BOUNDS = Bounds(
+    [*CheckItem.model_fields, *VerifyItem.model_fields, *StepItem.model_fields],
+    texts=("code", "target", "state", "tactic"),
+    names=("allow_axioms", "theorems", "holes"),
+    is_closed=True,
 )
-
-
-def check_fields(data: bytes) -> None:
-    """Refuses a body at the first field that no operation has; the models themselves would collect
-    all of them, and millions fit into a body.
-
-    Raises:
-        RequestValidationError: it has such a field.
-    """
-    # What else is wrong is for the models to say.
-    with contextlib.suppress(UnicodeDecodeError, RecursionError):
-        try:
-            msgspec.json.decode(data, type=_Fields)
-        except msgspec.DecodeError as error:
-            if "unknown field" in str(error):
-                fault = {"type": "extra_forbidden", "loc": ("body",), "msg": f"{error!s:.200}"}
-                raise RequestValidationError([fault]) from None
+"""What any of the bodies and lines may hold."""
 
 
 class Message(BaseModel):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -122,6 +125,85 @@ def test_an_answer_does_not_repeat_what_was_sent(ask: Ask, path: str, body: dict
 def test_a_field_that_there_is_not_is_named(ask: Ask) -> None:
     answer = ask("/v1/check", b'{"code": "x", "timeouts": 5}', "application/json")
     assert (answer.status_code, "`timeouts`" in answer.json()["detail"]) == (422, True)
+
+
+BOMB_BYTES = 4 << 20
+TEXT = "theorem t : 1 = 1 := rfl\n" * 40
+# Their only fault is told when all of them has been read.
+HONEST = {
+    "/api/check": {
+        "snippets": [{"id": str(n), "code": TEXT} for n in range(BOMB_BYTES // len(TEXT))],
+        "timeout": -1,
+    },
+    "/v1/check": {"code": TEXT * (BOMB_BYTES // len(TEXT)), "timeout_s": ""},
+}
+
+
+def _filled(begin: bytes, piece: bytes, end: bytes) -> bytes:
+    return begin + piece * ((BOMB_BYTES - len(begin) - len(end)) // len(piece)) + end
+
+
+BOMBS = {
+    "zeros": _filled(b'{"x":[0', b",0", b"]}"),
+    "zeros alone": _filled(b"[0", b",0", b"]"),
+    "zeros in a field": _filled(b'{"code":"x","allow_axioms":[0', b",0", b"]}"),
+    "zeros in a number": _filled(b'{"code":"x","timeout_s":[0', b",0", b"]}"),
+    "zeros in a snippet": _filled(
+        b'{"timeout":-1,"snippets":[{"id":"","code":"","x":[0', b",0", b"]}]}"
+    ),
+    "zeros as an id": _filled(b'{"snippets":[{"code":"","id":[0', b",0", b"]}]}"),
+    "zeros for a timeout": _filled(b'{"snippets":[{"id":"","code":""}],"timeout":[0', b",0", b"]}"),
+    "names": _filled(b'{"code":"x","allow_axioms":[""', b',"ab"', b"]}"),
+    "lists": _filled(b'{"x":[0', b",[[[[]]]]", b"]}"),
+    "lists for names": _filled(b'{"code":"x","allow_axioms":[0', b",[[[[]]]]", b"]}"),
+    "depth": _filled(b'{"x":', b"[", b""),
+    "keys": b'{"":0%s}' % b"".join(b',"k%d":0' % n for n in range(BOMB_BYTES // 12)),
+    "one key": _filled(b'{"code":0', b',"audit":0', b"}"),
+    "snippets": _filled(b'{"snippets":[{"id":"","code":""}', b',{"id":"","code":""}', b"]}"),
+    "empty snippets": _filled(b'{"snippets":[{}', b",{}", b"]}"),
+    "digits": _filled(b'{"timeout":', b"9", b"}"),
+    "decimals": _filled(b'{"code":"x","timeout_s":0.', b"9", b"}"),
+    "digits for a text": _filled(b'{"code":', b"9", b"}"),
+    "a long id": _filled(b'{"code":"x","request_id":"', b"\\u0041", b'"}'),
+    "no end": _filled(b'{"code":"', b"\\u0041", b""),
+}
+
+
+def _cost(ask: Ask, path: str, data: bytes) -> tuple[float, int]:
+    """The least CPU time of a request, in seconds, and the memory that it takes, in bytes."""
+    took_s, memory = [], []
+    for _ in range(3):
+        # The kernel begins anew to note the most memory.
+        Path("/proc/self/clear_refs").write_text("5")
+        before, began_s = _memory("VmRSS"), time.thread_time()
+        answer = ask(path, data, "application/json")
+        took_s.append(time.thread_time() - began_s)
+        memory.append(_memory("VmHWM") - before)
+        assert answer.status_code in (413, 422), answer.text
+    return min(took_s), max(memory)
+
+
+def _memory(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) << 10
+
+
+@pytest.fixture(scope="module")
+def honest(ask: Ask) -> dict[str, float]:
+    """The CPU time of reading an ordinary body as large as the bombs, by path."""
+    return {path: _cost(ask, path, json.dumps(body).encode())[0] for path, body in HONEST.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", HONEST)
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_costs_no_more_than_an_ordinary_body(
+    ask: Ask, honest: dict[str, float], path: str, name: str
+) -> None:
+    took_s, memory = _cost(ask, path, BOMBS[name])
+    assert took_s < 4 * honest[path]
+    assert memory < 10 * BOMB_BYTES
 
 
 @pytest.mark.slow
