@@ -154,7 +154,7 @@ def serve(
 
     async def run() -> None:
         async with (
-            _queue_at(url, [env] if path else []) as (place, worker),
+            _queue_at(url, [env] if path else []) as (place, own),
             GatewayClient(
                 place, when_full="raise", unavailable_timeout_s=_UNAVAILABLE_TIMEOUT_S
             ) as lean,
@@ -177,10 +177,16 @@ def serve(
                     gc.freeze()
                     # And what lives for the length of a request is no garbage, however much it is.
                     gc.set_threshold(50_000, 20, 50)
-                    for task in worker:
-                        task.add_done_callback(lambda _: gateway.stop())
+
+                    def end(_: object) -> None:
+                        gateway.stop()
+                        # No request that is under way can end any more.
+                        app.state.ending.set()
+
+                    for task in own:
+                        task.add_done_callback(end)
                     await gateway.run()
-                    for task in worker:
+                    for task in own:
                         if task.done():
                             task.result()
 
@@ -206,18 +212,19 @@ def _log(as_json: bool) -> None:
 @contextlib.asynccontextmanager
 async def _queue_at(
     url: str | None, environments: list[str]
-) -> AsyncIterator[tuple[str | Settings, set[asyncio.Task[None]]]]:
+) -> AsyncIterator[tuple[str | Settings, list[asyncio.Task[Any]]]]:
     """The queue at ``url``, or that of ``leanq up``, or one of the gateway's own.
 
-    Yields where it is, and the task of the worker if the gateway has started one.
+    Yields where it is. For a queue of the gateway's own it yields two tasks as well, which end only
+    with an error: that of the server and that of the worker.
     """
     written = UpFile(os.environ).read
     if url:
-        yield url, set()
+        yield url, []
         return
     if named := written():
         # Another `leanq up` has another address.
-        yield replace(Settings.load(named, os.environ), written=written), set()
+        yield replace(Settings.load(named, os.environ), written=written), []
         return
     from leanq.local import EmbeddedServer, embedded_settings, running
 
@@ -225,9 +232,14 @@ async def _queue_at(
         settings = embedded_settings(embedded, os.environ)
         worker = make_worker(settings, environments=environments)
         with embedded:
-            async with running(worker) as task:
+            async with running(worker) as working:
                 log.info("no queue is named, so this gateway has one of its own, with a worker")
-                yield settings, {task}
+                watching = asyncio.create_task(embedded.watch())
+                try:
+                    yield settings, [watching, working]
+                finally:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
 
 
 @contextlib.contextmanager

@@ -10,15 +10,13 @@ import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import click
 import pytest
 from msgspec import structs
 from support.fleets import counter, echo_body, look, submission, until
 from support.metrics import port_in, scrape
-from support.sandboxes import children
-from support.terminals import Terminal, ended, samples, wait_for_line
+from support.terminals import Terminal, ended, own_server_of, samples, wait_for_line
 
 from leanq import __version__
 from leanq.cli import cli
@@ -455,13 +453,7 @@ def test_up(terminal: Terminal) -> None:
 def test_up_ends_with_its_server(terminal: Terminal) -> None:
     up = terminal.start("up", "--driver", "echo")
     wait_for_line(up.stderr, "leanq is up")
-    (shell,) = (
-        pid
-        for pid in children(up.pid)
-        if b"server.conf" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
-    (server,) = children(shell)
-    os.kill(server, signal.SIGKILL)
+    os.kill(own_server_of(up), signal.SIGKILL)
     done = ended(up)
     assert done.code == 3
     assert "leanq: the server of this command has died, and what its queue held is lost" in done.err

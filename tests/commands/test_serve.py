@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from support.fleets import look, until
 from support.gateways import key_file
 from support.kimina_reading import reading
 from support.metrics import parsed, port_in, scrape
-from support.terminals import Process, Terminal, ended, samples, wait_for_line
+from support.terminals import Process, Terminal, ended, own_server_of, samples, wait_for_line
 
 from leanq.cli import cli
 from leanq.errors import UnavailableError, UsageError
@@ -179,6 +180,24 @@ def test_without_a_queue_it_has_one_of_its_own_with_a_worker(terminal: Terminal)
     assert "Mathlib" in library["error"]
     process.send_signal(signal.SIGTERM)
     assert ended(process).code == 0
+
+
+@pytest.mark.slow
+def test_it_ends_with_its_own_server(terminal: Terminal) -> None:
+    url = serve(terminal, "--grace", "600")
+    process = terminal.processes[-1]
+    with httpx2.Client(base_url=url, timeout=100) as http, ThreadPoolExecutor() as threads:
+        until(lambda: http.get("/ready").status_code == 200)
+        asked = threads.submit(http.post, "/v1/check", json={"code": LONG})
+        until(lambda: http.get("/v1/status").json()["outstanding"] == 1)
+        os.kill(own_server_of(process), signal.SIGKILL)
+        assert asked.result(timeout=100).status_code == 503
+    done = ended(process)
+    assert done.code == 3
+    said = done.err.splitlines()[-1]
+    assert said.startswith("leanq: the server of this command has died"), done.err
+    assert said.endswith("; run the command again")
+    assert terminal.is_clean()
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from leanq.queue.settings import Settings
 from support.command_server import COMMAND_TIMEOUT_S, Command
 from support.fleets import until
 from support.paths import ROOT, SAMPLES
-from support.sandboxes import busy, marked
+from support.sandboxes import busy, children, marked
 
 # As the installed script does it, with an interpreter of its own.
 LEANQ = (sys.executable, "-c", "from leanq.__main__ import main; main()")
@@ -145,6 +145,17 @@ def ended(process: Process, stdin: bytes | None = None) -> Done:
     )
     assert "Traceback" not in done.err, done.err
     return done
+
+
+def own_server_of(process: Process) -> int:
+    """The process id of the server that a command has started for itself."""
+    (shell,) = (
+        pid
+        for pid in children(process.pid)
+        if b"server.conf" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    (server,) = children(shell)
+    return server
 
 
 def wait_for_line(stream: IO[bytes] | None, text: str) -> str:
