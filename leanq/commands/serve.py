@@ -194,7 +194,7 @@ def serve(
 
 
 def _log(as_json: bool) -> None:
-    """What the gateway has to say goes to standard error, and what its server has."""
+    """Logs to standard error what the gateway and its HTTP server have to say."""
     # Needs the extra.
     from leanq.gateway.logs import SparingFilter, access
 

@@ -93,7 +93,10 @@ def test_commands_of_operations_take_a_gateway_for_a_queue(client: Terminal) -> 
     short = client.run("step", "--url", url, state[:8], "exact h")
     assert (short.code, "expected 64 hexadecimal digits" in short.err) == (2, True)
     looked = client.run("status", "--url", url)
-    assert (looked.code, "not a Redis URL" in looked.err) == (2, True)
+    assert (looked.code, "is a gateway, and this needs the queue's Redis" in looked.err) == (
+        2,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
