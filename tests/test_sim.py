@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 
+from leanq.scale import ScaleSettings
 from sim.fleet import Fleet
 from sim.measure import difference, figures, interval, quantile
 from sim.parts import Outcome
-from sim.policies import policies
+from sim.policies import Deadline, policies
 from sim.report import verdict
 from sim.scenarios import STEADY, TEN, Scenario, bursts, poisson
 
@@ -115,3 +116,22 @@ def test_intervals_hold_the_mean_and_pairs_cancel_what_they_share() -> None:
 def test_verdicts(cost: float, wait: float, word: str) -> None:
     ours = [{"cost": 2 + cost, "p99_s": 100 + wait}] * 3
     assert verdict({"deadline": ours, "reference": [{"cost": 2.0, "p99_s": 100.0}] * 3}) == word
+
+
+BACKLOG = Scenario(
+    "backlog", "3,000 at once", bursts([60.0], 3000), 1800, work_s=lambda _: 2.0, spread=0.5
+)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_only_the_reference_flaps_without_an_autoscaler_above_it(seed: int) -> None:
+    def alone(settings: ScaleSettings) -> Outcome:
+        return Fleet(BACKLOG, Deadline(settings), seed, idle_first=True).run()
+
+    reference = alone(ScaleSettings("reference", slots=4, max_workers=100, min_workers=1))
+    assert reference.reversals >= 5
+    # Up for the backlog, and down when it is done.
+    deadline = alone(ScaleSettings("deadline", slots=4, max_workers=100))
+    assert deadline.reversals <= 1
+    assert (reference.left, deadline.left) == (0, 0)
+    assert deadline.slot_s < reference.slot_s

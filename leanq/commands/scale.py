@@ -41,7 +41,8 @@ _options = options.combined(
         type=click.Choice(["deadline", "reference"]),
         default="deadline",
         show_default=True,
-        help="The policy that decides.",
+        help="The policy that decides. 'reference' gives a minimum for an autoscaler above it (see "
+        "--hpa), and by itself goes up and down within a backlog; 'deadline' needs no other.",
     ),
     click.option(
         "--env",
