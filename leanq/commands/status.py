@@ -277,10 +277,10 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
     if record["prefixes"]:
         ways = {_WAYS.get(name, name): count for name, count in record["prefixes"].items()}
         yield f"contexts    of goals and steps: {counted(ways)}"
-    if routed := record["warm_hits"] + record["warm_misses"]:
+    if hits := record["warm_hits"]:
         yield (
-            f"warm        {record['warm_hits']:,} of {plural(routed, 'request')} went where their "
-            "header or state is"
+            f"warm        {hits:,} of {plural(hits + record['warm_misses'], 'request')} went to a "
+            "worker that had their header or state loaded"
         )
     for name, made in record["scaler"].items():
         age = duration(time.time() - made["at"])
@@ -353,7 +353,8 @@ def _environment_table(
         row += (f"{count:,.0f}" for count in (each["running"], slots, each["workers"]))
         if not watched:
             lean = str(each.get("lean") or each.get("driver") or "–")
-            row += (lean, str(each.get("fingerprint") or "–")[:12])
+            found = sorted(each["fingerprints"]) or [str(each.get("fingerprint") or "–")]
+            row += (lean, ", ".join(fingerprint[:12] for fingerprint in found))
         rows.append(row)
     if not rows:
         return []

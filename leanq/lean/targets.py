@@ -148,7 +148,7 @@ class Targets:
             run = await self._lean.run(slot, ended.text, limits_of(request), options=options)
             outcome = run.outcome
             if outcome.verdict not in ("accepted", "incomplete"):
-                why = self._why(outcome, text)
+                why = self._why(outcome, ended)
                 raise InvalidRequestError(f"the target does not compile: {why}")
             try:
                 file = await asyncio.to_thread(read_parts, olean(slot))
@@ -156,11 +156,16 @@ class Targets:
             except AuditError as error:
                 raise InvalidRequestError(f"the target does not compile: {error}") from None
 
-    def _why(self, outcome: Outcome, text: str) -> str:
+    def _why(self, outcome: Outcome, ended: Ended) -> str:
         if outcome.reason == "unknown_import":
-            return self._lean.environment.explain_import(text)
-        errors = [message.text for message in outcome.messages if message.severity == "error"]
-        return f"{errors[0] if errors else outcome.verdict:.2000}"
+            return self._lean.environment.explain_import(ended.code)
+        errors = [message for message in outcome.messages if message.severity == "error"]
+        last_line = ended.code.rstrip().count("\n") + 1
+        if errors and errors[0].line >= last_line and ended.is_involved(errors[:1]):
+            # The target's author knows nothing of the token that Lean met.
+            expected = errors[0].text.partition("; ")[2]
+            return f"it is not complete; behind its end Lean {expected or 'expected more'}"
+        return f"{errors[0].text if errors else outcome.verdict:.2000}"
 
     def _load(self, key: str) -> _Compiled | None:
         """The target from this machine's disk; None: it is not there, or not as it was written."""

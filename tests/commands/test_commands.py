@@ -268,7 +268,8 @@ async def test_status_of_a_busy_queue(place: Terminal, settings: Settings, queue
     assert done.code == 0
     assert "waiting     3\n" in done.out
     assert "reasons     1 withdrawn\n" in done.out
-    assert "warm        0 of 1 request went where their header or state is\n" in done.out
+    # Where nothing was warm, nothing is wrong.
+    assert "warm  " not in done.out
     words = [line.split() for line in done.out.splitlines()]
     assert ["echo", "1", "3", "0"] in [line[:4] for line in words]
     assert ["w1", "2", "4"] in [line[:3] for line in words]

@@ -299,7 +299,7 @@ def test_the_view_fits_the_terminal_with_the_busiest_first() -> None:
     text = "\n".join(lines)
     told = r"scaler      e7: 9 workers wanted, 3 before \(backlog, \d\.\d s ago, s\): much waits"
     assert re.search(told, text)
-    assert "5 of 5 requests went where their header or state is" in text
+    assert "5 of 5 requests went to a worker that had their header or state loaded" in text
     assert "2 requeued after an expired lease" in text
     assert "7: 7 accepted" in text
     first = lines.index("299 workers alive, 1 expired lease") + 2

@@ -73,10 +73,14 @@ async def test_a_statement_that_proves_nothing_has_no_reward(
 ) -> None:
     with caplog.at_level(logging.WARNING, "leanq.rewards"):
         score = LeanReward(pool)
-        statements = ["def a := 1", "theorem t : Nonsense := sorry"]
-        found = await score(completions=[PROOF] * 2, statement=statements)
-    assert found == [None, None]
-    assert len(caplog.records) == 2
+        unended = "theorem t (p : Prop) (h : p) : p"
+        statements = ["def a := 1", "theorem t : Nonsense := sorry", unended]
+        found = await score(completions=[PROOF] * 3, statement=statements)
+    assert found == [None, None, None]
+    assert len(caplog.records) == 3
+    (said,) = (line for line in caplog.messages if unended in line)
+    assert "it is not complete; behind its end Lean expected ':=', 'where' or '|'" in said
+    assert "namespace" not in said
 
 
 async def test_what_says_nothing_about_the_proof_has_no_reward() -> None:
