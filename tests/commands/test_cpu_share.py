@@ -57,10 +57,12 @@ def test_lean_processes_keep_to_the_share(settings: Settings, terminal: Terminal
     def leans() -> list[int]:
         return [pid for pid in marked("lean_launcher.py") if terminal.owns(pid)]
 
-    # The next one waits for its text.
+    # Lean overflows its stack after some twenty seconds.
+    running = terminal.start("submit", *samples("stack_overflow"), stdout=subprocess.DEVNULL)
     until(lambda: bool(leans()))
     for pid in (worker.pid, *leans()):
         assert os.sched_getaffinity(pid) == half
+    running.terminate()
 
 
 @pytest.mark.slow

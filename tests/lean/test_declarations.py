@@ -74,7 +74,7 @@ async def test_what_a_text_declares(driver: LeanDriver) -> None:
         *("inductive", "constructor", "definition", "theorem", "theorem", "axiom"),
     ]
     swap = found["A.swap"]
-    assert swap.statement == "∀ (p q : Prop), And p q → And q p"
+    assert swap.statement == "∀ (p q : Prop), p ∧ q → q ∧ p"
     assert swap.imported == ("And", "And.intro", "And.left", "And.right")
     assert (swap.local, swap.axioms, swap.has_sorry) == ((), (), False)
     assert (swap.line, swap.column, swap.end_line, swap.end_column) == (5, 0, 5, 77)
@@ -143,12 +143,12 @@ theorem term (p q : Prop) (f : p → q)
     assert {name: each for name, each in statements(found).items() if name in before} == (
         statements(before)
     )
-    assert found["lemma_1"].statement == "∀ (p q : Prop), And p q → q"
+    assert found["lemma_1"].statement == "∀ (p q : Prop), p ∧ q → q"
     assert found["swap"].local == ("lemma_1", "lemma_2")
     assert found["term"].local == ("lemma_3",)
     proved = (
-        made.replace("And p q) : q := sorry", "And p q) : q := h.right")
-        .replace("And p q) : p := sorry", "And p q) : p := h.left")
+        made.replace("p ∧ q) : q := sorry", "p ∧ q) : q := h.right")
+        .replace("p ∧ q) : p := sorry", "p ∧ q) : p := h.left")
         .replace("(h : p) : q := sorry", "(h : p) : q := f h")
     )
     assert (await check(driver, proved)).verdict == "accepted"
