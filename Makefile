@@ -1,6 +1,7 @@
 # Needs Python >= 3.11 and a package index; everything else is installed into .venv.
 PYTHON ?= python3
 VENV ?= .venv
+REAL_TESTS ?= tests/real
 BIN := $(VENV)/bin
 # Bytecode is kept, whatever the caller's shell says: each of hundreds of processes would compile its own.
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,7 +27,7 @@ test-forks: $(VENV)/dev ## the tests of the lean driver, each text in a fork
 
 real-test: $(VENV)/dev ## the lean driver on a full library, LEANQ_TEST_LIBRARY's or one that is built; five minutes
 	PYTHONPATH=.:tests $(BIN)/python -m support.libraries || test "$$CI" != true
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests/real
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(REAL_TESTS)
 
 lint: $(VENV)/dev     ## ruff
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -200,7 +200,7 @@ STATEMENTS = {
         "∀ (xs ys : List Nat), (xs ++ ys).length = xs.length + ys.length"
     ),
     "(p : Nat → Prop) (h : ∃ n, p n) : ¬ ∀ n, ¬ p n := fun k => h.elim k": (
-        "∀ (p : Nat → Prop), (∃ n, p n) → ¬∀ (n : Nat), ¬p n"
+        "∀ (p : Nat → Prop), (∃ (n : Nat), p n) → ¬∀ (n : Nat), ¬p n"
     ),
     "(a b : Int) (h : a ≤ b) : a - b ≤ 0 := by omega": "∀ (a b : Int), a ≤ b → a - b ≤ 0",
     "(n : Nat) (h : n ∈ [1, 2]) : n ≤ 2 := by simp at h; omega": (
