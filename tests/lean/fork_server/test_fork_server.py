@@ -541,6 +541,9 @@ def split(core: Environment, tmp_path: Path) -> Environment:
 
 
 @pytest.mark.slow
+@pytest.mark.skip(
+    reason="the fork server is never proved on a split library since it asks for Lean's path"
+)
 async def test_functions_are_found_in_whichever_library_has_them(split: Environment) -> None:
     rules = replace(RULES, prove_after=1)
     async with opened(split, forked=True, rules=rules) as lean:
