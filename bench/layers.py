@@ -40,7 +40,7 @@ _TIMEOUT_S = 300.0
 _WARM_UP_S = 300.0
 _CACHE_BYTES = 8 << 30
 # A header is preloaded and proved with its first text, so that warming up takes no longer.
-_FORKS = ForkRules(preload_after=1, prove_after=1, compare_every=0, share=1.0)
+_FORKS = ForkRules(preload_after=1, compare_every=0)
 _NEVER = math.inf
 # None of them closes the proof, for that is a check of its own.
 _TACTICS = (

@@ -276,7 +276,7 @@ class Lean:
         if not was_stopped and self.forks.is_due():
             compiled = compiled_by(command, sandbox.left)
             seen = await asyncio.to_thread(RunBytes.of, done, compiled)
-            self.forks.prove(key, code, limits, seen)
+            self.forks.compare(key, code, limits, seen)
         return done
 
     async def ask(self, source: str) -> str:

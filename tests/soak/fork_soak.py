@@ -40,7 +40,7 @@ from leanq.queue.requests import Request
 
 _SLOTS = 2
 _AT_ONCE = 4
-_RULES = ForkRules(preload_after=1, prove_after=2, compare_every=200)
+_RULES = ForkRules(preload_after=1, compare_every=200)
 _HOSTILE_LIMITS = Limits(cpu_s=0.3, wall_s=2.0, memory_bytes=60 << 20, scratch_bytes=10 << 20)
 _GROWTH_BYTES = 4 << 20  # pages that a zygote writes to in its own bookkeeping
 

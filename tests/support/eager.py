@@ -31,7 +31,7 @@ def eager_driver(folder: Path, open_other: Callable[[], Environment] | None = No
 
 def standing_driver(environment: Environment) -> LeanDriver:
     """A driver that has no snapshots."""
-    rules = ForkRules(preload_after=1, prove_after=1, compare_every=0, share=1.0)
+    rules = ForkRules(preload_after=1, compare_every=0)
     return LeanDriver(lambda: environment, slots=1, prefixes=PrefixRules(1, 0.0), forks=rules)
 
 

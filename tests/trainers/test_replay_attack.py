@@ -189,7 +189,7 @@ async def test_a_look_shows_what_memories_hold_and_let_go(settings: Settings) ->
         command = ["status", "--url", settings.url]
         environ = {"LEANQ_PREFIX": settings.prefix}
         done = await asyncio.to_thread(CliRunner().invoke, cli, [*command, "--json"], env=environ)
-        assert json.loads(done.output)["memories"]["m"]["dropped"] == 5
+        assert json.loads(done.stdout)["memories"]["m"]["dropped"] == 5
         done = await asyncio.to_thread(CliRunner().invoke, cli, command, env=environ)
         assert "m: 3 entries in 0.0 MB, 1 evicted, 5 dropped" in done.output
     assert (await fleet_stats(settings)).status.memories == {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import textwrap
 import time
@@ -22,15 +21,16 @@ from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment
 from leanq.lean.fork_server.headers import forkable_header
 from leanq.lean.fork_server.proof import (
+    BARE_HEADER,
+    MACHINE_TRIALS,
     PROOF_LIMITS,
     RunBytes,
     Trial,
     compiled_by,
+    header_trials,
     memory_of,
-    trials,
 )
 from leanq.lean.fork_server.zygote_client import FORK_TIMEOUT_S, HeaderFailsError, Zygote
-from leanq.lean.pass_memory import PassMemory
 from leanq.lean.sandbox.sandbox import Limits, Sandbox
 from leanq.queue.metrics import count
 from leanq.queue.tasks import to_its_end
@@ -38,7 +38,7 @@ from leanq.queue.tasks import to_its_end
 log = logging.getLogger("leanq.worker")
 
 _HEADERS_REMEMBERED = 1024
-_PENDING_PROOFS = 4
+_PENDING_COMPARISONS = 4
 # Sandboxes that wait behind all headers together, for each that has been taken at once.
 _MOST_IDLE = 4
 # In a row: what a machine is short of for a moment is there again by then.
@@ -54,20 +54,16 @@ class ForkRules:
     """When a header is preloaded, and what is asked of it then.
 
     Attributes:
-        preload_after: texts with a header after which it is preloaded, where its proof is
-            remembered: preloading takes as much CPU time as so many starts of Lean.
-        prove_after: the same where it is to be proved first.
+        preload_after: texts with a header after which it is preloaded: that takes as much CPU time
+            as so many starts of Lean, and twice as much where it is to be proved, too.
         compare_every: one of so many texts is run both ways later on; 0: none.
         memory_bytes: what all preloaded headers of an environment may hold; the one used least
             recently goes first.
-        share: of the time, that preloading may take: any number of headers differ by a blank.
     """
 
     preload_after: int = 3
-    prove_after: int = 20
     compare_every: int = 500
     memory_bytes: int = 2 << 30
-    share: float = 0.2
 
 
 class _DiffersError(SandboxError):
@@ -88,9 +84,10 @@ class _Preloaded:
 class ForkServer:
     """The zygotes of one environment, which all slots of a worker share.
 
-    Before a header serves, half a dozen texts are run behind it and by a Lean that starts anew, and
-    all bytes are compared; a pass is remembered on this machine. Later the same is done with a
-    share of the texts that come. At the first difference that is there each time, the fork server
+    Before a header serves, texts are run behind it and by a Lean that starts anew, and all bytes
+    are compared: six behind a header that imports nothing, once for each environment, and two
+    behind each header. A pass is remembered on this machine. Later the same is done with a share
+    of the texts that come. At the first difference that is there each time, the fork server
     is given up for as long as the environment is open. A text with programs of its own can tell a
     fork from a Lean that starts, and say so; and one that is out of a budget may be so at another
     place, for a fork makes an object more or less: it only has the header proved again.
@@ -110,7 +107,7 @@ class ForkServer:
     ) -> None:
         self._environment = environment
         self._rules = rules
-        self._proving: set[asyncio.Task[None]] = set()
+        self._comparing: set[asyncio.Task[None]] = set()
         self._making: set[asyncio.Task[None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -120,7 +117,6 @@ class ForkServer:
         self._preloaded: dict[Key, _Preloaded] = {}  # the one used least recently first
         self._rng = random.Random()
         self._refusals = 0
-        self._preloads_next_s = 0.0  # infinite while a header is being preloaded
         self._most_taken = 0
         self._closed = False
         self.unavailable = ""
@@ -143,11 +139,9 @@ class ForkServer:
         """A sandbox behind a header; None: there is none by now. What comes again is preloaded."""
         found = self._preloaded.get(key)
         if found is None:
-            if time.monotonic() < self._preloads_next_s:
-                return None
             self._seen[key] = self._seen.get(key, 0) + 1
-            if self._seen[key] in (self._rules.preload_after, self._rules.prove_after):
-                self._expect(key, remembered=self._seen[key] < self._rules.prove_after)
+            if self._seen[key] >= self._rules.preload_after and not self._making:
+                self._expect(key)
             return None
         if found.zygote is None or not found.zygote.alive:
             return None
@@ -206,7 +200,7 @@ class ForkServer:
             await asyncio.shield(found.making)
             found = self._preloaded.get(key)
         if found is None:
-            self._expect(key, remembered=False)
+            self._expect(key)
             found = self._preloaded[key]
             assert found.making is not None
             await asyncio.shield(found.making)
@@ -234,25 +228,23 @@ class ForkServer:
         """
         key = (header, tuple(command))
         found = self._preloaded[key] = _Preloaded()
-        memory = memory_of(self._environment, *key)
-        remembered = not anew and await asyncio.to_thread(memory.is_kept)
         try:
-            await self._preload(key, found, memory if remembered else None)
+            await self._preload(key, found, anew=anew)
         except BaseException:
             self._preloaded.pop(key, None)
             raise
 
     def is_due(self) -> bool:
         """Whether the next text is one of those that are run both ways."""
-        if not self._rules.compare_every or len(self._proving) >= _PENDING_PROOFS:
+        if not self._rules.compare_every or len(self._comparing) >= _PENDING_COMPARISONS:
             return False
         return self._rng.random() < 1 / self._rules.compare_every
 
-    def prove(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
+    def compare(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
         """Runs a text again by a Lean that starts anew, in an idle moment."""
-        task = asyncio.create_task(self._prove(key, code, limits, seen))
-        self._proving.add(task)
-        task.add_done_callback(self._proving.discard)
+        task = asyncio.create_task(self._compare(key, code, limits, seen))
+        self._comparing.add(task)
+        task.add_done_callback(self._comparing.discard)
 
     def prepare(self, key: Key, sandbox: Sandbox) -> None:
         """Forks ahead of the next text."""
@@ -264,34 +256,26 @@ class ForkServer:
     async def close(self) -> None:
         """Ends all of it, but for what is taken, which ends when it is given back."""
         self._closed = True
-        tasks = [*self._proving, *self._making]
+        tasks = [*self._comparing, *self._making]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for key in list(self._preloaded):
             await self._drop(key)
 
-    def _expect(self, key: Key, *, remembered: bool) -> None:
-        """Begins to preload a header; where ``remembered``, only if its proof is."""
+    def _expect(self, key: Key) -> None:
+        """Begins to preload a header."""
         found = self._preloaded[key] = _Preloaded()
-        self._preloads_next_s = math.inf
-        found.making = asyncio.create_task(self._make(key, found, remembered))
+        found.making = asyncio.create_task(self._make(key, found))
         self._making.add(found.making)
         found.making.add_done_callback(self._making.discard)
 
     def _taken(self) -> int:
         return sum(each.taken for each in self._preloaded.values())
 
-    async def _make(self, key: Key, found: _Preloaded, remembered: bool) -> None:
-        began_s = time.monotonic()
+    async def _make(self, key: Key, found: _Preloaded) -> None:
         try:
-            memory = memory_of(self._environment, *key)
-            if await asyncio.to_thread(memory.is_kept):
-                await self._preload(key, found, memory)
-            elif remembered:
-                self._preloaded.pop(key, None)
-            else:
-                await self._preload(key, found, None)
+            await self._preload(key, found)
         except (SandboxError, OSError) as error:
             self._preloaded.pop(key, None)
             if isinstance(error, HeaderFailsError) and await self._is_header_wrong(key):
@@ -299,28 +283,19 @@ class ForkServer:
                 self._refuse_header(key)
             else:
                 await self._doubt(key, error)
-        finally:
-            now_s = time.monotonic()
-            self._preloads_next_s = now_s + (now_s - began_s) * (1 / self._rules.share - 1)
 
     async def _doubt(self, key: Key, fault: Exception) -> None:
         """Decides whether no header can be preloaded, or this one alone, which a candidate has
-        chosen: that of texts without imports is proved."""
-        header, command = key
+        chosen: one that imports nothing is proved."""
         try:
-            if header != self._environment.header:
-                plain = self._environment.header, command
-                zygote = await self._new_zygote(plain)
-                try:
-                    await self._prove_header(plain, zygote)
-                finally:
-                    await zygote.close()
+            if key[0] != BARE_HEADER:
+                await self._prove_machine(key[1], anew=True)
                 count("leanq_fork_server_total", "header_refused")
                 log.warning("Lean starts anew for texts with the header %s: %s", _short(key), fault)
                 self._refuse_header(key)
                 return
         except (SandboxError, OSError) as error:
-            log.info("nor can the header of texts without imports be preloaded: %s", error)
+            log.info("nor can a header without imports be preloaded: %s", error)
         await self._give_up(str(fault))
 
     async def _is_header_wrong(self, key: Key) -> bool:
@@ -336,14 +311,17 @@ class ForkServer:
     def _refuse_header(self, key: Key) -> None:
         self._seen[key] = -_NEVER
 
-    async def _preload(self, key: Key, found: _Preloaded, passed: PassMemory | None) -> None:
-        """Preloads a header, and proves it unless it has passed."""
-        memory = passed or memory_of(self._environment, *key)
+    async def _preload(self, key: Key, found: _Preloaded, *, anew: bool = False) -> None:
+        """Preloads a header, and proves it unless that is remembered, or to be done ``anew``."""
+        memory = memory_of(self._environment, *key)
         started_s = time.monotonic()
+        passed = not anew and await asyncio.to_thread(memory.is_kept)
+        if not passed:
+            await self._prove_machine(key[1], anew=anew)
         zygote = await self._new_zygote(key)
         try:
             if not passed:
-                await self._prove_header(key, zygote)
+                await self._prove(key, zygote, header_trials(key[0]))
                 await asyncio.to_thread(memory.keep)
         except BaseException:
             await zygote.close()
@@ -366,7 +344,7 @@ class ForkServer:
             {**self._environment.process_env(), **(env or {})},
         )
 
-    async def _prove(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
+    async def _compare(self, key: Key, code: str, limits: Limits, seen: RunBytes) -> None:
         await self._idle.wait()
         try:
             if different := await self._difference(key, code, limits, seen):
@@ -399,7 +377,7 @@ class ForkServer:
             log.info("a text that can tell a fork says something else in one: %s", different)
             zygote = self._preloaded[key].zygote if key in self._preloaded else None
             if zygote is not None:
-                await self._prove_header(key, zygote)
+                await self._prove(key, zygote, header_trials(key[0]))
         return ""
 
     def _can_tell(self, code: str, *runs: RunBytes) -> bool:
@@ -407,12 +385,30 @@ class ForkServer:
         found = evaluators(self._environment)
         return any(each.exhausted for each in runs) or runs_programs(code, found) is not None
 
-    async def _prove_header(self, key: Key, zygote: Zygote) -> None:
+    async def _prove_machine(self, command: tuple[str, ...], *, anew: bool = False) -> None:
+        """Proves that forks work here, behind a header that imports nothing: all that needs no
+        library is shown in a tenth of the time.
+
+        Raises:
+            SandboxError: no header can be preloaded here.
+        """
+        key = BARE_HEADER, command
+        memory = memory_of(self._environment, *key)
+        if not anew and await asyncio.to_thread(memory.is_kept):
+            return
+        zygote = await self._new_zygote(key)
+        try:
+            await self._prove(key, zygote, MACHINE_TRIALS)
+        finally:
+            await zygote.close()
+        await asyncio.to_thread(memory.keep)
+
+    async def _prove(self, key: Key, zygote: Zygote, trials: Sequence[Trial]) -> None:
         """Raises _DiffersError where a text comes out differently behind a header."""
         async with contextlib.AsyncExitStack() as stack:
             plain = await self._new_sandbox(stack)
             forked = await self._new_sandbox(stack, zygote)
-            for trial in trials(key[0]):
+            for trial in trials:
                 behind = forked
                 if trial.env:  # which Lean reads where it starts
                     other = await self._new_zygote(key, trial.env)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -253,17 +254,15 @@ def proved_headers(core: Environment, number: int) -> list[Key]:
     return keys
 
 
-async def test_any_number_of_headers_takes_little_of_the_machine(core: Environment) -> None:
-    """They cost who sends them nothing."""
-    forks = ForkServer(core, replace(RULES, share=0.001))
+async def test_headers_are_preloaded_one_at_a_time(core: Environment) -> None:
+    forks = ForkServer(core, RULES)
+    keys = proved_headers(core, 5)
     try:
-        for _ in range(2):
-            for key in proved_headers(core, 5):
-                await forks.take(key)
-        await eventually(lambda: len(forks.pids()) == 1, deadline_s=60.0)
-        for key in proved_headers(core, 5)[1:]:
+        for key in keys:
             assert await forks.take(key) is None
-        assert len(forks.pids()) == 1
+        await eventually(lambda: len(forks.pids()) == 1, deadline_s=60.0)
+        await eventually(partial(serves, forks, keys[1]), deadline_s=60.0)
+        assert len(forks.pids()) == 2
     finally:
         await forks.close()
 
@@ -388,33 +387,35 @@ async def test_a_zygote_that_died_costs_no_text(core: Environment) -> None:
 
 
 @pytest.mark.slow
-async def test_a_proof_is_remembered_and_what_is_not_proved_waits_for_it(
+async def test_a_proof_is_remembered(
     core: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pass_memory, "_passed", set())
     environment = replace(core, cache=tmp_path)
-    seldom = replace(RULES, prove_after=1000)
-    text = "prelude\n"
-    async with opened(environment, forked=True, rules=seldom) as lean:
-        for _ in range(3):
-            async with lean.slot() as slot:
-                await lean.run(slot, text, LIMITS)
-        assert lean.forks is not None
-        assert not lean.forks.pids()
-        assert not list(tmp_path.rglob("*.passed"))
-    async with opened(environment, forked=True) as lean:
-        await forked_once(lean, text)
-    assert len(list(tmp_path.rglob("*.passed"))) == 1
-    monkeypatch.setattr(pass_memory, "_passed", set())  # as in another process
-    async with opened(environment, forked=True, rules=seldom) as lean:
-        await forked_once(lean, text)
-    # Behind another header nothing is known.
-    async with opened(environment, forked=True, rules=seldom) as lean:
+    async with opened(environment, forked=True, rules=replace(RULES, preload_after=4)) as lean:
         for _ in range(3):
             async with lean.slot() as slot:
                 await lean.run(slot, HEADER + PROOF, LIMITS)
         assert lean.forks is not None
         assert not lean.forks.pids()
+        assert not list(tmp_path.rglob("*.passed"))
+        await forked_once(lean, HEADER + PROOF)
+    # One is of this machine, and one of the header.
+    assert len(list(tmp_path.rglob("*.passed"))) == 2
+    monkeypatch.setattr(pass_memory, "_passed", set())  # as in another process
+    proved: list[str] = []
+    prove = ForkServer._prove
+
+    async def noted(forks: ForkServer, key: Key, *others: Any) -> None:
+        proved.append(key[0])
+        await prove(forks, key, *others)
+
+    monkeypatch.setattr(ForkServer, "_prove", noted)
+    async with opened(environment, forked=True) as lean:
+        await forked_once(lean, HEADER + PROOF)
+        assert not proved
+        await forked_once(lean, "module\nprelude\n")
+        assert proved == ["module\nprelude\n"]
 
 
 def talkative(site: Site, about: str = "") -> Environment:
@@ -528,6 +529,7 @@ def split(core: Environment, tmp_path: Path) -> Environment:
         pytest.skip("no compiler here (cc), so no library can be made")
     folder = tmp_path / "lib" / "lean"
     folder.mkdir(parents=True)
+    (tmp_path / "bin").mkdir()  # Lean looks for its library from there
     [whole, *_] = core.toolchain.shared_libraries
     (folder / "libleanshared_1.so").symlink_to(whole)
     thin = folder / "libleanshared.so"
@@ -541,12 +543,8 @@ def split(core: Environment, tmp_path: Path) -> Environment:
 
 
 @pytest.mark.slow
-@pytest.mark.skip(
-    reason="the fork server is never proved on a split library since it asks for Lean's path"
-)
 async def test_functions_are_found_in_whichever_library_has_them(split: Environment) -> None:
-    rules = replace(RULES, prove_after=1)
-    async with opened(split, forked=True, rules=rules) as lean:
+    async with opened(split, forked=True) as lean:
         await forked_once(lean, HEADER + PROOF)
 
 

@@ -69,7 +69,7 @@ class Behind:
 @pytest.fixture
 async def behind(site: Site) -> AsyncIterator[Behind]:
     forks = ForkServer(
-        site.core, ForkRules(preload_after=1, prove_after=1, compare_every=0, share=1.0)
+        site.core, ForkRules(preload_after=1, compare_every=0)
     )
     lean = Lean(site.core, slots=1, forks=forks)
     found = Behind(lean, forks)
