@@ -193,10 +193,7 @@ def results_of(status: CampaignStatus) -> Path:
 def report_on(results: Path) -> dict[str, Any]:
     """The figures of a report on results, in values that JSON has; raises UsageError where they
     cannot be read."""
-    record = asdict(summarise(outcomes(read_results(str(results)), "results")))
-    # Made for a plot alone.
-    del record["cpu_bins"]
-    return record
+    return asdict(summarise(outcomes(read_results(str(results)), "results")))
 
 
 def _fields(rows: bytes) -> Fields:

@@ -298,14 +298,13 @@ def worker(url: str | None, as_json: bool, burst: bool) -> None:
 @click.option(
     "--output",
     metavar="FILE",
-    help="Where the report goes, as Markdown, and beside it the same in HTML and a plot [default: "
-    "beside RESULTS].",
+    help="Where the page goes [default: RESULTS with .report.html in place of its suffix].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def report(results: str, against: str | None, output: str | None, as_json: bool) -> int:
     """Report on a campaign's results: verdicts, pass@k, times, what is slow or flaky.
 
-    Prints the report, and writes it as Markdown with a plot, and as HTML that works offline.
+    Prints the report, and writes it as one HTML page that works offline.
     """
     from leanq.commands.report import report as run_it
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,9 +28,6 @@ SLOWEST = 10
 COMMONEST = 10
 KEPT = 1000
 """Records or texts of a kind that are kept for a list."""
-
-CPU_EDGES_S = tuple(10 ** (exponent / 5) for exponent in range(-15, 26))
-"""Where the bins of CPU times begin and end, 1 ms to 28 h; the outer bins take what is beyond."""
 
 _DIFFERENT_COMPLAINTS = 10_000
 _LINES_OF_A_TEXT = 5
@@ -132,7 +128,7 @@ class Report:
         passes: pass@k for k = 1, 2, 4, …; only k = 1 where samples were cancelled.
         times: quantiles of ``queued_s``, ``cpu_s``, ``wall_s`` over all replies.
         cpu_hours: CPU time in Lean over all replies.
-        cpu_median_s, cpu_bins: by verdict: the median, and counts between ``CPU_EDGES_S``.
+        cpu_median_s: the median of the CPU times by verdict.
         slowest: by CPU time, the slowest first.
         flaky_texts: equal texts with different verdicts (``cancelled`` aside).
         retried: records that took more than one lease, most leases first.
@@ -154,7 +150,6 @@ class Report:
     times: Mapping[str, Quantiles]
     cpu_hours: float
     cpu_median_s: Mapping[str, float]
-    cpu_bins: Mapping[str, tuple[int, ...]]
     slowest: tuple[Named, ...]
     flaky_texts: FlakyTexts
     retried: Listed
@@ -213,7 +208,6 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
         times=times.quantiles(),
         cpu_hours=math.fsum(map(math.fsum, times.cpu_s.values())) / 3600,
         cpu_median_s={end: quantile(sorted(s), 0.5) for end, s in times.cpu_s.items()},
-        cpu_bins={end: _bins(s) for end, s in times.cpu_s.items()},
         slowest=slowest.listed().records,
         flaky_texts=texts.flaky(),
         retried=retried.listed(),
@@ -398,9 +392,3 @@ def _named(outcome: Outcome) -> Named:
     times = outcome.times
     cpu_s, wall_s = (times.cpu_s, times.wall_s) if times else (None, None)
     return Named(outcome.name, outcome.line, outcome.end, outcome.attempts, cpu_s, wall_s)
-
-
-def _bins(seconds: Iterable[float]) -> tuple[int, ...]:
-    last = len(CPU_EDGES_S) - 2
-    counts = Counter(min(last, max(0, bisect(CPU_EDGES_S, s) - 1)) for s in seconds)
-    return tuple(counts[place] for place in range(last + 1))

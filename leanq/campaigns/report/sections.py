@@ -1,12 +1,10 @@
-"""A report as text: the same sections for a terminal and for Markdown."""
+"""A report as sections: the same for a terminal and for pages."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
 
 from leanq.campaigns.report.comparison import Changes, Comparison, Names
 from leanq.campaigns.report.estimates import Interval
@@ -14,7 +12,6 @@ from leanq.campaigns.report.figures import Common, Listed, Named, Report
 from leanq.campaigns.report.outcomes import one_line
 
 _NUMBER = re.compile(r"[-+]?\d[\d,.]*(?: [%sh])?|–|")
-_MARKUP = re.compile(r"([\\`*\[\]<>|$~#&]|(?<![^\W_])_|_(?![^\W_]))")
 _LONGEST_NAME = 80
 _EXAMPLES = 3
 
@@ -72,28 +69,9 @@ def text(parts: Iterable[Section]) -> str:
     return "\n\n".join(blocks)
 
 
-def markdown(title: str, intro: str, image: str | None, parts: Iterable[Section]) -> str:
-    """A page with ``image`` (a path beside it) on top; nothing in a record can mark it up."""
-    blocks = [f"# {_escaped(title)}", _escaped(intro)]
-    if image:
-        blocks.append(f"![The same as a plot]({quote(os.fsencode(image))})")
-    for part in parts:
-        blocks.append(f"## {part.title[0].upper()}{part.title[1:]}")
-        blocks += (_escaped(note) for note in part.notes)
-        if part.rows:
-            rule = ("--:" if flush else ":--" for flush in is_numeric(part))
-            lines = [part.header, rule, *([_escaped(cell) for cell in row] for row in part.rows)]
-            blocks.append("\n".join(f"| {' | '.join(row)} |" for row in lines))
-    return "\n\n".join(blocks) + "\n"
-
-
 def is_numeric(part: Section) -> list[bool]:
     """Which columns hold numbers alone."""
     return [all(map(_NUMBER.fullmatch, column)) for column in zip(*part.rows, strict=True)]
-
-
-def _escaped(plain: str) -> str:
-    return _MARKUP.sub(r"\\\1", plain)
 
 
 def _verdicts(report: Report) -> Section:

@@ -68,9 +68,7 @@ class Behind:
 
 @pytest.fixture
 async def behind(site: Site) -> AsyncIterator[Behind]:
-    forks = ForkServer(
-        site.core, ForkRules(preload_after=1, compare_every=0)
-    )
+    forks = ForkServer(site.core, ForkRules(preload_after=1, compare_every=0))
     lean = Lean(site.core, slots=1, forks=forks)
     found = Behind(lean, forks)
     try:
