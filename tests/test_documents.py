@@ -17,7 +17,7 @@ from leanq.cli import cli
 from leanq.queue.settings import Settings, markdown_table, variables
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md"]
-DOCUMENTS += sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 OF_A_SHELL = ("sh", "bash", "console")
 
 
