@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 import pytest
-from support.paths import ROOT
+from support.paths import ROOT, TESTS
 from support.servers import Server
 
 import leanq
@@ -17,6 +17,7 @@ from leanq.cli import cli
 from leanq.queue.settings import Settings, markdown_table, variables
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "DESIGN.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS += [ROOT / "tests" / "README.md", ROOT / "bench" / "README.md"]
 DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 OF_A_SHELL = ("sh", "bash", "console")
 
@@ -96,6 +97,46 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 def test_every_path_of_the_package_exists(document: Path) -> None:
     for path in re.findall(r"`(?:leanq|tests|deploy|bench|sim)/[\w/.-]+`", document.read_text()):
         assert (ROOT / path.strip("`")).exists(), path
+
+
+def homes() -> Iterator[tuple[str, list[str]]]:
+    """Yields the rows of "to change X, go to Y": what is changed, and the paths to go to."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("## To change X, go to Y")[2]
+    for row in re.findall(r"(?m)^\| (.*) \| (.*) \|$", text.partition("\n## ")[0])[2:]:
+        yield row[0], re.findall(r"`([^`]+)`", row[1])
+
+
+def test_every_place_to_go_to_exists() -> None:
+    places = [path for _, paths in homes() for path in paths]
+    assert places
+    lost = [
+        path for path in places if not ((ROOT / "leanq" / path).exists() or (ROOT / path).exists())
+    ]
+    assert lost == []
+
+
+@pytest.mark.parametrize(
+    "thing",
+    """
+    counter, pause, deadline, phase, limit, wire field, reply field, metric
+    environment variable, command, verdict, reason, Lua script, tactic step, cheat
+    fairness rule, key in Redis, scaler's target, check of the judge
+    """.strip()
+    .replace("\n    ", ", ")
+    .split(", "),
+)
+def test_what_is_often_changed_has_a_place_to_go_to(thing: str) -> None:
+    assert [paths for change, paths in homes() if thing in change and paths]
+
+
+def test_the_map_of_the_tests_has_each_helper_and_each_room() -> None:
+    text = (TESTS / "README.md").read_text()
+    helpers = {path.name for path in (TESTS / "support").glob("[!_]*.py")}
+    rooms = {f"{path.name}/" for path in TESTS.iterdir() if path.is_dir()} - {"__pycache__/"}
+    named = set(re.findall(r"`([\w./]+)`", text))
+    assert sorted((helpers | rooms) - named) == []
+    gone = {name for name in named if name.endswith(".py")} - helpers - {"tests/conftest.py"}
+    assert sorted(gone) == []
 
 
 @pytest.mark.slow
