@@ -76,14 +76,6 @@ flaky
   0 texts with different verdicts, 1 record with more than one lease, \
 1 outcome of leanq's
 
-more than one lease
-  record  verdict      CPU     wall  leases  line
-  a2 [0]  timeout  60.00 s  60.50 s       2     2
-
-outcomes of leanq's
-  record  verdict      CPU     wall  leases  line
-  a2 [0]  timeout  60.00 s  60.50 s       2     2
-
 reasons
   records  reason
         1  lean_error
@@ -143,7 +135,6 @@ def test_long_lists_say_what_they_leave_out(
     report(new, old, None, as_json=False)
     printed = capsys.readouterr().out
     assert "the first 30 of 2,100" in printed
-    assert "the first 15 of 2,100" in printed
     written = (tmp_path / "new.report.html").read_text()
     assert "the first 2,000 of 2,100" in written
     assert written.count('<td class="">crashed</td><td class="">same</td>') == 2000
@@ -170,13 +161,9 @@ def test_an_empty_file_is_a_report_of_nothing(
     assert "no records\n" in capsys.readouterr().out
     old = write(tmp_path / "old.jsonl", FIXTURE)
     assert report(path, old, None, as_json=False) == 0
-    assert "No record is in both files: 0 in the newer and 4 in the older (" in (
-        capsys.readouterr().out
-    )
+    assert "compared: 0 in the newer and 4 in the older." in capsys.readouterr().out
     assert report(old, path, None, as_json=False) == 0
-    assert (
-        "4 in the newer (a1 [0], a1 [1], a2 [0], …) and 0 in the older" in capsys.readouterr().out
-    )
+    assert "compared: 4 in the newer and 0 in the older." in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -251,8 +238,7 @@ def test_files_without_a_common_record_are_not_compared(
     section = out.partition("against the older file\n")[2]
     sentence, blank, written = section.splitlines()
     assert sentence == (
-        "  No record is in both files: 2 in the newer (b1, b2) and 40 in the older "
-        "(a0, a1, a2, …), so nothing is compared."
+        "  No record is in both files, so nothing is compared: 2 in the newer and 40 in the older."
     )
     page = tmp_path / "new.report.html"
     assert (blank, written) == ("", f"written: {page}")

@@ -34,14 +34,6 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """Some of ``total`` records, by name."""
-
-    total: int
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Changes:
     """Some of ``total`` changes."""
 
@@ -65,8 +57,8 @@ class Comparison:
     Attributes:
         matched: records in both.
         other_code: how many of these are of another text, whatever the verdicts.
-        lost, gained, other: verdicts that changed: from accepted, to accepted, and all others.
-        only_old, only_new: records that stand in one file.
+        lost, gained: records that are no longer accepted, and that are accepted now.
+        only_old, only_new: how many records stand in one file alone.
         repeated: records of the newer file that have an id and sample twice, beside the first.
         transitions: how often each came, also where nothing changed; the commonest first.
         pass_1: by how much pass@1 rose, over the ``pairs`` problems with samples in both files.
@@ -78,9 +70,8 @@ class Comparison:
     other_code: int
     lost: Changes
     gained: Changes
-    other: Changes
-    only_old: Names
-    only_new: Names
+    only_old: int
+    only_new: int
     repeated: int
     transitions: tuple[Transition, ...]
     pass_1: Interval | None
@@ -97,9 +88,10 @@ class Comparator:
         self._old: dict[_Key, int] = {}
         self._errors: list[Outcome] = []
         self._transitions: Counter[tuple[str, str]] = Counter()
-        self._changes: dict[str, list[Change]] = {"lost": [], "gained": [], "other": []}
-        self._only_new: list[str] = []
-        self._only_new_total = self._repeated = self._other_code = 0
+        self._lost: list[Change] = []
+        self._gained: list[Change] = []
+        self._lost_total = self._gained_total = 0
+        self._only_new = self._repeated = self._other_code = 0
         self._alone: Counter[float] = Counter()
         self._several: dict[object, list[int]] = {}
 
@@ -127,9 +119,7 @@ class Comparator:
         key = _key(new)
         found = self._old.get(key)
         if found is None:
-            self._only_new_total += 1
-            if len(self._only_new) < KEPT:
-                self._only_new.append(new.name)
+            self._only_new += 1
         elif found == _MATCHED:
             self._repeated += 1
         else:
@@ -142,12 +132,14 @@ class Comparator:
 
     def _count(self, key: _Key, old: str, new: Outcome, other_code: bool | None) -> None:
         self._transitions[old, new.end] += 1
-        kind = kind_of(old, new.end)
-        if old != new.end and len(self._changes[kind]) < KEPT:
-            self._changes[kind].append(Change(new.name, old, new.end, other_code))
+        rise = (new.end == "accepted") - (old == "accepted")
+        self._gained_total += rise > 0
+        self._lost_total += rise < 0
+        kept = self._gained if rise > 0 else self._lost
+        if rise and len(kept) < KEPT:
+            kept.append(Change(new.name, old, new.end, other_code))
         if old in NO_SAMPLES or new.end in NO_SAMPLES:
             return
-        rise = (new.end == "accepted") - (old == "accepted")
         if (group := new.group) is None:
             self._alone[rise] += 1
         else:
@@ -160,18 +152,13 @@ class Comparator:
         rises = self._alone + Counter(rise / n for n, rise in self._several.values())
         rose = sum(number for rise, number in rises.items() if rise > 0)
         fell = sum(number for rise, number in rises.items() if rise < 0)
-        totals: Counter[str] = Counter()
-        for (old, new), count in self._transitions.items():
-            if old != new:
-                totals[kind_of(old, new)] += count
-        changes = {kind: Changes(totals[kind], tuple(kept)) for kind, kept in self._changes.items()}
-        left = [key for key, found in self._old.items() if found != _MATCHED]
         return Comparison(
             matched=self._transitions.total(),
             other_code=self._other_code,
-            **changes,
-            only_old=Names(len(left), tuple(map(_name, left[:KEPT]))),
-            only_new=Names(self._only_new_total, tuple(self._only_new)),
+            lost=Changes(self._lost_total, tuple(self._lost)),
+            gained=Changes(self._gained_total, tuple(self._gained)),
+            only_old=sum(found != _MATCHED for found in self._old.values()),
+            only_new=self._only_new,
             repeated=self._repeated,
             transitions=tuple(
                 Transition(old, new, count) for (old, new), count in self._transitions.most_common()
@@ -184,19 +171,6 @@ class Comparator:
         )
 
 
-def kind_of(old: str, new: str) -> str:
-    """``lost`` if only ``old`` is accepted, ``gained`` if only ``new`` is; else ``other``."""
-    if old == new:
-        return "other"
-    return "lost" if old == "accepted" else "gained" if new == "accepted" else "other"
-
-
 def _key(outcome: Outcome) -> _Key:
     # A line in a tuple of its own is no id of another row. In Parquet, ids are texts.
     return ((outcome.line,) if outcome.id is None else str(outcome.id), outcome.sample)
-
-
-def _name(key: _Key) -> str:
-    place, sample = key
-    name = f"line {place[0]}" if isinstance(place, tuple) else place
-    return name if sample is None else f"{name} [{sample}]"

@@ -65,14 +65,6 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """Some of ``total`` records."""
-
-    total: int
-    records: tuple[Named, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class FlakyText:
     """A text that ended in several ways, the first of its lines in the data, and how it ended."""
 
@@ -131,8 +123,8 @@ class Report:
         cpu_median_s: the median of the CPU times by verdict.
         slowest: by CPU time, the slowest first.
         flaky_texts: equal texts with different verdicts (``cancelled`` aside).
-        retried: records that took more than one lease, most leases first.
-        infrastructure: records whose verdict is the infrastructure's.
+        retried: how many records took more than one lease.
+        infrastructure: how many records have a verdict of leanq's own.
         errors, complaints: the commonest errors of bad rows, and of Lean's first errors.
         reasons: how often each reason came that is not null; the commonest first.
         environments: how many records each environment's fingerprint answered.
@@ -152,8 +144,8 @@ class Report:
     cpu_median_s: Mapping[str, float]
     slowest: tuple[Named, ...]
     flaky_texts: FlakyTexts
-    retried: Listed
-    infrastructure: Listed
+    retried: int
+    infrastructure: int
     errors: tuple[Common, ...]
     complaints: tuple[Common, ...]
     reasons: Mapping[str, int]
@@ -174,8 +166,10 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
     problems, tags, times, texts = _Problems(), _Tags(), _Times(), _Texts()
     reasons: Counter[str] = Counter()
     errors, complaints = _Complaints(), _Complaints()
-    slowest, retried, infrastructure = _Most(SLOWEST), _Most(KEPT), _Most(KEPT)
-    for outcome in outcomes:
+    # The number decides between equal times, so that outcomes are never compared.
+    slowest: list[tuple[float, int, Outcome]] = []
+    retried = 0
+    for number, outcome in enumerate(outcomes):
         ends[outcome.end] += 1
         problems.add(outcome)
         texts.add(outcome)
@@ -186,11 +180,10 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
             environments[outcome.fingerprint] += 1
         if outcome.times:
             times.add(outcome)
-            slowest.add(outcome.times.cpu_s, outcome)
-        if outcome.attempts > 1:
-            retried.add(outcome.attempts, outcome)
-        if outcome.end in INFRASTRUCTURE:
-            infrastructure.add(0, outcome)
+            heapq.heappush(slowest, (outcome.times.cpu_s, -number, outcome))
+            if len(slowest) > SLOWEST:
+                heapq.heappop(slowest)
+        retried += outcome.attempts > 1
         if outcome.complaint:
             (errors if outcome.end == "error" else complaints).add(outcome.complaint)
         if outcome.reason:
@@ -208,10 +201,10 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
         times=times.quantiles(),
         cpu_hours=math.fsum(map(math.fsum, times.cpu_s.values())) / 3600,
         cpu_median_s={end: quantile(sorted(s), 0.5) for end, s in times.cpu_s.items()},
-        slowest=slowest.listed().records,
+        slowest=tuple(_named(outcome) for _, _, outcome in sorted(slowest, reverse=True)),
         flaky_texts=texts.flaky(),
-        retried=retried.listed(),
-        infrastructure=infrastructure.listed(),
+        retried=retried,
+        infrastructure=sum(ends[end] for end in INFRASTRUCTURE),
         errors=errors.commonest(),
         complaints=complaints.commonest(),
         reasons=dict(reasons.most_common()),
@@ -364,28 +357,6 @@ class _Complaints:
 
     def commonest(self) -> tuple[Common, ...]:
         return tuple(Common(text, n) for text, n in self._counts.most_common(COMMONEST))
-
-
-class _Most:
-    """Counts records, and keeps those of the largest weight; of equal weight, the first."""
-
-    def __init__(self, kept: int) -> None:
-        self._kept = kept
-        self._total = 0
-        self._heap: list[tuple[float, int, Outcome]] = []
-
-    def add(self, weight: float, outcome: Outcome) -> None:
-        self._total += 1
-        # The number before the record decides between equals, so records are never compared.
-        entry = (weight, -self._total, outcome)
-        if len(self._heap) < self._kept:
-            heapq.heappush(self._heap, entry)
-        elif entry > self._heap[0]:
-            heapq.heapreplace(self._heap, entry)
-
-    def listed(self) -> Listed:
-        ordered = sorted(self._heap, reverse=True)
-        return Listed(self._total, tuple(_named(outcome) for _, _, outcome in ordered))
 
 
 def _named(outcome: Outcome) -> Named:

@@ -6,14 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from leanq.campaigns.report.comparison import Changes, Comparison, Names
+from leanq.campaigns.report.comparison import Changes, Comparison
 from leanq.campaigns.report.estimates import Interval
-from leanq.campaigns.report.figures import Common, Listed, Named, Report
+from leanq.campaigns.report.figures import Common, Report
 from leanq.campaigns.report.outcomes import one_line
 
 _NUMBER = re.compile(r"[-+]?\d[\d,.]*(?: [%sh])?|–|")
 _LONGEST_NAME = 80
-_EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def sections(
         yield from _groups(report, most)
         yield _times(report)
         if report.slowest:
-            yield Section("slowest, by CPU time", *_records(report.slowest))
+            yield _slowest(report)
         yield from _flaky(report, most // 2)
         if report.reasons:
             rows = tuple((f"{count:,}", reason) for reason, count in report.reasons.items())
@@ -91,7 +90,7 @@ def _verdicts(report: Report) -> Section:
 
 def _passes(report: Report, before: Report | None) -> Section:
     notes = [f"solved: {report.solved:,} of {_count(report.problems, 'problem')}"]
-    unknown, errors = report.infrastructure.total, report.ends.get("error", 0)
+    unknown, errors = report.infrastructure, report.ends.get("error", 0)
     if unknown or errors:
         notes.append(
             f"counted as failures, though Lean gave no verdict: {_count(unknown, 'outcome')} of "
@@ -149,14 +148,23 @@ def _times(report: Report) -> Section:
     return Section("times", notes, ("", "p50", "p90", "p99", "max"), (*rows,))
 
 
+def _slowest(report: Report) -> Section:
+    rows = tuple(
+        (_name(r.name), r.end, _seconds(r.cpu_s), _seconds(r.wall_s), f"{r.attempts}", f"{r.line}")
+        for r in report.slowest
+    )
+    header = ("record", "verdict", "CPU", "wall", "leases", "line")
+    return Section("slowest, by CPU time", (), header, rows)
+
+
 def _flaky(report: Report, most: int) -> Iterator[Section]:
-    texts, retried, failed = report.flaky_texts, report.retried, report.infrastructure
+    texts = report.flaky_texts
     yield Section(
         "flaky",
         (
             f"{_count(texts.total, 'text')} with different verdicts, "
-            f"{_count(retried.total, 'record')} with more than one lease, "
-            f"{_count(failed.total, 'outcome')} of leanq's",
+            f"{_count(report.retried, 'record')} with more than one lease, "
+            f"{_count(report.infrastructure, 'outcome')} of leanq's",
         ),
     )
     if texts.total:
@@ -167,25 +175,6 @@ def _flaky(report: Report, most: int) -> Iterator[Section]:
         left_out = _left_out(texts.total, len(rows))
         header = ("text", "verdicts", "first lines of the data")
         yield Section("equal texts, different verdicts", left_out, header, (*rows,))
-    yield from _listed("more than one lease", retried, most)
-    yield from _listed("outcomes of leanq's", failed, most)
-
-
-def _listed(title: str, listed: Listed, most: int) -> Iterator[Section]:
-    if listed.total:
-        shown = listed.records[:most]
-        notes, header, rows = _records(shown)
-        yield Section(title, notes + _left_out(listed.total, len(shown)), header, rows)
-
-
-def _records(
-    records: Sequence[Named],
-) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    rows = (
-        (_name(r.name), r.end, _seconds(r.cpu_s), _seconds(r.wall_s), f"{r.attempts}", f"{r.line}")
-        for r in records
-    )
-    return (), ("record", "verdict", "CPU", "wall", "leases", "line"), tuple(rows)
 
 
 def _common(title: str, found: Sequence[Common]) -> Iterator[Section]:
@@ -195,13 +184,14 @@ def _common(title: str, found: Sequence[Common]) -> Iterator[Section]:
 
 
 def _compared(comparison: Comparison, most: int) -> Iterator[Section]:
-    changed = comparison.lost.total + comparison.gained.total + comparison.other.total
+    moves = [each for each in comparison.transitions if each.old != each.new]
+    changed = sum(each.count for each in moves)
     notes = [
         f"{_count(comparison.matched, 'record')} in both files: "
         f"{changed:,} changed the verdict ({comparison.gained.total:,} gained, "
         f"{comparison.lost.total:,} lost), {comparison.other_code:,} have other code",
-        f"{comparison.only_new.total:,} only in the newer file, "
-        f"{comparison.only_old.total:,} only in the older",
+        f"{comparison.only_new:,} only in the newer file, "
+        f"{comparison.only_old:,} only in the older",
     ]
     if comparison.repeated:
         notes.append(f"{comparison.repeated:,} with an id that came before, left out")
@@ -215,27 +205,19 @@ def _compared(comparison: Comparison, most: int) -> Iterator[Section]:
             f"{_count(comparison.rose, 'problem')} rose and {comparison.fell:,} fell; by chance "
             f"alone a split as uneven comes with p = {comparison.p_value:.2g} (paired sign test)"
         )
-    moves = [each for each in comparison.transitions if each.old != each.new]
     rows = tuple((each.old, each.new, f"{each.count:,}") for each in moves[: most // 2])
     notes += _left_out(len(moves), len(rows))
     yield Section("against the older file", tuple(notes), ("old", "new", "records"), rows)
     yield from _changes("lost: no longer accepted", comparison.lost, most)
     yield from _changes("gained: accepted now", comparison.gained, most)
-    yield from _changes("other changes", comparison.other, most)
-    yield from _only("only in the newer file", comparison.only_new, most)
-    yield from _only("only in the older file", comparison.only_old, most)
 
 
 def _disjoint(comparison: Comparison) -> Section:
-    found = []
-    for file, names in (("newer", comparison.only_new), ("older", comparison.only_old)):
-        shown = ", ".join(map(_name, names.names[:_EXAMPLES]))
-        more = ", …" if names.total > _EXAMPLES else ""
-        found.append(f"{names.total:,} in the {file}{f' ({shown}{more})' if shown else ''}")
-    return Section(
-        "against the older file",
-        (f"No record is in both files: {' and '.join(found)}, so nothing is compared.",),
+    note = (
+        f"No record is in both files, so nothing is compared: {comparison.only_new:,} in the newer "
+        f"and {comparison.only_old:,} in the older."
     )
+    return Section("against the older file", (note,))
 
 
 def _changes(title: str, changes: Changes, most: int) -> Iterator[Section]:
@@ -245,12 +227,6 @@ def _changes(title: str, changes: Changes, most: int) -> Iterator[Section]:
     if rows:
         notes = _left_out(changes.total, len(rows))
         yield Section(title, notes, ("record", "old", "new", "code"), rows)
-
-
-def _only(title: str, names: Names, most: int) -> Iterator[Section]:
-    rows = tuple((_name(name),) for name in names.names[:most])
-    if rows:
-        yield Section(title, _left_out(names.total, len(rows)), ("record",), rows)
 
 
 def _left_out(total: int, shown: int) -> tuple[str, ...]:
