@@ -16,11 +16,10 @@ LONG_S = 600.0
 LEARNED_REQUESTS = 20
 """After so many, what they took is believed."""
 
-Policy = Literal["deadline", "reference"]
 Reason = Literal[
     "stale",  # statistics are too old to act on: held
     "cold",  # too little is known to take workers away: held
-    "backlog",  # more, or what waits misses its deadline; for the reference, the queue's minimum
+    "backlog",  # more, or what waits misses its deadline
     "load",  # more, for what arrives
     "starting",  # more is needed, and about to start: held
     "enough",  # held
@@ -30,8 +29,6 @@ Reason = Literal[
     "empty",  # none, because nothing waits and nothing runs
     "min_workers",  # more than would do: the settings' minimum
     "max_workers",  # less than is needed: the settings' maximum
-    "autoscaler",  # reference: the queue is short, so CPU decides above this minimum
-    "undefined",  # reference: nothing completed or no slot busy in the past minute: held
 ]
 
 
@@ -51,10 +48,8 @@ class ScaleSettings:
         scale_down_delay_s: for how long a small excess has to last before workers go; one of more
             than half the fleet has to last for a start only.
         stale_s: older statistics are not acted on.
-        clear_min: the reference's Cm, in minutes.
     """
 
-    policy: Policy = "deadline"
     slots: int = 1
     min_workers: int = 0
     max_workers: int = 1000
@@ -66,7 +61,6 @@ class ScaleSettings:
     spread: float = 0.5
     scale_down_delay_s: float = 240.0
     stale_s: float = 60.0
-    clear_min: float = 5.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_workers <= self.max_workers or self.max_workers < 1 or self.slots < 1:
@@ -77,10 +71,8 @@ class ScaleSettings:
         for name in ("deadline_s", "margin", "work_s", "start_s", "drain_s", "stale_s"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} is {getattr(self, name)}; it must be more than 0")
-        if not (self.spread >= 0 and self.scale_down_delay_s >= 0 and self.clear_min > 0):
-            raise UsageError(
-                "spread and scale_down_delay_s must not be negative, and clear_min must be above 0"
-            )
+        if not (self.spread >= 0 and self.scale_down_delay_s >= 0):
+            raise UsageError("spread and scale_down_delay_s must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,32 +209,6 @@ def learned(stats: Stats, memory: Memory) -> Memory:
         work_s = (now.worked_s - samples[0].worked_s) / finished
     starts = (*memory.starts_s, *stats.started_s)[-_STARTS_KEPT:]
     return replace(memory, samples=samples, starts_s=starts, work_s=work_s, enough=enough)
-
-
-_MINUTE_S = 60.0
-
-
-def by_reference(stats: Stats, settings: ScaleSettings, memory: Memory) -> Decision:
-    """What the policy wants, without the settings' bounds; the memory has these statistics."""
-    first = memory.since(_MINUTE_S)
-    finished = stats.finished - first.finished
-    span_s = stats.time_s - first.time_s
-    minute = [s.ready for s in memory.samples if s.time_s >= first.time_s]
-    rate = finished * _MINUTE_S / span_s if span_s else 0.0
-    workers = statistics.fmean(minute)
-    terms = {"queued": float(stats.queued), "finished_per_minute": rate, "workers": workers}
-    if not stats.queued or stats.queued < rate:
-        text = f"{stats.queued} wait and {rate:.0f} a minute are done: CPU decides above 1"
-        return Decision(1, "autoscaler", text, terms, memory)
-    if not rate or not workers:
-        text = f"{stats.queued} wait and nothing is known of how fast they are done: held"
-        return Decision(max(1, stats.order), "undefined", text, terms, memory)
-    wanted = (rate + stats.queued / settings.clear_min) / (rate / workers)
-    text = (
-        f"{stats.queued} wait and {rate:.0f} a minute are done by {workers:.1f} workers: "
-        f"{wanted:.1f} clear them in {settings.clear_min:g} minutes"
-    )
-    return Decision(math.ceil(wanted), "backlog", text, terms | {"wanted": wanted}, memory)
 
 
 _SHORT_S = 120.0
@@ -442,7 +408,6 @@ def _fewer(
 __all__ = [
     "Decision",
     "Memory",
-    "Policy",
     "Reason",
     "Sample",
     "ScaleSettings",
@@ -462,9 +427,7 @@ def decide(stats: Stats, settings: ScaleSettings, memory: Memory | None = None) 
         text = f"the statistics are {stats.age_s:.0f} s old, so the order is held"
         return Decision(stats.order, "stale", text, {"age_s": stats.age_s}, memory)
     memory = learned(stats, memory)
-    decision = (by_reference if settings.policy == "reference" else by_deadline)(
-        stats, settings, memory
-    )
+    decision = by_deadline(stats, settings, memory)
     target = min(max(decision.target, settings.min_workers), settings.max_workers)
     if target == decision.target:
         return decision

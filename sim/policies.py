@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from itertools import accumulate
 from random import Random
 
-from leanq.scale import Memory, ScaleSettings, decide
+from leanq.scale import Memory, ScaleSettings, Stats, decide, learned
 from sim.fleet import GRACE_S, START_MEDIAN_S, TICK_S
 from sim.parts import Policy, View
 from sim.scenarios import Scenario
@@ -18,6 +19,9 @@ _TOLERANCE = 0.1
 _STABILIZATION_S = 300.0
 _COOLDOWN_S = 300.0
 _DRAINS = 1 / 3
+_MINUTE_S = 60.0
+# The reference clears a backlog within so many minutes, and acts on no older statistics.
+_CLEAR_MIN, _STALE_S = 5.0, 60.0
 
 
 class Deadline:
@@ -93,25 +97,46 @@ class ByCPU:
         """Belongs to the cluster, and goes on."""
 
 
+def by_reference(stats: Stats, memory: Memory, most: int) -> tuple[int, Memory]:
+    """Returns how many workers the reference policy wants, from 1 to ``most``, and its memory.
+
+    It counts what the past minute has finished. Where nothing was finished it holds the order, and
+    where less waits than a minute finishes it leaves the fleet to the CPU's autoscaler.
+    """
+    if stats.age_s > _STALE_S:
+        return min(max(stats.order, 1), most), memory
+    memory = learned(stats, memory)
+    first = memory.since(_MINUTE_S)
+    span_s = stats.time_s - first.time_s
+    rate = (stats.finished - first.finished) * _MINUTE_S / span_s if span_s else 0.0
+    workers = statistics.fmean(s.ready for s in memory.samples if s.time_s >= first.time_s)
+    if not stats.queued or stats.queued < rate:
+        wanted = 1
+    elif not rate or not workers:
+        wanted = stats.order
+    else:
+        wanted = math.ceil((rate + stats.queued / _CLEAR_MIN) / (rate / workers))
+    return min(max(wanted, 1), most), memory
+
+
 class Reference:
-    """``decide()`` by the reference policy as the HPA's minimum, and the HPA on CPU above it.
+    """The reference policy as the HPA's minimum, and the HPA on CPU above it.
 
     It decides once a minute, as its statistics are of a minute. Oftener it would see a burst with
     the completions of the time before, and order ten times as many.
     """
 
-    def __init__(self, settings: ScaleSettings) -> None:
-        self._settings = settings
+    def __init__(self, slots: int, most: int) -> None:
+        self._most = most
         self._memory = Memory()
-        self._by_cpu = ByCPU(settings.slots, settings.max_workers)
+        self._by_cpu = ByCPU(slots, most)
         self._least, self._next_s = 1, 0.0
 
     def __call__(self, view: View) -> int:
-        decision = decide(view.stats, self._settings, self._memory)
-        self._memory = decision.memory
+        wanted, self._memory = by_reference(view.stats, self._memory, self._most)
         if view.now_s >= self._next_s:
             self._next_s = view.now_s + 60 - TICK_S / 2
-            self._least = decision.target
+            self._least = wanted
         return self._by_cpu(view, self._least)
 
     def restart(self) -> None:
@@ -199,10 +224,9 @@ def policies(scenario: Scenario, seed: int) -> dict[str, Callable[[], Policy]]:
     most = MOST if scenario.bundle == 1 else 500_000 // (scenario.slots * scenario.bundle)
     slots = scenario.slots * scenario.bundle
     ours = ScaleSettings(slots=slots, max_workers=most)
-    reference = ScaleSettings(policy="reference", slots=slots, max_workers=most, min_workers=1)
     return {
         "deadline": lambda: Deadline(ours),
-        "reference": lambda: Reference(reference),
+        "reference": lambda: Reference(slots, most),
         "HPA 90 %": lambda: ByCPU(slots, most),
         "KEDA 5": lambda: Keda(most),
         "oracle": lambda: Oracle(scenario, seed, most),

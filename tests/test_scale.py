@@ -49,7 +49,6 @@ def anything(draw: st.DrawFn) -> Stats:
 def settings(draw: st.DrawFn) -> ScaleSettings:
     least = draw(st.integers(0, 20))
     return ScaleSettings(
-        policy=draw(st.sampled_from(("deadline", "reference"))),
         slots=draw(st.sampled_from((1, 4, 64))),
         min_workers=least,
         max_workers=draw(st.integers(max(least, 1), 1000)),
@@ -171,7 +170,6 @@ def test_what_has_been_ordered_is_not_ordered_again(
 
 @given(anything(), settings())
 def test_a_new_scaler_takes_nothing_away(stats: Stats, chosen: ScaleSettings) -> None:
-    chosen = dataclasses.replace(chosen, policy="deadline")
     assert decide(stats, chosen).target >= min(stats.order, chosen.max_workers)
 
 
@@ -255,29 +253,6 @@ def test_a_clock_that_went_back_holds_nothing_up() -> None:
     memory = decide(later(stats, -600.0), ScaleSettings(slots=SLOTS), memory).memory
     assert [at for at, _ in memory.enough] == [stats.time_s - 600]
     assert memory.known_s == 0
-
-
-@pytest.mark.parametrize(
-    ("queued", "per_minute", "workers", "target", "reason"),
-    [
-        (600, 60, 2, 6, "backlog"),  # (60 + 600/5) / 30
-        (60, 60, 2, 3, "backlog"),  # (60 + 12) / 30 = 2.4
-        (59, 60, 2, 1, "autoscaler"),
-        (0, 0, 3, 1, "autoscaler"),
-        (5000, 0, 3, 7, "undefined"),
-        (5000, 60, 0, 7, "undefined"),
-        (100_000, 60, 3, 1000, "max_workers"),
-    ],
-)
-def test_the_reference(
-    queued: int, per_minute: int, workers: int, target: int, reason: Reason
-) -> None:
-    chosen = ScaleSettings(policy="reference")
-    then = Stats(time_s=0.0, ready=workers, order=7)
-    memory = decide(then, chosen).memory
-    now = later(then, 60.0, queued=queued, finished=per_minute)
-    decision = decide(now, chosen, memory)
-    assert (decision.target, decision.reason) == (target, reason)
 
 
 @pytest.mark.parametrize(

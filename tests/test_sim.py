@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from leanq.scale import ScaleSettings
+from leanq.scale import Memory, ScaleSettings, Stats
 from sim.fleet import Fleet
 from sim.measure import difference, figures, interval, quantile
-from sim.parts import Outcome
-from sim.policies import Deadline, policies
+from sim.parts import Outcome, Policy, View
+from sim.policies import Deadline, by_reference, policies
 from sim.report import verdict
 from sim.scenarios import STEADY, TEN, Scenario, bursts, poisson
 
@@ -125,13 +125,45 @@ BACKLOG = Scenario(
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_only_the_reference_flaps_without_an_autoscaler_above_it(seed: int) -> None:
-    def alone(settings: ScaleSettings) -> Outcome:
-        return Fleet(BACKLOG, Deadline(settings), seed, idle_first=True).run()
+    def alone(policy: Policy) -> Outcome:
+        return Fleet(BACKLOG, policy, seed, idle_first=True).run()
 
-    reference = alone(ScaleSettings("reference", slots=4, max_workers=100, min_workers=1))
+    class Bare:
+        """The reference policy at each decision, without an autoscaler."""
+
+        def __init__(self) -> None:
+            self.restart()
+
+        def __call__(self, view: View) -> int:
+            wanted, self._memory = by_reference(view.stats, self._memory, most=100)
+            return wanted
+
+        def restart(self) -> None:
+            self._memory = Memory()
+
+    reference = alone(Bare())
     assert reference.reversals >= 5
     # Up for the backlog, and down when it is done.
-    deadline = alone(ScaleSettings("deadline", slots=4, max_workers=100))
+    deadline = alone(Deadline(ScaleSettings(slots=4, max_workers=100)))
     assert deadline.reversals <= 1
     assert (reference.left, deadline.left) == (0, 0)
     assert deadline.slot_s < reference.slot_s
+
+
+@pytest.mark.parametrize(
+    ("queued", "per_minute", "workers", "wanted"),
+    [
+        (600, 60, 2, 6),  # (60 + 600/5) / 30
+        (60, 60, 2, 3),  # (60 + 12) / 30 = 2.4
+        (59, 60, 2, 1),
+        (0, 0, 3, 1),
+        (5000, 0, 3, 7),
+        (5000, 60, 0, 7),
+        (100_000, 60, 3, 1000),
+    ],
+)
+def test_the_reference(queued: int, per_minute: int, workers: int, wanted: int) -> None:
+    then = Stats(time_s=0.0, ready=workers, order=7)
+    _, memory = by_reference(then, Memory(), 1000)
+    now = dataclasses.replace(then, time_s=60.0, queued=queued, finished=per_minute)
+    assert by_reference(now, memory, 1000)[0] == wanted

@@ -37,14 +37,6 @@ _options = options.combined(
         "nowhere (decisions are printed).",
     ),
     click.option(
-        "--policy",
-        type=click.Choice(["deadline", "reference"]),
-        default="deadline",
-        show_default=True,
-        help="The policy that decides. 'reference' gives a minimum for an autoscaler above it (see "
-        "--hpa), and by itself goes up and down within a backlog; 'deadline' needs no other.",
-    ),
-    click.option(
         "--env",
         "environments",
         multiple=True,
