@@ -124,7 +124,7 @@ class Campaign:
             if end == "finished":
                 # First, so that results which are there can be read again with their texts.
                 self.write_spec()
-                journal.finish(self.plan.order)
+                journal.finish()
         finally:
             journal.close()
             if memory:

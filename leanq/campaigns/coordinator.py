@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import Any, Literal, Protocol, Unpack
 
 from leanq.campaigns.dataset import BadRow, Dataset, Row
-from leanq.campaigns.journal import Cursor, Journal, Order
+from leanq.campaigns.journal import Cursor, Journal
 from leanq.campaigns.results import cancelled, of_error, of_reply
 from leanq.errors import (
     ClosedError,
@@ -59,7 +59,6 @@ class Plan:
         options: of each check, as :class:`~leanq.producer.request_builder.Check` has them.
         window: requests in flight at a time.
         first_success: whether a problem's other attempts are cancelled at its first success.
-        order: of the records in the results.
 
     Raises:
         UsageError: invalid options.
@@ -68,7 +67,6 @@ class Plan:
     options: Check = field(default_factory=Check)
     window: int = 1000
     first_success: bool = False
-    order: Order = "input"
 
     def __post_init__(self) -> None:
         # Otherwise every row would end with the same error. The URL does not matter here.

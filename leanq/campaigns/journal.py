@@ -22,14 +22,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 from leanq.campaigns.dataset.parquet import pyarrow
 from leanq.campaigns.results import is_parquet, pack, read_results, write_results
 from leanq.errors import UsageError
 from leanq.queue.requests import LEAN_VERDICTS
-
-Order = Literal["input", "finished"]
 
 # Records in memory at a time while a retry reads the results of before.
 _RETRY_BATCH = 1000
@@ -219,8 +217,10 @@ class Journal:
         except (OSError, sqlite3.Error) as error:
             raise _cannot_write(self._part_path, error) from None
 
-    def finish(self, order: Order) -> None:
-        """Writes the results, and removes the journal. Everything has to be committed.
+    def finish(self) -> None:
+        """Writes the results in the order of the data, and removes the journal.
+
+        Everything has to be committed.
 
         Interrupted anywhere, it can be repeated by the next coordinator.
 
@@ -228,10 +228,7 @@ class Journal:
             UsageError: the results cannot be written.
         """
         try:
-            if order == "finished" and not is_parquet(self.out):
-                os.replace(self._part_path, self.out)
-            else:
-                write_results(self.out, self._records(order))
+            write_results(self.out, self._records())
             self._remove()
             self.close()
         except (OSError, sqlite3.Error) as error:
@@ -291,9 +288,6 @@ class Journal:
 
     def _open_part(self) -> BinaryIO:
         size_bytes, path = self._size_bytes, self._part_path
-        if not os.path.exists(path) and size_bytes and _size(self.out) == size_bytes:
-            # A coordinator died between renaming the part and removing the index.
-            os.replace(self.out, path)
         if _size(path) < size_bytes:
             raise UsageError(
                 f"{path} is damaged: it has {_size(path)} bytes where {size_bytes} were written; "
@@ -329,10 +323,9 @@ class Journal:
         with suppress(FileNotFoundError):
             os.remove(self._part_path)
 
-    def _records(self, order: Order) -> Iterator[dict[str, Any]]:
-        by = "line, sample" if order == "input" else "start"
+    def _records(self) -> Iterator[dict[str, Any]]:
         with open(self._part_path, "rb") as part:
-            for (start,) in self._db.execute(f"SELECT start FROM done ORDER BY {by}"):
+            for (start,) in self._db.execute("SELECT start FROM done ORDER BY line, sample"):
                 part.seek(start)
                 yield json.loads(part.readline())
 

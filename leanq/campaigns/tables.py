@@ -1,14 +1,12 @@
-"""Tables of what was checked, as Parquet or Arrow: columns that several have, and their writer."""
+"""Tables of checks as Parquet: the columns that results and traces share, and their writer."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 from leanq.campaigns.dataset.parquet import pyarrow
-
-Format = Literal["parquet", "arrow"]
 
 # A row group is written once it has as many rows, or as much text in them.
 _GROUP_ROWS = 8192
@@ -39,20 +37,13 @@ def answer_columns(arrow: Any) -> dict[str, Any]:
     }
 
 
-def write_table(
-    stream: BinaryIO, rows: Iterable[Mapping[str, Any]], schema: Any, format_: Format = "parquet"
-) -> None:
+def write_table(stream: BinaryIO, rows: Iterable[Mapping[str, Any]], schema: Any) -> None:
     """Writes rows in groups, compressed; a column that a row lacks is null in it.
 
     Memory is bounded by a group's rows and text, however many rows there are.
     """
     arrow, parquet = pyarrow("the table")
-    if format_ == "parquet":
-        writer = parquet.ParquetWriter(stream, schema, compression="zstd")
-    else:
-        options = arrow.ipc.IpcWriteOptions(compression="zstd")
-        writer = arrow.ipc.new_file(stream, schema, options=options)
-    with writer:
+    with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
         for group in _groups(rows):
             writer.write_table(_table(arrow, group, schema))
 

@@ -104,13 +104,6 @@ _described = options.combined(
         help="Cancel a problem's other attempts at its first success.",
     ),
     click.option(
-        "--order",
-        type=click.Choice(["input", "finished"]),
-        default="input",
-        show_default=True,
-        help="The order of the results.",
-    ),
-    click.option(
         "--replay",
         metavar="NAME",
         help="A replay memory that gets what was settled, beside the results.",
@@ -370,7 +363,7 @@ def _campaign(data: str, out: str | None, **how: Any) -> Any:
     replay = how.pop("replay")
     if replay is not None:
         check_name("the replay memory", replay)
-    plan = {name: how.pop(name) for name in ("window", "first_success", "order")}
+    plan = {name: how.pop(name) for name in ("window", "first_success")}
     options: Any = {**how, "allow_axioms": list(how["allow_axioms"])}
     return Campaign(data, out, fields, Plan(options, **plan), replay)
 

@@ -20,14 +20,6 @@ from leanq.commands import options
     help="The folder to which tables are added; what it has is not written again.",
 )
 @click.option(
-    "--format",
-    "format_",
-    type=click.Choice(["parquet", "arrow"]),
-    default="parquet",
-    show_default=True,
-    help="What the tables are.",
-)
-@click.option(
     "--rows-per-shard",
     type=options.WholeRange(1),
     metavar="N",

@@ -82,7 +82,7 @@ class Dashboard:
 @pytest.mark.slow
 def test_from_the_queue_to_the_results(desk: Desk, driver: Recorder, worker: Process) -> None:
     first = desk.send("a", "held", "b")
-    second = desk.send("c", "d", options=("--order", "finished"))
+    second = desk.send("c", "d")
     until(is_at(desk, first, 2))
     assert desk.look(first).state == "running"
     shown = desk.run("list").splitlines()

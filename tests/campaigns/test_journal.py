@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from leanq.campaigns import journal as module
-from leanq.campaigns.journal import BusyError, Cursor, Journal, Order
+from leanq.campaigns.journal import BusyError, Cursor, Journal
 from leanq.campaigns.results import pack, read_results, write_results
 from leanq.errors import UsageError
 
@@ -96,12 +96,12 @@ class JournalMachine(RuleBasedStateMachine):
         for place in ((line, sample) for line in range(1, 7) for sample in range(2)):
             assert self.journal.has(*place) == (place in self.kept)
 
-    @rule(order=st.sampled_from(("input", "finished")), retry=st.booleans())
-    def finish(self, order: Order, retry: bool) -> None:
+    @rule(retry=st.booleans())
+    def finish(self, retry: bool) -> None:
         self.commit(9, 0)
-        self.journal.finish(order)
+        self.journal.finish()
         found = list(read_results(self.out))
-        places = sorted(self.kept) if order == "input" else list(self.kept)
+        places = sorted(self.kept)
         assert found == [self.kept[place] for place in places]
         assert os.listdir(self.folder) == ["out.jsonl"]
         assert Journal.is_whole(self.out)
@@ -153,10 +153,9 @@ def out(tmp_path: Path) -> str:
     return str(tmp_path / "out.jsonl")
 
 
-@pytest.mark.parametrize("order", ["input", "finished"])
 @pytest.mark.parametrize("step", ["replace", "remove"])
 def test_a_death_while_results_are_written_loses_nothing(
-    out: str, order: Order, step: str, monkeypatch: pytest.MonkeyPatch
+    out: str, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(out, PURPOSE)
     records = [record(2, 0, "rejected"), record(1, 0, "accepted", "∀")]
@@ -172,14 +171,14 @@ def test_a_death_while_results_are_written_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(module.os, step, die)
         with pytest.raises(KeyboardInterrupt):
-            journal.finish(order)
+            journal.finish()
     assert done
     journal.close()
     successor = Journal(out, PURPOSE)
     assert successor.has(1, 0)
     assert successor.has(2, 0)
-    successor.finish(order)
-    assert list(read_results(out)) == (records[::-1] if order == "input" else records)
+    successor.finish()
+    assert list(read_results(out)) == records[::-1]
     assert os.listdir(Path(out).parent) == ["out.jsonl"]
 
 
@@ -203,7 +202,7 @@ def test_a_death_at_the_start_of_a_retry_loses_nothing(
     journal = Journal(out, PURPOSE)
     assert all(journal.has(each["line"], 0) for each in records)
     assert journal.counts == {"accepted": 4}
-    journal.finish("input")
+    journal.finish()
     assert list(read_results(out)) == records
 
 
@@ -290,8 +289,8 @@ def test_results_in_parquet_are_retried(tmp_path: Path, name: str) -> None:
         made = {"id": f"r{line}", "line": line, "verdict": verdict, "messages": [], "sorries": []}
         journal.add(made | {"code_hash": "0" * 16})
     journal.commit(Cursor(3, 0))
-    journal.finish("finished")
+    journal.finish()
     again = Journal(out, PURPOSE, retry=True)
     assert (again.has(1, 0), again.has(2, 0)) == (True, False)
-    again.finish("input")
+    again.finish()
     assert [json.loads(json.dumps(r))["id"] for r in read_results(out)] == ["r1"]

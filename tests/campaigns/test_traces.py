@@ -20,9 +20,7 @@ from support.traces import check_again, read_traces
 from leanq.campaigns.campaign import Campaign
 from leanq.campaigns.coordinator import Plan
 from leanq.campaigns.dataset import Fields, Row, RowsDataset, open_dataset
-from leanq.campaigns.journal import Order
 from leanq.campaigns.results import of_error, of_reply, write_results
-from leanq.campaigns.tables import Format
 from leanq.campaigns.traces import Exported, export_traces, rows
 from leanq.campaigns.traces.shards import Shards
 from leanq.errors import UsageError
@@ -59,13 +57,11 @@ REPLIES = {
 }
 
 
-def campaign(
-    folder: Path, ending: str = "jsonl", order: Order = "input", data: Any = DATA
-) -> Campaign:
+def campaign(folder: Path, ending: str = "jsonl", data: Any = DATA) -> Campaign:
     """What a finished campaign leaves in a folder."""
     path = folder / "data.jsonl"
     path.write_text("".join(f"{json.dumps(row)}\n" for row in data))
-    made = Campaign(str(path), str(folder / f"out.{ending}"), FIELDS, Plan(OPTIONS, order=order))
+    made = Campaign(str(path), str(folder / f"out.{ending}"), FIELDS, Plan(OPTIONS))
     records = []
     for row in open_dataset(made.data, made.fields).rows():
         if not isinstance(row, Row):
@@ -74,21 +70,15 @@ def campaign(
         for sample, code in enumerate(row.codes):
             reply = REPLIES["d" if row.id == "d" else code.split()[-1]]
             records.append(of_reply(row, sample, reply))
-    if order == "finished":
-        records.reverse()
     write_results(made.out, records)
     made.write_spec()
     return made
 
 
-@pytest.mark.parametrize("format_", ["parquet", "arrow"])
-@pytest.mark.parametrize("order", ["input", "finished"])
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_a_row_has_what_was_asked_and_what_was_answered(
-    tmp_path: Path, ending: str, order: Order, format_: Format
-) -> None:
-    made = campaign(tmp_path, ending, order)
-    done = export_traces([made.out], str(tmp_path / "traces"), format_=format_)
+def test_a_row_has_what_was_asked_and_what_was_answered(tmp_path: Path, ending: str) -> None:
+    made = campaign(tmp_path, ending)
+    done = export_traces([made.out], str(tmp_path / "traces"))
     # The same text in another sample of the problem is the same trace.
     assert done == Exported(written=4, shards=1, known=1, skipped={"without a verdict": 1})
     proved, left_open, filled, wrong = read_traces(tmp_path / "traces")
@@ -134,12 +124,11 @@ def test_what_is_there_is_not_written_again(tmp_path: Path) -> None:
     again = export_traces([made.out, made.out], str(out), rows_per_shard=3)
     assert (again.written, again.shards, again.known) == (0, 0, 10)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
-    # Shards of both kinds are one set.
     more = campaign(tmp_path, data=[{**DATA[0], "code": ["exact rfl"]}])
-    third = export_traces([more.out], str(out), format_="arrow")
+    third = export_traces([more.out], str(out))
     assert (third.written, third.shards) == (1, 1)
     assert export_traces([made.out], str(out)).written == 0
-    names = ["traces-00000.parquet", "traces-00001.parquet", "traces-00002.arrow"]
+    names = ["traces-00000.parquet", "traces-00001.parquet", "traces-00002.parquet"]
     assert sorted(path.name for path in out.iterdir() if path.name[0] != ".") == names
 
 
@@ -169,7 +158,7 @@ def test_wherever_an_export_ends_the_next_completes_it(
     with TemporaryDirectory() as folder:
         for death in (*deaths, None):
             try:
-                with Shards(folder, "parquet", rows_per_shard) as shards:
+                with Shards(folder, rows_per_shard) as shards:
                     shards.add(until(death))
             except _KilledError:
                 pass
@@ -250,30 +239,26 @@ def test_what_does_not_say_what_the_campaign_was(tmp_path: Path, said: str) -> N
 
 def test_one_export_at_a_time(tmp_path: Path) -> None:
     with (
-        Shards(str(tmp_path), "parquet", 1),
+        Shards(str(tmp_path), 1),
         pytest.raises(UsageError, match="another export"),
-        Shards(str(tmp_path), "parquet", 1),
+        Shards(str(tmp_path), 1),
     ):
         pass
-    with Shards(str(tmp_path), "parquet", 1) as shards:
+    with Shards(str(tmp_path), 1) as shards:
         shards.add([_trace(1)])
     assert len(read_traces(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("ending", ["parquet", "arrow"])
 @pytest.mark.parametrize("content", [b"", b"PAR1 and then nothing", None])
-def test_what_is_no_shard_is_named(tmp_path: Path, ending: str, content: bytes | None) -> None:
-    path = tmp_path / f"traces-00003.{ending}"
+def test_what_is_no_shard_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "traces-00003.parquet"
     if content is not None:
         path.write_bytes(content)
-    elif ending == "parquet":
-        pq.write_table(pa.table({"other": ["x"]}), path)
     else:
-        with pa.ipc.new_file(str(path), pa.schema({"other": pa.string()})) as writer:
-            writer.write_table(pa.table({"other": ["x"]}))
+        pq.write_table(pa.table({"other": ["x"]}), path)
     with (
-        pytest.raises(UsageError, match=f"traces-00003.{ending}"),
-        Shards(str(tmp_path), "parquet", 1),
+        pytest.raises(UsageError, match=r"traces-00003\.parquet"),
+        Shards(str(tmp_path), 1),
     ):
         pass
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from leanq.local import Pool
@@ -19,8 +18,6 @@ def read_traces(folder: Path) -> list[dict[str, Any]]:
     for path in sorted(folder.iterdir()):
         if path.suffix == ".parquet":
             found += pq.read_table(path).to_pylist()
-        elif path.suffix == ".arrow":
-            found += pa.ipc.open_file(path.read_bytes()).read_all().to_pylist()
     return found
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +9,7 @@ from typing import Any
 from leanq.campaigns import dataset
 from leanq.campaigns.campaign import Campaign
 from leanq.campaigns.coordinator import problem
-from leanq.campaigns.journal import Order
-from leanq.campaigns.results import code_hash, pack, read_results
+from leanq.campaigns.results import code_hash, read_results
 from leanq.campaigns.traces import rows
 from leanq.errors import UsageError
 from leanq.producer.request_builder import DEFAULT_ENVIRONMENT, RequestBuilder
@@ -43,7 +39,7 @@ def of_campaign(
     environment = campaign.plan.options.get("env", DEFAULT_ENVIRONMENT)
     found = data.rows()
     row: dataset.Row | dataset.BadRow | None = None
-    for record in _by_line(results, campaign.plan.order):
+    for record in read_results(results):
         if record["verdict"] is None:
             skipped["without a verdict"] += 1
             continue
@@ -63,21 +59,6 @@ def of_campaign(
             row.tags,
         )
         yield rows.trace(origin, _request(builder, campaign, row, sample), record)
-
-
-def _by_line(results: str, order: Order) -> Iterator[dict[str, Any]]:
-    """The records by line and sample, in memory that does not grow with them."""
-    if order == "input":
-        yield from read_results(results)
-        return
-    # A database without a name is a file that SQLite removes.
-    with contextlib.closing(sqlite3.connect("")) as database:
-        database.execute("CREATE TABLE records (line INTEGER, sample INTEGER, record BLOB)")
-        found = ((each["line"], each.get("sample"), pack(each)) for each in read_results(results))
-        database.executemany("INSERT INTO records VALUES (?, ?, ?)", found)
-        query = "SELECT record FROM records ORDER BY line, sample"
-        for (record,) in database.execute(query):
-            yield json.loads(record)
 
 
 def _is_of(row: dataset.Row | dataset.BadRow, sample: int, record: dict[str, Any]) -> bool:

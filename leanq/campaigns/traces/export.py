@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from leanq.campaigns.dataset import Dataset
-from leanq.campaigns.tables import Format
 from leanq.campaigns.traces.checked import of_campaign
 from leanq.campaigns.traces.recorded import Goals, is_recorded, of_journals
 from leanq.campaigns.traces.rows import Row
@@ -35,7 +34,6 @@ def export_traces(
     sources: Sequence[str],
     out: str,
     *,
-    format_: Format = "parquet",
     rows_per_shard: int = 100_000,
     data: str | Dataset | None = None,
 ) -> Exported:
@@ -60,7 +58,7 @@ def export_traces(
                 yield from of_campaign(source, data, skipped)
 
     skipped: Counter[str] = Counter()
-    with Shards(out, format_, rows_per_shard) as shards, Goals() as goals:
+    with Shards(out, rows_per_shard) as shards, Goals() as goals:
         if any(map(is_recorded, sources)):
             # Another client may have come by a state before the one that made a step of it.
             goals.learn(found(Counter()))

@@ -7,7 +7,6 @@ shard that it had not completed.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import re
@@ -15,15 +14,15 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from leanq.campaigns.dataset.parquet import ParquetFile, pyarrow
 from leanq.campaigns.files import replacing
-from leanq.campaigns.tables import Format, write_table
+from leanq.campaigns.tables import write_table
 from leanq.campaigns.traces.rows import Row, schema
 from leanq.errors import UsageError
 
-_SHARD = re.compile(r"traces-(\d{5,})\.(parquet|arrow)")
+_SHARD = re.compile(r"traces-(\d{5,})\.parquet")
 _LOCK = ".traces.lock"
 
 
@@ -41,9 +40,8 @@ class Shards:
             writes to it, or what is there are no traces.
     """
 
-    def __init__(self, folder: str, format_: Format, rows_per_shard: int) -> None:
+    def __init__(self, folder: str, rows_per_shard: int) -> None:
         self._folder = Path(folder)
-        self._format: Format = format_
         self._rows_per_shard = rows_per_shard
         self._schema = schema(pyarrow(folder)[0])
         self._there: set[bytes] = set()
@@ -84,10 +82,10 @@ class Shards:
         """
         new = self._new(rows)
         for first in new:
-            path = self._folder / f"traces-{self._next:05}.{self._format}"
+            path = self._folder / f"traces-{self._next:05}.parquet"
             shard = chain([first], islice(new, self._rows_per_shard - 1))
             with replacing(str(path)) as stream:
-                write_table(stream, shard, self._schema, self._format)
+                write_table(stream, shard, self._schema)
             self._next += 1
             self.shards += 1
 
@@ -111,22 +109,6 @@ class Shards:
 def _hashes(path: Path) -> Iterator[str]:
     """Those of the traces in a shard."""
     try:
-        if path.suffix == ".parquet":
-            yield from (row["trace"] for row in ParquetFile(str(path)).records(["trace"]))
-        else:
-            yield from _arrow_hashes(path)
+        yield from (row["trace"] for row in ParquetFile(str(path)).records(["trace"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} is no shard of traces: {error}") from None
-
-
-def _arrow_hashes(path: Path) -> Iterator[str]:
-    arrow: Any = pyarrow(str(path))[0]
-    options = arrow.ipc.IpcReadOptions(included_fields=[0], use_threads=False)
-    with contextlib.ExitStack() as stack:
-        try:
-            source = stack.enter_context(arrow.memory_map(str(path)))
-            reader = stack.enter_context(arrow.ipc.open_file(source, options=options))
-        except OSError as error:
-            raise UsageError(f"{path}: {error}") from None
-        for number in range(reader.num_record_batches):
-            yield from reader.get_batch(number).column("trace").to_pylist()
