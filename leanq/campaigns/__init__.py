@@ -2,12 +2,12 @@
 
 - ``dataset/`` reads rows, from any row on;
 - ``coordinator`` keeps a window of requests in flight, and may be paused or cancelled;
-- ``journal`` makes records durable, and holds the cursor from which a campaign is resumed, or
-  retried for its rows without a verdict of Lean's;
-- ``results`` defines a record, and files of them; ``report/`` evaluates these, and ``traces/``
-  makes tables of them and their texts; ``tables`` and ``files`` write for several of these;
-- ``rq_queue``, ``rq_job`` and ``rq_worker`` run campaigns as jobs of RQ, to which
-  ``rq_connection`` leads. Nothing else imports RQ, which only ``leanq[campaigns]`` installs;
-- ``client`` is ``LeanQClient(...).campaigns``, over Redis or through a gateway, and ``submitted``
-  what these two have in common.
+- ``journal`` makes records durable. Its cursor says where a campaign resumes. A retry checks the
+  rows again that have no verdict of Lean's;
+- ``results`` defines a record, and reads and writes files of them. ``report/`` evaluates them,
+  ``traces/`` joins them with their texts, and both use ``tables`` and ``files``;
+- ``rq_queue``, ``rq_job`` and ``rq_worker`` run campaigns as jobs of RQ, and ``rq_connection``
+  finds RQ's Redis. Nothing else imports RQ, since only ``leanq[campaigns]`` installs it;
+- ``client`` is ``LeanQClient(...).campaigns``, over Redis or through a gateway; ``submitted`` has
+  the code that both ways share.
 """

@@ -19,7 +19,7 @@ from leanq.queue.requests import Reply
 from leanq.trainers.replay_writer import ReplayWriter, earned_by, writer_for
 
 SPEC_SUFFIX = ".campaign"
-"""What the name of the file beside a campaign's results ends with, which says what it was."""
+"""The suffix of the file beside a campaign's results that says what the campaign was."""
 
 State = Literal[
     "waiting",
@@ -45,7 +45,7 @@ class Campaign:
         out: path of the results.
         fields: the names of the data set's fields.
         plan: how its rows are checked.
-        replay: the replay memory that gets what was settled, beside the results.
+        replay: a replay memory that also gets the replies.
     """
 
     data: str
@@ -56,16 +56,16 @@ class Campaign:
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Self:
-        """The inverse of :meth:`spec`."""
+        """Returns the campaign that ``spec`` describes; the inverse of :meth:`spec`."""
         fields, plan = Fields(**spec["fields"]), Plan(**spec["plan"])
         return cls(spec["data"], spec["out"], fields, plan, spec.get("replay"))
 
     @classmethod
     def of_results(cls, results: str) -> Self:
-        """The campaign that wrote ``results``, as it stands beside them.
+        """Returns the campaign that wrote ``results``, by the file beside them.
 
         Raises:
-            UsageError: nothing stands there, or something else.
+            UsageError: that file is missing, or cannot be read.
         """
         path = results + SPEC_SUFFIX
         try:
@@ -73,16 +73,15 @@ class Campaign:
                 return cls.of(json.load(stream))
         except FileNotFoundError:
             raise UsageError(
-                f"{path} is not there, which says how {results} came to be; a campaign writes it "
-                "beside its results"
+                f"{path} is missing: a campaign writes it beside its results, to say what they are"
             ) from None
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from None
         except (ValueError, TypeError, KeyError, LeanQError):
-            raise UsageError(f"{path} does not say how {results} came to be") from None
+            raise UsageError(f"{path} does not describe the campaign of {results}") from None
 
     def spec(self) -> dict[str, Any]:
-        """The campaign as JSON."""
+        """Returns the campaign as JSON."""
         return asdict(self)
 
     async def run(
@@ -93,18 +92,18 @@ class Campaign:
         retry: bool = False,
         dataset: Dataset | None = None,
     ) -> End:
-        """Checks what is left to check, and writes the results when all of it is done.
+        """Checks the rows that are left, and writes the results once all are done.
 
         Args:
-            retry: where the results are there already, check those of their records again that
-                have no verdict of Lean's.
-            dataset: the data where it is no file, such as a :class:`.RowsDataset`; it has fields
-                of its own, and ``data`` is then only its name.
+            retry: if results exist, check those of their records again that have no verdict of
+                Lean's.
+            dataset: the data, if it is no file, such as a :class:`.RowsDataset`. It has fields of
+                its own, and ``data`` only names it.
 
         Raises:
             BusyError: another coordinator runs the campaign.
-            UsageError: the data or the results are not what the campaign can use, or the first
-                rows all lack a field.
+            UsageError: the campaign cannot use the data or the results, or all first rows lack a
+                field.
             UnavailableError, UnknownEnvironmentError: as :meth:`.coordinator.Coordinator.run`.
         """
         if dataset is None:
@@ -122,7 +121,7 @@ class Campaign:
         try:
             end = await Coordinator(client, dataset, journal, self.plan, observer, settled).run()
             if end == "finished":
-                # First, so that results which are there can be read again with their texts.
+                # First, so that results never lack the file that leads to their texts.
                 self.write_spec()
                 journal.finish()
         finally:
@@ -144,26 +143,26 @@ class Campaign:
             tags["problem"] = str(row.problem)
         if row.tags:
             tags["tags"] = ",".join(row.tags)
-        # A check has no target, and a hole may be filled with the question itself.
+        # A check has no target, and a hole can be filled with the question itself.
         is_compared = row.target is not None and not row.holes
         earned = earned_by(reply) if is_compared else None
         memory.add(reply, row.codes[sample], earned=earned, tags=tags)
 
     def write_spec(self) -> None:
-        """Writes beside the results what the campaign is, for :meth:`of_results`.
+        """Writes the file beside the results that :meth:`of_results` reads.
 
         Raises:
             UsageError: it cannot be written.
         """
         found = replace(self, data=os.path.abspath(self.data), out=os.path.abspath(self.out))
         with replacing(self.out + SPEC_SUFFIX) as stream:
-            # The axioms that are allowed may be any iterable.
+            # Allowed axioms may be any iterable.
             stream.write(json.dumps(found.spec(), default=list).encode() + b"\n")
 
     def purpose(self, dataset: Dataset) -> dict[str, Any]:
-        """What has to be the same when the campaign is resumed, as JSON."""
+        """Returns the part of the campaign that has to be the same when it is resumed, as JSON."""
         options = {**self.plan.options}
-        # When a row is checked does not change its verdict.
+        # They change when a row is checked, and not its verdict.
         for name in ("tenant", "priority"):
             options.pop(name, None)
         return {

@@ -1,7 +1,7 @@
-"""A client's campaigns: ``lean.campaigns``, with the same methods through a gateway and over Redis.
+"""A client's campaigns: ``lean.campaigns`` has the same methods through a gateway and over Redis.
 
-Each call makes a connection of its own: they are few, and so a client that never asks for a
-campaign has none, and one that was forked shares none.
+Each call makes a connection of its own. Calls are few, and a client that was forked shares no
+connection.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _CONNECT_S, _TIMEOUT_S = 10.0, 60.0
 
 
 class CampaignRoute(Protocol):
-    """How a client comes to campaigns. Its methods block, and raise as those of
-    :class:`CampaignsClient`."""
+    """The way from a client to campaigns. Its methods block, and raise as those of
+    :class:`CampaignsClient` do."""
 
     def submit(
         self, rows: bytes, options: Check, *, first_success: bool, request_id: str | None
@@ -56,24 +56,24 @@ class CampaignRoute(Protocol):
         """Starts a campaign over JSON lines."""
 
     def list(self) -> SubmittedCampaigns:
-        """Those that there are, in any order."""
+        """Returns all campaigns, in any order."""
 
     def show(self, id_: str) -> SubmittedCampaign:
-        """One of them."""
+        """Returns one campaign."""
 
     def change(self, id_: str, how: Change) -> SubmittedCampaign:
-        """One of them, after it was changed."""
+        """Changes a campaign, and returns it."""
 
     def report(self, id_: str) -> dict[str, Any]:
-        """The figures of a finished one."""
+        """Returns the figures of a finished campaign."""
 
     def results(self, id_: str) -> Records:
-        """The records of a finished one."""
+        """Returns the records of a finished campaign."""
 
 
 class CampaignsClient:
-    """The ``campaigns`` of a :class:`LeanQClient`: whole data sets, checked by the fleet's campaign
-    workers, however long that takes and whatever becomes of this client.
+    """The ``campaigns`` of a :class:`LeanQClient`: whole data sets that the fleet's campaign
+    workers check. They go on when this client ends.
 
     ::
 
@@ -83,13 +83,15 @@ class CampaignsClient:
             time.sleep(10)
         verdicts = [record["verdict"] for record in lean.campaigns.results(campaign.id)]
 
-    Through a gateway they are those of the key's tenant that came through gateways, and the gateway
-    has to take campaigns. Over Redis they are all in RQ's Redis (``LEANQ_RQ_URL``, or the queue's),
-    also those of ``leanq campaign submit``; that needs ``leanq[campaigns]``, and to submit, read
-    results or report on them, the folder that campaign workers have at the same path.
+    Through a gateway that takes campaigns, these are the campaigns of the key's tenant that came
+    through gateways. Over Redis they are all campaigns in RQ's Redis (``LEANQ_RQ_URL``, or the
+    queue's), those of ``leanq campaign submit`` included. That needs ``leanq[campaigns]``. To
+    submit, and to read results or reports, it also needs the campaign workers' folder at the same
+    path.
 
-    All methods wait for their answer, and raise UsageError for an unknown campaign or one whose
-    state does not allow it, and UnavailableError where the gateway or RQ's Redis does not answer.
+    All methods wait for their answer. They raise UsageError for an unknown campaign or one whose
+    state does not allow the call, and UnavailableError if the gateway or RQ's Redis does not
+    answer.
     """
 
     def __init__(self, route: CampaignRoute) -> None:
@@ -107,24 +109,27 @@ class CampaignsClient:
     ) -> SubmittedCampaign:
         """Starts a campaign over rows.
 
-        Where the answer is lost (UnavailableError) it may have started. With a ``request_id`` the
-        same call again gives the campaign that there is; without, :meth:`list` shows it.
+        If the answer is lost (UnavailableError), the campaign may have started. With a
+        ``request_id``, the same call returns that campaign; otherwise look for it with
+        :meth:`list`.
 
         Args:
-            rows: each with ``id``, ``code`` (a text, or a list of attempts), and all or none with
-                ``problem`` and ``target``, the theorems to prove. They are held in memory.
-            env: the environment; over Redis ``default`` unless given, else the gateway's choice.
+            rows: each with ``id`` and ``code`` (a text, or a list of attempts); all of them or none
+                with ``problem``, and with ``target``, the theorems to prove. They are held in
+                memory.
+            env: the environment; unless given, ``default`` over Redis, and the gateway's choice
+                through a gateway.
             timeout_s: CPU seconds for each text.
-            priority: 0 before 1 before 2.
+            priority: 0 is the most urgent, 2 the least.
             first_success: whether a problem's other attempts are cancelled at its first success.
-            request_id: a name of the caller's for it, 1 to 48 letters, digits and ``. _ -``: the
-                same again is the same campaign, as long as RQ knows it.
+            request_id: the caller's name for the campaign: 1 to 48 letters, digits and ``. _ -``.
+                As long as RQ knows the campaign, the same name means the same campaign.
 
         Raises:
-            ConflictError: other rows or options were submitted by this ``request_id``.
-            UsageError: rows or options that cannot be used; over Redis also where
-                ``LEANQ_CAMPAIGNS`` names no folder to write them to.
-            QueueFullError: the gateway takes no further campaign of this tenant's now.
+            ConflictError: other rows or options came with this ``request_id``.
+            UsageError: rows or options cannot be used; over Redis also if ``LEANQ_CAMPAIGNS`` names
+                no folder for them.
+            QueueFullError: the gateway takes no further campaign of this tenant now.
         """
         options = Check(timeout_s=timeout_s, priority=priority)
         if env is not None:
@@ -134,42 +139,42 @@ class CampaignsClient:
         )
 
     def list(self) -> SubmittedCampaigns:
-        """All of them, the newest first."""
+        """Returns all campaigns, the newest first."""
         return sorted(self._route.list(), key=lambda each: each.submitted_at, reverse=True)
 
     def show(self, id_: str) -> SubmittedCampaign:
-        """One campaign, as it is now."""
+        """Returns one campaign as it is now."""
         return self._route.show(id_)
 
     def pause(self, id_: str) -> SubmittedCampaign:
-        """Pauses a campaign: its requests in flight are withdrawn, and what was done stays."""
+        """Pauses a campaign: withdraws its requests in flight, and keeps its records."""
         return self._route.change(id_, "pause")
 
     def resume(self, id_: str) -> SubmittedCampaign:
-        """Lets a paused campaign go on."""
+        """Resumes a paused campaign."""
         return self._route.change(id_, "resume")
 
     def cancel(self, id_: str) -> SubmittedCampaign:
-        """Ends a campaign, for good or until a retry; one that has ended stays as it is."""
+        """Ends a campaign until it is retried; an ended one stays as it is."""
         return self._route.change(id_, "cancel")
 
     def retry(self, id_: str) -> SubmittedCampaign:
-        """Runs a campaign again: one that failed or was cancelled goes on where it was, and of a
-        finished one those rows are checked again that have no verdict of Lean's."""
+        """Runs a campaign again. One that failed or was cancelled resumes; a finished one checks
+        those rows again that have no verdict of Lean's."""
         return self._route.change(id_, "retry")
 
     def report(self, id_: str) -> dict[str, Any]:
-        """A finished campaign's figures: verdicts, pass@k, times, what is slow or flaky."""
+        """Returns a finished campaign's figures: verdicts, pass@k, times, slow and flaky texts."""
         return self._route.report(id_)
 
     def results(self, id_: str) -> Records:
-        """A finished campaign's records, one for each row or for each of its texts."""
+        """Returns a finished campaign's records, one for each row or for each of its texts."""
         return self._route.results(id_)
 
 
 class AsyncCampaignsClient:
-    """The ``campaigns`` of an :class:`AsyncLeanQClient`: those of :class:`CampaignsClient`, whose
-    methods are awaited here."""
+    """The ``campaigns`` of an :class:`AsyncLeanQClient`: :class:`CampaignsClient` with methods to
+    await."""
 
     def __init__(self, route: CampaignRoute) -> None:
         self._campaigns = CampaignsClient(route)
@@ -190,11 +195,11 @@ class AsyncCampaignsClient:
         return await asyncio.to_thread(self._campaigns.submit, rows, **how)
 
     async def list(self) -> SubmittedCampaigns:
-        """All of them; as :meth:`CampaignsClient.list`."""
+        """Returns all campaigns; as :meth:`CampaignsClient.list`."""
         return await asyncio.to_thread(self._campaigns.list)
 
     async def show(self, id_: str) -> SubmittedCampaign:
-        """One campaign; as :meth:`CampaignsClient.show`."""
+        """Returns one campaign; as :meth:`CampaignsClient.show`."""
         return await asyncio.to_thread(self._campaigns.show, id_)
 
     async def pause(self, id_: str) -> SubmittedCampaign:
@@ -202,7 +207,7 @@ class AsyncCampaignsClient:
         return await asyncio.to_thread(self._campaigns.pause, id_)
 
     async def resume(self, id_: str) -> SubmittedCampaign:
-        """Lets a paused campaign go on; as :meth:`CampaignsClient.resume`."""
+        """Resumes a paused campaign; as :meth:`CampaignsClient.resume`."""
         return await asyncio.to_thread(self._campaigns.resume, id_)
 
     async def cancel(self, id_: str) -> SubmittedCampaign:
@@ -214,11 +219,11 @@ class AsyncCampaignsClient:
         return await asyncio.to_thread(self._campaigns.retry, id_)
 
     async def report(self, id_: str) -> dict[str, Any]:
-        """A finished campaign's figures; as :meth:`CampaignsClient.report`."""
+        """Returns a finished campaign's figures; as :meth:`CampaignsClient.report`."""
         return await asyncio.to_thread(self._campaigns.report, id_)
 
     async def results(self, id_: str) -> Records:
-        """A finished campaign's records; as :meth:`CampaignsClient.results`."""
+        """Returns a finished campaign's records; as :meth:`CampaignsClient.results`."""
         return await asyncio.to_thread(self._campaigns.results, id_)
 
 
@@ -226,7 +231,8 @@ class OverRedis:
     """The campaigns in RQ's Redis.
 
     Args:
-        clusters: those of the client; RQ uses the only one, unless LEANQ_RQ_URL names another.
+        clusters: the client's. RQ uses the first if it is the only one, unless LEANQ_RQ_URL names a
+            Redis.
         tenant: the client's.
     """
 
@@ -291,7 +297,7 @@ class OverHttp:
     """The campaigns of a gateway.
 
     Args:
-        gateway: where it is, and the key for it.
+        gateway: its address, and the key for it.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -362,7 +368,7 @@ def _lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def _path(id_: str) -> str:
-    # What is no id of a campaign is none of the gateway's other paths, either.
+    # Quoted whole, an id cannot lead to another path of the gateway.
     return f"/{quote(id_, safe='')}"
 
 
@@ -374,4 +380,4 @@ def _read(answer: httpx2.Response, kind: type[_T]) -> _T:
 
 
 def _unreadable() -> UnavailableError:
-    return UnavailableError("what answers in the gateway's place is none, or of another release")
+    return UnavailableError("the answer is not a gateway's, or is of another release")

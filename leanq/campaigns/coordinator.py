@@ -1,8 +1,8 @@
 """The coordinator: reads rows, keeps a window of requests in flight, and journals the replies.
 
-It may die at any moment. The next coordinator that opens the same journal resumes at the cursor and
-submits what was in flight under the same request ids, so the queue returns a stored reply or joins
-the request to its run instead of running it twice.
+It may die at any moment. The next coordinator opens the same journal and resumes at the cursor. It
+submits what was in flight under the same request ids, so the queue answers with a stored reply or
+joins the running request.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from leanq.queue.settings import Settings
 Command = Literal["run", "pause", "cancel"]
 End = Literal["finished", "paused", "cancelled"]
 
-# Between two commits of the journal, after each of which the observer may pause or cancel.
+# Between two commits of the journal; after each, the observer may pause or cancel.
 _COMMIT_S = 0.5
-# Of the texts in flight, beside the number of requests that the window allows.
+# The most bytes of texts in flight, beside the window's number of requests.
 _MAX_IN_FLIGHT_BYTES = 64 << 20
-# So many coordinators in a row that died without a record: the campaign itself kills them.
+# If so many coordinators in a row die without a record, the campaign itself kills them.
 _MAX_FRUITLESS_STARTS = 20
-# Reasons for which an environment is to blame rather than a text, if most texts end with them.
+# If most texts end with one of these reasons, the environment is to blame.
 _ENVIRONMENT_REASONS = frozenset({"unknown_import", "judge_unavailable"})
 _FIRST_REPLIES = 50
 _MESSAGE_CHARS = 200
@@ -56,7 +56,7 @@ class Plan:
     """How a campaign's rows are checked.
 
     Attributes:
-        options: of each check, as :class:`~leanq.producer.request_builder.Check` has them.
+        options: those of each check, as in :class:`~leanq.producer.request_builder.Check`.
         window: requests in flight at a time.
         first_success: whether a problem's other attempts are cancelled at its first success.
 
@@ -69,7 +69,7 @@ class Plan:
     first_success: bool = False
 
     def __post_init__(self) -> None:
-        # Otherwise every row would end with the same error. The URL does not matter here.
+        # Otherwise every row would end with the same error. Any URL serves here.
         RequestBuilder(Settings("unix:///-"), "default").shared(self.options)
 
 
@@ -91,43 +91,45 @@ class Progress:
 
 
 class Observer(Protocol):
-    """What a campaign reports to, and takes commands from."""
+    """Takes a campaign's reports, and gives it commands."""
 
     async def update(self, progress: Progress) -> Command:
-        """Called twice a second and at the end; returns what the coordinator has to do."""
+        """Called twice a second and at the end; returns what the coordinator does next."""
 
     def bad_row(self, line: int, error: str) -> None:
-        """A row that could not be checked, and why."""
+        """Reports a row that cannot be checked, and why."""
 
     def warn(self, text: str) -> None:
-        """The campaign runs, but probably not as the user meant it."""
+        """Warns that the campaign runs, but probably not as the user meant it."""
 
 
 class Asking(Protocol):
-    """What a campaign asks through, such as an :class:`~leanq.AsyncLeanQClient`."""
+    """The client that a campaign asks, such as an :class:`~leanq.AsyncLeanQClient`."""
 
     settings: Settings
 
     async def check(self, code: str, **options: Unpack[Check]) -> Reply:
-        """Lean's verdict on ``code``."""
+        """Returns Lean's reply on ``code``."""
 
     async def verify(
         self, target: str | None, code: str, *, holes: Iterable[str] = (), **options: Unpack[Check]
     ) -> Reply:
-        """Whether ``code`` proves ``target``."""
+        """Returns the reply on whether ``code`` proves ``target``."""
 
     async def echo(self, payload: bytes, **options: Unpack[SubmitOptions]) -> bytes:
-        """The same bytes."""
+        """Returns the same bytes."""
 
     async def close(self, *, withdraw: bool = True) -> None:
-        """Ends what is outstanding, withdrawn from the queue or running on."""
+        """Closes the client, and withdraws what is outstanding from the queue, or lets it run
+        on."""
 
 
 @dataclass(slots=True)
 class _OpenRow:
-    """A row that is not done: where it is found, and how many of its samples are outstanding.
+    """A row that is not done: the cursor from which to find it, and how many of its samples are
+    outstanding.
 
-    The cursor may be before the row, at lines that are blank.
+    The cursor may point to blank lines before the row.
     """
 
     cursor: Cursor
@@ -135,7 +137,8 @@ class _OpenRow:
 
 
 class _WrongEnvironment:
-    """Finds out whether most of the first replies fail for one reason of the environment's."""
+    """Finds out whether most of the first replies fail for one reason that lies in the
+    environment."""
 
     def __init__(self, env: str) -> None:
         self._env = env
@@ -144,7 +147,8 @@ class _WrongEnvironment:
         self._messages: dict[str, str] = {}
 
     def add(self, reply: Reply) -> str | None:
-        """Counts a reply; the warning, if it is the last of the first replies and they fail so."""
+        """Counts a reply; returns the warning with the last of the first replies, if most of them
+        fail so."""
         if self._count == _FIRST_REPLIES:
             return None
         self._count += 1
@@ -155,7 +159,8 @@ class _WrongEnvironment:
         return self._warning() if self._count == _FIRST_REPLIES else None
 
     def end(self) -> str | None:
-        """The warning, if the campaign had fewer replies than that and they fail so."""
+        """Returns the warning, if the campaign had fewer replies than that and most of them fail
+        so."""
         return self._warning() if self._count < _FIRST_REPLIES else None
 
     def _warning(self) -> str | None:
@@ -173,9 +178,9 @@ class _WrongEnvironment:
 
 
 class Coordinator:
-    """Runs one campaign, from where its journal is to the end of its data.
+    """Runs one campaign, from its journal's cursor to the end of its data.
 
-    ``settled`` is called with each reply, the row and which of its samples; it must not raise.
+    Calls ``settled`` with the row, the sample's number and the reply; it must not raise.
     """
 
     def __init__(
@@ -195,23 +200,24 @@ class Coordinator:
         self._observer = observer
         self._total = dataset.total()
         self._token = journal.token.encode()
-        # By line, in the order of reading: the next coordinator would resume at the first.
+        # By line, in the order of reading: the next coordinator resumes at the first.
         self._open_rows: dict[int, _OpenRow] = {}
         self._next = journal.cursor
-        # Read so far; not the number of lines, since blank lines are no rows.
+        # Rows read so far, without blank lines.
         self._rows = journal.rows
         self._in_flight: dict[asyncio.Task[None], Row] = {}
         self._in_flight_bytes = 0
-        # Of problems with attempts in flight, where one success is enough.
+        # Tasks of problems with attempts in flight, of which one success is enough.
         self._siblings: dict[str | int, set[asyncio.Task[None]]] = {}
         self._wrong_environment = _WrongEnvironment(plan.options.get("env", DEFAULT_ENVIRONMENT))
         self._wake = asyncio.Event()
         self._fault: BaseException | None = None
 
     async def run(self) -> End:
-        """Checks what is left, until all is done or the observer pauses or cancels the campaign.
+        """Checks the rows that are left, until all are done or the observer pauses or cancels the
+        campaign.
 
-        Requests in flight are then withdrawn from the queue.
+        It then withdraws the requests in flight from the queue.
 
         Raises:
             UnavailableError: the queue was unreachable for longer than the client's
@@ -246,7 +252,7 @@ class Coordinator:
                     self._journal.rotate_token()
                     self._commit()
             except UsageError:
-                # The next coordinator will use the same request ids, which must not be cancelled.
+                # The next coordinator uses the same request ids, so they must not be cancelled.
                 await self._client.close(withdraw=False)
                 raise
             finally:
@@ -295,7 +301,7 @@ class Coordinator:
             if self._journal.is_solved(problem(row)):
                 self._journal.add(cancelled(row, sample))
                 return
-            # Not before the task runs: cancelled earlier, it could leave no record.
+            # Only once the task runs: cancelled before, it could leave no record.
             self._siblings.setdefault(problem(row), set()).add(_this_task())
         try:
             reply = await self._ask(row, sample)
@@ -304,7 +310,7 @@ class Coordinator:
             if self._settled:
                 self._settled(row, sample, reply)
         except (QueueError, ClosedError, UnknownEnvironmentError):
-            # The row is not at fault.
+            # The row is not to blame.
             raise
         except LeanQError as error:
             record = of_error(row, sample, str(error))
@@ -335,7 +341,7 @@ class Coordinator:
     def _request_id(self, row: Row, sample: int) -> str:
         text = f"{row.line} {sample}".encode()
         name = urlsafe_b64encode(blake2b(text, key=self._token, digest_size=12).digest()).decode()
-        # The same text goes to the same shard, where its checks can meet.
+        # Equal texts go to the same shard, where their checks can meet.
         digest = blake2b(row.codes[sample].encode(), digest_size=4).digest()
         return f"{int.from_bytes(digest) % self._client.settings.shards}-{name}"
 
@@ -367,7 +373,7 @@ class Coordinator:
 
     async def _wait_for_room(self, window: int | None = None) -> None:
         """Waits until one more request may be in flight."""
-        # Even a long run of rows that need no check has to yield to the other tasks.
+        # Rows that need no check have to yield to the other tasks, too.
         await asyncio.sleep(0)
         window = window or self._plan.window
         while len(self._in_flight) >= window or (
@@ -414,7 +420,7 @@ def _this_task() -> asyncio.Task[Any]:
 
 
 def problem(row: Row) -> str | int:
-    """The problem of which the row is an attempt; a row without one is its own problem."""
+    """Returns the problem that the row is an attempt at; a row without one is its own problem."""
     return row.id if row.problem is None else row.problem
 
 

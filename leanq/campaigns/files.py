@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Writes files that exist whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from leanq.errors import UsageError
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[BinaryIO]:
-    """A stream for a new file, which replaces the one at ``path`` once it is complete and durable.
+    """Yields a stream for a new file that replaces ``path`` once it is complete and durable.
 
     Only one process may write to ``path`` at a time.
 
     Raises:
-        UsageError: it cannot be written, and the old file is unchanged.
+        UsageError: it cannot be written; the old file is unchanged.
     """
-    # Beside the file that a link leads to, since a rename is atomic only within one disk.
+    # Beside the file that a link leads to: a rename is atomic only within one disk.
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
-    # A fixed name, so that the next writer replaces what a killed one left.
+    # A fixed name: the next writer replaces what a killed one left.
     part = os.path.join(folder, f".{name}.part")
     try:
         if os.path.exists(target) and not stat.S_ISREG(os.stat(target).st_mode):
@@ -44,7 +44,7 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(path: str) -> None:
-    """Makes a folder's entries durable; otherwise a loss of power may undo a rename."""
+    """Makes a folder's entries durable; otherwise a loss of power can undo a rename."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)

@@ -1,14 +1,14 @@
-"""The journal of a campaign: what is done so far, and from where a coordinator resumes it.
+"""The journal of a campaign: what is done, and where a coordinator resumes.
 
 Two files stand beside RESULTS until the campaign has finished:
 
 - ``RESULTS.part``: the records, one JSON line each, in the order in which they were added;
-- ``RESULTS.state``: SQLite. Where each record begins in the part, which line has which id, which
-  problems are solved, and the cursor: the first row that is not done.
+- ``RESULTS.state``: SQLite. Holds where each record begins in the part, which line has which id,
+  which problems are solved, and the cursor: the first row that is not done.
 
 A commit makes the part's new lines durable, then the index. Opening the journal truncates the part
-to what the index knows, so wherever a coordinator dies, a record is there once or not at all. The
-index is locked while it is open, so a campaign never has two coordinators at work.
+to what the index knows. So wherever a coordinator dies, a record is there once or not at all. The
+index stays locked while it is open, so two coordinators never run one campaign.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from leanq.campaigns.results import is_parquet, pack, read_results, write_result
 from leanq.errors import UsageError
 from leanq.queue.requests import LEAN_VERDICTS
 
-# Records in memory at a time while a retry reads the results of before.
+# Records in memory at a time while a retry reads the old results.
 _RETRY_BATCH = 1000
 _RETRY_PENDING = "pending"
 
@@ -49,8 +49,8 @@ class BusyError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The first row that is not done: its line, and where it begins (``Row.next`` of the row
-    before it)."""
+    """The first row that is not done: its line, and where it begins (``next`` of the row before
+    it)."""
 
     line: int = 1
     start: int = 0
@@ -61,10 +61,10 @@ class Journal:
 
     Args:
         out: the path of the results.
-        purpose: what identifies the campaign. A journal of another purpose is not resumed, and is
-            replaced if it has no record.
-        retry: where the results are there already, keep their records with a verdict of Lean's,
-            and check the others again.
+        purpose: identifies the campaign. A journal with another purpose is not resumed; without a
+            record it is replaced.
+        retry: if results exist, keep their records with a verdict of Lean's, and check the others
+            again.
 
     Attributes:
         cursor: the first row that is not done.
@@ -84,7 +84,7 @@ class Journal:
         if folder and not os.path.isdir(folder):
             raise UsageError(f"{out} cannot be written: there is no folder {folder}")
         if is_parquet(out):
-            # Fails now where pyarrow is missing, and not after hours of checks.
+            # Fail now if pyarrow is missing, and not after hours of checks.
             pyarrow(out)
         self.out = out
         self.cursor = Cursor()
@@ -112,19 +112,21 @@ class Journal:
             try:
                 self._keep_verdicts()
             except UsageError:
-                # Otherwise the next coordinator would begin without them, and replace them all.
+                # Otherwise the next coordinator would begin without them, and overwrite the
+                # results.
                 self._remove()
                 self.close()
                 raise
 
     @staticmethod
     def is_whole(out: str) -> bool:
-        """Whether the campaign has finished and its results are complete."""
+        """Returns whether the campaign has finished and its results are complete."""
         return os.path.exists(out) and not os.path.exists(out + ".state")
 
     @property
     def token(self) -> str:
-        """What this campaign's request ids are derived from, until its requests are withdrawn."""
+        """The secret that this campaign's request ids are derived from, until its requests are
+        withdrawn."""
         return self._meta("token")
 
     @property
@@ -135,15 +137,14 @@ class Journal:
 
     @property
     def rows(self) -> int:
-        """How many rows there are before the cursor."""
+        """How many rows stand before the cursor."""
         query = "SELECT count(DISTINCT line) FROM done WHERE line < ?"
         found: int = self._db.execute(query, (self.cursor.line,)).fetchone()[0]
         return found
 
     def rotate_token(self) -> None:
-        """For a coordinator that ends in order before its campaign, and withdraws its requests.
-        After the next commit the campaign has other request ids, since the queue answers those
-        that were withdrawn with ``cancelled``.
+        """Gives the campaign other request ids from the next commit on. A coordinator that
+        withdraws its requests calls this, since the queue answers withdrawn ids with ``cancelled``.
 
         Raises:
             UsageError: the index cannot be written.
@@ -154,7 +155,7 @@ class Journal:
             raise self.fault(error) from None
 
     def line_of(self, id_: str | int, line: int) -> int:
-        """The first line with this id, which is ``line`` if the id is new."""
+        """Returns the first line with this id; that is ``line`` if the id is new."""
         key = _key(id_)
         if self._db.execute("INSERT OR IGNORE INTO ids VALUES (?, ?)", (key, line)).rowcount:
             return line
@@ -162,14 +163,14 @@ class Journal:
         return found
 
     def has(self, line: int, sample: int) -> bool:
-        """Whether this sample's record is there."""
+        """Returns whether this sample's record is there."""
         if line > self._last:
             return False
         query = "SELECT 1 FROM done WHERE line = ? AND sample = ?"
         return self._db.execute(query, (line, sample)).fetchone() is not None
 
     def is_solved(self, problem: str | int) -> bool:
-        """Whether an attempt at the problem was accepted."""
+        """Returns whether an attempt at the problem was accepted."""
         query = "SELECT 1 FROM problems WHERE problem = ? AND solved"
         return self._db.execute(query, (_key(problem),)).fetchone() is not None
 
@@ -179,13 +180,13 @@ class Journal:
         self.unsolved += self._db.execute(statement, (_key(problem),)).rowcount
 
     def solve(self, problem: str | int) -> None:
-        """An attempt at the problem was accepted."""
+        """Notes that an attempt at the problem was accepted."""
         self.add_problem(problem)
         statement = "UPDATE problems SET solved = 1 WHERE problem = ? AND NOT solved"
         self.unsolved -= self._db.execute(statement, (_key(problem),)).rowcount
 
     def add(self, record: dict[str, Any]) -> None:
-        """Adds the record of a sample that has none; it is durable after the next commit."""
+        """Adds the record of a sample that has none; the next commit makes it durable."""
         where = (record["line"], record.get("sample", 0), self._size_bytes)
         self._db.execute("INSERT INTO done VALUES (?, ?, ?)", where)
         line = pack(record)
@@ -194,7 +195,7 @@ class Journal:
         self.counts[kind(record)] += 1
 
     def commit(self, cursor: Cursor) -> None:
-        """Makes what was added durable, and that everything before ``cursor`` is done.
+        """Makes the added records durable, and notes that all before ``cursor`` is done.
 
         Raises:
             UsageError: the files cannot be written, as on a full disk.
@@ -220,9 +221,9 @@ class Journal:
     def finish(self) -> None:
         """Writes the results in the order of the data, and removes the journal.
 
-        Everything has to be committed.
+        Call it once everything is committed.
 
-        Interrupted anywhere, it can be repeated by the next coordinator.
+        If it is interrupted, the next coordinator repeats it.
 
         Raises:
             UsageError: the results cannot be written.
@@ -235,14 +236,14 @@ class Journal:
             raise _cannot_write(self.out, error) from None
 
     def fault(self, error: sqlite3.Error) -> UsageError:
-        """The exception to raise for an error of the index."""
+        """Returns the exception to raise for an error of the index."""
         return _cannot_write(self._state_path, error)
 
     def close(self) -> None:
         """Releases the journal's lock; what was not committed is lost."""
         with suppress(sqlite3.Error):
             self._db.close()
-        # On a full disk, closing tries once more to write.
+        # Closing writes once more, which a full disk refuses.
         with suppress(OSError):
             self._part.close()
 
@@ -260,7 +261,7 @@ class Journal:
                     f"{self._state_path} belongs to a campaign with other data or other options; "
                     "resume it with those, name another file for the results, or remove that file"
                 )
-            # That campaign has no record yet, as where an option was wrong.
+            # That campaign has no record yet; an option may have been wrong.
             for table in _TABLES:
                 self._db.execute(f"DROP TABLE {table}")
             begun = False
@@ -299,7 +300,7 @@ class Journal:
 
     def _keep_verdicts(self) -> None:
         """Begins a retry with those records of the results that have a verdict of Lean's."""
-        # A coordinator may have died amid this.
+        # A coordinator may have died in the middle of this.
         for table in _TABLES[1:]:
             self._db.execute(f"DELETE FROM {table}")
         self._part.truncate(0)
@@ -318,7 +319,7 @@ class Journal:
         self._last = self._number("SELECT coalesce(max(line), 0) FROM done")
 
     def _remove(self) -> None:
-        # The index first, and under its lock: a part without an index is overwritten.
+        # The index first, under its lock: the next journal overwrites a part without an index.
         os.remove(self._state_path)
         with suppress(FileNotFoundError):
             os.remove(self._part_path)
@@ -343,7 +344,7 @@ class Journal:
 
 
 def kind(record: dict[str, Any]) -> str:
-    """What a record is counted as: its verdict, ``error``, or ``echoed``."""
+    """Returns what a record counts as: its verdict, ``error``, or ``echoed``."""
     verdict: str | None = record["verdict"]
     return verdict or ("error" if "error" in record else "echoed")
 

@@ -2,25 +2,24 @@
 
 A record is a JSON object. Its fields, in this order:
 
-- ``id``: the row's id as it stood in the data (text or whole number); null where it has none.
-- ``line``: where the row stands in the data, from 1.
-- ``sample``: only where the row's code is a list of texts: the place in it, from 0.
-- ``problem``: only where the data names one.
-- ``tags``: only where the data has some.
-- ``holes``: only where the row's target leaves definitions open: those whose values are the text's.
+- ``id``: the row's id as in the data (text or whole number); null if it has none.
+- ``line``: the row's place in the data, from 1.
+- ``sample``: only if the row's code is a list of texts: the place in it, from 0.
+- ``problem``: only if the data names one.
+- ``tags``: only if the row has some.
+- ``holes``: only if the target leaves definitions open: the names of those that the text fills in.
 - ``verdict``: the reply's; null for an echo, and beside an ``error``.
 - ``reason``, ``messages``, ``sorries``, ``theorems``: the reply's.
-- ``failed``: only where the row has a target: the theorems of the target that are not proved.
+- ``failed``: only if the row has a target: the theorems of the target that are not proved.
 - ``axioms``, ``attempts``, ``worker``, ``queued_s``, ``cpu_s``, ``wall_s``, ``audit_s``,
   ``fingerprint``, ``request_id``: the reply's.
 - ``code_hash``: 16 hexadecimal digits, equal for equal texts (with equal targets).
-- ``error``: why nothing was checked, as one line. Such a record has only the fields ``id``,
-  ``line``, ``sample``, ``problem``, ``tags`` and ``holes`` where they are known, ``verdict`` and
-  this one.
+- ``error``: why nothing was checked, as one line. Such a record has no other fields than ``id``,
+  ``line``, ``verdict``, and where they are known ``sample``, ``problem``, ``tags`` and ``holes``.
 
 A file of results is JSONL, or Parquet if its name ends with ``.parquet``. In Parquet every record
-has all columns, null where it lacks the field, and ``id`` and ``problem`` are always text, since
-the types of later ones are not known when the first are written.
+has all columns, with null for fields that it lacks. ``id`` and ``problem`` are then always texts,
+since the first records do not tell the types of later ones.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
-    """The record of the reply to the row's text number ``sample`` (from 0)."""
+    """Returns the record of the reply to the row's text number ``sample`` (from 0)."""
     fields = verify_reply_to_json(reply)
     fields |= {"audit_s": round(reply.audit_s, 4), "fingerprint": reply.fingerprint}
     if row.target is None:
@@ -60,30 +59,30 @@ def of_reply(row: Row, sample: int, reply: Reply) -> dict[str, Any]:
 
 
 def of_error(row: Row | BadRow, sample: int | None, error: str) -> dict[str, Any]:
-    """The record of a row, or of its text number ``sample`` alone, that could not be checked."""
+    """Returns the record of a row, or of its text number ``sample``, that could not be checked."""
     return {**_head(row, sample), "verdict": None, "error": error}
 
 
 def cancelled(row: Row, sample: int) -> dict[str, Any]:
-    """The record of a text that was not sent, since another attempt had already succeeded."""
+    """Returns the record of a text that was not sent, since another attempt had succeeded."""
     return of_reply(row, sample, Reply("cancelled", reason="withdrawn"))
 
 
 def pack(record: dict[str, Any]) -> bytes:
-    """The record as a line of JSONL."""
+    """Returns the record as a line of JSONL."""
     text = _dumps(record)
     try:
         return text.encode() + b"\n"
     except UnicodeEncodeError:
-        # Half of a surrogate pair has to be escaped in UTF-8.
+        # UTF-8 has no bytes for half of a surrogate pair; JSON escapes it.
         return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
 def read_results(path: str) -> Iterator[dict[str, Any]]:
-    """The records in a file of results.
+    """Yields the records in a file of results.
 
     Raises:
-        UsageError: it cannot be read, or is damaged: with the line.
+        UsageError: it cannot be read, or is damaged; names the line.
     """
     return _read_parquet(path) if is_parquet(path) else _read_jsonl(path)
 
@@ -117,13 +116,13 @@ def _head(row: Row | BadRow, sample: int | None) -> dict[str, Any]:
 
 
 def code_hash(row: Row, sample: int) -> str:
-    """A record's ``code_hash``."""
+    """Returns a record's ``code_hash``."""
     text = row.codes[sample] if row.target is None else f"{row.target}\0{row.codes[sample]}"
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def is_parquet(path: str) -> bool:
-    """Whether results at ``path`` are Parquet, by their name."""
+    """Returns whether results at ``path`` are Parquet, by their name."""
     return path.lower().endswith(".parquet")
 
 
@@ -149,13 +148,13 @@ def _write_jsonl(stream: BinaryIO, records: Iterable[dict[str, Any]]) -> None:
 def _read_parquet(path: str) -> Iterator[dict[str, Any]]:
     schema = _schema(pyarrow(path)[0])
     for row in ParquetFile(path).records(schema.names):
-        # A record without a hash is of an error; in that of a reply, other nulls are values.
+        # A record without a hash has an error. In a reply's record, other nulls are values.
         lacks = row.keys() - _ALWAYS if row["code_hash"] is None else _ONLY_IF_KNOWN
         yield {name: row[name] for name in row if row[name] is not None or name not in lacks}
 
 
 def _parquet_writer(path: str) -> Callable[[BinaryIO, Iterable[dict[str, Any]]], None]:
-    """Writes results as Parquet. Raises UsageError where pyarrow is missing."""
+    """Returns a writer of Parquet; raises UsageError if pyarrow is missing."""
     schema = _schema(pyarrow(path)[0])
     return lambda stream, records: write_table(stream, map(_with_texts, records), schema)
 

@@ -1,4 +1,4 @@
-"""How commands and clients come to the campaigns in RQ, which plain installations lack."""
+"""Finds the campaigns in RQ's Redis for commands and clients; a plain installation lacks RQ."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NO_CLUSTER = "RQ needs one Redis that is no cluster; name it with LEANQ_RQ_URL"
 
 @contextlib.contextmanager
 def submitted_campaigns(url: str, prefix: str) -> Iterator[Campaigns]:
-    """The campaigns in RQ's Redis.
+    """Yields the campaigns in RQ's Redis.
 
     Args:
-        url: RQ's Redis, as :func:`rq_url` says.
-        prefix: as LEANQ_PREFIX.
+        url: RQ's Redis, from :func:`rq_url`.
+        prefix: LEANQ_PREFIX.
 
     Raises:
         UsageError: RQ is not installed, or cannot use that Redis.
@@ -35,18 +35,18 @@ def submitted_campaigns(url: str, prefix: str) -> Iterator[Campaigns]:
     require_rq()
     from leanq.campaigns.rq_queue import Campaigns
 
-    # No call of these waits for anything but its answer.
+    # No call here waits for anything but its answer.
     with rq_connection(url, timeout_s=_TIMEOUT_S) as connection:
         yield Campaigns(connection, prefix)
 
 
 def rq_url(queue_url: Callable[[], str]) -> str:
-    """RQ's Redis: LEANQ_RQ_URL, or the queue's own."""
+    """Returns the URL of RQ's Redis: LEANQ_RQ_URL, or the queue's own."""
     return os.environ.get("LEANQ_RQ_URL") or queue_url()
 
 
 def require_rq() -> None:
-    """Raises UsageError where RQ is not installed."""
+    """Raises UsageError if RQ is not installed."""
     try:
         import rq  # noqa: F401
     except ImportError:
@@ -57,11 +57,11 @@ def require_rq() -> None:
 
 @contextlib.contextmanager
 def rq_connection(url: str, timeout_s: float | None = None) -> Iterator[redis.Redis]:
-    """RQ's Redis at ``url``, where RQ can use it; raises as :func:`submitted_campaigns`.
+    """Yields a connection to RQ's Redis at ``url``; raises as :func:`submitted_campaigns`.
 
     Args:
-        timeout_s: how long a connection, or an answer, is waited for; as long as it takes unless
-            given, as those need who wait for jobs.
+        timeout_s: how long to wait for a connection and for an answer; without end unless given, as
+            workers need that wait for jobs.
     """
     import redis
 

@@ -40,8 +40,8 @@ def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:
     """Runs or resumes a campaign in the queue at LEANQ_URL.
 
     Returns:
-        Records by :func:`.journal.kind` if the campaign has finished; else what makes RQ run the
-        job again.
+        Records by :func:`.journal.kind` if the campaign has finished; otherwise RQ's order to run
+        the job again.
 
     Raises:
         CampaignError: the campaign was cancelled, or would fail again.
@@ -53,7 +53,7 @@ def coordinate(spec: dict[str, Any]) -> dict[str, int] | rq.Retry:
     try:
         end = asyncio.run(_run(Campaign.of(spec), reporter))
     except BusyError as error:
-        # RQ took a coordinator for dead that is still alive.
+        # RQ took a living coordinator for dead.
         return reporter.requeue(_BUSY_RETRY_S, error=str(error))
     except UsageError as error:
         return reporter.fail(str(error))
@@ -86,7 +86,7 @@ async def _run(campaign: Campaign, reporter: _Reporter) -> End:
             "submit a new campaign for it"
         )
     async with AsyncLeanQClient(os.environ["LEANQ_URL"]) as client:
-        # Results that were there before the campaign started are not its own.
+        # Results from before the campaign's start are not its own.
         return await campaign.run(client, reporter, retry=retry and bool(started_with))
 
 
@@ -132,7 +132,7 @@ class _Reporter:
         return rq.Retry(max=RETRIES, interval=delay_s)
 
     def fail(self, error: str) -> dict[str, int]:
-        """Makes the job fail for good. Raises CampaignError."""
+        """Makes the job fail for good; raises CampaignError."""
         self._job.meta["error"] = error
         with contextlib.suppress(redis.RedisError):
             self._job.save_meta()
@@ -150,7 +150,7 @@ class _Reporter:
 
     def _keep(self, name: str, text: str) -> None:
         kept = self._job.meta.setdefault(name, [])
-        # A coordinator that resumes the campaign meets the same ones again.
+        # A coordinator that resumes the campaign meets the same rows again.
         if len(kept) < _BAD_ROWS_KEPT and text not in kept:
             log.warning("%s: %s", self._job.id, text)
             kept.append(text)

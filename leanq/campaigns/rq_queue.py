@@ -1,14 +1,15 @@
 """Campaigns as jobs of RQ: submit, list, show, pause, resume, cancel, retry.
 
-A job carries its campaign as JSON. Beside the job, in RQ's Redis, is a hash ``QUEUE:ID`` with its
-control fields:
+A job carries its campaign as JSON. Beside the job, RQ's Redis has a hash ``QUEUE:ID`` with control
+fields:
 
 - ``command``: ``pause`` or ``cancel``; empty for a campaign that may run;
-- ``started_with``: the fingerprint of the data, written by the first coordinator that opened the
-  journal: from then on, results at the campaign's path are its own;
-- ``retry``: ``1`` if rows of these results without a verdict of Lean's are to be checked again.
+- ``started_with``: the fingerprint of the data. The first coordinator to open the journal writes
+  it; from then on, results at the campaign's path are its own;
+- ``retry``: ``1`` if the rows of these results without a verdict of Lean's have to be checked
+  again.
 
-Progress is in the job's meta, where rq-dashboard shows it; only coordinators write it.
+Progress stands in the job's meta, where rq-dashboard shows it; only coordinators write it.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from leanq.errors import UsageError
 RETRIES = 1_000_000
 
 DIGEST = "digest"
-"""Under which a job's meta keeps what :meth:`Campaigns.submit_once` was told."""
+"""The name in a job's meta of the digest that :meth:`Campaigns.submit_once` got."""
 
 _RESULT_TTL_S = 30 * 86_400
 _FAILURE_TTL_S = 365 * 86_400
 _JOB = "leanq.campaigns.rq_job.coordinate"
-# All that campaigns need of what RQ keeps for a job.
+# The fields of RQ's job that campaigns need.
 _JOB_FIELDS = (
     *("data", "origin", "description", "status", "meta", "timeout", "ttl"),
     *("created_at", "enqueued_at", "started_at", "ended_at", "last_heartbeat", "worker_name"),
@@ -61,14 +62,14 @@ _ID_PREFIX = "campaign-"
 
 
 class CampaignError(Exception):
-    """Why a campaign's job ended without results: it was cancelled, or cannot run."""
+    """Says why a campaign's job ended without results: it was cancelled, or cannot run."""
 
 
 class CampaignJob(Job):
     """A job that runs a campaign, and nothing else.
 
-    Whoever can write RQ's Redis writes its jobs. So no name in a job's data is imported: neither of
-    another function, nor of a callback, and no webhook is sent.
+    Whoever can write RQ's Redis can write its jobs. So no name in a job's data is imported, neither
+    a function nor a callback, and no webhook is sent.
     """
 
     def restore(self, raw_data: dict[Any, Any]) -> Any:
@@ -88,9 +89,9 @@ class CampaignJob(Job):
 
 
 class CampaignQueue(rq.Queue):
-    """RQ's queue with shorter timeouts: 10 s and not 15 minutes until another worker does the
-    maintenance of one that died amid it, 10 s and not a minute until a job is requeued whose worker
-    died between dequeuing and starting it."""
+    """RQ's queue with shorter timeouts. After 10 s, instead of 15 minutes, another worker takes
+    over the maintenance of a dead one. After 10 s, instead of a minute, a job is requeued whose
+    worker died between dequeuing and starting it."""
 
     job_class = CampaignJob
 
@@ -115,15 +116,15 @@ class CampaignStatus:
     """A submitted campaign, and how far it is.
 
     Attributes:
-        starts_at: for a scheduled one, when it is to start.
-        after: for a waiting one, the campaigns that have to finish first.
+        starts_at: when a scheduled campaign starts.
+        after: the campaigns that a waiting one waits for.
         rows: rows done.
         total: rows of the data set; ``None`` if unknown.
         counts: records by :func:`.journal.kind`.
         bad_rows: the first rows that could not be checked, with their lines.
-        warnings: what the coordinator has warned of.
+        warnings: the coordinator's warnings.
         error: why the campaign failed, or why its next start is delayed.
-        digest: of what :meth:`Campaigns.submit_once` was asked for.
+        digest: the one that :meth:`Campaigns.submit_once` got.
     """
 
     id: str
@@ -144,12 +145,12 @@ class CampaignStatus:
 class Campaigns:
     """The campaigns that were submitted to RQ.
 
-    Methods raise UsageError for an unknown campaign, or one whose state does not allow it, and
-    redis.RedisError where RQ's server does not answer.
+    Methods raise UsageError for an unknown campaign or one whose state does not allow the call, and
+    redis.RedisError if RQ's server does not answer.
 
     Args:
         connection: RQ's Redis.
-        prefix: as LEANQ_PREFIX, which keeps several leanqs apart in one Redis.
+        prefix: LEANQ_PREFIX, which keeps several leanqs apart in one Redis.
     """
 
     def __init__(self, connection: redis.Redis, prefix: str) -> None:
@@ -159,8 +160,8 @@ class Campaigns:
         )
 
     def submit(self, campaign: Campaign, *, delay_s: float = 0.0, after: Sequence[str] = ()) -> str:
-        """Submits a campaign, to start now, after ``delay_s`` seconds, or once the campaigns with
-        the ids ``after`` have finished; returns its id."""
+        """Submits a campaign and returns its id. It starts now, after ``delay_s`` seconds, or once
+        the campaigns ``after`` have finished."""
         if delay_s and after:
             raise UsageError("a campaign starts at a time or after others, not both")
         id_ = f"{_ID_PREFIX}{secrets.token_hex(4)}"
@@ -174,20 +175,20 @@ class Campaigns:
         return id_
 
     def id_of(self, *names: str) -> str:
-        """The id of the campaign that is known by these names to those who submit it."""
-        # RQ's ids are of all queues of its Redis.
+        """Returns the id of the campaign that callers know by these names."""
+        # All queues of RQ's Redis share one space of ids.
         named = repr((self.queue.name, *names)).encode()
         return f"{_ID_PREFIX}{blake2b(named, digest_size=16).hexdigest()}"
 
     def submit_once(self, campaign: Campaign, id_: str, digest: str) -> bool:
-        """Submits a campaign with this id, to start now, unless RQ knows one; whether it did.
+        """Submits a campaign with this id, to start now; returns False if RQ knows one already.
 
         Args:
-            digest: of what was asked for, which the campaign's status keeps.
+            digest: of what was asked for; the campaign's status keeps it.
         """
         how = _job_options(campaign, id_)
         if not self._connection.exists(Job.key_for(id_)):
-            # What was said to one of this id that RQ has forgotten is not said to this one.
+            # A forgotten campaign's commands are not for the new one of the same id.
             self._connection.delete(_control_key(self.queue.name, id_))
         try:
             self.queue.enqueue(_JOB, unique=True, meta={DIGEST: digest}, **how)
@@ -196,7 +197,7 @@ class Campaigns:
         return True
 
     def list(self) -> Iterator[CampaignStatus]:
-        """All campaigns that RQ still knows, in no order."""
+        """Yields all campaigns that RQ still knows, in no order."""
         queue = self.queue
         registries = (
             queue.started_job_registry,
@@ -208,18 +209,18 @@ class Campaigns:
         )
         ids = dict.fromkeys(queue.get_job_ids())
         for registry in registries:
-            # Without cleanup: to find dead jobs is up to the workers.
+            # Without cleanup: finding dead jobs is the workers' task.
             ids.update(dict.fromkeys(registry.get_job_ids(cleanup=False)))
         for job in CampaignJob.fetch_many([*ids], self._connection, serializer=JSONSerializer):
             if job is not None and is_campaign(job):
                 yield self._status(job)
 
     def show(self, id_: str) -> CampaignStatus:
-        """One campaign."""
+        """Returns one campaign."""
         return self._status(self._job(id_))
 
     def pause(self, id_: str) -> None:
-        """Pauses a campaign: requests in flight are withdrawn, records are kept."""
+        """Pauses a campaign: withdraws its requests in flight, and keeps its records."""
         job = self._expect(id_, "waiting", "scheduled", "queued", "running")
         write_control(job, command="pause")
 
@@ -229,19 +230,19 @@ class Campaigns:
         self.requeue_resumed(id_)
 
     def requeue_resumed(self, id_: str) -> None:
-        """Puts a campaign back into the queue that was resumed while it was being paused.
+        """Requeues a campaign that was resumed while it was being paused.
 
-        Its worker does so after it has scheduled the paused job, and every idle worker looks for
-        such campaigns, in case that worker has died.
+        Its worker calls this after it has scheduled the paused job. Every idle worker looks for
+        such campaigns too, in case that worker has died.
         """
         job = self._job(id_)
-        # One that was paused before it started was never moved.
+        # A campaign that was paused before it started was never moved.
         if job.meta.get("paused") and read_control(job, "command") != "pause":
             with contextlib.suppress(InvalidJobOperation):  # not scheduled yet, or no longer
                 self._enqueue(job, self.queue.scheduled_job_registry)
 
     def requeue_all_resumed(self) -> None:
-        """As :meth:`requeue_resumed`, for all campaigns."""
+        """Calls :meth:`requeue_resumed` for all campaigns."""
         for id_ in self.queue.scheduled_job_registry.get_job_ids():
             with contextlib.suppress(UsageError):  # no campaign, or gone
                 self.requeue_resumed(id_)
@@ -254,8 +255,8 @@ class Campaigns:
             job.cancel()
 
     def retry(self, id_: str) -> None:
-        """Runs a campaign again: one that failed or was cancelled resumes from its journal; one
-        that has finished checks its rows without a verdict of Lean's again."""
+        """Runs a campaign again. One that failed or was cancelled resumes from its journal; a
+        finished one checks its rows without a verdict of Lean's again."""
         job = self._expect(id_, "failed", "cancelled", "finished")
         queue = self.queue
         for registry in (
@@ -273,7 +274,7 @@ class Campaigns:
         job.retries_left = RETRIES
         # Set and not removed, since RQ does not save an empty meta.
         job.meta |= {"paused": False, "error": None}
-        # RQ has given a job that has ended a time-to-live.
+        # RQ gives ended jobs a time to live.
         self._connection.persist(job.key)
         registry.requeue(job)
 
@@ -287,7 +288,7 @@ class Campaigns:
     def _job(self, id_: str) -> Job:
         try:
             job = CampaignJob.fetch(id_, self._connection, serializer=JSONSerializer)
-        except (NoSuchJobError, ValueError):  # no such job, or what can be no job's id
+        except (NoSuchJobError, ValueError):  # no such job, or not even a job's id
             job = None
         if job is None or job.origin != self.queue.name or not is_campaign(job):
             raise UsageError(f"no campaign {id_!r}; 'leanq campaign list' shows all")
@@ -342,12 +343,12 @@ def _state(job: Job, command: str) -> State:
         return "paused"
     if status == "deferred":
         return "waiting"
-    # One that was resumed while it was being paused is about to be requeued.
+    # A campaign that was resumed while it was being paused is about to be requeued.
     return "scheduled" if status == "scheduled" and not job.meta.get("paused") else "queued"
 
 
 def queue_name(prefix: str) -> str:
-    """RQ's queue for the campaigns of the leanq with this prefix."""
+    """Returns the name of RQ's queue for the campaigns of the leanq with this prefix."""
     return f"{prefix}-campaigns"
 
 
@@ -378,6 +379,6 @@ def write_control(job: Job, **fields: str) -> None:
 
 
 def read_control(job: Job, name: str) -> str:
-    """A control field of a campaign's job; empty if it is not set."""
+    """Returns a control field of a campaign's job; empty if it is not set."""
     found: Any = job.connection.hget(_control_key(job.origin, job.id), name)
     return found.decode() if found else ""

@@ -1,6 +1,6 @@
 """RQ's forking worker, with the intervals that campaigns need on machines that come and go.
 
-A job's heartbeat expires after 15 seconds, and idle workers look for expired ones every 5, so a
+A job's heartbeat expires after 15 seconds, and idle workers look for expired ones every 5. So a
 campaign whose machine vanished resumes within half a minute.
 """
 
@@ -82,8 +82,8 @@ class CampaignWorker(rq.Worker):
             super().set_current_job_working_time(current_job_working_time, pipeline)
 
     def run_maintenance_tasks(self) -> None:
-        """Also enqueues campaigns that were resumed or are due. For the latter, RQ has a scheduler
-        process, but that outlives a worker that is killed."""
+        """Also enqueues campaigns that were resumed or are due. RQ's own scheduler process would
+        outlive a worker that is killed."""
         super().run_maintenance_tasks()
         self._campaigns.requeue_all_resumed()
         self._scheduler.acquire_locks()
@@ -112,7 +112,7 @@ class CampaignWorker(rq.Worker):
 
     def handle_work_horse_killed(self, job: Job, *how: Any) -> None:
         super().handle_work_horse_killed(job, *how)
-        # The job is saved next, and its coordinator has written its meta since it was read.
+        # RQ saves the job next, and its coordinator has written its meta since it was read.
         job.get_meta()
 
     def subscribe(self) -> None:
@@ -138,7 +138,7 @@ class CampaignWorker(rq.Worker):
             self._listener_stopped.wait(_RECONNECT_S)
 
     def teardown(self) -> None:
-        # First, since RQ's own teardown raises where the server is unreachable.
+        # First: RQ's own teardown raises if the server is unreachable.
         if not self.is_horse:
             self.unsubscribe()
         super().teardown()
@@ -163,9 +163,9 @@ class CampaignWorker(rq.Worker):
 
 
 def work(connection: redis.Redis, prefix: str, *, burst: bool = False) -> None:
-    """Runs campaigns until SIGTERM or SIGINT, or with ``burst`` until none is left to start.
+    """Runs campaigns until SIGTERM or SIGINT; with ``burst``, until none is left to start.
 
-    A campaign that is running then is requeued. LEANQ_URL names the queue that campaigns use.
+    A campaign that runs at the signal is requeued. LEANQ_URL names the queue that campaigns use.
     """
     os.environ["LEANQ_CAMPAIGN_WORKER"] = str(os.getpid())
     logging.getLogger("rq.worker").addFilter(_in_one_line)
@@ -179,8 +179,8 @@ def work(connection: redis.Redis, prefix: str, *, burst: bool = False) -> None:
 
     with contextlib.suppress(StopRequested):
         while not stopping.is_set():
-            # Before the worker has installed its own handlers, and after it has ended, there is
-            # nothing to requeue.
+            # There is nothing to requeue before the worker installs its own handlers, and after it
+            # has ended.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, stop)
             with _tolerating_outages():
@@ -198,7 +198,7 @@ def work(connection: redis.Redis, prefix: str, *, burst: bool = False) -> None:
 
 @contextlib.contextmanager
 def _tolerating_outages() -> Iterator[None]:
-    """Where RQ's worker would end because its server is unreachable, and its campaign with it."""
+    """Logs that RQ's server is unreachable, instead of ending the worker and its campaign."""
     try:
         yield
     except (redis.ConnectionError, redis.TimeoutError) as error:

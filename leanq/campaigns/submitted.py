@@ -1,5 +1,5 @@
-"""What both sides of a client know of a campaign that was submitted: how it is told, where rows lie
-that came with it, and what came of them."""
+"""Submitted campaigns, as clients and gateways know them: their status, the files of their rows,
+and their results."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class SubmittedCampaign:
     """A campaign that was submitted, and how far it is.
 
     Attributes:
-        id: names it in all that is done with it.
-        state: ``queued`` and ``running`` before it ends; then ``finished`` with results, or
-            ``failed`` or ``cancelled``, which a retry resumes. ``waiting`` is for others,
-            ``scheduled`` for a time.
+        id: the campaign's name in all calls.
+        state: ``queued`` or ``running``; at the end ``finished`` with results, or ``failed`` or
+            ``cancelled``, which a retry resumes. ``waiting`` is for other campaigns, ``scheduled``
+            for a time.
         environment: where its rows are checked.
-        submitted_at: when, with its zone.
-        rows: rows done, of ``total``; None where their number is unknown.
+        submitted_at: the time, with its zone.
+        rows: rows done, of ``total``; None if their number is unknown.
         counts: records by verdict; ``error`` counts rows that cannot be checked.
-        bad_rows: the first of these, each with its line and what is wrong.
-        warnings: what its coordinator has warned of.
+        bad_rows: the first rows that cannot be checked, each with its line and what is wrong.
+        warnings: the coordinator's warnings.
     """
 
     id: str
@@ -58,7 +58,7 @@ class SubmittedCampaign:
 
     @classmethod
     def of(cls, status: CampaignStatus) -> Self:
-        """What callers see: nothing of where its files are."""
+        """Returns the part of a status that callers see, without the places of its files."""
         return cls(
             status.id,
             status.state,
@@ -73,24 +73,24 @@ class SubmittedCampaign:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will happen to it unless it is retried."""
+        """Whether nothing more happens to it unless it is retried."""
         return self.state in ("finished", "failed", "cancelled")
 
 
 def folder_of(folder: Path, tenant: str) -> Path:
-    """Where a tenant's rows and results lie in the folder for those of all."""
-    # A tenant's name need not be one of a folder.
+    """Returns the folder of a tenant's rows and results."""
+    # A tenant's name need not be a valid folder name.
     return folder.resolve() / blake2b(tenant.encode(), digest_size=16).hexdigest()
 
 
 def write_campaign(folder: Path, rows: bytes, plan: Plan) -> Campaign:
-    """Writes rows, JSON lines, into a folder, which is made unless it is there.
+    """Writes rows, JSON lines, into a folder, and makes the folder if it is missing.
 
     Returns:
-        The campaign over them, whose results go beside them.
+        The campaign over them; its results go beside them.
 
     Raises:
-        UsageError: they are none. Nothing is left of them then.
+        UsageError: the rows cannot be used; none of them is left in the folder.
         OSError: they cannot be written.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -117,17 +117,17 @@ def submit_rows(
     """Writes rows to their tenant's folder, and submits the campaign over them.
 
     Args:
-        folder: that for the rows of all tenants.
-        request_id: the caller's name for it, by which it is submitted once, however often this is
-            called and wherever.
-        check_room: called with the tenant's folder before anything is written; it may raise.
+        folder: the folder for all tenants' rows.
+        request_id: the caller's name for the campaign. However often and wherever this is called,
+            the campaign is submitted once.
+        check_room: gets the tenant's folder before anything is written; may raise.
 
     Returns:
-        The campaign, and whether this call has submitted it.
+        The campaign, and whether this call submitted it.
 
     Raises:
-        UsageError: as :func:`write_campaign`; InvalidRequestError, what can be no request id.
-        ConflictError: by that request id, other rows or options were submitted.
+        UsageError: as :func:`write_campaign`; InvalidRequestError: a malformed request id.
+        ConflictError: other rows or options came with that request id.
         OSError: the rows cannot be written.
     """
     own = folder_of(folder, plan.options["tenant"])
@@ -139,7 +139,7 @@ def submit_rows(
             f"{request_id!r:.80} is no request id of a campaign; expected 1 to 48 letters, digits "
             "and . _ -"
         )
-    # The folder says whose it is, and whose campaigns may be shown to the caller.
+    # The folder says whose campaign it is, and who may see it.
     id_, digest = campaigns.id_of(str(own), request_id), _digest(rows, plan)
     if found := _submitted_before(campaigns, id_, digest, request_id):
         return found, False
@@ -147,7 +147,7 @@ def submit_rows(
     campaign = write_campaign(own, rows, plan)
     if campaigns.submit_once(campaign, id_, digest):
         return campaigns.show(id_), True
-    # Another caller has, in this moment.
+    # Another caller has submitted it in this moment.
     Path(campaign.data).unlink()
     found = _submitted_before(campaigns, id_, digest, request_id)
     return found or campaigns.show(id_), False
@@ -162,14 +162,14 @@ def _submitted_before(
         return None
     if found.digest != digest:
         raise ConflictError(
-            f"by the request id {request_id!r} the campaign {id_} was submitted, with other rows "
-            "or options; take another name, or send the same again"
+            f"the request id {request_id!r} belongs to the campaign {id_}, which has other rows or "
+            "options; take another name, or send the same again"
         )
     return found
 
 
 def _digest(rows: bytes, plan: Plan) -> str:
-    """Of all that a caller can choose."""
+    """Returns a digest of all that a caller can choose."""
     options = plan.options
     chosen = (
         options["env"],
@@ -181,7 +181,7 @@ def _digest(rows: bytes, plan: Plan) -> str:
 
 
 def results_of(status: CampaignStatus) -> Path:
-    """The file of a campaign's results; raises UsageError where there are none."""
+    """Returns the file of a campaign's results; raises UsageError if there is none."""
     if status.state != "finished":
         raise UsageError(f"the campaign is {status.state}; it has results once it has finished")
     path = Path(status.campaign.out)
@@ -191,13 +191,13 @@ def results_of(status: CampaignStatus) -> Path:
 
 
 def report_on(results: Path) -> dict[str, Any]:
-    """The figures of a report on results, in values that JSON has; raises UsageError where they
-    cannot be read."""
+    """Returns the figures of a report on results, as JSON; raises UsageError if they cannot be
+    read."""
     return asdict(summarise(outcomes(read_results(str(results)), "results")))
 
 
 def _fields(rows: bytes) -> Fields:
-    """The fields that the first row has, by the names that there are."""
+    """Returns the fields that the first row has."""
     first = next(filter(None, map(bytes.strip, io.BytesIO(rows))), b"")
     try:
         row = msgspec.json.decode(first)

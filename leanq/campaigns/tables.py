@@ -8,7 +8,7 @@ from typing import Any, BinaryIO
 
 from leanq.campaigns.dataset.parquet import pyarrow
 
-# A row group is written once it has as many rows, or as much text in them.
+# A row group is written once it has so many rows, or so much text in them.
 _GROUP_ROWS = 8192
 _GROUP_CHARS = 16 << 20
 
@@ -16,7 +16,7 @@ _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def answer_columns(arrow: Any) -> dict[str, Any]:
-    """The types of a reply's columns, by their names; ``arrow`` is the module ``pyarrow``."""
+    """Returns the types of a reply's columns by name; ``arrow`` is the module ``pyarrow``."""
     text, number, seconds = arrow.string(), arrow.int64(), arrow.float64()
     place = {"line": number, "column": number}
     end = {"end_line": number, "end_column": number}
@@ -38,9 +38,9 @@ def answer_columns(arrow: Any) -> dict[str, Any]:
 
 
 def write_table(stream: BinaryIO, rows: Iterable[Mapping[str, Any]], schema: Any) -> None:
-    """Writes rows in groups, compressed; a column that a row lacks is null in it.
+    """Writes rows in compressed groups; a column that a row lacks is null.
 
-    Memory is bounded by a group's rows and text, however many rows there are.
+    Memory is bounded by a group's rows and text.
     """
     arrow, parquet = pyarrow("the table")
     with parquet.ParquetWriter(stream, schema, compression="zstd") as writer:
@@ -52,7 +52,7 @@ def _table(arrow: Any, rows: list[Mapping[str, Any]], schema: Any) -> Any:
     try:
         return arrow.Table.from_pylist(rows, schema=schema)
     except UnicodeEncodeError:
-        # Half of a surrogate pair, which has no bytes.
+        # A text with half of a surrogate pair has no bytes.
         whole = (_dumps(row).encode(errors="replace") for row in rows)
         return arrow.Table.from_pylist([json.loads(text) for text in whole], schema=schema)
 
@@ -71,7 +71,7 @@ def _groups(rows: Iterable[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any
 
 
 def _chars(values: Iterable[Any]) -> int:
-    """How much text is in values, and in lists and mappings among them."""
+    """Returns how many characters are in values, and in lists and mappings among them."""
     chars = 0
     for value in values:
         if isinstance(value, str):

@@ -1,9 +1,9 @@
 """Data sets of Lean texts, read row by row from any row on.
 
 A data set is a JSONL file, a folder of ``.lean`` files, or a Parquet file. A row that cannot be
-checked is read as a :class:`BadRow`, so that the others can be. Two rows with the same id are for
-the caller to find: readers remember no row. Resuming is reading from the place that the journal
-(:mod:`leanq.campaigns.journal`) holds as its cursor.
+checked becomes a :class:`BadRow`, and the others are read all the same. Readers remember no row, so
+callers look for repeated ids. To resume, read from the cursor that the journal
+(:mod:`leanq.campaigns.journal`) holds.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _JSONL = (".jsonl", ".ndjson", ".json")
 
 
 def open_dataset(path: str, fields: Fields) -> Dataset:
-    """The data set at ``path``: a folder, or a file whose suffix names its kind.
+    """Opens the data set at ``path``: a folder, or a file whose suffix names its kind.
 
     Raises:
-        UsageError: there is none, it cannot be read or is of another kind, it is a Parquet file
-            without a column that ``fields`` names or pyarrow is missing, or a folder without
+        UsageError: there is nothing, or nothing of these kinds; it cannot be read; a Parquet file
+            lacks a column that ``fields`` names, or pyarrow is missing; or a folder has no
             ``.lean`` files.
     """
     if path == "-":
@@ -76,13 +76,13 @@ def open_dataset(path: str, fields: Fields) -> Dataset:
 def fields_of(
     path: str, given: Mapping[str, str], shape: str = "auto", *, target: bool = True
 ) -> tuple[str, Fields]:
-    """What the fields of the data at ``path`` mean, and the name of its shape.
+    """Returns the name of the data's shape, and what its fields mean.
 
     Args:
-        given: names of fields that the caller has given; those of the shape are for the others.
-        shape: one of ``SHAPES``; ``plain`` for none; ``auto`` recognises it by the first rows, and
-            only where no field was given.
-        target: whether the codes are verified against their rows' statements.
+        given: fields that the caller names; they replace those of the shape.
+        shape: one of ``SHAPES``; ``plain`` for none; ``auto`` recognises it by the first rows,
+            unless a field was given.
+        target: whether codes are verified against their rows' statements.
 
     Raises:
         UsageError: the data cannot be read, or is not of the shape.

@@ -17,13 +17,13 @@ _SUFFIX = ".lean"
 class FolderDataset:
     """The files in a folder and below it, sorted by their relative paths, which are their ids.
 
-    Positions count files. Names that begin with a dot are skipped, since a project keeps its
-    packages under one; links to folders are not followed, as they may form cycles. A byte of a
-    name that is no UTF-8 stands in the id as ``\\xNN``.
+    Positions count files. Names that begin with a dot are skipped: projects keep their packages
+    under one. Links to folders are not followed, as they may form cycles. In an id, a byte that is
+    not UTF-8 stands as ``\\xNN``.
 
     Raises:
-        UsageError: the folder or one below it cannot be read, or there are no such files; or
-            fields were named, which files do not have.
+        UsageError: a folder cannot be read, there are no such files, or fields were named, which
+            files do not have.
     """
 
     def __init__(self, path: str, fields: Fields) -> None:
@@ -44,7 +44,7 @@ class FolderDataset:
         return self._total
 
     def check_fields(self) -> None:
-        """Files have no fields."""
+        """Does nothing: files have no fields."""
 
     def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
         for name in islice(self._names(), start, None):
@@ -59,10 +59,10 @@ class FolderDataset:
             line += 1
 
     def _names(self, below: str = "") -> Iterator[str]:
-        """The relative paths, sorted as whole texts with only one folder in memory at a time."""
+        """Yields the relative paths, sorted as whole texts, with one folder in memory at a time."""
         try:
             with os.scandir(f"{self.path}/{below}") as entries:
-                # A folder is sorted with the slash that follows it in its files' paths.
+                # The slash takes part in the order, as it does in the files' paths.
                 names = sorted(
                     f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name
                     for entry in entries
@@ -80,12 +80,12 @@ class FolderDataset:
 def _size_bytes(path: str) -> int:
     try:
         return os.stat(path).st_size
-    except OSError:  # it will be a bad row
+    except OSError:  # it becomes a bad row
         return -1
 
 
 def _read(path: str) -> str:
-    """The text of a file. Raises UnfitError."""
+    """Returns the text of a file; raises UnfitError."""
     try:
         # Opening a pipe would block.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
@@ -96,7 +96,7 @@ def _read(path: str) -> str:
             data = stream.read(MAX_CODE_BYTES + 1)
     except OSError as error:
         raise UnfitError(error.strerror or type(error).__name__) from None
-    check_size(len(data))  # as the file may be growing
+    check_size(len(data))  # the file may be growing
     try:
         return data.decode()
     except UnicodeDecodeError as error:

@@ -23,7 +23,7 @@ from leanq.errors import UsageError
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 MAX_LINE_BYTES = 4 * MAX_REQUEST_BYTES
-"""The longest line that is read; it may hold several texts, or many escaped characters."""
+"""The longest line that is read. A line may hold several texts, or many escaped characters."""
 
 _CHUNK_BYTES = 1 << 20
 _END_BYTES = 1 << 16
@@ -46,13 +46,13 @@ class JsonlDataset:
         except OSError as error:
             raise UsageError(f"{path}: {error.strerror}") from None
         self._begin = len(BOM_UTF8) if head.startswith(BOM_UTF8) else 0
-        # In a .jsonl file such a line is a bad row, but a .json file is often a single array.
+        # A .json file is often a single array; in a .jsonl file such a line is a bad row.
         if path.lower().endswith(".json") and head[self._begin :].lstrip().startswith(b"["):
             raise UsageError(f"{path} is a JSON array; expected one JSON object per line")
         self.fingerprint = f"jsonl:{size_bytes}:{ends_hash(path)}"
 
     def total(self) -> int:
-        """The number of lines that are not blank; reads the whole file once."""
+        """Returns the number of lines that are not blank; reads the whole file."""
         count, is_row = 0, False
         try:
             with open(self.path, "rb", buffering=0) as stream:
@@ -78,7 +78,7 @@ class JsonlDataset:
                 yield read_row(self._fields, number, following, found)
 
     def first_records(self) -> Iterator[dict[str, Any]]:
-        """The first rows that can be read."""
+        """Yields the first rows that can be read."""
         for _, _, found in islice(self._lines(1, 0), FIRST_ROWS):
             if not isinstance(found, UnfitError):
                 yield found
@@ -86,7 +86,8 @@ class JsonlDataset:
     def _lines(
         self, line: int, start: int
     ) -> Iterator[tuple[int, int, dict[str, Any] | UnfitError]]:
-        """Each line that is not blank: its number, where the next one begins, and what it holds."""
+        """Yields each line that is not blank: its number, where the next one begins, and its
+        record."""
         position = max(start, self._begin)
         try:
             with open(self.path, "rb", buffering=_CHUNK_BYTES) as stream:
@@ -110,7 +111,7 @@ class JsonlDataset:
 
 
 def ends_hash(path: str) -> str:
-    """A hash of a file's beginning and end: 16 hexadecimal digits. Raises UsageError."""
+    """Returns a hash of a file's first and last bytes: 16 hexadecimal digits. Raises UsageError."""
     try:
         with open(path, "rb", buffering=0) as stream:
             head = stream.read(_END_BYTES)
@@ -125,7 +126,7 @@ def _is_row(text: bytes) -> bool:
 
 
 def _skip_line(stream: BinaryIO) -> int:
-    """Reads to the end of the line; the number of bytes."""
+    """Reads to the end of the line; returns the number of bytes."""
     skipped = 0
     while piece := stream.readline(_CHUNK_BYTES):
         skipped += len(piece)
@@ -141,7 +142,7 @@ def _parse(text: bytes) -> dict[str, Any] | UnfitError:
         found = text[error.start]
         return UnfitError(f"no UTF-8 text: byte {error.start + 1} is 0x{found:02x}")
     except json.JSONDecodeError as error:
-        # What is missing at the end would be found missing after the line's own end.
+        # At the line's end, name the column behind its last character, not behind the line break.
         column = min(error.pos, len(error.doc.rstrip())) + 1
         return UnfitError(f"no JSON: {error.msg} at column {column}")
     except RecursionError:

@@ -1,4 +1,4 @@
-"""Parquet files, read by rows, and data sets in them. They need pyarrow (``leanq[campaigns]``)."""
+"""Reads Parquet files by rows, and data sets in them; needs pyarrow (``leanq[data]``)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from leanq.campaigns.dataset.jsonl import ends_hash
 from leanq.campaigns.dataset.row import BadRow, Fields, Row, read_row
 from leanq.errors import UsageError
 
-# Rows that are decoded at a time: fewer where they are large on average.
+# Rows decoded at a time: fewer if they are large on average.
 _BATCH_ROWS = 256
 _BATCH_BYTES = 8 << 20
-# Pages are read as they are needed, and not all of a row group's.
+# Reads pages as they are needed, instead of whole row groups.
 _BUFFER_BYTES = 1 << 18
 
 
@@ -38,10 +38,10 @@ class ParquetFile:
             self.count: int = file.metadata.num_rows
 
     def records(self, columns: Sequence[str], start: int = 0) -> Iterator[dict[str, Any]]:
-        """The rows from number ``start`` (from 0) on, with only these columns.
+        """Yields the rows from number ``start`` (from 0) on, with these columns alone.
 
         Raises:
-            UsageError: the file cannot be read, or has not exactly one column of a name.
+            UsageError: the file cannot be read, or does not have exactly one column of each name.
         """
         if absent := next((name for name in columns if self.columns.count(name) != 1), None):
             found = ", ".join(map(repr, self.columns))
@@ -65,7 +65,7 @@ class ParquetFile:
             batch_size=_batch_rows(file.metadata.row_group(group), columns),
             row_groups=[group],
             columns=columns,
-            # Lean takes far longer than this, and a process with threads does not fork safely.
+            # Lean takes far longer, and a process with threads does not fork safely.
             use_threads=False,
         )
         while (batch := self._reading(lambda: next(batches, None))) is not None:
@@ -83,11 +83,11 @@ class ParquetFile:
         )
 
     def _reading(self, read: Callable[[], Any]) -> Any:
-        """What ``read`` returns; UsageError where the file is at fault."""
+        """Returns ``read()``; raises UsageError if the file is at fault."""
         try:
             return read()
         except self._errors as error:
-            # pyarrow's own text for an error of the system is long and repeats the path.
+            # pyarrow's own text for a system error is long and repeats the path.
             number = error.errno if isinstance(error, OSError) else None
             why = os.strerror(number) if number else " ".join(str(error).split())
             raise UsageError(f"{self.path}: {why:.200}") from None
@@ -112,7 +112,7 @@ class ParquetDataset:
         return self._file.count
 
     def check_fields(self) -> None:
-        """The columns have been checked when the file was opened."""
+        """Does nothing: opening the file has checked the columns."""
 
     def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
         for record in self._file.records(self._columns, start):
@@ -122,7 +122,8 @@ class ParquetDataset:
 
 
 def pyarrow(path: str) -> tuple[Any, Any]:
-    """The modules ``pyarrow`` and ``pyarrow.parquet``. Raises UsageError where there are none."""
+    """Returns the modules ``pyarrow`` and ``pyarrow.parquet``; raises UsageError if they are
+    missing."""
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
@@ -152,7 +153,7 @@ def _values(column: Any) -> list[Any]:
 
 
 def _value(cell: Any) -> Any:
-    """A cell as Python has it; bytes, which are no text, where it is not UTF-8."""
+    """Returns the cell as Python's value; empty bytes for a text that is not UTF-8."""
     try:
         return cell.as_py()
     except ValueError:

@@ -1,4 +1,4 @@
-"""A row of a data set: its fields, what is read from them, and what makes it a bad row."""
+"""A row of a data set: the names of its fields, its texts, and what makes it a bad row."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from leanq.lean.syntax import split_header
 from leanq.queue.settings import MAX_REQUEST_BYTES
 
 MAX_CODE_BYTES = MAX_REQUEST_BYTES - 4096
-"""The longest text to check, with its target; a request's other fields take some hundred bytes."""
+"""The longest text, together with its target. A request's other fields take some hundred bytes."""
 
 FIRST_ROWS = 100
-"""How many rows are read to find out whether the data set has the fields."""
+"""How many rows are read to see whether the data has the fields."""
 
 _LISTED_FIELDS = 20
 
@@ -40,21 +40,20 @@ _KINDS: Mapping[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The names of the fields in a data set; ``None`` for what it does not have.
+    """The names of the fields in a data set; ``None`` for a field that it does not have.
 
     Attributes:
         id: names the row.
         code: the text to check, or a list of texts.
-        problem: names what the row is an attempt at.
-        target: the theorems that the code has to prove, as Lean text with ``sorry`` for proofs.
-        header, prompt: texts that precede the code; a row may lack them.
-        tags: a text or a list of texts to group by in reports; a row may lack it.
-        parts: whether the fields are those of a problem set. The header then stands before the
-            target too, a target that stops at ``:=`` or ``by`` is completed with ``sorry``, and a
-            code is the last fenced block of an answer, and if that is a proof alone, it goes in
-            the place of the target's last ``sorry``. Definitions that the target leaves open are
-            the code's to fill.
-        verified: whether the code has to prove the target; without, the target only completes it.
+        problem: names the problem that the row is an attempt at.
+        target: the theorems that the code has to prove: Lean text with ``sorry`` for proofs.
+        header, prompt: texts that stand before the code; a row may lack them.
+        tags: a text, or a list of texts, that reports group by; a row may lack it.
+        parts: whether the fields are those of a problem set. Then the header stands before the
+            target too, and a target that stops at ``:=`` or ``by`` gets a ``sorry``. The code is
+            the last fenced block of an answer; a proof alone takes the place of the target's last
+            ``sorry``. The code may fill in definitions that the target leaves open.
+        verified: whether the code has to prove the target; otherwise the target only completes it.
     """
 
     id: str = "id"
@@ -69,32 +68,32 @@ class Fields:
 
     @property
     def required(self) -> Mapping[str, str]:
-        """The fields that no row may lack: what they hold, and their names."""
+        """The fields that no row may lack: their names, by what they hold."""
         kinds = ("id", "code", "problem", "target")
         named = {kind: getattr(self, kind) for kind in kinds}
         return {kind: name for kind, name in named.items() if name is not None}
 
     @property
     def columns(self) -> list[str]:
-        """All names, each once, as several fields may be read from one column."""
+        """All names, each once: one column may serve several fields."""
         named = (*self.required.values(), self.header, self.prompt, self.tags)
         return list(dict.fromkeys(name for name in named if name is not None))
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is to be checked.
+    """A row to check.
 
     Attributes:
-        line: the row's place, from 1: the line of a JSONL file, the row of a Parquet file, the
-            place among a folder's sorted files.
-        next: where the following row begins, in units of the data set's own.
-        problem: what the row is an attempt at; ``None`` where the data names none.
-        codes: whole texts to check: header, prompt and code.
-        listed: whether the code was a list of texts, and not a single text.
-        target: what the codes are verified against; ``None`` where they are only checked.
-        holes: definitions of the target whose values are the codes' to choose.
-        tags: what to group by.
+        line: the row's place, from 1: its line in JSONL, its row in Parquet, its number among a
+            folder's sorted files.
+        next: where the following row begins, in the data set's own units.
+        problem: the problem that the row is an attempt at; ``None`` if the data names none.
+        codes: whole texts: header, prompt and code.
+        listed: whether the row has a list of texts instead of one text.
+        target: the text that the codes have to prove; ``None`` if they are only checked.
+        holes: definitions of the target whose values the codes choose.
+        tags: texts that reports group by.
     """
 
     line: int
@@ -110,7 +109,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be checked, and why; ``id`` is ``None`` where it has no valid one."""
+    """A row that cannot be checked, and why; ``id`` is ``None`` if it has no valid one."""
 
     line: int
     next: int
@@ -119,28 +118,28 @@ class BadRow:
 
 
 class Dataset(Protocol):
-    """A data set that can be read from any row on, in memory that does not grow with it."""
+    """A data set that can be read from any row on, in bounded memory."""
 
     @property
     def path(self) -> str: ...
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal data; different for other data, unless that has the same size, beginning
-        and end."""
+        """Equal for equal data. Other data differs, unless it has the same size, beginning and
+        end."""
 
     def total(self) -> int | None:
-        """The number of rows, bad ones included; ``None`` if counting them were expensive."""
+        """Returns the number of rows, bad ones included; ``None`` if counting them is expensive."""
 
     def check_fields(self) -> None:
-        """Reads the first rows to find a wrong field name before anything is checked.
+        """Reads the first rows, to find a wrong field name before anything is checked.
 
         Raises:
             UsageError: none of the first rows has one of the required fields.
         """
 
     def rows(self, line: int = 1, start: int = 0) -> Iterator[Row | BadRow]:
-        """The rows from ``line`` on, which begins at ``start``. To resume after a row, pass
+        """Yields the rows from ``line`` on, which begins at ``start``. To resume after a row, pass
         ``row.line + 1`` (even if a blank line follows) and ``row.next``.
 
         Raises:
@@ -149,11 +148,11 @@ class Dataset(Protocol):
 
 
 class UnfitError(Exception):
-    """Why something is no row; its text is one short line."""
+    """Says why something is no row, in one short line."""
 
 
 def require_fields(path: str, fields: Fields, records: Iterable[Mapping[str, Any]]) -> None:
-    """Raises UsageError if there are ``records``, and they all lack a required field.
+    """Raises UsageError if all ``records`` lack a required field.
 
     Args:
         records: the first rows of the data set at ``path``.
@@ -175,7 +174,7 @@ def require_fields(path: str, fields: Fields, records: Iterable[Mapping[str, Any
 
 
 def read_row(fields: Fields, line: int, following: int, record: Mapping[str, Any]) -> Row | BadRow:
-    """The row whose fields are in ``record``; ``following`` is its ``next``."""
+    """Returns the row in ``record``; ``following`` is its ``next``."""
     name: str | int | None = None
     try:
         name = _name(fields.id, record)
@@ -196,7 +195,7 @@ def read_row(fields: Fields, line: int, following: int, record: Mapping[str, Any
 
 
 def check_size(size_bytes: int) -> None:
-    """Raises UnfitError where a text of this size is too long to be checked."""
+    """Raises UnfitError if a text of this size is too long to be checked."""
     if size_bytes > MAX_CODE_BYTES:
         raise UnfitError(f"the code has {size_bytes} bytes; at most {MAX_CODE_BYTES} are taken")
 
@@ -221,7 +220,7 @@ def _text(field: str, record: Mapping[str, Any]) -> str:
 
 
 def _codes(fields: Fields, record: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """The texts to check, and whether they stood in a list."""
+    """Returns the texts to check, and whether they are a list."""
     field, value = fields.code, _required(fields.code, record)
     before, before_bytes = _before(fields, record)
     if isinstance(value, str):
@@ -239,7 +238,7 @@ def _codes(fields: Fields, record: Mapping[str, Any]) -> tuple[tuple[str, ...], 
 
 
 def _before(fields: Fields, record: Mapping[str, Any]) -> tuple[str, int]:
-    """What the code is preceded by, and its size in bytes."""
+    """Returns the text before the code, and its size in bytes."""
     header = "" if fields.parts else _optional(fields.header, record)
     prompt = _optional(fields.prompt, record)
     if header and not header.endswith("\n"):
@@ -251,7 +250,7 @@ def _before(fields: Fields, record: Mapping[str, Any]) -> tuple[str, int]:
 def _joined(
     fields: Fields, record: Mapping[str, Any], target: str | None, codes: tuple[str, ...]
 ) -> tuple[str | None, tuple[str, ...]]:
-    """The whole texts of a problem set's row."""
+    """Returns the target and the whole texts of a problem set's row."""
     header = _optional(fields.header, record)
     _size_bytes(header, fields.header)
     if target is None:
@@ -260,7 +259,7 @@ def _joined(
         statement = with_sorry(target)
         whole = [candidate_of(statement, code) for code in codes]
         target = with_header(header, statement)
-        # Where the imports stand in the statement itself, they are lent as well.
+        # A statement that holds the imports itself lends them to the codes.
         header = header or split_header(statement).text
         check_size(_size_bytes(target, fields.target))
     joined = tuple(with_header(header, code) for code in whole)

@@ -1,4 +1,4 @@
-"""Data sets that are Python objects: rows that can be asked for by their numbers."""
+"""Data sets that are Python objects: rows with numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENDS_ROWS = 1000
 
 
 class Table(Protocol):
-    """What is used of an Arrow table."""
+    """The part of an Arrow table that is used."""
 
     @property
     def num_rows(self) -> int: ...
@@ -25,12 +25,12 @@ class Table(Protocol):
 
 
 class RowsDataset:
-    """Rows in memory, or in Arrow files that are mapped: a ``datasets.Dataset``, an Arrow table, or
-    a sequence of mappings. Positions count rows.
+    """Rows in memory, or in mapped Arrow files: a ``datasets.Dataset``, an Arrow table, or a
+    sequence of mappings. Positions count rows.
 
     Args:
         rows: the rows.
-        fields: what their fields mean; those of the shape that is recognised unless given.
+        fields: what their fields mean; recognised by the first rows unless given.
         path: a name for messages.
     """
 
@@ -74,5 +74,5 @@ class RowsDataset:
 
 
 def _is_table(rows: object) -> bool:
-    # A data set of `datasets` has the number as well, but no such method.
+    # A `datasets.Dataset` has the number too, but no such method.
     return hasattr(rows, "num_rows") and hasattr(rows, "slice")

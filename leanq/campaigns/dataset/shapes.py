@@ -1,7 +1,7 @@
-"""The shapes of problem sets that teams have, recognised by the names of their fields.
+"""Recognises common problem sets by the names of their fields.
 
-A problem set has statements, and a campaign over one verifies each completion against its row's
-statement. Where it has no completions, the statements themselves are checked.
+A problem set has statements, and a campaign verifies each completion against its row's statement.
+Without completions it checks the statements themselves.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _TAGS = ("tags", "tag", "split", "source")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a problem set's fields mean.
+    """A kind of problem set: the names that its fields can have.
 
     Attributes:
-        name: as ``--shape`` names it.
-        statements: names of the field with the statement, of which the rows have one.
-        marks: at least one of these stands beside it, where any are given.
-        completions: names of the field with completions, the likeliest first.
+        name: the value of ``--shape``.
+        statements: names that the field with the statement can have.
+        marks: fields of which at least one stands beside it, if any are given.
+        completions: names that the field with completions can have, the likeliest first.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Shape:
     completions: tuple[str, ...] = _COMPLETIONS
 
     def fields(self, rows: Sequence[Mapping[str, Any]]) -> Fields | None:
-        """The fields of these first rows, if they are of this shape."""
+        """Returns the fields of these first rows, if they have this shape."""
         known = {name for row in rows for name, value in row.items() if not _is_empty(value)}
         statement = _first(self.statements, known)
         if statement is None or (self.marks and not known & set(self.marks)):
@@ -57,7 +57,7 @@ class Shape:
         )
 
 
-# From the most particular to the one with the fewest marks.
+# From the most particular shape to the one with the fewest marks.
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
@@ -75,9 +75,10 @@ SHAPES: Mapping[str, Shape] = {
 
 
 def recognise(rows: Iterable[Mapping[str, Any]]) -> tuple[str, Fields] | None:
-    """The shape of a data set by its first rows, and what its fields mean; None where it is none.
+    """Returns the name and the fields of the shape that the first rows have; ``None`` for a plain
+    data set.
 
-    Rows that have ``id`` and ``code``, and no statement, are those of a plain data set.
+    Rows with ``id`` and ``code``, and without a statement, are plain.
     """
     first = list(rows)
     for shape in SHAPES.values():

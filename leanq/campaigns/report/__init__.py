@@ -1,1 +1,1 @@
-"""Reports on results: figures, a comparison with older results, and both as text and plot."""
+"""Reports on results: figures, and a comparison with older results, as text and as a page."""

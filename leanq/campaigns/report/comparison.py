@@ -1,10 +1,10 @@
-"""What changed between two files of results.
+"""Compares two files of results.
 
-Records are matched by id and sample; where a row has no id, its line stands for it. A record with
-an error gives way to one with a verdict, for a second row with the same id ends with an error.
+Records match by id and sample; a row without an id goes by its line. If two records have the same
+id and sample, the one with a verdict counts: a duplicate row ends with an error.
 
-Memory: the older file's keys with a number each, about 250 MB for a million records, and the
-records of the newer file that ended with an error.
+Memory: a key and a number for each older record, about 250 MB for a million, and the newer file's
+records that ended with an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leanq.campaigns.report.estimates import Interval, mean_of_differences, sign
 from leanq.campaigns.report.outcomes import ENDS, NO_SAMPLES, Outcome
 
 KEPT = 2000
-"""Records of a kind that are kept for a list."""
+"""The most changes that a list keeps."""
 
 _Key = tuple[str | tuple[int], int | None]
 _MATCHED = -1
@@ -25,7 +25,7 @@ _MATCHED = -1
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A record that ended in two ways; ``other_code`` is ``None`` where a hash is missing."""
+    """A record whose verdict changed; ``other_code`` is ``None`` where a hash is missing."""
 
     name: str
     old: str
@@ -52,18 +52,19 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """An older and a newer file.
+    """The differences between an older and a newer file.
 
     Attributes:
         matched: records in both.
-        other_code: how many of these are of another text, whatever the verdicts.
+        other_code: how many of these have another text, whatever their verdicts.
         lost, gained: records that are no longer accepted, and that are accepted now.
         only_old, only_new: how many records stand in one file alone.
-        repeated: records of the newer file that have an id and sample twice, beside the first.
-        transitions: how often each came, also where nothing changed; the commonest first.
+        repeated: records of the newer file whose id and sample came before.
+        transitions: how often each pair of verdicts came, unchanged ones included; the commonest
+            first.
         pass_1: by how much pass@1 rose, over the ``pairs`` problems with samples in both files.
         rose, fell: how many of these have a larger, or a smaller, share of accepted samples.
-        p_value: of a paired sign test: how likely a split as uneven is by chance.
+        p_value: how likely so uneven a split is by chance, by a paired sign test.
     """
 
     matched: int
@@ -82,7 +83,8 @@ class Comparison:
 
 
 class Comparator:
-    """Compares the outcomes of an older file, which pass first, with those of a newer one."""
+    """Compares two files: pass the older one's outcomes through ``old``, then the newer one's
+    through ``new``."""
 
     def __init__(self) -> None:
         self._old: dict[_Key, int] = {}
@@ -96,7 +98,7 @@ class Comparator:
         self._several: dict[object, list[int]] = {}
 
     def old(self, outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
-        """Passes ``outcomes`` through. All have to have passed before ``new`` begins."""
+        """Passes ``outcomes`` through; read all of them before calling ``new``."""
         for outcome in outcomes:
             key = _key(outcome)
             if outcome.end != "error" or key not in self._old:
@@ -148,7 +150,7 @@ class Comparator:
             pairs[1] += rise
 
     def result(self) -> Comparison:
-        """The comparison, once all outcomes have passed."""
+        """Returns the comparison; call it once all outcomes have passed."""
         rises = self._alone + Counter(rise / n for n, rise in self._several.values())
         rose = sum(number for rise, number in rises.items() if rise > 0)
         fell = sum(number for rise, number in rises.items() if rise < 0)
@@ -172,5 +174,5 @@ class Comparator:
 
 
 def _key(outcome: Outcome) -> _Key:
-    # A line in a tuple of its own is no id of another row. In Parquet, ids are texts.
+    # The tuple tells a line from an id. Parquet has ids as texts.
     return ((outcome.line,) if outcome.id is None else str(outcome.id), outcome.sample)

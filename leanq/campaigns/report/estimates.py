@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _Z = 1.959964
-"""Within so many standard errors lie 95% of a normal distribution."""
+"""95% of a normal distribution lie within so many standard errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,24 +20,24 @@ class Interval:
 
 
 def pass_at_k(samples: int, accepted: int, k: int) -> float:
-    """The chance that of ``k`` samples, drawn from ``samples`` without putting back, one is
-    among the ``accepted``: 1 - C(n-c, k) / C(n, k), unbiased for k fresh samples (Chen et al.,
-    2021). Needs 1 ≤ k ≤ samples and 0 ≤ accepted ≤ samples."""
+    """Returns the chance that ``k`` samples, drawn without replacement, include an accepted one: 1
+    - C(n-c, k) / C(n, k) with n ``samples`` and c ``accepted``, unbiased for k fresh samples (Chen
+    et al., 2021). Needs 1 ≤ k ≤ samples and 0 ≤ accepted ≤ samples."""
     if samples - accepted < k:
         return 1.0
-    # C(n-c, k) / C(n, k) = C(n-k, c) / C(n, c): the shorter product serves. As logarithms, so
-    # that a tiny chance keeps its digits where 1 - product would lose them.
+    # C(n-c, k) / C(n, k) = C(n-k, c) / C(n, c): the shorter product serves. Logarithms keep the
+    # digits of a tiny chance, where 1 - product loses them.
     factors, part = sorted((accepted, k))
     return -math.expm1(math.fsum(math.log1p(-part / (samples - i)) for i in range(factors)))
 
 
 def mean_of_shares(counts: Mapping[float, int]) -> Interval | None:
-    """The mean of values in [0, 1], given as value → how often; ``None`` where there are none.
+    """Returns the mean of values in [0, 1], given as value → how often; ``None`` without values.
 
-    The interval is Wilson's score interval, with as many trials as would spread a share of
-    successes as far as these values are spread. So it is Wilson's own where all values are 0 or 1,
-    and never leaves [0, 1]. A few values that are about the same do not show how far values can
-    spread: one more, spread as far as possible, is counted with them.
+    The interval is Wilson's score interval for the number of trials that would spread a share of
+    successes as far as these values. It is Wilson's own if all values are 0 or 1, and never leaves
+    [0, 1]. A few equal values do not show how far values can spread, so one value of the largest
+    spread is added.
     """
     number = sum(counts.values())
     if not number:
@@ -55,10 +55,11 @@ def mean_of_shares(counts: Mapping[float, int]) -> Interval | None:
 
 
 def mean_of_differences(counts: Mapping[float, int]) -> Interval | None:
-    """The mean of paired differences in [-1, 1], given as value → how often; ``None`` without any.
+    """Returns the mean of paired differences in [-1, 1], given as value → how often; ``None``
+    without pairs.
 
-    The interval is that of Bonett and Price (2012), which counts one pair more that gained and
-    one that lost: honest also for few pairs, and for pairs that all agree.
+    The interval is that of Bonett and Price (2012), which adds one pair that gained and one that
+    lost. It stays honest for few pairs, and for pairs that all agree.
     """
     number = sum(counts.values())
     if not number:
@@ -72,13 +73,13 @@ def mean_of_differences(counts: Mapping[float, int]) -> Interval | None:
 
 
 def sign_test(rose: int, fell: int) -> float:
-    """The two-sided p-value of paired problems of which so many rose and so many fell: the chance
-    of a split at least as uneven where either is as likely. Exact; of problems with one sample
-    each it is McNemar's test. Problems that stayed the same say nothing, and 1.0 is for none."""
+    """Returns the two-sided p-value for ``rose`` and ``fell`` problems: the chance of a split at
+    least as uneven if either is as likely. The value is exact, and McNemar's if each problem has
+    one sample. Problems that stayed the same do not count; without any change it is 1.0."""
     number, most = rose + fell, max(rose, fell)
     if not number:
         return 1.0
-    # As logarithms, since 2 ** number is beyond a float.
+    # Logarithms, since 2 ** number is beyond a float.
     terms = (
         math.lgamma(number + 1) - math.lgamma(k + 1) - math.lgamma(number - k + 1)
         for k in range(most, number + 1)
@@ -87,6 +88,6 @@ def sign_test(rose: int, fell: int) -> float:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of ``ordered`` (ascending, not empty) that at least ``share`` of it do not
-    exceed: always a value that was measured."""
+    """Returns the smallest value that a ``share`` of ``ordered`` (ascending, not empty) does not
+    exceed. It is always one of the values."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

@@ -1,14 +1,14 @@
-"""The figures of a campaign's results.
+"""Computes the figures of a campaign's results.
 
-In pass@k, a record is a sample and ``accepted`` is success. Everything else is failure, outcomes of
-leanq's and bad rows included: leaving them out would reward a model for texts that have no verdict.
-How many there are is shown beside the figure. Only ``cancelled`` records are no samples, since they
-were withdrawn when a sibling was accepted. Where there are any, the samples that exist depend on
-what was accepted: pass@1 is then too high, and pass@k for k > 1, which would leave out the easy
-problems, is not given. Which problems were solved is still exact.
+In pass@k, a record is a sample and ``accepted`` is success. All else is failure, leanq's own
+outcomes and bad rows included: to leave them out would reward a model for texts without a verdict.
+The report shows their number beside the figure. ``cancelled`` records are no samples: a sibling was
+accepted first. With them, the samples depend on what was accepted, so pass@1 is too high. pass@k
+for k > 1 would leave out the easy problems, and is not given. The count of solved problems stays
+exact.
 
-Memory: for a million records about 300 MB. What grows with their number are three floats each,
-a number for each different text, two for each problem of several samples; messages are not kept.
+Memory: about 300 MB for a million records: three floats each, a number for each different text, two
+for each problem of several samples. Messages are not kept.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leanq.campaigns.report.outcomes import ENDS, INFRASTRUCTURE, NO_SAMPLES, Ou
 SLOWEST = 10
 COMMONEST = 10
 KEPT = 1000
-"""Records or texts of a kind that are kept for a list."""
+"""The most texts, problems or tags that a list keeps."""
 
 _DIFFERENT_COMPLAINTS = 10_000
 _LINES_OF_A_TEXT = 5
@@ -44,7 +44,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Seconds, each as it was measured: the smallest that such a share of all do not exceed."""
+    """Quantiles in seconds; each is a time that was measured."""
 
     p50: float
     p90: float
@@ -66,7 +66,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class FlakyText:
-    """A text that ended in several ways, the first of its lines in the data, and how it ended."""
+    """A text with several verdicts: its verdicts, and the first of its lines in the data."""
 
     code_hash: str
     ends: tuple[str, ...]
@@ -83,7 +83,7 @@ class FlakyTexts:
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """A complaint and how often it came."""
+    """A complaint, and how often it came."""
 
     text: str
     count: int
@@ -91,7 +91,7 @@ class Common:
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """The problems of one tag, as far as they have samples."""
+    """The problems of one tag that have samples."""
 
     tag: str
     problems: int
@@ -118,18 +118,19 @@ class Report:
         solved: problems with an accepted sample.
         ends: how often each verdict came, ``error`` and ``none`` among them; in a fixed order.
         passes: pass@k for k = 1, 2, 4, …; only k = 1 where samples were cancelled.
-        times: quantiles of ``queued_s``, ``cpu_s``, ``wall_s`` over all replies.
+        times: quantiles of ``queued_s``, ``cpu_s`` and ``wall_s`` over all replies.
         cpu_hours: CPU time in Lean over all replies.
         cpu_median_s: the median of the CPU times by verdict.
-        slowest: by CPU time, the slowest first.
+        slowest: the records with the most CPU time, the slowest first.
         flaky_texts: equal texts with different verdicts (``cancelled`` aside).
         retried: how many records took more than one lease.
         infrastructure: how many records have a verdict of leanq's own.
-        errors, complaints: the commonest errors of bad rows, and of Lean's first errors.
-        reasons: how often each reason came that is not null; the commonest first.
+        errors, complaints: the commonest errors of bad rows, and the commonest first errors of
+            Lean.
+        reasons: how often each reason came; the commonest first.
         environments: how many records each environment's fingerprint answered.
-        tags: by tag, the commonest first.
-        tried: problems with several samples, in the order of the data, as many as are kept.
+        tags: the figures of each tag, the commonest first.
+        tried: problems with several samples, in the order of the data, at most ``KEPT``.
     """
 
     records: int
@@ -159,14 +160,14 @@ class Report:
 
 
 def summarise(outcomes: Iterable[Outcome]) -> Report:
-    """The figures of ``outcomes``, in one pass."""
+    """Returns the figures of ``outcomes``, in one pass."""
     ends: Counter[str] = Counter()
     environments: Counter[str] = Counter()
     sampled_lines: set[int] = set()
     problems, tags, times, texts = _Problems(), _Tags(), _Times(), _Texts()
     reasons: Counter[str] = Counter()
     errors, complaints = _Complaints(), _Complaints()
-    # The number decides between equal times, so that outcomes are never compared.
+    # The number decides between equal times, so outcomes are never compared.
     slowest: list[tuple[float, int, Outcome]] = []
     retried = 0
     for number, outcome in enumerate(outcomes):
@@ -215,8 +216,8 @@ def summarise(outcomes: Iterable[Outcome]) -> Report:
 
 
 def passes(by_samples: Mapping[tuple[int, int], int], most: int | None = None) -> tuple[Pass, ...]:
-    """pass@k for k = 1, 2, 4, … up to ``most``, or to the most samples that a problem has; of
-    (samples, accepted) → how many problems."""
+    """Returns pass@k for k = 1, 2, 4, … up to ``most``, or up to the largest number of samples.
+    ``by_samples`` maps (samples, accepted) to the number of problems."""
     last = max((samples for samples, _ in by_samples), default=0)
     found = []
     k = 1
@@ -232,7 +233,7 @@ def passes(by_samples: Mapping[tuple[int, int], int], most: int | None = None) -
 
 
 class _Problems:
-    """Samples and successes of each problem."""
+    """Counts the samples and successes of each problem."""
 
     def __init__(self) -> None:
         self.rows_without_samples = 0
@@ -242,7 +243,7 @@ class _Problems:
     def add(self, outcome: Outcome) -> None:
         self.rows_without_samples += outcome.sample is None
         sample, accepted = outcome.end not in NO_SAMPLES, outcome.end == "accepted"
-        # Most data has a row per problem: those take no memory each.
+        # Most data has a row for each problem; these take no memory each.
         if (group := outcome.group) is None:
             self._alone[sample, accepted] += outcome.end != "none"
             return
@@ -259,13 +260,13 @@ class _Problems:
         return tuple(islice(found, KEPT))
 
     def by_samples(self) -> Counter[tuple[int, int]]:
-        """(samples, accepted) → how many problems."""
+        """Returns (samples, accepted) → how many problems."""
         found = Counter((samples, accepted) for samples, accepted in self._several.values())
         return found + self._alone
 
 
 class _Tags:
-    """The problems of each tag; once there are too many tags, new ones are no longer counted."""
+    """Counts the problems of each tag, for the first ``KEPT`` tags."""
 
     def __init__(self) -> None:
         self._problems: dict[str, _Problems] = {}
@@ -315,10 +316,10 @@ class _Times:
 
 
 class _Texts:
-    """How equal texts ended, and where the first ones stand."""
+    """Notes how equal texts ended, and where the first of them stand."""
 
     def __init__(self) -> None:
-        # A text's line and end as one number: pairs would take twice the memory.
+        # The line and the end as one number: a pair would take twice the memory.
         self._first: dict[int, int] = {}
         self._flaky: dict[int, tuple[set[str], list[int]]] = {}
 
@@ -345,8 +346,7 @@ class _Texts:
 
 
 class _Complaints:
-    """Counts texts. Once there are too many different ones, new ones are no longer counted: the
-    commonest have come by then."""
+    """Counts texts. Beyond a bound it counts no new ones; the commonest have come by then."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

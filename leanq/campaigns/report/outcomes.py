@@ -1,4 +1,4 @@
-"""What a report reads of each record."""
+"""Reads from each record what a report needs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from leanq.errors import UsageError
 from leanq.queue.requests import LEAN_VERDICTS, Verdict
 
 ENDS = (*get_args(Verdict), "error", "none")
-"""How a record can end: a verdict, an error, or as an echo does, with neither."""
+"""How a record can end: with a verdict, with an error, or, as an echo does, with neither."""
 
 INFRASTRUCTURE = frozenset(get_args(Verdict)) - LEAN_VERDICTS - {"cancelled"}
-"""Verdicts of leanq's own, which say nothing about the text."""
+"""leanq's own verdicts, which say nothing about the text."""
 
 NO_SAMPLES = frozenset({"cancelled", "none"})
-"""Ends of what is no attempt: withdrawn before it had a verdict, or an echo."""
+"""Ends of records that are no samples: withdrawn before a verdict, or an echo."""
 
 _QUOTED = re.compile(r"([Tt]actic )?(?:`[^`]+`|'[^\s']+'+|\"[^\"]*\"|«[^»]*»)")
 _NUMBER = re.compile(r"(?<![A-Za-z\d])\d+(?:\.\d+)*")
@@ -35,19 +35,19 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One record.
+    """The part of a record that a report reads.
 
     Attributes:
-        id, line, sample, problem: as they stand in the record; ``None`` where absent.
+        id, line, sample, problem: the record's; ``None`` where absent.
         end: one of ``ENDS``.
         reason: why the verdict is not ``accepted``; ``None`` where the record has none.
-        code_hash: of the text that was checked; ``None`` where none was.
-        fingerprint: the environment in which Lean answered.
-        attempts: leases that it took; 0 where nothing was sent.
-        times: ``None`` where there was no reply.
-        complaint: Lean's first error, or why the row could not be checked, on one line without
-            names and numbers; empty where there is none.
-        tags: the data's.
+        code_hash: the hash of the text; ``None`` if the record has none.
+        fingerprint: that of the environment in which Lean answered.
+        attempts: how many leases it took; 0 if nothing was sent.
+        times: ``None`` without a reply.
+        complaint: one line without names and numbers: Lean's first error, or why the row could not
+            be checked; empty if there is neither.
+        tags: the row's.
     """
 
     id: str | int | None
@@ -65,16 +65,16 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """For display: the id, or else the line; and the sample."""
+        """A name for display: the id, or else the line; and the sample."""
         name = f"line {self.line}" if self.id is None else str(self.id)
         return name if self.sample is None else f"{name} [{self.sample}]"
 
     @property
     def group(self) -> str | int | None:
-        """Names the problem within one file; ``None`` where the record is a problem by itself.
+        """The problem's name within one file; ``None`` if the record is a problem by itself.
 
-        A number is the line of a row with several samples. Ids do not identify problems: a bad
-        row may have the id of another row, or none.
+        A number is the line of a row with several samples. Ids do not serve: a bad row may repeat
+        another row's id.
         """
         if self.problem is not None:
             return str(self.problem)
@@ -82,7 +82,8 @@ class Outcome:
 
 
 def outcomes(records: Iterable[dict[str, Any]], source: str) -> Iterator[Outcome]:
-    """Each record's outcome. Raises UsageError, naming ``source``, at what is no result."""
+    """Yields each record's outcome; raises UsageError, naming ``source``, for a record that is no
+    result."""
     for number, record in enumerate(records, 1):
         try:
             yield _outcome(record)
@@ -102,7 +103,7 @@ def _outcome(record: dict[str, Any]) -> Outcome:
         if not isinstance(record.get(name), str | int | None):
             raise ValueError(f"its {name} is {record[name]!r:.80}")
     code_hash, sample = record.get("code_hash"), record.get("sample")
-    # The times of a text that was never sent, and so has no request id, are no measurements.
+    # A text that was never sent has no request id, and its times are no measurements.
     measured = record.get("cpu_s") is not None and record.get("request_id") != ""
     return Outcome(
         id=record.get("id"),
@@ -137,7 +138,7 @@ def _tags(record: dict[str, Any]) -> tuple[str, ...]:
 def _seconds(record: dict[str, Any]) -> Iterator[float]:
     for name in ("queued_s", "cpu_s", "wall_s"):
         seconds = float(record[name])
-        # Also false for what is no number at all, which JSON of Python's can hold.
+        # Refuses NaN as well, which Python's JSON can hold.
         if not 0 <= seconds < float("inf"):
             raise ValueError(f"{name} is {seconds}")
         yield seconds
@@ -149,19 +150,19 @@ def _complaint(end: str, record: dict[str, Any]) -> str:
     for message in record.get("messages") or ():
         if message["severity"] == "error":
             return normalised(message["text"])
-    # Lean itself has no error where the judge rejects.
+    # Lean has no error if the judge rejects.
     return "no error of Lean's: rejected by the judge" if end == "rejected" else ""
 
 
 def normalised(text: str) -> str:
-    """The first line of ``text`` with quoted names as ``…`` and numbers as ``#``, so that the same
-    complaint about different things is one text. The name of a tactic that failed stays."""
+    """Returns the first line of ``text`` with ``…`` for quoted names and ``#`` for numbers, so that
+    one complaint about different things is one text. The name of a failed tactic stays."""
     first = next(filter(None, map(str.strip, text.splitlines())), "")[: 8 * _LONGEST_COMPLAINT]
     plain = _NUMBER.sub("#", _QUOTED.sub(lambda found: found[0] if found[1] else "…", first))
     return one_line(plain, _LONGEST_COMPLAINT)
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """``text`` without control characters, cut to ``most`` characters."""
+    """Returns ``text`` without control characters, cut to ``most`` characters."""
     shown = "".join(each if each.isprintable() else " " for each in text[: most + 1])
     return shown if len(shown) <= most else shown[: most - 1] + "…"

@@ -1,4 +1,5 @@
-"""A report as one HTML page that works offline: tables that sort, and pass@k with its figures."""
+"""Renders a report as one HTML page that works offline: tables that sort, and a figure of
+pass@k."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ for (const point of document.querySelectorAll("g.point")) {
 def page(
     title: str, intro: str, found: Report, before: Report | None, parts: Iterable[Section]
 ) -> str:
-    """The page, with its style and its program in it; nothing in a record can mark it up."""
+    """Returns the page with its style and its program; nothing in a record can add markup."""
     body = [f"<h1>{escape(title)}</h1>", f"<p>{escape(intro)}</p>"]
     if found.passes:
         body.append(_plot(found.passes, before.passes if before else ()))
@@ -82,7 +83,7 @@ def _row(cells: Sequence[str], kinds: Sequence[str], tag: str) -> str:
 
 
 def _plot(new: Sequence[Pass], old: Sequence[Pass]) -> str:
-    """pass@k over k, with its intervals; the older file's in grey."""
+    """Draws pass@k over k with its intervals; the older file's in grey."""
     last = max(each.k for each in (*new, *old))
 
     def across(k: int) -> float:

@@ -1,4 +1,4 @@
-"""A report as sections: the same for a terminal and for pages."""
+"""Renders a report as sections, the same for a terminal and for pages."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Section:
 def sections(
     report: Report, comparison: Comparison | None, before: Report | None, most: int
 ) -> Iterator[Section]:
-    """The report's sections, with at most ``most`` rows in each list of changes, and half as many
-    in each list of flaky records."""
+    """Yields the report's sections, with at most ``most`` rows in each list of changes, and half as
+    many in each list of flaky texts."""
     if comparison and not comparison.matched:
         before = None
     if not report.records:
@@ -52,7 +52,7 @@ def sections(
 
 
 def text(parts: Iterable[Section]) -> str:
-    """Plain lines: titles, and below them what is indented."""
+    """Returns plain lines: titles, and their notes and tables indented below."""
     blocks = []
     for part in parts:
         lines = [part.title, *(f"  {note}" for note in part.notes)]
@@ -69,7 +69,7 @@ def text(parts: Iterable[Section]) -> str:
 
 
 def is_numeric(part: Section) -> list[bool]:
-    """Which columns hold numbers alone."""
+    """Returns which columns hold numbers alone."""
     return [all(map(_NUMBER.fullmatch, column)) for column in zip(*part.rows, strict=True)]
 
 

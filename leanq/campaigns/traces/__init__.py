@@ -1,10 +1,9 @@
-"""Traces: what was checked and what Lean said, as tables to train on (docs/traces.md).
+"""Traces: checks and Lean's answers, as tables to train on (docs/traces.md).
 
-- ``rows`` defines a row, and by what hash equal ones are known;
+- ``rows`` defines a row, and the hash that tells equal ones;
 - ``checked`` joins a campaign's results with its data set;
-- ``recorded`` reads the journals of clients, and finds the goals of the states that steps began
-  with;
-- ``shards`` writes the rows that are new into a folder of tables;
+- ``recorded`` reads the journals of clients, and finds the goals that steps began with;
+- ``shards`` writes new rows into a folder of tables;
 - ``export`` does all of this for any number of sources.
 """
 

@@ -1,4 +1,4 @@
-"""Traces of a campaign: its results, joined with the texts in its data set."""
+"""Traces of a campaign: its results, joined with the texts of its data set."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from leanq.queue.settings import Settings
 def of_campaign(
     results: str, data: str | dataset.Dataset | None, skipped: Counter[str]
 ) -> Iterator[rows.Row]:
-    """The traces of the campaign that wrote ``results``, in the order of its data.
+    """Yields the traces of the campaign that wrote ``results``, in the order of its data.
 
     Args:
-        data: where the data set is now, if it was moved; or the data set, if it is no file.
-        skipped: counts records that have no verdict.
+        data: the data set's path, if it was moved; or the data set, if it is no file.
+        skipped: counts records without a verdict.
 
     Raises:
-        UsageError: the results or the data cannot be read, the results are of no campaign that is
-            known, or the data is not what was checked.
+        UsageError: results or data cannot be read, no campaign is known for the results, or the
+            data is not what was checked.
     """
     campaign = Campaign.of_results(results)
     if data is None or isinstance(data, str):
         data = dataset.open_dataset(data or campaign.data, campaign.fields)
-    # What is said of requests is the same for all queues.
+    # Any queue's builder makes the same requests.
     builder = RequestBuilder(Settings("unix:///-"), "default")
     environment = campaign.plan.options.get("env", DEFAULT_ENVIRONMENT)
     found = data.rows()
@@ -70,7 +70,7 @@ def _is_of(row: dataset.Row | dataset.BadRow, sample: int, record: dict[str, Any
 
 
 def _request(builder: RequestBuilder, campaign: Campaign, row: dataset.Row, sample: int) -> Request:
-    """What the coordinator asked of this text."""
+    """Returns the request that the coordinator made of this text."""
     code, options = row.codes[sample], campaign.plan.options
     if row.target is None:
         prepared = builder.check(code, options)
@@ -81,6 +81,6 @@ def _request(builder: RequestBuilder, campaign: Campaign, row: dataset.Row, samp
 
 def _other_data(data: str, line: int, results: str) -> UsageError:
     return UsageError(
-        f"{data}:{line}: this is not what the record of that line in {results} is about; if the "
-        "data was moved or changed, name what was checked with --data"
+        f"{data}:{line}: the data does not match the record of that line in {results}; if it was "
+        "moved or changed, name the data that was checked with --data"
     )

@@ -1,4 +1,4 @@
-"""From any number of sources to one folder of traces."""
+"""Exports any number of sources to one folder of traces."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from leanq.campaigns.traces.shards import Shards
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export did.
+    """The outcome of an export.
 
     Attributes:
         written: rows that were added.
         shards: tables that were added.
-        known: rows that were there already, of this export or an earlier one.
-        skipped: records that make no row, by what they are.
+        known: rows that were there already, from this export or an earlier one.
+        skipped: records that make no row, by the reason.
     """
 
     written: int
@@ -41,16 +41,16 @@ def export_traces(
 
     Args:
         sources: results of campaigns, journals of clients, and folders of these.
-        data: where the data set of the campaigns is now, if it was moved; or the data set, if it
-            is no file.
+        data: the path of the campaigns' data set, if it was moved; or the data set, if it is no
+            file.
 
     Raises:
         UsageError: pyarrow is missing, a source cannot be read, or ``out`` cannot be written.
-            Shards that are complete stay, and the next call goes on behind them.
+            Complete shards stay, and the next call continues behind them.
     """
 
     def found(skipped: Counter[str]) -> Iterator[Row]:
-        # One stream of rows, so that a shard is not cut short where a source ends.
+        # One stream of rows, so that the end of a source cuts no shard short.
         for source in sources:
             if is_recorded(source):
                 yield from of_journals(source, skipped)
@@ -60,7 +60,7 @@ def export_traces(
     skipped: Counter[str] = Counter()
     with Shards(out, rows_per_shard) as shards, Goals() as goals:
         if any(map(is_recorded, sources)):
-            # Another client may have come by a state before the one that made a step of it.
+            # One client may step from a state that another client's journal leads to.
             goals.learn(found(Counter()))
         shards.add(goals.fill_in(found(skipped)))
     return Exported(shards.written, shards.shards, shards.known, dict(skipped))

@@ -1,4 +1,4 @@
-"""Traces of clients: the journals that they have recorded, and goals by their states."""
+"""Traces of clients: the journals that they recorded, and goals by their states."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from leanq.queue.requests import verify_reply_to_json
 
 
 def is_recorded(source: str) -> bool:
-    """Whether a source is a journal or a folder of journals, by its name and kind."""
+    """Returns whether a source is a journal or a folder of journals, by its name and kind."""
     return source.endswith(SUFFIX) or os.path.isdir(source)
 
 
 def of_journals(source: str, skipped: Counter[str]) -> Iterator[rows.Row]:
-    """The traces of a journal, or of all that are in a folder.
+    """Yields the traces of a journal, or of all journals in a folder.
 
     Args:
         skipped: counts lines that cannot be read.
@@ -63,7 +63,7 @@ def _trace(record: Recorded) -> rows.Row:
 
 
 class Goals:
-    """The goals of states, wherever they were first seen; on disk, and gone with this object.
+    """The goals of states, by the rows that first had them; on disk, and gone with this object.
 
     A context manager.
     """
@@ -100,7 +100,7 @@ class Goals:
             )
 
     def fill_in(self, found: Iterable[rows.Row]) -> Iterator[rows.Row]:
-        """The rows, with the goals of the states that steps began with, where they are known."""
+        """Yields the rows, with the goals that steps began with where they are known."""
         query = "SELECT goals FROM goals WHERE state = ?"
         for row in found:
             if row["op"] == "step":

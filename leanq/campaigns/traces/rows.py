@@ -1,4 +1,4 @@
-"""A row of traces: a request, and what came of it."""
+"""A row of traces: a request, and its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leanq.campaigns.tables import answer_columns
 from leanq.queue.requests import LEAN_VERDICTS, Request
 
 Row = dict[str, Any]
-"""A row by columns; one that is left out is null."""
+"""A row by columns; a column that is left out is null."""
 
 _QUESTION = (
     *("op", "text", "target", "target_theorems", "holes", "parent"),
@@ -27,12 +27,12 @@ class Origin:
     """Where a request came from; its fields are columns.
 
     Attributes:
-        environment: the name of the environment that was asked for; ``None`` if it is not known.
+        environment: the name of the requested environment; ``None`` if it is not known.
         problem, id: the names of the problem and of the row in the data set.
-        sample: which of the row's texts it was, from 0.
+        sample: the number of the row's text, from 0.
         tags: the row's.
-        labels: what the caller gave beside the request, as JSON.
-        ended: when the reply came, where that was noted.
+        labels: the caller's labels, as JSON.
+        ended: when the reply came, if that was noted.
     """
 
     environment: str | None
@@ -45,11 +45,10 @@ class Origin:
 
 
 def trace(origin: Origin, request: Request, answer: Mapping[str, Any]) -> Row:
-    """The row of a check, a verification or a step.
+    """Returns the row of a check, a verification or a step.
 
     Args:
-        answer: the reply's fields as a record of results has them; those that are left out are
-            null.
+        answer: the reply's fields as in a record of results; fields left out are null.
     """
     step = request.op == "step"
     row: Row = {
@@ -78,7 +77,7 @@ def trace(origin: Origin, request: Request, answer: Mapping[str, Any]) -> Row:
 
 
 def schema(arrow: Any) -> Any:
-    """The columns of traces; ``arrow`` is the module ``pyarrow``."""
+    """Returns the columns of traces; ``arrow`` is the module ``pyarrow``."""
     text, number, flag = arrow.string(), arrow.int64(), arrow.bool_()
     texts = arrow.list_(text)
     columns = {
@@ -117,9 +116,9 @@ _OF_ANSWER = frozenset(
 
 
 def _hash(row: Row) -> str:
-    """Equal for equal questions in equal environments that ended with the same verdict and reason,
-    whichever problem, run or machine they were of; 32 hexadecimal digits."""
-    # Without Lean's answer nothing says which environment it was but its name.
+    """Returns a hash of question, environment, verdict and reason: 32 hexadecimal digits. Problem,
+    run and machine do not matter."""
+    # Without Lean's answer, only its name tells the environment.
     said: list[Any] = [row.get("fingerprint") or ["named", row["environment"]]]
     said += (row[name] for name in _QUESTION)
     said += (row["verdict"], row.get("reason"))

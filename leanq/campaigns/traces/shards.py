@@ -1,8 +1,8 @@
-"""A folder of tables to which new traces are added.
+"""A folder of tables, to which new traces are added.
 
-Each shard is written under a hidden name and renamed once it is complete, and which traces are
-there is read from the shards themselves. An export that is killed therefore goes on with the first
-shard that it had not completed.
+Each shard is written under a hidden name and renamed once it is complete. The shards themselves
+tell which traces are there. So a killed export continues with the first shard that it had not
+completed.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ _LOCK = ".traces.lock"
 
 
 class Shards:
-    """The traces in ``folder``, which is made; a context manager, for one process at a time.
+    """The traces in ``folder``, which is made if it is missing; a context manager, for one process
+    at a time.
 
-    About 100 bytes of memory are used for each trace that is there.
+    It takes about 100 bytes of memory for each trace in the folder.
 
     Attributes:
-        written: how many rows, and ``shards`` how many shards were added.
-        known: how many rows were left out, since they were there.
+        written: how many rows were added; ``shards``: how many shards.
+        known: how many rows were left out as already there.
 
     Raises:
-        UsageError: entering it: pyarrow is missing, the folder cannot be written, another process
-            writes to it, or what is there are no traces.
+        UsageError: on entering: pyarrow is missing, the folder cannot be written, another process
+            writes to it, or its files are no traces.
     """
 
     def __init__(self, folder: str, rows_per_shard: int) -> None:
@@ -75,10 +76,10 @@ class Shards:
         self._lock.close()
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Writes those rows that are not there yet.
+        """Writes the rows that are not there yet.
 
         Raises:
-            UsageError: they cannot be written. Shards that are complete stay.
+            UsageError: they cannot be written. Complete shards stay.
         """
         new = self._new(rows)
         for first in new:
@@ -107,7 +108,7 @@ class Shards:
 
 
 def _hashes(path: Path) -> Iterator[str]:
-    """Those of the traces in a shard."""
+    """Yields the hashes of a shard's traces."""
     try:
         yield from (row["trace"] for row in ParquetFile(str(path)).records(["trace"]))
     except (KeyError, TypeError, ValueError) as error:
