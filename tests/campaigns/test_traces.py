@@ -230,10 +230,10 @@ def test_data_that_is_no_file(tmp_path: Path) -> None:
 def test_what_does_not_say_what_the_campaign_was(tmp_path: Path, said: str) -> None:
     made = campaign(tmp_path)
     Path(made.out + ".campaign").write_bytes(said.encode("latin-1"))
-    with pytest.raises(UsageError, match=r"out\.jsonl\.campaign does not say how"):
+    with pytest.raises(UsageError, match=r"out\.jsonl\.campaign does not describe"):
         export_traces([made.out], str(tmp_path / "traces"))
     os.remove(made.out + ".campaign")
-    with pytest.raises(UsageError, match="is not there"):
+    with pytest.raises(UsageError, match="is missing: a campaign"):
         export_traces([made.out], str(tmp_path / "traces"))
 
 
