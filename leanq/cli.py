@@ -1,7 +1,7 @@
-"""The command line: the tree of commands, and what becomes of their errors.
+"""The command line: the tree of commands, and the handling of their errors.
 
 Each command is a file of :mod:`leanq.commands`, imported when it is called; exit codes are in
-:mod:`leanq.commands.common`. No error of leanq's own ever shows a traceback.
+:mod:`leanq.commands.common`. leanq's own errors never show a traceback.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from leanq.commands.common import (
 )
 from leanq.errors import LeanQError
 
-# The commands whose file has another name.
+# Commands whose file has another name.
 _MODULES = {"resume": "pause"}
 _COMMANDS = (
     *(
@@ -50,7 +50,7 @@ _COMMANDS = (
 
 
 def main() -> None:
-    """The program ``leanq``."""
+    """Runs the program ``leanq``."""
     # The caller may have closed them.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
@@ -60,7 +60,7 @@ def main() -> None:
             stream.reconfigure(encoding="utf-8", errors="surrogateescape")
     try:
         code = cli.main(prog_name="leanq", standalone_mode=False)
-        # The reader of our output may have gone already; better here than at the exit.
+        # The reader of our output may have gone; better here than at the exit.
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()
@@ -79,13 +79,13 @@ def main() -> None:
             code = EXIT_READER_GONE
         else:
             code = EXIT_INFRASTRUCTURE
-            # It may be this stream that takes nothing.
+            # This stream itself may refuse the text.
             with contextlib.suppress(OSError):
                 click.echo(f"leanq: {error}", err=True)
     try:
         sys.stderr.flush()
     except OSError:
-        # Or else the interpreter's own flush would fail, and make the exit code 120.
+        # Otherwise the interpreter's own flush fails, and makes the exit code 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.exit(code)
 
@@ -118,7 +118,7 @@ class _Tree(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # click would end with 1, which here is Lean's no.
+            # click would end with 1, which here means that Lean said no.
             return EXIT_READER_GONE
 
 
@@ -127,6 +127,6 @@ class _Tree(click.Group):
 @click.pass_context
 def cli(context: click.Context) -> None:
     """Lean 4 at the scale of reinforcement learning: a Redis-backed queue of Lean checks."""
-    # As https://no-color.org has it; otherwise there is colour on terminals alone.
+    # As https://no-color.org has it; without it, only terminals get colour.
     if os.environ.get("NO_COLOR"):
         context.color = False

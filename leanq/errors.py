@@ -55,18 +55,18 @@ class TooLargeError(UsageError):
 
 
 class ConflictError(UsageError):
-    """Something else was submitted by this request id: another text, other rows or options."""
+    """Something else was submitted with this request id: another text, other rows or options."""
 
 
 class RecipeError(UsageError):
-    """Bytes that are not an exported state: damaged, or something else."""
+    """The bytes are not an exported state: they are damaged, or something else."""
 
 
 class UnknownStateError(UsageError):
     """The queue does not know the state, or no worker offers its environment.
 
-    States are collected when they are not used for ``LEANQ_STATE_TTL_S``; export those that have
-    to last longer.
+    States that are not used for ``LEANQ_STATE_TTL_S`` are deleted; export those that have to last
+    longer.
     """
 
 
@@ -83,15 +83,15 @@ class UnavailableError(QueueError):
 
 
 class NotPermittedError(UnavailableError):
-    """The server's rules do not let the client's user do what leanq asks for. The operator can
-    mend that, and waiting cannot.
+    """The server's rules do not let the client's user do what leanq asks for. The operator can mend
+    that; waiting cannot.
 
     Attributes:
-        right: which user lacks what, without the server's address.
+        right: which user lacks which right, without the server's address.
     """
 
     def __init__(self, text: str, right: str) -> None:
-        # Both are arguments of the base, too, from which pickle makes the error anew.
+        # Both are arguments of the base too, since pickle rebuilds the error from those.
         super().__init__(text, right)
         self.right = right
 
@@ -117,7 +117,7 @@ class QueueFullError(QueueError):
     """
 
     def __init__(self, text: str, retry_after_s: float) -> None:
-        # Both are arguments of the base, too, from which pickle makes the error anew.
+        # Both are arguments of the base too, since pickle rebuilds the error from those.
         super().__init__(text, retry_after_s)
         self.retry_after_s = retry_after_s
 
@@ -162,11 +162,11 @@ class NewerMessageError(WireError):
 
 
 class AuditError(DataError):
-    """A compiled file, or what Lean says of one, that cannot be audited."""
+    """A compiled file, or Lean's account of one, that cannot be audited."""
 
 
 class ReplError(DataError):
-    """What a REPL printed is not an answer, or more than one."""
+    """A REPL's output is not an answer, or more than one."""
 
 
 class WorkerError(LeanQError):

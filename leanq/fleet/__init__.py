@@ -1,1 +1,1 @@
-"""The fleet observed and sized: statistics, history, metrics, logs, the scaler."""
+"""Observes and sizes the fleet: statistics, history, metrics, logs, the scaler."""

@@ -1,4 +1,4 @@
-"""Dead letters: requests that took down too many workers, sent again."""
+"""Retries dead letters: requests that took down too many workers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from leanq.queue.results import DeadLetter, Full, UnknownEnvironment
 
 
 async def send_again(queue: Queue, letter: DeadLetter) -> str:
-    """Sends a dead letter of this shard once more, as a new request, and drops it; the new id.
+    """Sends a dead letter of this shard as a new request, drops the letter, and returns the new id.
 
     Raises:
         UnknownEnvironmentError: no worker ever offered its environment.
-        QueueFullError: the queue of its tenant is full.
+        QueueFullError: the tenant's queue is full.
         UnavailableError: the shard cannot be reached.
     """
     old = letter.submission
@@ -28,6 +28,6 @@ async def send_again(queue: Queue, letter: DeadLetter) -> str:
         )
     if isinstance(answer, Full):
         raise QueueFullError(f"the queue of {old.tenant!r} is full", answer.retry_after_s)
-    # Only now: sent twice it is one request, dropped first it could be lost.
+    # Last: a letter sent twice is still one request, a letter dropped first could be lost.
     await queue.drop_dead(old.request_id)
     return new

@@ -1,10 +1,10 @@
-"""Durations for people, the same in the terminal and on the gateway's page."""
+"""Prints durations the same in the terminal and on the gateway's page."""
 
 from __future__ import annotations
 
 
 def duration(seconds: float) -> str:
-    """A time in the unit that suits it, in at most six characters: ``4.2 s``, ``12 min``."""
+    """Returns a duration in a fitting unit, in at most six characters: ``4.2 s``, ``12 min``."""
     # The clocks of two machines may differ.
     seconds = max(0.0, seconds)
     if seconds < 10:

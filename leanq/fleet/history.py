@@ -1,7 +1,7 @@
-"""What became of requests in the last hours, from totals that outlive the fleet.
+"""The history of the last hours, from totals that outlive the fleet.
 
-Once a minute the first call of a script notes the shard's totals so far. What happened between two
-such notes is their difference, and counts for the period of the first.
+Once a minute the first call of a script notes the shard's totals. The difference of two notes is
+what happened between them, and counts for the period of the first.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from leanq.queue.queue import every_shard
 from leanq.queue.settings import Settings
 
 MINUTE_S = 60
-# What the scripts keep.
+# The scripts keep no older notes.
 _MOST_S = 1500 * MINUTE_S
-# Of at most so many rows.
+# The most rows that a history has.
 _MOST_ROWS = 48
 _PERIODS_S = (60, 300, 900, 1800, 3600)
 
 
 @dataclass(slots=True)
 class Period:
-    """What happened from ``start_s`` (seconds since 1970 by the server's clock) for ``length_s``.
+    """The requests of one period: ``length_s`` seconds from ``start_s`` (seconds since 1970 by the
+    server's clock).
 
     Attributes:
-        waited_s, ran_s: of all requests that ended by their worker's word, together.
-        cpu_s, tenants_cpu_s: CPU seconds of results, in all and by tenant (``""``: those that are
-            not counted by name).
-        waiting, workers: the most that a note saw.
-        took: how many results took how long from submit to their end, by the buckets of BUCKETS_S
-            and the one beyond.
+        waited_s, ran_s: sums over all requests that a worker settled.
+        cpu_s, tenants_cpu_s: CPU seconds of results, in all and by tenant; ``""`` stands for
+            tenants that are not counted by name.
+        waiting, workers: the largest numbers in a note.
+        took: results by their time from submit to end, in the buckets of BUCKETS_S and the one
+            beyond.
     """
 
     start_s: int
@@ -55,15 +56,15 @@ class Period:
 
 
 class Measure(NamedTuple):
-    """A number of the history: of one minute, one environment, and one part of that.
+    """A number of the history, of one minute and one environment.
 
     Attributes:
         start_s: when the minute began, in seconds since 1970 by the server's clock.
         environment: its name; ``""`` for ``workers``, which serve several.
         what: ``submitted``, ``finished`` (``part``: the verdict), ``waited_s``, ``ran_s`` and
             ``took_s`` (sums over results), ``took`` (results within ``part`` seconds and above the
-            bound before it), ``cpu_s``, ``tenant_cpu_s`` (``part``: the tenant), all of them of
-            that minute; ``waiting`` and ``workers`` as they were when it began.
+            bound before it), ``cpu_s``, ``tenant_cpu_s`` (``part``: the tenant). These are of that
+            minute. ``waiting`` and ``workers`` are as the minute began.
     """
 
     start_s: int
@@ -74,7 +75,8 @@ class Measure(NamedTuple):
 
 
 async def history(settings: Settings, since_s: float) -> list[Period]:
-    """The last ``since_s`` seconds, oldest first, periods without a note left out.
+    """Returns the periods of the last ``since_s`` seconds, oldest first, without those that have no
+    note.
 
     Raises:
         UnavailableError: a shard cannot be reached.
@@ -83,8 +85,8 @@ async def history(settings: Settings, since_s: float) -> list[Period]:
 
 
 async def noted(settings: Settings, since_s: float) -> list[list[Mapping[str, int]]]:
-    """The notes of each shard of the last ``since_s`` seconds, oldest first, and after them the
-    totals of now; raises UnavailableError, and UsageError for more than a day."""
+    """Returns the notes of each shard of the last ``since_s`` seconds, oldest first, and the totals
+    of now after them. Raises UnavailableError, and UsageError for more than a day."""
     if since_s > _MOST_S:
         raise UsageError("totals are kept for a day; ask for the last 24h at most")
     first = int((time.time() - since_s) // MINUTE_S)
@@ -103,8 +105,8 @@ def periods(
     length_s: int | None = None,
     environments: Collection[str] | None = None,
 ) -> list[Period]:
-    """The notes of all shards together, by periods of ``length_s``, or of a length that suits
-    ``since_s``; of all environments, or of some alone."""
+    """Returns the notes of all shards together, by periods of ``length_s`` or a fitting length; of
+    all environments, or of some."""
     length_s = length_s or next(
         (p for p in _PERIODS_S if since_s / p <= _MOST_ROWS), _PERIODS_S[-1]
     )
@@ -126,20 +128,20 @@ def periods(
                 at = seen[start_s, what]
                 at[number] = max(at[number], count)
     for (start_s, what), counts in seen.items():
-        # A worker is known to all shards, and a request waits in one.
+        # All shards know a worker, and a request waits in one of them.
         total = max(counts.values()) if what == "workers" else counts.total()
         setattr(found[start_s], what, total)
     return [found[start_s] for start_s in sorted(found)]
 
 
 def measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> list[Measure]:
-    """The notes of all shards together, minute by minute, without what is 0. What happened while
-    nothing was noted counts for the minute of the note before."""
+    """Returns the notes of all shards together, minute by minute, without zeros. If a minute lacks
+    its note, the minute before counts for it."""
     found: defaultdict[tuple[int, str, str, str], float] = defaultdict(float)
     for notes in shards:
         for before, after in pairwise([note for note in notes if "minute" in note]):
             start_s = before["minute"] * MINUTE_S
-            # A worker is known to all shards, and a request waits in one.
+            # All shards know a worker, and a request waits in one of them.
             at = start_s, "", "workers", ""
             found[at] = max(found[at], before.get("workers", 0))
             for name in {*before, *after}:
@@ -153,7 +155,7 @@ def measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> list[Measure]:
 
 
 def _shown(read: Total) -> tuple[str, str, float]:
-    """What a total is of, which part of it, and what its number is multiplied by."""
+    """Returns the measure and the part of a total, and the factor of its number."""
     if read.what.endswith("_ms"):
         return f"{read.what[:-3]}_s", read.part, 0.001
     if read.what == "took" and read.part.isdecimal():

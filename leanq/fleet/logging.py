@@ -1,4 +1,4 @@
-"""What a process logs: lines for people, or JSON that names the request which it is about."""
+"""Logs lines for people, or JSON that names the request of each line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 
 class About(Struct, frozen=True, omit_defaults=True):
-    """The attempt at a request that lines are about; ``traceparent``: "" where the client gave
+    """The attempt at a request that log lines are about; ``traceparent`` is "" if the client gave
     none."""
 
     request_id: str
@@ -23,16 +23,16 @@ class About(Struct, frozen=True, omit_defaults=True):
 
 
 ABOUT: ContextVar[About | None] = ContextVar("leanq_about", default=None)
-"""What all that a task logs is about."""
+"""The attempt that a task's log lines are about."""
 
 requests = logging.getLogger("leanq.request")
-"""A line for each request that a worker has run, echoes left out."""
+"""Logs a line for each request that a worker has run, except echoes."""
 
 
 def log_to_stderr(as_json: bool) -> None:
-    """What this process has to say goes to standard error, as JSON lines or for people.
+    """Logs to standard error, as JSON lines or for people.
 
-    People are not told of each request.
+    People do not get a line for each request.
     """
     handler = logging.StreamHandler()
     if as_json:
@@ -46,8 +46,8 @@ def log_to_stderr(as_json: bool) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: ``time`` (seconds since 1970), ``level``, ``message``, what the task is
-    about, and what the call says beside its text (``extra={"fields": …}``)."""
+    """Formats one object a line: ``time`` (seconds since 1970), ``level``, ``message``, the task's
+    attempt, and the call's own fields (``extra={"fields": …}``)."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

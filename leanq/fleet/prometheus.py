@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them, and the page on which they stand."""
+"""Metrics in Prometheus' format, and the page that serves them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from leanq.fleet.stats import FleetStats, Times, degraded_of, info_of
 from leanq.queue.metrics import BUCKETS_S, COUNTS, FLEET, GATEWAY, SCALER, WORKER, Kind, Metric
 
 Sample = tuple[str, tuple[str, ...], float | Times]
-"""A metric's name, the values of its labels, and its own."""
+"""A metric's name, the values of its labels, and its value."""
 
 _KNOWN = {metric.name: metric for metric in (*FLEET, *SCALER, *WORKER, *GATEWAY)}
 _EDGES = [f"{edge:g}" for edge in BUCKETS_S] + ["+Inf"]
 
 
 def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
-    """What one look at the queue says."""
+    """Yields the samples of one look at the queue."""
     counters, tallies = seen.status.counters, seen.status.tallies
     yield "leanq_up", (), 1
     for name, environment in seen.environments.items():
@@ -93,13 +93,13 @@ def fleet_samples(seen: FleetStats) -> Iterator[Sample]:
 
 
 def counted_samples() -> Iterator[Sample]:
-    """What this process has counted."""
+    """Yields the samples that this process has counted."""
     for (name, *labels), count in list(COUNTS.items()):
         yield name, tuple(labels), count
 
 
 def exposition(samples: Iterable[Sample]) -> str:
-    """The samples as Prometheus reads them."""
+    """Returns the samples in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Collector(lambda: _families(samples)))
     return generate_latest(registry).decode()
@@ -109,8 +109,8 @@ class Page:
     """``/metrics`` and ``/healthz`` on a port of this machine, in a thread; a context manager.
 
     Args:
-        port: 0 takes any that is free.
-        read: the samples as of now; called in another thread, once for each reading.
+        port: 0 takes any free one.
+        read: returns the current samples; called in another thread, once for each scrape.
         healthy: whether ``/healthz`` answers 200 rather than 503.
         host: the address to listen on.
 
@@ -118,7 +118,7 @@ class Page:
         port: where it listens.
 
     Raises:
-        UsageError: the port cannot be had.
+        UsageError: the port cannot be used.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Page:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Scrapes are not logged."""
+                """Does nothing: scrapes are not logged."""
 
         try:
             self._server = (_Server6 if ":" in host else ThreadingHTTPServer)((host, port), Handler)
@@ -188,7 +188,7 @@ class _Collector(Collector):
 
 
 def _families(samples: Iterable[Sample]) -> Iterable[Family]:
-    """Samples, in Prometheus' own types."""
+    """Returns the samples in Prometheus' own types."""
     families: dict[str, Family] = {}
     for name, labels, value in samples:
         if name not in families:

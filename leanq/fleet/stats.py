@@ -1,5 +1,5 @@
-"""The fleet at a moment: per environment what waits, runs and could run; for metrics, for the
-scaler and for people."""
+"""The state of the fleet: per environment what waits, what runs and what could run; for metrics,
+the scaler and people."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from leanq.queue.settings import Settings
 _T = TypeVar("_T")
 
 TOLD_S = 600.0
-"""A scaler's decision that is older, in seconds, is that of one that has gone."""
+"""A scaler whose decision is older, in seconds, has gone."""
 
 
 @dataclass(slots=True)
@@ -40,20 +40,19 @@ class EnvironmentStats:
     """One environment. A worker that serves several counts in equal parts for each.
 
     Attributes:
-        waiting: requests in lines, quarantined requests left out; ``held`` of them are held back by
-        operators,
-            and do not count for ``oldest_s``, the age of the oldest in seconds.
+        waiting: requests in lines, without quarantined ones. Operators hold ``held`` of them back,
+            which do not count for ``oldest_s``, the age of the oldest in seconds.
         running: requests that workers hold.
-        submitted, finished: how many ever; the latter by verdict.
-        reasons: of those that finished, how many for each reason.
-        waited, ran, took: from submit to the last claim, from there to the end, and together.
-        slots: of living workers; ``busy`` of them run something.
-        workers: how many live.
-        cpu_s: CPU seconds that Lean and the judge took for results.
-        tenants_cpu_s: the same by tenant; those beyond the hundred that are counted by name are
-            together under ``""``.
-        fingerprints: how many of them offer the environment with each; more than one means that
-            the same request can get two answers.
+        submitted, finished: totals since the beginning; ``finished`` by verdict.
+        reasons: finished requests, by reason.
+        waited, ran, took: from submit to the last claim, from there to the end, and in all.
+        slots: slots of living workers; ``busy`` of them run something.
+        workers: how many workers live.
+        cpu_s: CPU seconds of Lean and the judge for results.
+        tenants_cpu_s: the same by tenant; ``""`` stands for those beyond the hundred that are
+            counted by name.
+        fingerprints: how many workers offer the environment with each fingerprint. With more than
+            one, the same request can get two answers.
     """
 
     waiting: int = 0
@@ -76,7 +75,7 @@ class EnvironmentStats:
 
     @property
     def due(self) -> int:
-        """How many requests wait for a worker: those that are held back do not."""
+        """How many requests wait for a worker, without those held back."""
         return self.waiting - self.held + self.quarantined
 
 
@@ -86,8 +85,8 @@ class FleetStats:
 
     Attributes:
         at_s: when, in seconds since 1970 by this machine's clock.
-        environments: the environments that workers ever offered or requests ever named, by name.
-        memory_bytes, memory_limit_bytes: of all shards together; a limit of 0 is none.
+        environments: by name, all that workers ever offered or requests ever named.
+        memory_bytes, memory_limit_bytes: of all shards together; 0 is no limit.
         shards: the status of each.
     """
 
@@ -101,12 +100,12 @@ class FleetStats:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRecord:
-    """The scaler's last decision on an environment, as it told it to the queue.
+    """The scaler's last decision on an environment, as it told the queue.
 
     Attributes:
         at: when, in seconds since 1970 by the scaler's clock.
         target, order: workers wanted from now on, and before.
-        who: which scaler.
+        who: the scaler's name.
     """
 
     at: float
@@ -118,13 +117,13 @@ class DecisionRecord:
 
 
 async def fleet_stats(settings: Settings) -> FleetStats:
-    """One look at the whole queue; raises UnavailableError."""
+    """Looks at the whole queue; raises UnavailableError."""
     async with every_shard(settings) as queues:
         return await fleet_stats_of(queues)
 
 
 async def fleet_stats_of(queues: Sequence[Queue]) -> FleetStats:
-    """One look at all shards of a queue, over connections that stay; raises UnavailableError."""
+    """Looks at all shards of a queue over open connections; raises UnavailableError."""
     shards = await _all(queue.status() for queue in queues)
     found = merged(shards)
     infos = await _all(queue.ping() for queue in queues)
@@ -135,7 +134,7 @@ async def fleet_stats_of(queues: Sequence[Queue]) -> FleetStats:
 
 
 def environments_of(status: Status) -> dict[str, EnvironmentStats]:
-    """What a look at the queue says of each environment."""
+    """Returns the statistics of each environment."""
     environments: defaultdict[str, EnvironmentStats] = defaultdict(EnvironmentStats)
     for name in status.environments:
         environments[name]
@@ -156,7 +155,7 @@ def environments_of(status: Status) -> dict[str, EnvironmentStats]:
         for name in names:
             environment, part = environments[name], 1 / len(names)
             environment.running += worker.held * part
-            # What a lapsed worker holds is about to be taken from it, and its slots are gone.
+            # A lapsed worker is about to lose its requests, and its slots are gone.
             if worker.lease_s > 0 and isinstance(slots, int):
                 environment.workers += part
                 environment.fingerprints.update(filter(None, [offers.get(name)]))
@@ -168,7 +167,8 @@ def environments_of(status: Status) -> dict[str, EnvironmentStats]:
 
 
 def decisions_of(status: Status) -> dict[str, DecisionRecord]:
-    """What a scaler last decided, by environment; nothing of scalers that have gone."""
+    """Returns the scaler's last decision by environment, without those of scalers that have
+    gone."""
     told: dict[str, DecisionRecord] = {}
     for name, data in sorted(status.decisions.items()):
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -180,8 +180,10 @@ def decisions_of(status: Status) -> dict[str, DecisionRecord]:
 
 
 def unsized(seen: FleetStats, sized: Collection[str]) -> dict[str, int]:
-    """How many requests wait in each environment that no scaler sizes: that is not in
-    ``sized``, nor in a decision that another scaler has told the queue."""
+    """Returns how many requests wait in each environment that no scaler sizes.
+
+    Such an environment is not in ``sized``, and no scaler has told the queue a decision on it.
+    """
     told = decisions_of(seen.status)
     return {
         name: stats.due
@@ -191,7 +193,7 @@ def unsized(seen: FleetStats, sized: Collection[str]) -> dict[str, int]:
 
 
 async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
-    # One that fails at once leaves none behind that would hold up the next look.
+    # A failed call must leave none behind that would hold up the next look.
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -200,7 +202,7 @@ async def _all(calls: Iterable[Awaitable[_T]]) -> list[_T]:
 
 
 def info_of(data: bytes) -> dict[str, Any]:
-    """What a worker or an environment says of itself; empty where it cannot be read."""
+    """Returns what a worker or an environment says of itself; empty if it cannot be read."""
     # Any client may have written this; a look must survive it.
     try:
         return wire.unpack_info(data)
@@ -209,18 +211,18 @@ def info_of(data: bytes) -> dict[str, Any]:
 
 
 def environments_in(info: Mapping[str, Any]) -> list[str]:
-    """The environments that a worker offers, from what it says of itself."""
+    """Returns the environments that a worker says it offers."""
     offered = info.get("environments")
     return [str(name) for name in offered] if isinstance(offered, list) else []
 
 
 def fingerprints_of(info: Mapping[str, Any]) -> dict[str, str]:
-    """The fingerprint of each environment that a worker offers, from what it says of itself."""
+    """Returns the fingerprint of each environment that a worker says it offers."""
     return _texts(info.get("fingerprints"))
 
 
 def degraded_of(info: Mapping[str, Any]) -> dict[str, str]:
-    """Why a worker is slower than it should be, by environment, from what it says of itself."""
+    """Returns by environment why a worker says it is slower than it should be."""
     return _texts(info.get("degraded"))
 
 
@@ -231,14 +233,13 @@ def _texts(found: object) -> dict[str, str]:
 
 
 class Total(NamedTuple):
-    """What one of the totals counts that the scripts keep by environment.
+    """The meaning of a total that the scripts keep by environment.
 
     Attributes:
-        what: ``submitted``, ``finished``, ``reason``, ``waiting``; ``waited_ms``, ``ran_ms``,
-            ``took_ms`` for a sum of times, ``waited``, ``ran``, ``took`` for a bucket of their
-            histogram, ``cpu_ms`` for CPU time, and ``tenant_cpu_ms`` for a tenant's.
-        part: the verdict of ``finished``, the word of ``reason``, the number of a bucket, the
-            tenant.
+        what: ``submitted``, ``finished``, ``reason`` or ``waiting``; ``waited_ms``, ``ran_ms`` or
+            ``took_ms`` for a sum of times; ``waited``, ``ran`` or ``took`` for a bucket of their
+            histogram; ``cpu_ms`` for CPU time, and ``tenant_cpu_ms`` for a tenant's.
+        part: the verdict of ``finished``, the reason, the number of a bucket, or the tenant.
     """
 
     what: str
@@ -261,9 +262,10 @@ _WHAT = {
 
 
 def read_total(name: str) -> Total | None:
-    """The meaning of a total's name, such as ``f:mathlib:accepted``; None if it has none here."""
+    """Returns the meaning of a total's name, such as ``f:mathlib:accepted``; None if it has none
+    here."""
     kind, _, rest = name.partition(":")
-    # A name may not hold a colon, so what follows one is no part of it.
+    # Names hold no colon, so the part behind one does not belong to the environment.
     environment, _, part = rest.partition(":")
     what = _WHAT.get(kind)
     return Total(what, environment, part) if what and environment else None

@@ -1,11 +1,11 @@
-"""For those who train provers, and for their agents and tests.
+"""Tools for training provers, for their agents and for their tests.
 
 - ``rewards`` scores completions against the statements of their problems;
-- ``search`` is proof search over states, in the order of one of the ``strategies``;
-- ``trl_reward``, ``verifiers_taskset``, ``openenv_server`` and ``reward_server`` (HTTP) are those
-  rewards, and steps, as these trainers take them; ``feedback`` is what a model is told in between;
-- ``replay`` is a memory in Redis for learners, of the entries in ``replay_entry``
-  and as large as ``replay_bounds`` says; rewards and campaigns write to it by ``replay_writer``;
+- ``search`` searches for proofs over states, in the order of one of the ``strategies``;
+- ``trl_reward``, ``verifiers_taskset``, ``openenv_server`` and ``reward_server`` (HTTP) offer
+  rewards and steps in the form of these trainers; ``feedback`` tells a model what Lean said;
+- ``replay`` is a memory in Redis for learners. ``replay_entry`` defines its entries,
+  ``replay_bounds`` its size; rewards and campaigns write to it through ``replay_writer``;
 - ``mcp_server`` has tools for agents, behind ``leanq mcp``;
 - ``testing`` has clients without a fleet, and a queue as a fixture.
 """

@@ -1,4 +1,4 @@
-"""What Lean said about a candidate, as a model reads it in its next turn."""
+"""Tells a model in its next turn what Lean said about its candidate."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _MOST_MESSAGES = 8
 
 
 def feedback(reply: Reply, *, max_characters: int = 4000) -> str:
-    """The verdict, why it is not ``accepted``, the first errors with their places, and the goals
-    that are left.
+    """Returns the verdict, its reason, the first errors with their places, and the goals that are
+    left.
 
     >>> from leanq import Sorry
     >>> print(feedback(Reply("incomplete", sorries=(Sorry(2, 2, "p : Prop\\n⊢ p"),))))
@@ -21,7 +21,7 @@ def feedback(reply: Reply, *, max_characters: int = 4000) -> str:
     ⊢ p
 
     Args:
-        max_characters: where the text is cut.
+        max_characters: the length at which the text is cut.
     """
     text = "\n".join(_lines(reply))
     if len(text) <= max_characters:

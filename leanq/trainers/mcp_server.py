@@ -1,7 +1,7 @@
 """A server for the Model Context Protocol: agents check, step, verify and search.
 
-Tools return what ``leanq submit --json`` and its like print. Long messages and goals are cut, as
-they fill the context of a model.
+Tools return the JSON of ``leanq submit --json``, ``verify`` and ``step``. Long messages and goals
+are cut, since they fill a model's context.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ Code = Annotated[str, Field(description="Lean 4 text, with its imports.")]
 
 
 def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
-    """The server, whose tools ask ``lean``.
+    """Returns the server, whose tools ask ``lean``.
 
     Args:
-        options: of every request: see :class:`leanq.Check`.
+        options: of every request; see :class:`leanq.Check`.
     """
     server: MCPServer[Any] = MCPServer("leanq", version=__version__, instructions=INSTRUCTIONS)
     how: Check = options  # type: ignore[assignment]
 
     @server.tool()
     async def check(code: Code) -> dict[str, Any]:
-        """Lean's verdict on a text: messages, theorems, axioms, and each sorry's goal and state."""
+        """Check a text: its verdict, messages, theorems, axioms, and each sorry's goal and
+        state."""
         return _cut(check_reply_to_json(await _said(lambda: reply_of(lean.check(code, **how)))))
 
     @server.tool()
@@ -55,7 +56,7 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
         ],
         candidate: Annotated[str, Field(description="Lean 4 text that proves exactly that.")],
     ) -> dict[str, Any]:
-        """Whether a candidate proves a target's theorems, as they are stated there."""
+        """Verify that a candidate proves a target's theorems, as they are stated there."""
         return _cut(
             verify_reply_to_json(
                 await _said(lambda: reply_of(lean.verify(target, candidate, **how)))
@@ -67,8 +68,8 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
         state: Annotated[str, Field(description="The state of a sorry, or of a step before.")],
         tactic: Annotated[str, Field(description="A tactic, such as `intro h` or `simp`.")],
     ) -> dict[str, Any]:
-        """A tactic tried on a state: the next state with its goals, or `accepted` with none left.
-        A state stays, so any number of tactics can be tried on it."""
+        """Try a tactic on a state: the next state with its goals, or `accepted` with none left. A
+        state stays, so any number of tactics can be tried on it."""
         return _cut(
             step_reply_to_json(await _said(lambda: reply_of(lean.step(state, tactic, **how))))
         )
@@ -82,8 +83,8 @@ def make_server(lean: Prover, **options: Any) -> MCPServer[Any]:
         max_steps: Annotated[int, Field(ge=1, le=10_000)] = 500,
         max_s: Annotated[float, Field(gt=0, le=3600)] = 60.0,
     ) -> dict[str, Any]:
-        """A proof made of the given tactics, searched for best first, short goals before long ones;
-        without one, the shortest goals that are left, with their states."""
+        """Search for a proof made of the given tactics, best first, short goals before long ones.
+        Without a proof, returns the shortest goals that are left, with their states."""
 
         async def policy(nodes: Any) -> list[list[str]]:
             return [tactics for _ in nodes]
@@ -120,7 +121,7 @@ async def _said(ask: Callable[[], Awaitable[_T]]) -> _T:
     try:
         return await ask()
     except LeanQError as error:
-        # For the model to read, and to do better.
+        # The model reads the text, and can do better.
         raise ToolError(str(error)) from None
 
 

@@ -1,9 +1,9 @@
-"""An environment server for OpenEnv: a theorem is proved tactic by tactic, over a fleet.
+"""An OpenEnv server: an agent proves a theorem tactic by tactic over a fleet.
 
 ``reset`` opens a statement, ``step`` tries a tactic on a proof state, ``state`` says how far the
-episode is. An episode's reward is 1 once the whole proof, verified against the statement, is
-accepted. A step without a verdict of Lean's has the reward None, and the episode goes on; a fleet
-that cannot be reached is the server's error, and no reward.
+episode is. An episode's reward is 1 once the whole proof is verified against the statement. A step
+without a verdict of Lean's has the reward None, and the episode goes on. If the fleet cannot be
+reached, the server answers with an error and no reward.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from leanq.trainers.search import Prover, proof_texts, reply_of
 
 
 class TacticAction(Action):
-    """A tactic, tried on ``node``, or on the last state that was reached."""
+    """A tactic to try on ``node``, or on the last state that was reached."""
 
     tactic: str = Field(description="A tactic, such as `intro h` or `simp`.")
     node: int | None = Field(None, ge=0, description="The number of a state of this episode.")
 
 
 class GoalsObservation(Observation):
-    """What a tactic has led to.
+    """The outcome of a tactic.
 
-    ``verdict`` and ``feedback`` are those of the step (of the whole proof, once no goal is left);
-    ``node`` is the number of the state that the next tactic is tried on unless it says otherwise,
-    and ``goals`` are that state's.
+    ``verdict`` and ``feedback`` are those of the step, or of the whole proof once no goal is left.
+    ``node`` is the number of the state that the next tactic is tried on by default, and ``goals``
+    are that state's.
     """
 
     statement: str
@@ -59,13 +59,13 @@ class ProofState(State):
 
 
 class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
-    """One session's episodes.
+    """The episodes of one session.
 
     Args:
-        lean: the client, which sessions share.
-        problems: statements that ``reset(index=...)`` names: Lean text with one ``sorry`` each.
-        max_steps: after how many tactics an episode ends without a proof.
-        stall_s: after how many seconds without a reply the fleet counts as stalled.
+        lean: the client; sessions share it.
+        problems: statements for ``reset(index=...)``: Lean text with one ``sorry`` each.
+        max_steps: an episode without a proof ends after so many tactics.
+        stall_s: the fleet counts as stalled after so many seconds without a reply.
         options: of each request, such as ``timeout_s``, ``env`` and ``tenant``.
     """
 
@@ -90,11 +90,11 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
         self._done = True
 
     def reset(self, *_: Any, **__: Any) -> GoalsObservation:
-        """Only asynchronously: see :meth:`reset_async`."""
+        """Not supported; use :meth:`reset_async`."""
         raise NotImplementedError
 
     def step(self, *_: Any, **__: Any) -> GoalsObservation:
-        """Only asynchronously: see :meth:`step_async`."""
+        """Not supported; use :meth:`step_async`."""
         raise NotImplementedError
 
     async def reset_async(
@@ -106,11 +106,10 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
         index: int | None = None,
         **_: Any,
     ) -> GoalsObservation:
-        """Opens a statement: the one that is given, the problem at ``index``, or one drawn by
-        ``seed``.
+        """Opens the given statement, the problem at ``index``, or a problem drawn by ``seed``.
 
         Raises:
-            UsageError: there is no such problem, or Lean does not take the statement.
+            UsageError: there is no such problem, or Lean refuses the statement.
             StalledError, QueueError: the fleet does not answer.
         """
         text = statement if statement is not None else self._problem(index, seed)
@@ -137,11 +136,11 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
         """Tries a tactic.
 
         Args:
-            timeout_s: the fleet counts as stalled after so many seconds, if that is sooner.
+            timeout_s: a shorter limit than ``stall_s``, in seconds.
 
         Raises:
             UsageError: the episode has ended, or has no such state.
-            StalledError, QueueError: the fleet does not answer; the step may be tried again.
+            StalledError, QueueError: the fleet does not answer; try the step again.
         """
         if self._done or self._state.statement is None:
             raise UsageError("the episode has ended, or none has begun: reset first")
@@ -156,7 +155,7 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
                 timeout_s,
             )
         except (InvalidRequestError, TooLargeError) as error:
-            # No tactic that Lean could read, which is the model's doing.
+            # Lean could not read it; that is the model's fault.
             reply = Reply("rejected", reason="lean_error")
             return self._ended(reply.verdict or "", str(error), 0.0)
         if reply.verdict == "accepted":
@@ -175,11 +174,11 @@ class LeanEnvironment(Environment[TacticAction, GoalsObservation, ProofState]):
 
     @property
     def state(self) -> ProofState:
-        """The episode's."""
+        """The episode's state."""
         return self._state
 
     async def _verified(self, node: int, last: str, timeout_s: float | None) -> GoalsObservation:
-        """A step's word is about its own goal; the proof counts once the judge takes all of it."""
+        """Verifies the whole proof, since a step's word is only about its own goal."""
         statement = self._state.statement or ""
         reply = Reply("rejected")
         for code in proof_texts(statement, (*self._state.tactics[node], last)):
@@ -241,7 +240,8 @@ def make_app(
     stall_s: float = 900.0,
     **options: Unpack[Check],
 ) -> FastAPI:
-    """The server's application, for any ASGI server; arguments as for :class:`LeanEnvironment`.
+    """Returns the server's application, for any ASGI server; arguments as for
+    :class:`LeanEnvironment`.
 
     Args:
         sessions: how many episodes are open at once.

@@ -1,12 +1,11 @@
-"""A replay memory: what workers settled, kept in Redis for learners that did not ask for it.
+"""A replay memory in Redis: replies that learners read which did not ask for them.
 
-Any number of processes write and any number read, without a lock: every change is one script on
-one hash slot. Entries are numbered in the order of writing. A learner reads them as a list, from an
-offset that it keeps itself; as a subscription, from now on; or as samples of any size, without
-walking what the memory holds.
+Any number of processes read and write without a lock: each change is one script on one hash slot.
+Entries are numbered in the order of writing. A learner reads a list from an offset that it keeps,
+subscribes to new entries, or draws samples. Sampling does not walk through the memory.
 
-A memory gives way to requests: where the server's memory is nearly full, entries are dropped,
-and counted, and older ones leave to make room.
+A memory gives way to requests. If the server's memory is nearly full, new entries are dropped and
+counted, and older ones leave.
 """
 
 from __future__ import annotations
@@ -64,20 +63,20 @@ _T = TypeVar("_T")
 # A weight and an entry's bytes.
 _Row = tuple[float, bytes]
 
-# A call holds the server up no longer than some milliseconds.
+# A call blocks the server for a few milliseconds at most.
 _WRITTEN_AT_ONCE = 256
 _READ_AT_ONCE = 128
 _DRAWN_AT_ONCE = 256
 _BYTES_AT_ONCE, _BYTES_READ_AT_ONCE = 1 << 20, 4 << 20
-# How long a write whose answer was lost may be repeated.
+# For so long a write whose answer was lost may be repeated.
 _WRITER_MS = 600_000
-# A wait ends that often to see whether the memory was made anew.
+# A wait ends so often, to see whether the memory was made anew.
 _BLOCK_S = 5.0
 _BUFFERED, _BUFFERED_BYTES = 10_000, 64 << 20
 _WARN_AGAIN_S = 60.0
-# Of maxmemory; requests are refused at the whole.
+# The share of maxmemory above which entries are dropped; requests are refused at 1.
 _PRESSED = 0.9
-# How old an answer may be: so many seconds, and bytes written since.
+# How old an answer may be, in seconds and in bytes written since.
 _PRESSED_S, _PRESSED_BYTES = 1.0, 1 << 20
 _RANDOM_BYTES = 6
 # Draws by weight need up to 1.25 attempts on average, and three numbers for each.
@@ -100,24 +99,24 @@ class ReplayMemory:
     >>> asyncio.run(main())
     [('accepted', 'by simp')]
 
-    Every method that asks the server tries again for ``unavailable_timeout_s`` where it does not
-    answer, and then raises UnavailableError. No entry is written twice by that.
+    Methods that ask the server retry for ``unavailable_timeout_s``, and then raise
+    UnavailableError. That writes no entry twice.
 
     Args:
-        name: the memory's, such as a tenant's or a campaign's: up to 64 letters, digits and
+        name: the memory's name, such as a tenant's or a campaign's: up to 64 letters, digits and
             ``. _ @ + -``.
-        url: the Redis, or :class:`Settings`; ``LEANQ_URL`` unless given, else the queue of the
-            ``leanq up`` that runs.
-        bounds: how much the memory keeps, where this is the first to use it. One that is there
-            already must have the same, where any are given.
+        url: the Redis, or :class:`Settings`; unless given, ``LEANQ_URL`` or the queue of ``leanq
+            up``.
+        bounds: how much the memory keeps, if this is the first to use it. An existing memory must
+            have the same bounds, if any are given.
         unavailable_timeout_s: how long the server may be out of reach, in seconds.
 
     Attributes:
         dropped: how many entries of this process were not written: the server was short of memory,
-            or out of reach for too long, or refused them.
+            out of reach for too long, or refused them.
 
     Raises:
-        UsageError: a malformed argument, or no queue to be found.
+        UsageError: a malformed argument, or no queue is found.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class ReplayMemory:
         self.dropped = 0
         self._bounds = bounds
         self._timeout_s = arguments.number("unavailable_timeout_s", unavailable_timeout_s)
-        # All of a memory lies in one shard, whichever process asks.
+        # The name alone decides on the shard, so all processes find it.
         shard = int.from_bytes(hashlib.blake2b(self.name.encode()).digest()[:4]) % url.shards
         self._tag = Keys(url.prefix, shard, url.shards).tag
         address = Address(url.url)
@@ -150,7 +149,7 @@ class ReplayMemory:
         self._pressed, self._pressed_until_s, self._unasked_bytes = False, 0.0, 0
         self._buffer: deque[_Row] = deque()
         self._buffered_bytes = 0
-        # Of `dropped`, those that the memory's own counter lacks.
+        # The part of `dropped` that the memory's own counter lacks.
         self._untold, self._warn_at_s = 0, 0.0
         self._closing = False
         self._flushing: asyncio.Task[None] | None = None
@@ -167,10 +166,10 @@ class ReplayMemory:
         await self.close()
 
     async def open(self) -> ReplayBounds:
-        """Makes the memory unless there is one; its bounds.
+        """Makes the memory if it is missing, and returns its bounds.
 
         Raises:
-            UsageError: there is one with other bounds than were asked for.
+            UsageError: it exists with other bounds than those given.
         """
         if self._opened is None:
             asked = self._bounds or ReplayBounds()
@@ -206,9 +205,9 @@ class ReplayMemory:
             await self._disconnect()
 
     def add(self, entry: ReplayEntry) -> None:
-        """Writes an entry in the background, in batches; for rollout workers, who must not wait.
+        """Writes an entry in the background, in batches, for rollout workers that must not wait.
 
-        What the server does not take is counted in ``dropped``.
+        Entries that the server does not take are counted in ``dropped``.
 
         Raises:
             InvalidRequestError: a field of another type.
@@ -230,7 +229,7 @@ class ReplayMemory:
             self._unbuffer(len(rows))
             try:
                 await self.open()
-                # First, as these rows are dropped where it fails.
+                # First: if it fails, these rows are dropped too.
                 if told := self._untold:
                     await self._run("replay_refuse", refused=told, evict=0)
                     self._untold -= told
@@ -247,8 +246,8 @@ class ReplayMemory:
             self._buffered_bytes -= len(self._buffer.popleft()[1])
 
     def drop_unsent(self, count: int, why: str) -> None:
-        """Counts entries that did not reach the server, which is told with the next that do, and
-        warns of it once a minute."""
+        """Counts entries that did not reach the server, and warns once a minute. The next write
+        tells the server."""
         self.dropped += count
         self._untold += count
         if count and time.monotonic() >= self._warn_at_s:
@@ -259,10 +258,10 @@ class ReplayMemory:
             )  # fmt: skip
 
     async def write(self, entries: Iterable[ReplayEntry]) -> int:
-        """Writes entries in their order; how many were written.
+        """Writes entries in their order; returns how many were written.
 
-        Fewer than were given where the server is short of memory: the others are dropped, since
-        requests go first.
+        If the server is short of memory, it writes fewer and drops the others, since requests go
+        first.
 
         Raises:
             InvalidRequestError: a field of another type; nothing was written.
@@ -295,7 +294,7 @@ class ReplayMemory:
             )
             try:
                 while await call() is None:
-                    # It was dropped meanwhile.
+                    # The memory was dropped meanwhile.
                     self._opened = None
                     await self.open()
             except QueueFullError:
@@ -309,16 +308,15 @@ class ReplayMemory:
         return 0
 
     async def read(self, offset: int = 0, *, limit: int = 1000, wait_s: float = 0.0) -> ReplayBatch:
-        """The entries behind ``offset`` in the order of writing, up to ``limit``.
+        """Returns the entries behind ``offset`` in the order of writing, up to ``limit``.
 
-        The learner keeps ``batch.offset`` with its own state, and passes it on: after a crash it
-        then reads on where that state ends. Entries that had left by then are counted in
-        ``missed``.
+        A learner saves ``batch.offset`` with its state, and reads on from there after a crash.
+        ``missed`` counts the entries that left before.
 
         Args:
-            offset: of an earlier batch; 0 is the oldest entry.
+            offset: that of an earlier batch; 0 is before the oldest entry.
             limit: the most entries.
-            wait_s: how long to wait where there are none yet, in seconds.
+            wait_s: how many seconds to wait if there are none yet.
         """
         offset, limit = _checked("offset", offset, 0), _checked("limit", limit, 1)
         until_s = time.monotonic() + arguments.number("wait_s", wait_s)
@@ -334,8 +332,8 @@ class ReplayMemory:
         return read_batch(rows, rows[-1][0], rows[0][0] - after - 1)
 
     async def _position(self, offset: int) -> tuple[int, int]:
-        """The offset, or the next one that the memory knows; and how many entries to read in one
-        call, by their mean size."""
+        """Returns the offset, or the next one that the memory knows, and how many entries of the
+        mean size to read in one call."""
         about = ("HMGET", self._key("about"), "base", "last", "bytes", "evicted")
         ((base, last, *held),) = await self._persist(lambda: self._commands.ask(about))
         if base is None:
@@ -371,10 +369,11 @@ class ReplayMemory:
         return _numbered(rows)
 
     async def subscribe(self, *, limit: int = 1000) -> AsyncGenerator[ReplayBatch, None]:
-        """Batches of what is written from now on, without end; nothing is kept for a subscriber.
+        """Yields batches of the entries written from now on, without end. Redis keeps nothing for a
+        subscriber.
 
-        One that falls behind gets the latest ``limit`` entries, and those that it passed over are
-        counted in ``missed``.
+        A subscriber that falls behind gets the latest ``limit`` entries; ``missed`` counts the
+        others.
         """
         limit = _checked("limit", limit, 1)
         offset = (await self.stats()).last
@@ -390,15 +389,15 @@ class ReplayMemory:
     async def sample(
         self, n: int, *, weighted: bool = False, rng: random.Random | None = None
     ) -> ReplayBatch:
-        """``n`` entries drawn independently, with replacement: uniformly, or by their weights.
+        """Draws ``n`` entries independently, with replacement, uniformly or by their weights.
 
-        Of the latest entries, or of a reservoir's. Empty where the memory is, or where no entry
-        has a weight. None of the others is looked at.
+        It draws from the latest entries, or from the reservoir. The batch is empty if the memory
+        is, or if no entry has a weight.
 
         Args:
             n: how many.
             weighted: whether an entry of twice the weight is drawn twice as often.
-            rng: where the randomness comes from; for tests.
+            rng: a source of randomness, for tests.
 
         Raises:
             UsageError: the memory keeps no weights.
@@ -423,13 +422,13 @@ class ReplayMemory:
                 randoms=source.randbytes(_RANDOM_BYTES * numbers),
             )
             found = found or []
-            # All attempts of a call may fail, by an unlucky chance, though there are entries.
+            # By chance, all attempts of a call can fail although there are entries.
             empty = 0 if found else empty + 1
             rows += zip(map(int, found[::2]), found[1::2], strict=True)
         return read_batch(rows)
 
     async def stats(self) -> ReplayStats:
-        """What the memory holds and has let go."""
+        """Returns the memory's statistics."""
         await self.open()
         about, entries, slots = await self._persist(
             lambda: self._commands.ask(
@@ -451,25 +450,25 @@ class ReplayMemory:
         )
 
     async def drop(self) -> None:
-        """Removes the memory with all that it holds. Who writes to it later makes a new one."""
+        """Removes the memory and all its entries. A later writer makes a new one."""
         await self._run("replay_drop")
         self._opened = None
 
     async def publish(
         self, fields: Mapping[str, Any], *, expected: int | None = None
     ) -> int | None:
-        """Puts a value beside the memory, in the place of the one before; its version.
+        """Replaces the value beside the memory.
 
         Args:
-            fields: texts, numbers, booleans, None, and lists and maps of them, by name; up to
-                64 KiB, such as a policy's name and its sampling temperature.
-            expected: the version of the value that it may replace; 0 where there must be none.
+            fields: texts, numbers, booleans, None, and lists and maps of them, by name; up to 64
+                KiB, such as a policy's name and its sampling temperature.
+            expected: the version of the value to replace; 0 if there must be none.
 
         Returns:
-            The version; None where another value than the expected one is there by now.
+            The new version; None if another value than the expected one is there.
 
         Raises:
-            InvalidRequestError: something that cannot be published.
+            InvalidRequestError: a field cannot be published.
             TooLargeError: more than 64 KiB.
         """
         if expected is not None:
@@ -482,7 +481,7 @@ class ReplayMemory:
         return None if version is None else int(version)
 
     async def published(self) -> ReplayValue | None:
-        """The value that was published last, if any was.
+        """Returns the last published value; None if there is none.
 
         Raises:
             WireError: it cannot be read.
@@ -492,8 +491,8 @@ class ReplayMemory:
         return unpack_value(*_numbered(rows)[-1]) if rows else None
 
     async def watch(self, after: int = 0) -> AsyncGenerator[ReplayValue, None]:
-        """The value, where its version is above ``after``, and then each that is published, without
-        end. One that was soon replaced may be left out. A value that cannot be read is logged.
+        """Yields the value, if its version is above ``after``, and then each new one, without end.
+        A value that is soon replaced may be left out; an unreadable one is logged.
 
         It holds a connection of its own until it is closed.
         """
@@ -534,7 +533,7 @@ class ReplayMemory:
         return script.named(await self._persist(partial(self._commands.run, text, self._tag, args)))
 
     async def _persist(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """What ``call`` answers, which may be made again, once the server can be reached."""
+        """Returns what ``call`` answers, and repeats it until the server can be reached."""
         until_s = time.monotonic() + self._timeout_s
         for pause_s in backoff_s(self._random):
             try:
@@ -555,10 +554,10 @@ class ReplayMemory:
 async def _wait(
     link: Link, key: str, after: int, count: int, wait_s: float
 ) -> list[tuple[int, bytes]]:
-    """What comes behind a number in a stream within so many seconds, if anything does."""
+    """Returns the entries that come behind a number in a stream within so many seconds."""
     wait = ("BLOCK", max(1, int(wait_s * 1000)), "STREAMS", key, f"{after}-0")
     (found,) = await link.ask(("XREAD", "COUNT", count, *wait), block_s=wait_s)
-    # A map with one stream, or a list with a pair for it, by the protocol's version.
+    # By the protocol's version, a map with one stream or a list with a pair for it.
     (rows,) = found.values() if isinstance(found, dict) else [found[0][1] if found else []]
     return _numbered(rows)
 

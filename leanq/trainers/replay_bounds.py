@@ -1,4 +1,4 @@
-"""How much a replay memory keeps, and how much it holds."""
+"""The bounds of a replay memory, and its statistics."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ MOST_ENTRIES = 100_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReplayBounds:
-    """How much a memory keeps, and of what samples are drawn.
+    """How much a memory keeps, and which entries samples are drawn from.
 
     Attributes:
         entries: the most entries; the oldest leave first.
-        max_mb: the most that entries take, packed, in MiB.
-        reservoir: whether samples are drawn from all entries ever written, instead of the latest:
-            beside the list, as many again are kept, and each entry is among them with the same
-            probability.
-        weighted: whether samples can be drawn by the entries' weights, for some 150 bytes each.
+        max_mb: the most MiB that packed entries take.
+        reservoir: whether samples are drawn from all entries ever written, instead of the latest.
+            Then as many entries again are kept beside the list, and each entry is among them with
+            the same probability.
+        weighted: whether samples can be drawn by the entries' weights; takes some 150 bytes for
+            each entry.
     """
 
     entries: int = 100_000
@@ -41,17 +42,17 @@ class ReplayBounds:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStats:
-    """What a memory holds and has let go.
+    """Statistics of a memory.
 
     Attributes:
-        entries: how many can be read as a list.
+        entries: how many entries the list has.
         size_bytes: their packed size.
-        sampled: from how many samples are drawn.
-        first, last: the numbers of the oldest and the latest entry; ``last`` is one less than
-            ``first`` where there is none.
+        sampled: how many entries samples are drawn from.
+        first, last: the numbers of the oldest and the latest entry; in an empty list ``last`` is
+            one less than ``first``.
         written: how many were ever written.
         evicted: how many have left the list.
-        dropped: how many were not written, or had to leave, since the server was short of memory.
+        dropped: how many were not written, or had to leave, because the server was short of memory.
     """
 
     entries: int

@@ -1,4 +1,4 @@
-"""What a replay memory holds: entries as msgpack, and batches of them as a learner reads them."""
+"""The entries of a replay memory, as msgpack, and the batches that a learner reads."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InvalidR
 
 
 class ReplayEntry(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="v", tag=VERSION):
-    """One attempt at a proof, as a learner gets it.
+    """One attempt at a proof.
 
     Attributes:
-        verdict: Lean's or the judge's, or an outcome of the infrastructure's.
-        text: what was tried: Lean text, a tactic, a model's answer.
+        verdict: that of Lean, of the judge, or of the infrastructure.
+        text: the attempt: Lean text, a tactic, a model's answer.
         reason: why the verdict is not ``accepted``.
-        goals: the goals that were left, as Lean prints them.
-        rewards: by name; all finite.
-        tags: the caller's, such as the problem and the policy's version.
-        weight: for weighted samples: 0, which is never drawn, or from 1e-9 to 1e9.
+        goals: the goals that are left, as Lean prints them.
+        rewards: rewards by name; all finite.
+        tags: the caller's tags, such as the problem and the policy's version.
+        weight: for weighted samples: from 1e-9 to 1e9, or 0 for never.
     """
 
     verdict: Verdict
@@ -57,7 +57,7 @@ class ReplayEntry(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="v"
         tags: Mapping[str, str] | None = None,
         weight: float = 1.0,
     ) -> ReplayEntry:
-        """The entry for a reply to ``text``, with the goals that a check or a step has left.
+        """Returns the entry for a reply to ``text``, with the goals that are left.
 
         Raises:
             InvalidRequestError: the reply is an echo's, or an argument is out of range.
@@ -91,7 +91,7 @@ _values = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def pack_entry(entry: ReplayEntry) -> bytes:
-    """The entry's bytes, which any learner can read.
+    """Returns the entry's bytes, which any learner can read.
 
     Raises:
         TooLargeError: more than ``MAX_ENTRY_BYTES``.
@@ -110,10 +110,10 @@ def pack_entry(entry: ReplayEntry) -> bytes:
 
 
 def unpack_entry(data: bytes) -> ReplayEntry:
-    """The entry in ``data``, which may be hostile.
+    """Returns the entry in ``data``, which may be hostile.
 
     Raises:
-        WireError: not an entry, or one of a later version.
+        WireError: ``data`` is no entry, or one of a later version.
     """
     if len(data) > MAX_ENTRY_BYTES:
         raise WireError(f"an entry has at most {MAX_ENTRY_BYTES} bytes, got {len(data)}")
@@ -128,8 +128,8 @@ class ReplayValue:
     """The value beside a memory.
 
     Attributes:
-        version: goes up with each value that is published.
-        fields: what was published, by name.
+        version: grows with each published value.
+        fields: the published fields, by name.
     """
 
     version: int
@@ -137,11 +137,12 @@ class ReplayValue:
 
 
 def pack_value(fields: Mapping[str, Any]) -> bytes:
-    """The bytes of a value: texts, numbers, booleans, None, and lists and maps of them, by name.
+    """Returns the bytes of a value: texts, numbers, booleans, None, and lists and maps of them, by
+    name.
 
     Raises:
         TooLargeError: more than ``MAX_VALUE_BYTES``.
-        InvalidRequestError: something else, or no mapping from texts.
+        InvalidRequestError: it holds other types, or its keys are not texts.
     """
     try:
         data = _encode(dict(fields))
@@ -156,10 +157,10 @@ def pack_value(fields: Mapping[str, Any]) -> bytes:
 
 
 def unpack_value(version: int, data: bytes) -> ReplayValue:
-    """The value in ``data``, which may be hostile.
+    """Returns the value in ``data``, which may be hostile.
 
     Raises:
-        WireError: not a value.
+        WireError: ``data`` is no value.
     """
     try:
         return ReplayValue(version, _values.decode(data))
@@ -172,11 +173,11 @@ class ReplayBatch:
     """Entries that were read or drawn together.
 
     Attributes:
-        entries: the entries, in the order of the list or of the draws.
-        numbers: the number of each; they go up by one in the order of writing.
-        offset: where to read on; 0 of a sample.
-        missed: entries that had left the memory before this learner came to them.
-        unreadable: entries left out, since this release cannot read them.
+        entries: in the order of the list, or of the draws.
+        numbers: the number of each entry; numbers grow by one in the order of writing.
+        offset: where to read on; 0 for a sample.
+        missed: how many entries left the memory before this learner read them.
+        unreadable: how many entries were left out, since this release cannot read them.
     """
 
     entries: Sequence[ReplayEntry] = ()
@@ -192,9 +193,9 @@ class ReplayBatch:
         return iter(self.entries)
 
     def to_arrow(self) -> Any:
-        """The batch as a ``pyarrow.RecordBatch``: ``number`` (int64), ``verdict``, ``reason``,
-        ``text`` (string), ``goals`` (list of string), ``rewards`` (map to double), ``tags`` (map to
-        string), ``weight`` (double). The columns are the same for every batch.
+        """Returns the batch as a ``pyarrow.RecordBatch``: ``number`` (int64), ``verdict``,
+        ``reason``, ``text`` (string), ``goals`` (list of string), ``rewards`` (map to double),
+        ``tags`` (map to string), ``weight`` (double). Every batch has the same columns.
 
         Raises:
             UsageError: pyarrow is not installed (``leanq[data]``).
@@ -225,7 +226,7 @@ class ReplayBatch:
 
 
 def read_batch(rows: Sequence[tuple[int, bytes]], offset: int = 0, missed: int = 0) -> ReplayBatch:
-    """The batch of rows of a number and an entry's bytes; those that are none are counted."""
+    """Returns the batch of rows, each a number and an entry's bytes; counts the unreadable ones."""
     entries, numbers = [], []
     for number, data in rows:
         try:

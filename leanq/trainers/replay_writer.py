@@ -1,5 +1,5 @@
-"""Writes what was settled into a replay memory, for rewards and campaigns, which must not fail or
-wait for the memory's sake."""
+"""Writes replies into a replay memory for rewards and campaigns, which must neither fail nor wait
+for it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from leanq.trainers.replay import ReplayMemory
 from leanq.trainers.replay_bounds import ReplayBounds
 from leanq.trainers.replay_entry import ReplayEntry
 
-# What is settled meanwhile is kept in this process; more is dropped.
+# The process keeps replies for so long while the server is away, and then drops them.
 _TIMEOUT_S = 10.0
 
 
 class ReplayWriter:
     """Writes into a replay memory in the background, from any thread and event loop.
 
-    What cannot be written is counted, and logged once a minute; nothing is raised for it. In a
-    forked child it works on with a connection of its own.
+    Entries that cannot be written are counted, and logged once a minute; no error is raised. In a
+    forked child the writer goes on with a connection of its own.
 
     Args:
         name: the memory's.
         url: the Redis, as for :class:`leanq.ReplayMemory`.
-        bounds: how much the memory keeps, where this is the first to use it.
-        tags: of every entry, such as the policy's version.
+        bounds: how much the memory keeps, if this writer is the first to use it.
+        tags: tags of every entry, such as the policy's version.
 
     Raises:
-        UsageError: a malformed argument, or no queue to be found.
+        UsageError: a malformed argument, or no queue is found.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class ReplayWriter:
         earned: float | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Writes the entry of a reply in the background; an echo, which has no verdict, is none.
+        """Writes a reply's entry in the background, unless the reply is an echo's.
 
         Args:
-            reply: what became of it.
-            text: what was tried.
-            earned: the reward, under the name ``lean``; none unless given, as a verdict alone does
-                not tell what was to be proved.
-            tags: of this entry, beside the writer's.
+            reply: the reply.
+            text: the text that was tried.
+            earned: the reward, under the name ``lean``; none unless given, since a verdict alone
+                does not tell what had to be proved.
+            tags: tags of this entry, beside the writer's.
         """
         if reply.verdict is None:
             return
@@ -86,7 +86,7 @@ class ReplayWriter:
         thread.call(partial(_add, memory, entry))
 
     def close(self) -> None:
-        """Writes what was added, as far as the server takes it; what is added later begins anew."""
+        """Writes what was added, as far as the server takes it; the writer can be used again."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread and thread.is_here:
@@ -98,17 +98,17 @@ class ReplayWriter:
             if self._thread is None or not self._thread.is_here:
                 self._dropped_before += self._memory.dropped
                 self._thread, self._memory = LoopThread("leanq-replay"), self._new()
-                # A trainer that ends may never have heard of this object.
+                # A trainer that ends may not know of this object.
                 atexit.register(self.close)
             return self._thread, self._memory
 
 
 def writer_for(memory: str | ReplayWriter, client: Any) -> ReplayWriter:
-    """The writer for ``memory``: itself, or one for the memory of that name in the Redis of
-    ``client``.
+    """Returns ``memory`` if it is a writer; otherwise a writer for the memory of that name in the
+    Redis of ``client``.
 
     Raises:
-        UsageError: the client speaks to a gateway, or the name is none.
+        UsageError: the client speaks to a gateway, or the name is malformed.
     """
     if isinstance(memory, ReplayWriter):
         return memory
@@ -126,7 +126,7 @@ def _add(memory: ReplayMemory, entry: partial[ReplayEntry]) -> None:
 
 
 def earned_by(reply: Reply) -> float | None:
-    """The reward of a verification; None where Lean has said nothing."""
+    """Returns the reward of a verification; None without a verdict of Lean's."""
     try:
         return reward(reply.verdict)
     except NoRewardError:

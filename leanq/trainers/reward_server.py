@@ -1,16 +1,16 @@
-"""Rewards over HTTP, for trainers that ask for them so.
+"""Rewards over HTTP.
 
-- ``POST /get_reward`` is the remote reward model of OpenRLHF: ``query`` (prompt and answer),
-  ``prompts`` and ``labels`` (the statements), each a list; the reply has ``rewards``, ``scores``
-  and ``extra_logs``.
-- ``POST /verify`` and ``POST /seed_session`` are those of a resources server of NeMo Gym: the
+- ``POST /get_reward`` is OpenRLHF's remote reward model: ``query`` (prompt and answer), ``prompts``
+  and ``labels`` (the statements), each a list. The reply has ``rewards``, ``scores`` and
+  ``extra_logs``.
+- ``POST /verify`` and ``POST /seed_session`` are those of NeMo Gym's resources server. The
   statement stands in the row's ``verifier_metadata`` or beside it, the answer in ``response``. A
-  candidate without a verdict of Lean's is ``mask_sample``, which NeMo Gym leaves out.
+  candidate without a verdict of Lean's gets ``mask_sample``, and NeMo Gym leaves it out.
 
-Both shapes are those that the two projects document. A fleet that does not answer is status 503
-with the error's name, never a reward.
+Both shapes follow the projects' documentation. If the fleet does not answer, the status is 503 with
+the error's name, never a reward.
 
-A client that reaches the port spends the fleet's time: it is for the trainer's own network.
+Any client that reaches the port spends the fleet's time: keep it on the trainer's own network.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SHOWN = 500
 
 
 def make_app(score: LeanReward) -> Starlette:
-    """The application, for any ASGI server, whose rewards are those of ``score``."""
+    """Returns the application, for any ASGI server, with the rewards of ``score``."""
 
     def route(path: str, answer: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]) -> Route:
         async def endpoint(request: Request) -> Response:
             try:
-                # Escaped, as half of a surrogate pair in a row cannot be sent otherwise.
+                # Escaped, since UTF-8 has no bytes for half of a surrogate pair.
                 told = json.dumps(await answer(await _body(request)))
                 return Response(told, media_type="application/json")
             except (UsageError, NoRewardError, QueueError) as error:
@@ -122,8 +122,8 @@ def _texts(body: Mapping[str, Any], name: str) -> Sequence[str]:
 
 
 def _answer(query: str, prompt: str) -> str:
-    """What the model wrote: the query behind its prompt, before which tokenizers may have put the
-    mark of a beginning."""
+    """Returns the answer: the query behind its prompt. Tokenizers may have put a mark of the
+    beginning before it."""
     before, found, answer = query.partition(prompt) if prompt else ("", "", "")
     if not found or len(before) > _SHOWN:
         raise UsageError("a query must hold its prompt, and the answer behind that")
@@ -131,8 +131,8 @@ def _answer(query: str, prompt: str) -> str:
 
 
 def _last_text(response: Any) -> str:
-    """The text of a response's last message of the assistant's; empty where it has none, which
-    proves nothing."""
+    """Returns the text of the assistant's last message; empty if there is none, which proves
+    nothing."""
     output = response.get("output") if isinstance(response, Mapping) else None
     if not isinstance(output, list):
         raise UsageError("expected 'response' with its 'output', a list of items")

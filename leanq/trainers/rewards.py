@@ -1,8 +1,8 @@
-"""Rewards for trainers: candidates verified against the statements of their problems.
+"""Rewards for trainers: verifies candidates against the statements of their problems.
 
-A reward is 1 where ``verify`` accepts a candidate and 0 where Lean or the judge refuses it, so a
-rewritten theorem earns nothing. What says nothing about the proof (a timeout, a crashed worker)
-has no reward: None. A fleet that does not answer is an exception, never a 0.
+A reward is 1 if ``verify`` accepts a candidate, and 0 if Lean or the judge refuses it. A rewritten
+theorem earns nothing. A timeout or a crash says nothing about the proof, and its reward is None. A
+fleet that does not answer raises an exception; it never gives 0.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from leanq.trainers.replay_writer import ReplayWriter, writer_for
 from leanq.trainers.search import Prover, reply_of
 
 Completion = str | Sequence[Mapping[str, Any]]
-"""What a model wrote: a text, or a conversation whose last message it is."""
+"""A model's answer: a text, or a conversation that ends with it."""
 
 Partial = Callable[[Reply, str], float]
-"""What a candidate that is not accepted has earned all the same, from 0 to below 1: of its reply
-and its text. It is asked only about verdicts of Lean's and the judge's."""
+"""Returns the partial credit of a candidate that is not accepted, from 0 to below 1, by its reply
+and its text. It is called only for verdicts of Lean's and the judge's."""
 
 _OF_TARGET = frozenset({"target_lacks", "target_unread"})
 
@@ -47,12 +47,12 @@ log = logging.getLogger("leanq.rewards")
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one completion has earned.
+    """The reward of one completion.
 
     Attributes:
-        reward: from 0 to 1; None where nothing was said about the proof.
-        candidate: the Lean text that was verified.
-        reply: the verification's; None where the text could not even be sent.
+        reward: from 0 to 1; None if nothing was said about the proof.
+        candidate: the verified Lean text.
+        reply: the verification's; None if the text could not be sent.
     """
 
     reward: float | None
@@ -61,7 +61,7 @@ class Score:
 
 
 class LeanReward:
-    """Scores completions, any number at once; an asynchronous reward function of TRL's form.
+    """Scores any number of completions at once; an asynchronous reward function in TRL's form.
 
     >>> statement = "theorem and_swap (p q : Prop) (h : And p q) : And q p := sorry"
     >>> answer = statement.replace("sorry", "And.intro h.right h.left")
@@ -72,24 +72,22 @@ class LeanReward:
     >>> score.close()
 
     Args:
-        lean: the client; one for ``LEANQ_URL`` or ``leanq up`` unless given, made when it is
-            first needed and anew after a fork.
-        column: the column of the data set with the statements: Lean text whose proofs are
-            ``sorry``.
-        extract: makes the candidate of a statement and what the model wrote; :func:`lean_text`
-            unless given, and :func:`proof_text` for models that write the proof alone.
-        partial: partial credit, if any is wanted.
-        stall_s: after how many seconds without any reply StalledError is raised.
+        lean: the client; unless given, one for ``LEANQ_URL`` or ``leanq up``, made at its first use
+            and again after a fork.
+        column: the data set's column with the statements: Lean text with ``sorry`` for proofs.
+        extract: makes a candidate from the statement and the model's answer; :func:`lean_text`
+            unless given. Use :func:`proof_text` for models that write the proof alone.
+        partial: gives partial credit; none unless given.
+        stall_s: StalledError is raised after so many seconds without a reply.
         outstanding: how many candidates are with the fleet at once.
-        memory: the replay memory into which goes what was settled: candidates with their verdicts,
-            rewards and tags; a name, for one in the client's Redis, or a
-            :class:`leanq.ReplayWriter`, which can have bounds and tags. Trouble with it is logged
-            and counted there, and changes no reward.
-        tag_columns: columns of the data set whose values become tags of these entries.
+        memory: a replay memory for candidates with their verdicts, rewards and tags: a name in the
+            client's Redis, or a :class:`leanq.ReplayWriter` with its own bounds and tags. Trouble
+            with it is logged and counted, and changes no reward.
+        tag_columns: columns of the data set that become tags of these entries.
         options: of each request, such as ``timeout_s``, ``env`` and ``tenant``.
     """
 
-    # TRL names what it logs by it.
+    # TRL names the reward by it in its log.
     __name__ = "lean"
 
     def __init__(
@@ -123,11 +121,12 @@ class LeanReward:
     async def __call__(
         self, completions: Sequence[Completion], **columns: Any
     ) -> list[float | None]:
-        """The rewards, in the order of the completions.
+        """Returns the rewards, in the order of the completions.
 
         Args:
-            completions: what the model wrote.
-            columns: the data set's, each as long as the completions; one is that of statements.
+            completions: the model's answers.
+            columns: the data set's columns, each as long as the completions; one holds the
+                statements.
         """
         scores = await self.scores(self._statements(columns), completions, self.tags_of(columns))
         return [score.reward for score in scores]
@@ -138,15 +137,15 @@ class LeanReward:
         completions: Sequence[Completion],
         tags: Sequence[Mapping[str, str]] | None = None,
     ) -> list[Score]:
-        """What each completion has earned for its statement.
+        """Returns the score of each completion for its statement.
 
         Args:
             statements: one for each completion.
-            completions: what the model wrote.
+            completions: the model's answers.
             tags: of each completion, for the replay memory.
 
         Raises:
-            UsageError: there are not as many statements as completions, or one is no text.
+            UsageError: statements and completions differ in number, or a statement is no text.
             StalledError: the fleet has not answered for ``stall_s`` seconds.
             QueueError: the queue cannot be reached.
         """
@@ -192,8 +191,9 @@ class LeanReward:
             await asyncio.gather(scores, *tasks, watch, return_exceptions=True)
 
     async def with_goals(self, reply: Reply, candidate: str) -> Reply:
-        """The reply of a verification with the goals of the candidate's sorries, which only a check
-        has; another reply than ``incomplete`` as it is. To be fed back, or for partial credit.
+        """Returns an ``incomplete`` reply of a verification with the goals of the candidate's
+        sorries, and any other reply as it is. Only a check tells the goals; use them for feedback
+        or partial credit.
 
         Raises:
             QueueError: the queue cannot be reached.
@@ -204,7 +204,7 @@ class LeanReward:
         return replace(reply, sorries=checked.sorries)
 
     def close(self) -> None:
-        """Ends the client and the replay memory's writer, if they are its own."""
+        """Closes the client and the replay memory's writer, if this object made them."""
         if self._own_memory and self._memory:
             self._memory.close()
         if self._own and isinstance(self._lean, LeanQClient):
@@ -221,10 +221,10 @@ class LeanReward:
         return statements
 
     def tags_of(self, columns: Mapping[str, Any]) -> list[dict[str, str]] | None:
-        """The tags of each completion, from the columns that were named for it; None without.
+        """Returns the tags of each completion from the tag columns; None without tag columns.
 
         Raises:
-            UsageError: there is no such column.
+            UsageError: a tag column is missing.
         """
         if missing := set(self._tag_columns) - columns.keys():
             raise UsageError(f"there is no column {min(missing)!r} for tags")
@@ -238,10 +238,11 @@ class LeanReward:
         try:
             reply = await reply_of(self._client().verify(statement, candidate, **self._options))
         except (InvalidRequestError, TooLargeError):
-            # No text that Lean could read, which is the model's doing.
+            # Lean could not read it; that is the model's fault.
             return Score(0.0, candidate)
         except RequestError as error:
-            # The problem's fault, or the environment's: one of thousands does not end a training.
+            # The fault lies in the problem or the environment: one of thousands must not end a
+            # training.
             log.warning("no reward for an answer to %.200r: %s", statement, error)
             return Score(None, candidate)
         if broken := [failure for failure in reply.failed if failure.rule in _OF_TARGET]:
@@ -275,9 +276,9 @@ class LeanReward:
 
 
 def lean_text(statement: str, completion: str) -> str:
-    """What a person would check of a model's answer: its last fenced block of Lean, or without any
-    the answer; behind the statement's imports and definitions where it has none, and in the place
-    of the ``sorry`` where it is a proof alone.
+    """Returns the Lean text of a model's answer: its last fenced block of Lean, or the whole
+    answer. A text without imports gets the statement's imports and definitions. A proof alone takes
+    the place of the ``sorry``.
 
     >>> lean_text("theorem t : p := sorry", "I think:\\n```lean\\ntheorem t : p := h\\n```\\nDone.")
     'theorem t : p := h\\n'
@@ -286,13 +287,13 @@ def lean_text(statement: str, completion: str) -> str:
 
 
 def proof_text(statement: str, completion: str) -> str:
-    """:func:`lean_text` for models that write the proof alone.
+    """Returns :func:`lean_text` for models that write the proof alone.
 
     >>> proof_text("theorem t (h : p) : p := sorry", "by assumption")
     'theorem t (h : p) : p := by assumption'
 
     Raises:
-        UsageError: the statement has another number of ``sorry``s than one.
+        UsageError: the statement does not have exactly one ``sorry``.
     """
     if (count := len(find_holes(statement))) != 1:
         raise UsageError(f"a proof stands in the place of one sorry, got {count}")
@@ -300,8 +301,8 @@ def proof_text(statement: str, completion: str) -> str:
 
 
 def by_place_of_error(most: float = 0.5) -> Partial:
-    """Partial credit by how far Lean has read before the first error: ``most`` times the share of
-    the lines before it. A text without errors that is not accepted gets none."""
+    """Gives partial credit by the place of the first error: ``most`` times the share of lines
+    before it. A text without errors gets none."""
 
     def credit(reply: Reply, candidate: str) -> float:
         lines = [message.line for message in reply.messages if message.severity == "error"]
@@ -313,8 +314,8 @@ def by_place_of_error(most: float = 0.5) -> Partial:
 
 
 def by_goals_left(most: float = 0.5) -> Partial:
-    """Partial credit for a text without errors in which a ``sorry`` is left: ``most`` over the
-    number of its goals and one. A text whose goals are not known gets none."""
+    """Gives partial credit for a text with ``sorry`` and without errors: ``most`` divided by the
+    number of its goals plus one. If the goals are unknown, it gives none."""
 
     def credit(reply: Reply, _: str) -> float:
         if reply.verdict != "incomplete" or not reply.sorries:
@@ -325,8 +326,8 @@ def by_goals_left(most: float = 0.5) -> Partial:
 
 
 def with_group_means(rewards: Sequence[float | None], groups: Sequence[Hashable]) -> list[float]:
-    """For trainers that know no missing reward: None becomes the mean of its group (0.0 if there is
-    none), an advantage of 0 that moves the policy neither way.
+    """Replaces None by the mean of its group (0.0 if there is none), for trainers that know no
+    missing reward. The advantage is then 0, which moves the policy neither way.
 
     >>> with_group_means([1.0, None, 0.0, None], ["a", "a", "a", "b"])
     [1.0, 0.5, 0.0, 0.0]

@@ -1,4 +1,5 @@
-"""Proof search over states: a policy proposes tactics, the fleet tries them, a strategy chooses."""
+"""Searches for proofs over states: a policy proposes tactics, the fleet tries them, a strategy
+chooses."""
 
 from __future__ import annotations
 
@@ -34,16 +35,16 @@ class Suggestion:
 
 
 Policy = Callable[[Sequence[SearchNode]], Awaitable[Sequence[Sequence[Suggestion | str]]]]
-"""Proposes tactics for each of several states at once; a text alone has the log probability 0."""
+"""Proposes tactics for each of several states; a plain text has the log probability 0."""
 
 Value = Callable[[Sequence[SearchNode]], Awaitable[Sequence[float]]]
-"""Says how promising each of several states is: more is better, and for Monte Carlo tree search
-within 0 and 1."""
+"""Says how promising each of several states is: more is better. Monte Carlo tree search needs
+values between 0 and 1."""
 
 
 class Prover(Protocol):
-    """What a search needs of a client: those of :class:`leanq.LeanQClient`,
-    :class:`leanq.AsyncLeanQClient` and :class:`leanq.Pool`."""
+    """The methods that a search needs of a client; :class:`leanq.LeanQClient`,
+    :class:`leanq.AsyncLeanQClient` and :class:`leanq.Pool` have them."""
 
     def check(self, code: str, **options: Unpack[Check]) -> Pending: ...
 
@@ -68,12 +69,12 @@ class SearchProgress:
     """How far a search is.
 
     Attributes:
-        steps: how many tactics were sent to the fleet.
-        expanded: how many states the policy has been asked about.
+        steps: how many tactics went to the fleet.
+        expanded: how many states the policy was asked about.
         states: how many states were found.
         elapsed_s: seconds of search, those before a resumption included.
-        unanswered: steps that ended with a verdict of leanq's own, such as ``timeout``, or that no
-            worker could read (``invalid``), by that word.
+        unanswered: steps without a verdict of Lean's, by leanq's verdict, such as ``timeout``;
+            ``invalid`` for tactics that no worker could read.
         refused: proofs that ``verify`` did not accept, by its verdict.
     """
 
@@ -90,11 +91,11 @@ class SearchResult:
     """How a search ended.
 
     Attributes:
-        ended: whether it has found a proof, and why not.
+        ended: why the search ended.
         tactics: the proof's, in order.
         code: the statement with the proof in its place, as it was verified.
-        reply: the verification's.
-        progress: what it took.
+        reply: the verification's reply.
+        progress: the progress at the end.
     """
 
     ended: Ended
@@ -118,8 +119,8 @@ class _Saved(Struct, frozen=True):
 class ProofSearch:
     """One search for one proof.
 
-    States are told apart by their ids, so that no state is expanded twice, whatever leads to it. A
-    proof that a step completes is verified against the statement before it counts.
+    States are told apart by their ids, so no state is expanded twice. A proof that a step completes
+    is verified against the statement before it counts.
 
     >>> async def policy(nodes):                       # a model would go here
     ...     return [["intro h", "exact h", "constructor"] for node in nodes]
@@ -131,19 +132,19 @@ class ProofSearch:
     ('proved', ('intro h', 'exact h'))
 
     Args:
-        statement: Lean text with one ``sorry``, the proof that is searched for.
+        statement: Lean text with one ``sorry``, in whose place the proof goes.
         policy: proposes tactics.
-        strategy: decides on the order; best first unless given.
-        value: says how promising new states are, if the policy's probabilities are not to.
+        strategy: chooses the order; best first unless given.
+        value: says how promising new states are; otherwise the policy's probabilities do.
         batch: how many states the policy is asked about at once.
-        batches: how many batches are under way at once: while the policy thinks about one, the
-            fleet is busy with another.
+        batches: how many batches are under way at once. While the policy thinks about one, the
+            fleet works on another.
         outstanding: how many steps are with the fleet at once.
         progress: called after each batch.
         options: of each step, such as ``timeout_s``, ``env`` and ``tenant``.
 
     Raises:
-        UsageError: the statement has another number of ``sorry``s.
+        UsageError: the statement does not have exactly one ``sorry``.
     """
 
     def __init__(
@@ -184,10 +185,10 @@ class ProofSearch:
 
     @classmethod
     def resume(cls, saved: bytes, policy: Policy, **how: Any) -> ProofSearch:
-        """The search that :meth:`save` has written; arguments as for a new one.
+        """Returns the search that :meth:`save` wrote; other arguments as for a new one.
 
         Raises:
-            DataError: these bytes are no search, or one of a later release.
+            DataError: the bytes are no search, or one of a later release.
         """
         try:
             read = msgspec.msgpack.decode(saved, type=_Saved)
@@ -207,8 +208,8 @@ class ProofSearch:
         return search
 
     def save(self) -> bytes:
-        """All that a later process needs to go on, while it runs or after it has ended. States
-        that were being expanded are expanded anew."""
+        """Returns all that another process needs to go on; call it at any time. States that are
+        being expanded will be expanded anew."""
         return msgspec.msgpack.encode(
             _Saved(
                 _VERSION,
@@ -240,21 +241,22 @@ class ProofSearch:
     ) -> SearchResult:
         """Searches until there is a proof, nothing is left, or the budget is spent.
 
-        It may be called again, with a larger budget, and goes on. Cancelling it withdraws the steps
-        that are with the fleet.
+        Call it again with a larger budget to go on. Cancelling it withdraws the steps that are with
+        the fleet.
 
         Args:
-            max_steps: the most tactics that are tried, over all runs.
+            max_steps: the most tactics to try, over all runs.
             max_s: the most seconds of this run.
 
         Raises:
             UsageError: Lean finds errors in the statement, or nothing to prove.
-            LeanQError: the fleet cannot be reached, or lacks the environment; what was found stays.
-            Exception: what the policy raises.
+            LeanQError: the fleet cannot be reached, or lacks the environment; the states found so
+                far stay.
+            Exception: the policy raised it.
         """
         self._since_s = time.monotonic()
         self._most_steps = max_steps
-        # Of the event loop that runs it this time.
+        # They belong to the event loop of this run.
         self._may_send, self._proved = asyncio.Semaphore(self._outstanding), asyncio.Event()
         try:
             async with asyncio.timeout(max_s) as budget:
@@ -296,7 +298,7 @@ class ProofSearch:
                     running.add(asyncio.create_task(self._expand(lean, numbers)))
                 if not running:
                     return "steps" if self._is_spent else "exhausted"
-                # The other steps of a batch are of no use once one has proved it.
+                # Once a step has proved it, the others of its batch are of no use.
                 done, _ = await asyncio.wait(
                     {*running, proved}, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -328,7 +330,7 @@ class ProofSearch:
                     for suggestion in _distinct(suggestions):
                         group.create_task(self._try(lean, number, suggestion, new))
         except BaseExceptionGroup as errors:
-            # The fleet's first word; the others are mostly the same.
+            # The first error; the others are mostly the same.
             raise errors.exceptions[0] from None
         made = [node for new in children for node in new]
         if self._value and made:
@@ -336,7 +338,7 @@ class ProofSearch:
                 node.value = float(value)
         for number, new in zip(numbers, children, strict=True):
             if not self._is_spent:
-                # Otherwise some of its tactics were not tried.
+                # At the end of a budget, some of its tactics were not tried.
                 self.nodes[number].status = "expanded"
             self._expanded += 1
             added = [self._add(node) for node in new if node.state not in self._known]
@@ -372,7 +374,7 @@ class ProofSearch:
             )
 
     async def _finish(self, lean: Prover, number: int, last: str) -> None:
-        """Verifies a proof; a step's word is about its own hole."""
+        """Verifies a proof, since a step's word is only about its own hole."""
         way = [self.nodes[each].tactic for each in ancestors(self.nodes, number)]
         tactics = (*filter(None, way), last)
         for code in proof_texts(self.statement, tactics):
@@ -401,8 +403,8 @@ def _distinct(suggestions: Sequence[Suggestion | str]) -> Iterator[Suggestion]:
 
 
 def proof_texts(statement: str, tactics: Sequence[str]) -> Iterator[str]:
-    """The statement with these tactics in the place of its sorry: as people write it, and, as a
-    text of several lines may not stand everywhere so, within braces."""
+    """Yields the statement with these tactics in place of its sorry: as people write it, and then
+    within braces, since a text of several lines may not stand everywhere."""
     (hole,) = find_holes(statement)
     before, behind = statement[: hole.offset], statement[hole.offset + len("sorry") :]
     texts = [read_tactic(tactic).text for tactic in tactics]
@@ -421,7 +423,7 @@ def proof_texts(statement: str, tactics: Sequence[str]) -> Iterator[str]:
 
 
 def _is_tree(nodes: Sequence[SearchNode]) -> bool:
-    """Whether each node but the first has a parent before it."""
+    """Returns whether each node but the first has a parent before it."""
     return all(
         (node.parent is None) == (number == 0)
         and (node.parent is None or 0 <= node.parent < number)
@@ -430,7 +432,7 @@ def _is_tree(nodes: Sequence[SearchNode]) -> bool:
 
 
 async def reply_of(pending: Pending) -> Reply:
-    """What any of the clients' methods ends with."""
+    """Returns the reply of any client's method."""
     if isinstance(pending, Future):
         return await asyncio.wrap_future(pending)
     return await pending

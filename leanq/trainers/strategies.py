@@ -1,7 +1,8 @@
-"""Which state of a proof search is expanded next: best first, beam, Monte Carlo tree search.
+"""Strategies that choose the next state of a proof search: best first, beam, Monte Carlo tree
+search.
 
-A strategy is told of every new state and of every end of an expansion, and hands out states to be
-expanded, several at a time. What it needs to go on after a restart stands in the tree's nodes.
+A search tells its strategy of every new state and of every expanded one. The strategy hands out
+states to expand, several at a time. The tree's nodes hold all that it needs after a restart.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 Status = Literal["open", "expanded", "dropped"]
-"""``dropped``: passed over for good."""
+"""``dropped``: never to be expanded."""
 
 
 class SearchNode(Struct):
@@ -24,12 +25,12 @@ class SearchNode(Struct):
     Attributes:
         state: its id.
         goals: its open goals, as Lean prints them.
-        tactic: what led here from the parent; None at the root.
+        tactic: the tactic that led here from the parent; None at the root.
         parent: the parent's number in the tree; None at the root.
         depth: how many tactics led here.
         logprob: the sum of the policy's log probabilities of these tactics.
-        value: what the caller's value function says of it, if there is one: more is better.
-        status: whether it is still to be expanded.
+        value: the caller's value function of it, if there is one: more is better.
+        status: whether it is to be expanded, or has been.
         visits: how many expansions there were at or below it.
         total: the sum of their values.
     """
@@ -47,29 +48,29 @@ class SearchNode(Struct):
 
     @property
     def score(self) -> float:
-        """More is better: its value, or without a value function its log probability."""
+        """The node's value, or without a value function its log probability: more is better."""
         return self.logprob if self.value is None else self.value
 
 
 class Strategy(Protocol):
-    """Decides on the order. One object serves one search."""
+    """Chooses the order of a search. One object serves one search."""
 
     def start(self, nodes: Sequence[SearchNode]) -> None:
-        """A search begins or goes on, with these nodes; the list grows with the search."""
+        """Starts or resumes a search with these nodes; the list grows with the search."""
 
     def added(self, number: int) -> None:
-        """There is a new node."""
+        """Takes in a new node."""
 
     def take(self, most: int) -> list[int]:
-        """The numbers of open nodes to be expanded now; none while it waits for an expansion, or
-        where nothing is left."""
+        """Returns the numbers of open nodes to expand now; none while it waits for an expansion, or
+        if nothing is left."""
 
     def expanded(self, number: int, children: Sequence[int]) -> None:
-        """A node that was taken has been expanded, into these new ones."""
+        """Takes in that a node was expanded into these new ones."""
 
 
 class BestFirst:
-    """The open node with the highest score first.
+    """Takes the open node with the highest score first.
 
     Args:
         length_penalty: the log probability of a path is divided by its length to this power; 0
@@ -102,7 +103,7 @@ class BestFirst:
 
 
 class Beam:
-    """Level by level, the ``width`` best nodes of each; all others are dropped."""
+    """Takes the ``width`` best nodes of each level, and drops all others."""
 
     def __init__(self, width: int = 16) -> None:
         self._width = width
@@ -139,13 +140,14 @@ class Beam:
 class MonteCarlo:
     """Monte Carlo tree search with the policy's probabilities as priors (PUCT).
 
-    From the root on, the child goes first with the highest mean value plus ``exploration`` times
-    its prior times the square root of its parent's visits over its own. A node that is being
-    expanded counts as visited without success, so that others are taken beside it. A node without
-    a value counts with the geometric mean of its tactics' probabilities.
+    From the root down, it takes the child with the highest sum of two terms. One is the mean value.
+    The other is ``exploration`` times the child's prior, times the square root of its parent's
+    visits over its own. A node that is being expanded counts as visited without success, so that
+    others are taken beside it. A node without a value counts with the geometric mean of its
+    tactics' probabilities.
 
     Args:
-        exploration: the weight of what is seldom visited.
+        exploration: the weight of rarely visited nodes.
     """
 
     def __init__(self, exploration: float = 1.5) -> None:
@@ -154,7 +156,7 @@ class MonteCarlo:
         self._children: defaultdict[int, list[int]] = defaultdict(list)
         self._priors: dict[int, float] = {}
         self._pending: defaultdict[int, int] = defaultdict(int)
-        # Nothing below them is open, or they are being expanded.
+        # Nodes that are being expanded, or have no open node below them.
         self._closed: set[int] = set()
 
     def start(self, nodes: Sequence[SearchNode]) -> None:
@@ -172,7 +174,7 @@ class MonteCarlo:
             self._close_if_done(number)
 
     def added(self, number: int) -> None:
-        # Its parent's expansion is told of it.
+        # `expanded` of its parent brings it.
         pass
 
     def take(self, most: int) -> list[int]:
@@ -239,7 +241,7 @@ class MonteCarlo:
 
 
 def ancestors(nodes: Sequence[SearchNode], number: int) -> list[int]:
-    """The way from the root to a node, both included."""
+    """Returns the way from the root to a node, both included."""
     path = [number]
     while (parent := nodes[path[-1]].parent) is not None:
         path.append(parent)

@@ -1,7 +1,7 @@
-"""For users' own tests: clients without a fleet that say what a test wants, and a real queue.
+"""For users' own tests: clients without a fleet that answer as a test wants, and a real queue.
 
-As a plugin of pytest (``pytest_plugins = ["leanq.trainers.testing"]`` in conftest.py) it brings
-these fixtures:
+As a pytest plugin (``pytest_plugins = ["leanq.trainers.testing"]`` in conftest.py) it brings these
+fixtures:
 
 - ``fake_lean``: a :class:`FakeLeanQClient`, new for each test;
 - ``lean_queue``: the settings of a queue with real Lean, for a whole session, on this machine;
@@ -56,7 +56,7 @@ _REASONS: dict[Verdict, Reason] = {
 }
 
 Answer = Reply | Verdict | LeanQError | Callable[[Request], "Reply | Verdict | LeanQError"]
-"""A reply, a verdict alone, an error that the client raises, or a function that gives one."""
+"""A reply, a verdict alone, an error that the client raises, or a function that returns one."""
 
 
 @dataclass
@@ -70,16 +70,16 @@ class _Rule:
 
 @dataclass
 class FakeFleet:
-    """What a fake client's fleet answers, and what it was asked.
+    """The answers of a fake client's fleet, and the requests that it got.
 
-    Without rules a text is ``accepted``, or ``incomplete`` where it has a ``sorry``, each of which
-    comes back with a goal and a state; a step or a verification without a ``sorry`` is
-    ``accepted``. A request id that is used again gets the same reply.
+    Without rules, a text is ``accepted``, or ``incomplete`` if it has a ``sorry``; each comes with
+    a goal and a state. A step, or a verification without a ``sorry``, is ``accepted``. A repeated
+    request id gets the same reply.
 
     Attributes:
-        environments: those that its workers offer.
-        requests: every request that came, in order.
-        cancelled: how many were withdrawn before their reply.
+        environments: the environments that its workers offer.
+        requests: all requests, in order.
+        cancelled: how many requests were withdrawn before their reply.
     """
 
     environments: tuple[str, ...] = (DEFAULT_ENVIRONMENT,)
@@ -98,14 +98,14 @@ class FakeFleet:
         delay_s: float = 0.0,
         times: int | None = None,
     ) -> None:
-        """Answers so from now on where ``text``, a regular expression, is found in the code, the
-        candidate, or the tactic. Of several rules that fit the last one holds.
+        """Adds a rule: gives ``answer`` if ``text``, a regular expression, is found in the code,
+        the candidate or the tactic. If several rules fit, the last one holds.
 
         Args:
-            answer: a verdict gets the reason that mostly goes with it.
-            op: the operation that it is for; all unless given.
+            answer: a verdict alone gets its most common reason.
+            op: the operation that the rule is for; all unless given.
             delay_s: how long the reply takes, in seconds.
-            times: how often it holds; without end unless given.
+            times: how often the rule holds; without end unless given.
         """
         left = float("inf") if times is None else times
         self._rules.append(_Rule(op, re.compile(text, re.DOTALL), answer, delay_s, left))
@@ -197,7 +197,7 @@ class FakeFleet:
 
 
 class _FakeRoute:
-    """The route of a fake client: a task for each request."""
+    """The route of a fake client: one task for each request."""
 
     def __init__(self, fleet: FakeFleet) -> None:
         self._fleet = fleet
@@ -240,8 +240,8 @@ class _FakeRoute:
 
 
 class FakeLeanQClient(LeanQClient):
-    """A :class:`leanq.LeanQClient` without a queue: it checks its arguments as that does, and its
-    replies are those of ``fleet``.
+    """A :class:`leanq.LeanQClient` without a queue. It checks its arguments as a real client does,
+    and its replies come from ``fleet``.
 
     >>> with FakeLeanQClient() as lean:
     ...     lean.fleet.on("nonsense", "rejected")
@@ -259,7 +259,7 @@ class FakeLeanQClient(LeanQClient):
 
 
 class FakeAsyncLeanQClient(AsyncLeanQClient):
-    """The same of :class:`leanq.AsyncLeanQClient`."""
+    """A fake :class:`leanq.AsyncLeanQClient`, as :class:`FakeLeanQClient`."""
 
     def __init__(self, fleet: FakeFleet | None = None, **how: Any) -> None:
         self.fleet = fleet or FakeFleet()
@@ -271,15 +271,15 @@ class FakeAsyncLeanQClient(AsyncLeanQClient):
 
 @pytest.fixture
 def fake_lean() -> Iterator[FakeLeanQClient]:
-    """A client without a fleet; ``fake_lean.fleet.on(...)`` says what it answers."""
+    """Yields a client without a fleet; ``fake_lean.fleet.on(...)`` sets its answers."""
     with FakeLeanQClient() as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def lean_queue() -> Iterator[Settings]:
-    """A queue with a worker and real Lean, embedded for the session; without these the tests that
-    ask for it are skipped, or fail where CI is set."""
+    """Yields a queue with a worker and real Lean, embedded for the session. Tests are skipped if it
+    cannot be had, and fail if CI is set."""
     from leanq.lean.environment import open_environment
     from leanq.lean.fork_server.server import ForkRules
     from leanq.lean.lean_driver import LeanDriver, machine_cache
@@ -318,6 +318,6 @@ def _at_work(worker: Worker) -> Iterator[None]:
 
 @pytest.fixture
 def lean(lean_queue: Settings) -> Iterator[LeanQClient]:
-    """A client of the session's queue."""
+    """Yields a client of the session's queue."""
     with LeanQClient(lean_queue) as client:
         yield client

@@ -1,7 +1,7 @@
 """A reward function for TRL's trainers (GRPOTrainer, RLOOTrainer and their like).
 
-:class:`leanq.LeanReward` is one by itself. This one also tells the trainer's log what became of the
-completions. It imports nothing of TRL, whose arguments it takes as they come.
+:class:`leanq.LeanReward` is one by itself. This one also writes verdicts to the trainer's log. It
+imports nothing of TRL.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ class TrlReward(LeanReward):
     """``GRPOTrainer(reward_funcs=TrlReward(), ...)``: arguments as for :class:`leanq.LeanReward`.
 
     A completion without a verdict of Lean's has the reward None, which TRL turns into nan and
-    leaves out of the group's mean. Logged are, of each batch, ``lean/accepted`` (the share),
-    ``lean/no_reward`` (the share that is left out) and a share for each other verdict, and for each
-    completion the columns ``lean_verdict`` and ``lean_reason``.
+    leaves out of the group's mean. For each batch it logs ``lean/accepted`` (the share),
+    ``lean/no_reward`` (the share left out) and a share for each other verdict. For each completion
+    it logs the columns ``lean_verdict`` and ``lean_reason``.
     """
 
     async def __call__(
         self, completions: Sequence[Completion], **columns: Any
     ) -> list[float | None]:
-        """The rewards, in the order of the completions.
+        """Returns the rewards, in the order of the completions.
 
         Args:
             completions: what the model wrote.
-            columns: what TRL gives beside them: the data set's columns, of which one is that of
-                statements, and ``log_extra`` and ``log_metric``.
+            columns: the data set's columns, the statements among them, and TRL's ``log_extra`` and
+                ``log_metric``.
 
         Raises:
             StalledError: the fleet does not answer; training ends, and resumes from its checkpoint.

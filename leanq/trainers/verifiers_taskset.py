@@ -1,13 +1,13 @@
 """An environment for `verifiers` (0.4): theorems as tasks, proved in one turn or in several.
 
-``verifiers`` finds an environment by the name of a module at the top, so a module of one's own
-exports these two, and is what ``vf-eval`` or prime-rl name::
+``verifiers`` finds an environment by the name of a top-level module. Write one that exports these
+two, and name it to ``vf-eval`` or prime-rl::
 
     from leanq.trainers.verifiers_taskset import LeanEnv, LeanTaskset
     __all__ = ["LeanEnv", "LeanTaskset"]
 
-The reward of an episode is :class:`leanq.LeanReward`'s for the last reply. Where that has none, or
-the fleet does not answer, the episode has an error and no reward.
+The reward of an episode is :class:`leanq.LeanReward`'s for the last reply. If that has none, or the
+fleet does not answer, the episode has an error and no reward.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class LeanTaskConfig(vf.TaskConfig):
     Attributes:
         environment: the fleet's environment; the default one unless given.
         timeout_s: CPU seconds of a candidate.
-        stall_s: after how many seconds without any reply the fleet counts as stalled.
-        proof_only: whether models write the proof alone, and not the whole text.
+        stall_s: the fleet counts as stalled after so many seconds without a reply.
+        proof_only: whether models write the proof alone, instead of the whole text.
     """
 
     environment: str | None = None
@@ -58,7 +58,8 @@ class LeanTask(vf.Task[LeanData, vf.State, LeanTaskConfig]):
 
     @vf.reward  # type: ignore[untyped-decorator, unused-ignore]
     async def proved(self, trace: Any) -> float:
-        """1 if the last reply proves the statement, else 0; an error where nothing was said."""
+        """Returns 1 if the last reply proves the statement, else 0; raises if nothing was said
+        about it."""
         score = await self.score_of(trace.last_reply)
         if score.reward is None:
             verdict = score.reply.verdict if score.reply else "no reply"
@@ -66,13 +67,13 @@ class LeanTask(vf.Task[LeanData, vf.State, LeanTaskConfig]):
         return score.reward
 
     async def score_of(self, text: str) -> Score:
-        """What a reply has earned.
+        """Returns the score of a reply.
 
         Raises:
             StalledError, QueueError: as of :meth:`leanq.LeanReward.scores`.
         """
         made = self._reward
-        # The last turn's is asked about twice: for its feedback and for the reward.
+        # The last turn asks twice: for its feedback and for the reward.
         key = (made, self.data.statement, text)
         if key in _scores:
             return _scores[key]
@@ -82,7 +83,8 @@ class LeanTask(vf.Task[LeanData, vf.State, LeanTaskConfig]):
         return score
 
     async def said_of(self, score: Score) -> str:
-        """What a model is told of its candidate: Lean's messages, and the goals that are left."""
+        """Returns what to tell a model about its candidate: Lean's messages, and the goals that are
+        left."""
         if score.reply is None:
             return "This is no text that Lean reads."
         return feedback(await self._reward.with_goals(score.reply, score.candidate))
@@ -97,12 +99,12 @@ _scores: LRUCache[tuple[LeanReward, str, str], Score] = LRUCache(4096)
 
 
 class LeanTasksetConfig(vf.TasksetConfig):
-    """Which theorems (``--env.taskset.*``).
+    """The theorems (``--env.taskset.*``).
 
     Attributes:
         data: a JSONL file; each row has a statement, and may have an ``id``.
         column: the field with the statement.
-        prompt: what a model is asked; ``{}`` stands for the statement.
+        prompt: the question to the model; ``{}`` stands for the statement.
     """
 
     data: Path = Path("problems.jsonl")
@@ -115,7 +117,7 @@ class LeanTaskset(vf.Taskset[LeanTask, LeanTasksetConfig]):
     """The theorems of a JSONL file."""
 
     def load(self) -> Iterator[LeanTask]:
-        """Raises UsageError where the file or one of its rows cannot be read."""
+        """Yields the tasks; raises UsageError if the file or a row cannot be read."""
         try:
             lines = self.config.data.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -142,19 +144,20 @@ class LeanTaskset(vf.Taskset[LeanTask, LeanTasksetConfig]):
 
 
 class LeanEnvConfig(vf.EnvConfig):
-    """Who proves, and in how many turns (``--env.*``)."""
+    """The prover, and the number of its turns (``--env.*``)."""
 
-    # A chat without tools needs no box of its own.
+    # A chat without tools needs no sandbox.
     prover: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"}, runtime=vf.SubprocessConfig())
     turns: int = 1
-    """After each turn but the last, the model is told what Lean said, with the goals left."""
+    """After each turn but the last, the model is told what Lean said, with the goals that are
+    left."""
 
 
 class LeanEnv(vf.Env[LeanEnvConfig]):
-    """A model that proves a theorem, in one turn or with what Lean said fed back."""
+    """A model proves a theorem, in one turn or with Lean's messages fed back."""
 
     async def run(self, task: LeanTask, agents: Any) -> None:
-        """One episode. A stalled fleet is the episode's error."""
+        """Runs one episode. If the fleet stalls, the episode has that error."""
         if self.config.turns < 2:
             await agents.prover.run(task)
             return
@@ -174,7 +177,7 @@ class LeanEnv(vf.Env[LeanEnvConfig]):
 def _reward(
     environment: str | None, timeout_s: float, stall_s: float, proof_only: bool
 ) -> LeanReward:
-    """One client for all tasks of a process."""
+    """Returns one reward function, with one client, for all tasks of a process."""
     options: Check = {"timeout_s": timeout_s}
     if environment is not None:
         options["env"] = environment

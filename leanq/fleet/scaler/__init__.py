@@ -1,1 +1,1 @@
-"""The scaler's loop, and the platforms that it orders workers from."""
+"""The scaler's loop, and the platforms that start its workers."""

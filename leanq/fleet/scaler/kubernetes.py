@@ -1,11 +1,11 @@
-"""Kubernetes as a scaler's target: a Deployment's size, or the least of its autoscaler.
+"""Kubernetes as a scaler's target: sets a Deployment's size, or its autoscaler's minimum.
 
-Which pods go when a Deployment shrinks is its controller's choice: those that are not ready, then
-those with the least ``pod-deletion-cost``. So before an order for fewer, the pods of idle workers
-are marked with it. A worker says its pod's name as its host.
+When a Deployment shrinks, its controller chooses the pods that go: those that are not ready, then
+those with the least ``pod-deletion-cost``. So the scaler marks the pods of idle workers before it
+asks for fewer. A worker gives its pod's name as its host.
 
-Of several scalers the one that holds a Lease acts. Whether its holder is alive is judged by whether
-it still renews it, as seen here, and never by comparing clocks.
+Of several scalers, the holder of a Lease acts. Another takes over once it sees that the holder no
+longer renews the Lease; clocks are never compared.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from leanq.fleet.stats import FleetStats, info_of
 log = logging.getLogger("leanq.scaler")
 
 _COST, _GOES_FIRST = "controller.kubernetes.io/pod-deletion-cost", "-1"
-# Pods marked for one order. The API server is not to be busy with that, so a larger step is made in
-# several.
+# Pods marked for one order. A larger step is made in several, to spare the API server.
 _MOST_MARKS = 100
 _LEASE = "leanq-scaler"
 _NOT_FOUND, _CONFLICT = 404, 409
@@ -45,7 +44,8 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Seen:
-    """A Deployment at the last look, and of its pods that are ready, by name, who is marked."""
+    """A Deployment at the last look: its order, its pods that are not ready, and by name whether
+    each ready pod is marked."""
 
     order: int
     unready: int
@@ -57,13 +57,13 @@ class KubernetesTarget:
 
     Args:
         deployment: the Deployment's name; ``{env}`` in it stands for the environment's.
-        hpa: of a HorizontalPodAutoscaler, likewise; then its ``minReplicas`` is set instead.
-        identity: of this scaler, unlike any other's.
-        lease_s: after so long without a renewal another scaler takes over.
-        clock: seconds, of which only differences count.
+        hpa: a HorizontalPodAutoscaler's name, likewise; then its ``minReplicas`` is set instead.
+        identity: this scaler's name, unlike any other's.
+        lease_s: another scaler takes over after so many seconds without a renewal.
+        clock: seconds; only differences count.
 
     Raises:
-        UsageError: there is no cluster to be found, or the names have other ``{…}`` than ``{env}``.
+        UsageError: no cluster is found, or a name has other ``{…}`` than ``{env}``.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class KubernetesTarget:
         self._identity = identity
         self._lease_s = lease_s
         self._clock = clock
-        # The holder and its renewal as seen last, and when they were first seen so.
+        # The other holder and its last renewal, and since when they have been so.
         self._other: tuple[object, ...] = ()
         self._other_since_s = 0.0
         self._seen: dict[str, _Seen] = {}
@@ -97,7 +97,7 @@ class KubernetesTarget:
         except (ConfigError, OSError) as error:
             raise UsageError(f"no Kubernetes cluster to scale in: {error}") from None
         except Exception as error:
-            # Where a kubeconfig has another shape, lightkube fails in whatever way that leads to.
+            # lightkube fails in any way on a kubeconfig of another shape.
             raise UsageError(
                 "no Kubernetes cluster to scale in: the kubeconfig cannot be read "
                 f"({type(error).__name__}: {' '.join(str(error).split())}); "
@@ -148,7 +148,7 @@ class KubernetesTarget:
 
     async def order(self, environment: str, workers: int, seen: FleetStats) -> None:
         if self._hpa:
-            # It cannot be less than one, and from zero only the Deployment's own size leads away.
+            # The minimum is at least one, and only the Deployment's own size leads away from zero.
             # No pod is marked: when the autoscaler lets pods go, others will be idle.
             name, patch = _named(self._hpa, environment), {"minReplicas": max(1, workers)}
             await _asked(self._client.patch(HorizontalPodAutoscaler, name, {"spec": patch}))
@@ -165,7 +165,7 @@ class KubernetesTarget:
 
     async def _mark(self, known: _Seen, count: int, seen: FleetStats) -> None:
         """Marks so many pods to go first, and no others; a mark that fails stops nothing."""
-        # A host is what a worker wrote into Redis, so it is only compared with our pods' names.
+        # Workers write their host into Redis, so it is only compared with our pods' names.
         hosts = [str(info_of(row.info).get("host")) for row in self._idleness.first_to_go(seen)]
         going = [host for host in hosts if host in known.marked][: max(0, count)]
         for name, marked in known.marked.items():
@@ -192,11 +192,11 @@ class KubernetesTarget:
         return Lease(metadata=ObjectMeta(name=_LEASE, namespace=self._namespace), spec=spec)
 
     async def _renewed(self, lease: Lease) -> bool:
-        """Whether the lease, as it was read, is now ours."""
+        """Returns whether the lease, as it was read, is now ours."""
         assert lease.metadata
         mine = self._lease()
         assert mine.metadata
-        # Another writer in the meantime wins.
+        # If another scaler wrote in the meantime, it wins.
         mine.metadata.resourceVersion = lease.metadata.resourceVersion
         return await self._written(self._client.replace(mine))
 
@@ -209,7 +209,7 @@ class KubernetesTarget:
 
 
 class _MissingError(TargetError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class _ConflictError(TargetError):
@@ -217,7 +217,7 @@ class _ConflictError(TargetError):
 
 
 async def _asked(call: Awaitable[_T]) -> _T:
-    """What the API server answers; raises TargetError."""
+    """Returns the API server's answer; raises TargetError."""
     try:
         return await call
     except ApiError as error:
@@ -247,7 +247,7 @@ def _named(pattern: str, environment: str) -> str:
 
 
 def _labels(selector: str | None) -> dict[str, Any]:
-    """A selector as the API server prints it, ``a=b,c=d``."""
+    """Returns the labels of a selector as the API server prints it, ``a=b,c=d``."""
     pairs: Iterable[str] = selector.split(",") if selector else ()
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 

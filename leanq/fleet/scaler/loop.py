@@ -1,7 +1,7 @@
-"""The loop around the scaler's decision: look, decide, order, and tell.
+"""The scaler's loop: look, decide, order, and tell.
 
-Each environment is decided for by itself. What the loop remembers is what ``decide`` gives back;
-where statistics cannot be had, the last ones grow old, and old ones change nothing.
+It decides on each environment by itself, and remembers what ``decide`` returns. Without new
+statistics the last ones grow old, and old ones change nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("leanq.scaler")
 
 @dataclass(slots=True)
 class _Environment:
-    """What is known and remembered of one."""
+    """The loop's knowledge of one environment."""
 
     settings: ScaleSettings
     memory: Memory | None = None
@@ -42,11 +42,11 @@ class Scaler:
     """Sizes the environments of one queue.
 
     Args:
-        environments: how each is to be sized, by name.
+        environments: the settings of each, by name.
         every_s: seconds between two decisions.
         tell: called with each decision, for people.
-        who: under which name the queue is told what was decided; without one it is not.
-        clock: seconds, of which only differences count.
+        who: the scaler's name, under which the queue is told its decisions; empty to tell none.
+        clock: seconds; only differences count.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Scaler:
             await self._target.close()
 
     async def tick(self) -> None:
-        """One look, and a decision for each environment."""
+        """Looks once, and decides on each environment."""
         async with every_shard(self._settings) as queues:
             await self._tick(queues)
 
@@ -92,7 +92,7 @@ class Scaler:
         try:
             self._seen, self._seen_at_s = await fleet_stats_of(queues), now
             if not self._seen.status.workers:
-                # Workers do so otherwise, and none comes where no client can submit.
+                # Workers do so otherwise, and no worker comes if no client can submit.
                 for queue in queues:
                     await queue.load_for_clients()
         except UnavailableError as error:
@@ -110,10 +110,10 @@ class Scaler:
             try:
                 told[name] = await self._decide(name, environment, self._seen, now)
             except TargetError as error:
-                # The next tick tries again, with what is known by then.
+                # The next tick tries again.
                 environment.errors += 1
                 log.warning("%s", error)
-        # A server that was just out of reach is not waited for a second time.
+        # If the server was just out of reach, do not wait for it again.
         if told and self._who and self._leads and self._seen_at_s == now:
             try:
                 data = {name: msgspec.json.encode(what) for name, what in told.items()}
@@ -122,7 +122,7 @@ class Scaler:
                 log.warning("the decision is not shown to others: %s", error)
 
     def _warn_of_unsized(self, seen: FleetStats) -> None:
-        """Says so when requests begin to wait in an environment that no scaler sizes."""
+        """Warns when requests begin to wait in an environment that no scaler sizes."""
         before, self._unsized = self._unsized, unsized(seen, self._environments)
         for name, count in self._unsized.items():
             if count and not before.get(name):
@@ -153,7 +153,7 @@ class Scaler:
         return DecisionRecord(time.time(), decision.target, ordered.order, *why, self._who)
 
     def samples(self) -> Iterator[Sample]:
-        """The fleet's metrics as of the last look, and the scaler's own."""
+        """Yields the fleet's metrics as of the last look, and the scaler's own."""
         fresh = self._seen and self._clock() - self._seen_at_s <= 2 * self._every_s
         yield "leanq_up", (), int(bool(fresh))
         if self._seen:
@@ -177,7 +177,7 @@ class Scaler:
 
 
 def _stats(name: str, seen: FleetStats, ordered: Ordered, now: float) -> Stats:
-    """What the policy decides by."""
+    """Returns the policy's input."""
     environment = seen.environments.get(name) or EnvironmentStats()
     return Stats(
         time_s=now,

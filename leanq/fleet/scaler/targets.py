@@ -1,4 +1,4 @@
-"""What a scaler can do about a fleet: see how large it is to be, and say how large it should be."""
+"""Targets of a scaler: they tell how many workers are ordered, and take orders."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from leanq.queue.results import WorkerRow
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """What a target knows of an environment's workers.
+    """A target's knowledge of an environment's workers.
 
     Attributes:
         order: how many are wanted so far.
-        starting_s: ages of those that are ordered and not ready, as far as they are known.
-        started_s: how long those took that became ready since the last look.
+        starting_s: ages of the workers that are ordered and not ready, if they are known.
+        started_s: start times of the workers that became ready since the last look.
     """
 
     order: int
@@ -34,13 +34,13 @@ class Ordered:
 
 
 class Target(Protocol):
-    """Where orders go."""
+    """Takes a scaler's orders."""
 
     async def leads(self) -> bool:
-        """Whether this scaler is the one that acts; raises TargetError."""
+        """Returns whether this scaler acts; raises TargetError."""
 
     async def look(self, environment: str, seen: FleetStats) -> Ordered:
-        """What is ordered; raises TargetError."""
+        """Returns what is ordered; raises TargetError."""
 
     async def order(self, environment: str, workers: int, seen: FleetStats) -> None:
         """Asks for so many workers; raises TargetError."""
@@ -50,7 +50,7 @@ class Target(Protocol):
 
 
 class Idleness:
-    """For how long workers have held nothing, as far as looks at the queue tell."""
+    """Notes since when workers have held nothing, by looks at the queue."""
 
     def __init__(self) -> None:
         self._since_s: dict[str, float] = {}
@@ -64,8 +64,8 @@ class Idleness:
         }
 
     def first_to_go(self, seen: FleetStats) -> list[WorkerRow]:
-        """The living workers: first those that hold least, of these those that have been idle for
-        longest, and of these the youngest, which are warm for least."""
+        """Returns the living workers in the order in which they go: those that hold least, then
+        those that have been idle for longest, then the youngest, which are the least warm."""
 
         def rank(row: WorkerRow) -> tuple[int, float, float]:
             started = info_of(row.info).get("started")
@@ -76,7 +76,7 @@ class Idleness:
 
 
 class PrintTarget:
-    """No target: decisions are shown, and the workers that there are count as ordered."""
+    """Orders nothing: shows decisions, and counts the existing workers as ordered."""
 
     async def leads(self) -> bool:
         return True
@@ -94,7 +94,7 @@ class PrintTarget:
 
 @dataclass(slots=True)
 class _Started:
-    """A worker process of ours."""
+    """A worker process that this target started."""
 
     process: subprocess.Popen[bytes]
     since_s: float
@@ -103,12 +103,12 @@ class _Started:
 
 
 class LocalTarget:
-    """Worker processes on this machine, started and ended here. They end with the scaler.
+    """Starts and ends worker processes on this machine; they end with the scaler.
 
     Args:
         worker: options of ``leanq worker``, as on a command line.
         environ: their environment variables, which name the queue.
-        as_json: whether they log JSON lines, to the scaler's standard error.
+        as_json: whether they log JSON lines to the scaler's standard error.
 
     Raises:
         UsageError: the options cannot be read.
@@ -146,7 +146,7 @@ class LocalTarget:
         wanted = [worker for worker in self._workers if not worker.told_to_go]
         self._workers += (self._start() for _ in range(workers - len(wanted)))
         places = {pid: n for n, pid in enumerate(_pids(self._idleness.first_to_go(seen)))}
-        # Before them those that have not joined, the youngest first.
+        # First those that have not joined, the youngest first.
         wanted.sort(key=lambda worker: (places.get(worker.process.pid, -1), -worker.since_s))
         for worker in wanted[: max(0, len(wanted) - workers)]:
             worker.told_to_go = True
@@ -159,7 +159,7 @@ class LocalTarget:
         await asyncio.gather(*(asyncio.to_thread(worker.process.wait) for worker in self._workers))
 
     def _start(self) -> _Started:
-        # In a session of its own, so that Ctrl-C reaches the scaler alone, which then drains them.
+        # In a session of its own: Ctrl-C then reaches the scaler alone, which drains its workers.
         process = subprocess.Popen(
             self._command, env=self._environ, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -171,14 +171,14 @@ def _living(seen: FleetStats) -> list[WorkerRow]:
 
 
 def _pids(rows: Sequence[WorkerRow]) -> list[int]:
-    """The processes of those that run on this machine, in the same order."""
+    """Returns the processes of the workers on this machine, in the same order."""
     here = os.uname().nodename
     infos = (info_of(row.info) for row in rows)
     return [i["pid"] for i in infos if i.get("host") == here and isinstance(i.get("pid"), int)]
 
 
 def idle_workers(seen: FleetStats, environment: str) -> int:
-    """How many living workers of an environment hold nothing."""
+    """Returns how many living workers of an environment hold nothing."""
     return sum(
         row.held == 0 and environment in _environments(info_of(row.info)) for row in _living(seen)
     )
