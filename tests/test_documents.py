@@ -99,6 +99,19 @@ def test_every_path_of_the_package_exists(document: Path) -> None:
         assert (ROOT / path.strip("`")).exists(), path
 
 
+@pytest.mark.parametrize(
+    ("document", "most"),
+    [
+        ("DESIGN.md", 200),
+        ("CHANGELOG.md", 80),
+        ("bench/README.md", 300),
+        *((f"docs/internals/{page.name}", 150) for page in (ROOT / "docs/internals").iterdir()),
+    ],
+)
+def test_what_maintainers_read_stays_short(document: str, most: int) -> None:
+    assert len((ROOT / document).read_text().splitlines()) <= most
+
+
 def homes() -> Iterator[tuple[str, list[str]]]:
     """Yields the rows of "to change X, go to Y": what is changed, and the paths to go to."""
     text = (ROOT / "CONTRIBUTING.md").read_text().partition("## To change X, go to Y")[2]
