@@ -112,6 +112,13 @@ def test_what_maintainers_read_stays_short(document: str, most: int) -> None:
     assert len((ROOT / document).read_text().splitlines()) <= most
 
 
+def test_every_file_that_pages_of_internals_name_exists() -> None:
+    files = [f"/{path}" for room in ("leanq", "tests") for path in (ROOT / room).rglob("*.*")]
+    for page in (ROOT / "docs" / "internals").iterdir():
+        for name in re.findall(r"`([\w/]+\.(?:lua|py))`", page.read_text()):
+            assert any(file.endswith(f"/{name}") for file in files), f"{page.name}: {name}"
+
+
 def homes() -> Iterator[tuple[str, list[str]]]:
     """Yields the rows of "to change X, go to Y": what is changed, and the paths to go to."""
     text = (ROOT / "CONTRIBUTING.md").read_text().partition("## To change X, go to Y")[2]
