@@ -113,7 +113,9 @@ def test_what_maintainers_read_stays_short(document: str, most: int) -> None:
 
 
 def test_every_file_that_pages_of_internals_name_exists() -> None:
-    files = [f"/{path}" for room in ("leanq", "tests") for path in (ROOT / room).rglob("*.*")]
+    files = [
+        f"/{path}" for room in ("leanq", "tests", "deploy") for path in (ROOT / room).rglob("*.*")
+    ]
     for page in (ROOT / "docs" / "internals").iterdir():
         for name in re.findall(r"`([\w/]+\.(?:lua|py))`", page.read_text()):
             assert any(file.endswith(f"/{name}") for file in files), f"{page.name}: {name}"
