@@ -29,24 +29,13 @@ from leanq.errors import LeanQError
 
 # Commands whose file has another name.
 _MODULES = {"resume": "pause"}
-_COMMANDS = (
-    *(
-        "campaign",
-        "dead",
-        "doctor",
-        "env",
-        "export-traces",
-        "extract",
-        "mcp",
-        "metrics",
-        "pause",
-        "reap",
-        "resume",
-        "scale",
-        "serve",
-    ),
-    *("state", "status", "step", "submit", "tenant", "up", "verify", "worker"),
-)
+_GROUPS = {
+    "Check": ("submit", "verify", "step", "state", "extract", "mcp"),
+    "Fleet": ("up", "worker", "serve", "scale", "env", "doctor"),
+    "Data": ("campaign", "export-traces"),
+    "Operate": ("status", "metrics", "pause", "resume", "tenant", "dead", "reap"),
+}
+_COMMANDS = tuple(name for names in _GROUPS.values() for name in names)
 
 
 def main() -> None:
@@ -103,6 +92,20 @@ class _Tree(click.Group):
         module = importlib.import_module(f"leanq.commands.{_MODULES.get(name, name)}")
         command: click.Command = getattr(module, name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = formatter.width - max(map(len, _COMMANDS)) - 6
+        for title, names in _GROUPS.items():
+            commands = ((name, self.get_command(ctx, name)) for name in names)
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (name, command.get_short_help_str(width))
+                        for name, command in commands
+                        if command
+                    ],
+                    col_max=max(map(len, _COMMANDS)),
+                )
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,1 +1,2 @@
-"""The commands of ``leanq``: one file for each, named as it; shared parts in options and common."""
+"""The commands of ``leanq``, each in a file of its name; ``options`` and ``common`` have shared
+parts."""

@@ -1,6 +1,6 @@
 """``leanq campaign``: checks whole data sets, at once or as jobs of RQ.
 
-RQ is imported only by the commands that need it, since it is not part of a plain installation.
+Only the commands that need RQ import it, since a plain installation lacks it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ _described = options.combined(
     click.option(
         "--out",
         metavar="RESULTS",
-        help="The file for the results, which must be named; Parquet if its name ends so, else "
-        "JSONL.",
+        help="The file for the results; required. Parquet if its name ends so, else JSONL.",
     ),
     options.env,
     options.lean,
@@ -61,8 +60,8 @@ _described = options.combined(
         metavar="SHAPE",
         default="auto",
         show_default=True,
-        help=f"The problem set whose fields the data has: {', '.join(_SHAPES[2:])}; plain is none, "
-        "and auto recognises it where no field is named.",
+        help=f"The problem set whose fields the data has: {', '.join(_SHAPES[2:])}; plain is none. "
+        "Without a named field, auto recognises it.",
     ),
     click.option(
         "--id-field",
@@ -78,18 +77,18 @@ _described = options.combined(
     click.option(
         "--problem-field",
         metavar="NAME",
-        help="The field that names the problem that a row is an attempt at.",
+        help="The field with the problem that a row is an attempt at.",
     ),
     click.option(
         "--target-field",
         metavar="NAME",
-        help="The field with the theorems to prove, as Lean text with sorry for proofs; each row's "
-        "code is then verified against them [default: the shape's].",
+        help="The field with the theorems to prove, as Lean text with sorry for proofs. Each row's "
+        "code is verified against them [default: the shape's].",
     ),
     click.option(
         "--no-target",
         is_flag=True,
-        help="Check the codes alone, and do not verify them against their rows' statements.",
+        help="Check the codes, instead of verifying them against their rows' statements.",
     ),
     click.option(
         "--header-field", metavar="NAME", help="A field with lines that precede the code."
@@ -106,7 +105,7 @@ _described = options.combined(
     click.option(
         "--replay",
         metavar="NAME",
-        help="A replay memory that gets what was settled, beside the results.",
+        help="A replay memory that also gets the results.",
     ),
     click.option(
         "--window",
@@ -116,7 +115,7 @@ _described = options.combined(
         help="Requests in flight at a time.",
     ),
 )
-"""What a campaign is to do."""
+"""The options that describe a campaign."""
 
 
 @campaign.command()
@@ -127,11 +126,12 @@ def run(url: str | None, as_json: bool, embedded: bool, **how: Any) -> int:
     """Check a data set: JSONL, a folder of .lean files, or Parquet.
 
     RESULTS has a record for each row, or for each attempt of a row. After an interruption, the same
-    command resumes the campaign. Where nothing names a queue, a server and a worker are started for
-    the length of the call.
+    command resumes the campaign. If nothing names a queue, a server and a worker run for the length
+    of the call.
 
     Exit code: 0 if all are accepted (with --first-success: if every problem is solved), 1 for
-    another verdict of Lean's, 2 for bad rows, 3 for an outcome of leanq's; of several the highest.
+    another verdict of Lean's, 2 for bad rows, 3 for an outcome of leanq's. Of several codes, the
+    highest counts.
     """
     made = _campaign(**how)
     try:
@@ -141,7 +141,7 @@ def run(url: str | None, as_json: bool, embedded: bool, **how: Any) -> int:
         raise
     kinds = {name for name, count in last.counts.items() if count} - {"echoed"}
     if made.plan.first_success:
-        # Failed attempts at a problem that is solved are no failures, and cancelled ones never are.
+        # A solved problem's failed attempts are no failures, and cancelled attempts never are.
         kinds = kinds & {"error"} if last.unsolved == 0 else kinds - {"cancelled"}
     return worst({EXIT_USAGE if name == "error" else exit_code(name) for name in kinds})
 
@@ -166,11 +166,11 @@ def submit(
     DATA and RESULTS are paths on the machines where 'leanq campaign worker' runs.
     """
     made = _campaign(**how)
-    # The worker's working directory is another.
+    # The worker has another working directory.
     data, out = os.path.abspath(made.data), os.path.abspath(made.out)
     if not os.path.exists(data):
         click.echo(
-            f"leanq: {data} is not on this machine; it has to be on those of the campaign workers",
+            f"leanq: {data} is not on this machine; the campaign workers' machines have to have it",
             err=True,
         )
     with campaigns_at(url) as campaigns:
@@ -232,7 +232,7 @@ def show(id_: str, url: str | None, as_json: bool) -> None:
 @click.argument("id_", metavar="ID")
 @options.queue
 def pause(id_: str, url: str | None, as_json: bool) -> None:
-    """Pause a campaign: requests in flight are withdrawn, results so far are kept."""
+    """Pause a campaign: withdraw its requests in flight, and keep its results."""
     _change(id_, url, as_json, "pause")
 
 
@@ -248,7 +248,7 @@ def resume(id_: str, url: str | None, as_json: bool) -> None:
 @click.argument("id_", metavar="ID")
 @options.queue
 def cancel(id_: str, url: str | None, as_json: bool) -> None:
-    """Cancel a campaign; its results so far are kept for a retry."""
+    """Cancel a campaign, and keep its results for a retry."""
     _change(id_, url, as_json, "cancel")
 
 
@@ -258,8 +258,8 @@ def cancel(id_: str, url: str | None, as_json: bool) -> None:
 def retry(id_: str, url: str | None, as_json: bool) -> None:
     """Run a campaign again that failed, was cancelled or has finished.
 
-    One that failed or was cancelled resumes. One that has finished checks those rows again that
-    have no verdict of Lean's.
+    One that failed or was cancelled resumes. A finished one checks those rows again that have no
+    verdict of Lean's.
     """
     _change(id_, url, as_json, "retry")
 
@@ -270,8 +270,7 @@ def retry(id_: str, url: str | None, as_json: bool) -> None:
 def worker(url: str | None, as_json: bool, burst: bool) -> None:
     """Run campaigns from RQ, one at a time, until SIGTERM.
 
-    A campaign that is running then is requeued, and the next worker resumes it. --json logs as
-    JSON.
+    SIGTERM requeues the running campaign, and the next worker resumes it. --json logs as JSON.
     """
     require_rq()
     from leanq.campaigns.rq_worker import work
@@ -279,7 +278,7 @@ def worker(url: str | None, as_json: bool, burst: bool) -> None:
     log_to_stderr(as_json)
     # Coordinators are processes of their own, which find the queue by this.
     os.environ["LEANQ_URL"] = named = queue_url(url)
-    # Refuses a wrong URL now, and not in each campaign.
+    # A wrong URL is refused now, and not in each campaign.
     AsyncLeanQClient(named)
     with rq_connection(_rq_url(url)) as connection:
         work(connection, _prefix(), burst=burst)
@@ -291,11 +290,11 @@ def worker(url: str | None, as_json: bool, burst: bool) -> None:
 @click.option(
     "--output",
     metavar="FILE",
-    help="Where the page goes [default: RESULTS with .report.html in place of its suffix].",
+    help="The file for the page [default: RESULTS, with .report.html as its suffix].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def report(results: str, against: str | None, output: str | None, as_json: bool) -> int:
-    """Report on a campaign's results: verdicts, pass@k, times, what is slow or flaky.
+    """Report on a campaign's results: verdicts, pass@k, times, slow and flaky texts.
 
     Prints the report, and writes it as one HTML page that works offline.
     """
@@ -341,8 +340,8 @@ async def _run(campaign: Campaign, url: str | None, as_json: bool, *, embedded: 
 def _campaign(data: str, out: str | None, **how: Any) -> Any:
     if out is None:
         raise UsageError(
-            "name the file for the results, such as: --out results.jsonl (or .parquet); an "
-            "interrupted campaign resumes from it"
+            "name the file for the results, such as --out results.jsonl (or .parquet); by it, an "
+            "interrupted campaign resumes"
         )
     from leanq.campaigns.campaign import Campaign
     from leanq.campaigns.coordinator import Plan
@@ -379,7 +378,7 @@ def _change(
 
 
 def campaigns_at(url: str | None) -> contextlib.AbstractContextManager[Campaigns]:
-    """The campaigns that a command means; raises as :func:`.submitted_campaigns`."""
+    """Returns the campaigns that a command means; raises as :func:`.submitted_campaigns`."""
     return submitted_campaigns(_rq_url(url), _prefix())
 
 

@@ -1,4 +1,4 @@
-"""What several commands share: where the queue is, how a command ends, and its exit code."""
+"""Shared by commands: finding the queue, ending at a signal, and exit codes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ EXIT_USAGE = 2
 EXIT_INFRASTRUCTURE = 3
 EXIT_INTERRUPTED = 130
 EXIT_READER_GONE = 141
-"""What a shell says of a program that SIGPIPE has ended."""
+"""A shell's exit code for a program that SIGPIPE ended."""
 
 
 def exit_code(end: str | LeanQError | None) -> int:
-    """The exit code of one end: a verdict, or the error that came in its place.
+    """Returns the exit code for a verdict, or for the error that came in its place.
 
     0 accepted; 1 another verdict of Lean's; 2 bad input; 3 an outcome of leanq's.
     """
@@ -38,12 +38,12 @@ def exit_code(end: str | LeanQError | None) -> int:
 
 
 def worst(codes: Collection[int]) -> int:
-    """The exit code of several ends: the highest."""
+    """Returns the exit code of several ends: the highest."""
     return max(codes, default=EXIT_OK)
 
 
 def queue_url(url: str | None) -> str:
-    """Where a command's queue is: ``--url``, LEANQ_URL, or the ``leanq up`` of this machine.
+    """Returns the URL of a command's queue: ``--url``, LEANQ_URL, or this machine's ``leanq up``.
 
     Raises:
         UsageError: none of them names one.
@@ -57,7 +57,7 @@ def queue_url(url: str | None) -> str:
 
 
 def queue_settings(url: str | None) -> Settings:
-    """The queue that a command means, which is one; raises UsageError as :func:`queue_url`."""
+    """Returns the settings of a command's queue; raises UsageError as :func:`queue_url`."""
     return Settings.load(queue_url(url), os.environ)
 
 
@@ -72,10 +72,10 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 
 class Stopped(Exception):  # noqa: N818
-    """A signal has stopped the command, which has cleaned up.
+    """A signal stopped the command, and it has cleaned up.
 
     Attributes:
-        exit_code: what a shell says of a program that the signal has ended.
+        exit_code: a shell's exit code for a program that the signal ended.
     """
 
     def __init__(self, number: int) -> None:
@@ -84,10 +84,11 @@ class Stopped(Exception):  # noqa: N818
 
 
 def interruptible(main: Coroutine[Any, Any, _T]) -> _T:
-    """What ``main`` returns. SIGINT or SIGTERM cancels it, and a second one ends the process.
+    """Returns what ``main`` returns. SIGINT or SIGTERM cancels it; a second signal ends the
+    process.
 
     Raises:
-        Stopped: after the first.
+        Stopped: a signal came, and ``main`` has cleaned up.
     """
     came: list[int] = []
 
@@ -95,7 +96,7 @@ def interruptible(main: Coroutine[Any, Any, _T]) -> _T:
         loop, task = asyncio.get_running_loop(), asyncio.create_task(main)
 
         def stop(number: int, _: object) -> None:
-            # As an exception it would come amid the cleaning up; and nothing outlives the process.
+            # An exception would come in the middle of cleaning up. Nothing outlives the process.
             for each in before:
                 signal.signal(each, signal.SIG_DFL)
             came.append(number)

@@ -22,7 +22,7 @@ from leanq.queue.results import DeadLetter
 
 _T = TypeVar("_T")
 
-# Of a request id's part after the shard.
+# The fewest characters of a request id's part after the shard.
 _LEAST_PREFIX = 8
 _MOST = 10_000
 
@@ -50,7 +50,7 @@ def list_(url: str | None, as_json: bool, limit: int) -> None:
             for queue in queues
             for request_id in await queue.dead_request_ids(limit + 1)
         ]
-        # One may be retried or dropped in the meantime.
+        # A letter may be retried or dropped in the meantime.
         records = [
             _record(letter)
             for queue, request_id in found
@@ -81,7 +81,7 @@ def list_(url: str | None, as_json: bool, limit: int) -> None:
 def show(request_id: str, url: str | None, as_json: bool) -> None:
     """Show one dead letter with its Lean code.
 
-    REQUEST_ID may be shortened to its first characters, eight after the dash at least.
+    REQUEST_ID may be cut to its first characters, at least eight after the dash.
     """
 
     async def find(queues: Sequence[Queue]) -> DeadLetter:
@@ -110,12 +110,12 @@ def show(request_id: str, url: str | None, as_json: bool) -> None:
 def retry(request_ids: tuple[str, ...], url: str | None, as_json: bool) -> None:
     """Send dead letters once more, each as a new request.
 
-    Prints each new request's id, which 'attach' of Python's clients waits for. The old id keeps
-    its reply.
+    Prints each new request's id; wait for it with 'attach' of a Python client. The old id keeps its
+    reply.
     """
 
     async def send(queues: Sequence[Queue]) -> None:
-        # Each is said at once: the next may fail, and its new id is nowhere else to be had.
+        # Print each at once: the next may fail, and nothing else tells the new id.
         for old in await _whole_ids(queues, request_ids):
             new = await send_again(queues[shard_of(old)], await _letter(queues, old))
             click.echo(
@@ -154,7 +154,8 @@ async def _letter(queues: Sequence[Queue], request_id: str) -> DeadLetter:
 
 
 async def _whole_ids(queues: Sequence[Queue], texts: Iterable[str]) -> list[str]:
-    """The id of the one dead letter that begins with each text; raises before anything is done."""
+    """Returns the id of the one dead letter that begins with each text; raises before anything is
+    done."""
     newest: dict[int, dict[str, None]] = {}
     whole: list[str] = []
     for text in texts:

@@ -43,19 +43,19 @@ from leanq.queue.shape import check_shape
 from leanq.queue.up_file import UpFile
 from leanq.states import MemoryStates
 
-_FULL = 0.97  # of maxmemory
+_FULL = 0.97  # share of maxmemory
 _REMEDY_OF_FORKS = (
     "it needs x86-64, process and mount namespaces (see the sandbox's line), and a Lean of the "
     "official layout, with lib/lean/libleanshared.so; leanq worker --no-fork-server is silent of it"
 )
-_INDENT = 22  # of what stands behind the mark and the name
+_INDENT = 22  # width of the mark and the name
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's: what was looked at, whether it works, and the remedy if not.
+    """One line of the doctor's: its subject, whether that works, and the remedy if not.
 
-    ``warns`` says that leanq works without it, but slower or with less protection.
+    ``warns``: leanq works without it, but slower or with less protection.
     """
 
     what: str
@@ -64,7 +64,7 @@ class Finding:
     warns: bool = False
 
     def mark(self) -> str:
-        """The word in front of the line, in its colour."""
+        """Returns the word in front of the line, in its colour."""
         word, colour = "ok", "green"
         if not self.works:
             word, colour = "FAILED", "red"
@@ -96,7 +96,7 @@ def doctor(
 
 
 def _wrapped(text: str) -> str:
-    """A text behind a mark and a name, in lines of the terminal's width; a file keeps it whole."""
+    """Wraps a text behind a mark and a name to the terminal's width; a file gets it whole."""
     if not sys.stdout.isatty():
         return text
     width = max(shutil.get_terminal_size().columns - _INDENT, 40)
@@ -133,7 +133,8 @@ async def _examine_environment(
 
 
 async def server_findings(url: str | None) -> list[Finding]:
-    """The server that ``url`` names, or an embedded one, and workers that do worse than others."""
+    """Examines the server that ``url`` names, or an embedded one, and looks for workers that do
+    worse than others."""
     if url is None:
         program = find_server()
         try:
@@ -152,7 +153,7 @@ async def server_findings(url: str | None) -> list[Finding]:
 
 
 def _hint(url: str, failed: str) -> str:
-    """What an error may come from where TLS is spoken on one side alone, or the name differs."""
+    """Returns what may cause an error if only one side speaks TLS, or the name differs."""
     if url.startswith("redis:") and re.search(r"reset by peer|closed by server", failed):
         return "; if that port speaks TLS, the URL begins with rediss://"
     if url.startswith("rediss:") and re.search(r"(?i)timeout connecting|WRONG_VERSION", failed):
@@ -165,7 +166,7 @@ def _hint(url: str, failed: str) -> str:
 
 
 async def _ask_server(settings: Settings) -> tuple[str, list[str]]:
-    """What there is to say of a server, and of workers that are slower than they should be."""
+    """Examines a server, and looks for workers that are slower than they should be."""
     queue = Queue(settings)
     try:
         info = await _info(queue)
@@ -197,7 +198,7 @@ async def _ask_server(settings: Settings) -> tuple[str, list[str]]:
 
 
 async def _info(queue: Queue) -> Mapping[str, Any]:
-    """What the server says of itself: little to the user of a client or a worker."""
+    """Returns what the server says of itself: little to the user of a client or a worker."""
     try:
         return await queue.ping()
     except UnavailableError as refused:
@@ -209,7 +210,7 @@ async def _info(queue: Queue) -> Mapping[str, Any]:
 
 
 async def _hello(client: Any) -> dict[bytes, Any]:
-    """What each user may ask."""
+    """The part that each user may ask for."""
     answer = await client.execute_command("HELLO")
     if isinstance(answer, dict):
         return answer
@@ -237,12 +238,12 @@ async def _judge(environment: Environment) -> Finding:
     finally:
         await judges.close()
     if why:
-        return Finding("judge", False, f"what Lean accepts stays unjudged: {why}")
+        return Finding("judge", False, f"texts that Lean takes stay unjudged: {why}")
     return Finding("judge", True, "passes its self-test with honest and forged files")
 
 
 async def _fork_server(environment: Environment) -> Finding:
-    """Half a dozen texts behind a preloaded header and by a Lean that starts anew."""
+    """Compares half a dozen texts behind a preloaded header with a Lean that starts anew."""
     why = await fault_of_forks(environment, environment.header)
     if not why:
         return Finding("fork server", True, "says what Lean says that starts anew")
@@ -251,7 +252,7 @@ async def _fork_server(environment: Environment) -> Finding:
 
 
 async def _check(environment: Environment) -> Finding:
-    """One real check, audit and all."""
+    """Runs one real check with its audit."""
     driver = LeanDriver(lambda: environment, slots=1)
     prelude = "prelude\n" if environment.toolchain.source == "wheel" else ""
     code = f"{prelude}theorem leanq_doctor (p : Prop) (h : p) : p := h\n"
@@ -268,7 +269,7 @@ async def _check(environment: Environment) -> Finding:
 
 
 async def _examine_repl(environment: Environment, command: str) -> list[Finding]:
-    """The REPL's version, an import, a step, and a pickle there and back, with times."""
+    """Examines the REPL's version, an import, a step, and a pickle there and back, with times."""
     findings: list[Finding] = []
     started = time.monotonic()
 
@@ -305,7 +306,7 @@ async def _examine_repl(environment: Environment, command: str) -> list[Finding]
 
 
 class _Repl:
-    """What the doctor asks of a REPL."""
+    """A REPL under examination."""
 
     limits = Limits(cpu_s=60.0, wall_s=300.0, memory_bytes=4 << 30)
 
@@ -319,7 +320,7 @@ class _Repl:
         self.header = split_header(self.imports)
 
     async def open_goal(self, session: Session) -> Live:
-        """A goal in the process; ReplError: it shows none."""
+        """Opens a goal in the process; raises ReplError if it shows none."""
         code = f"{self.imports}\ntheorem leanq_doctor (p : Prop) (h : p) : p := sorry\n"
         answer = await session.elaborate(code, self.header, self.limits)
         if isinstance(answer, Elaborated) and len(answer.sorries) == 1:
@@ -329,7 +330,7 @@ class _Repl:
         raise ReplError(f"it shows no goal for a sorry: {answer}")
 
     async def close_goal(self, session: Session, live: Live) -> None:
-        """A step that completes the proof; ReplError: it does not."""
+        """Tries a step that completes the proof; raises ReplError if it does not."""
         answer = await session.run_tactic("exact h", live, self.limits)
         if not isinstance(answer, Stepped) or not answer.is_completed:
             raise ReplError(f"`exact h` completes no proof of p from h : p: {answer}")

@@ -25,10 +25,10 @@ def env() -> None:
 @click.option("--lean", metavar="PATH", help="The lean program [default: $LEANQ_LEAN, or found].")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each environment.")
 def show(environments: Sequence[str], lean: str | None, as_json: bool) -> None:
-    """Print the syntax of an environment's libraries that evaluates what a text wrote.
+    """Print an environment's syntax that evaluates what a text wrote.
 
     A text with such a word or attribute is unverified. The first look at an environment reads all
-    its compiled libraries; what is found is kept in the cache folder.
+    its compiled libraries, and keeps the result in the cache folder.
     """
     for name, path in named_environments(environments).items():
         environment = open_environment(name, path, lean=lean)
@@ -43,7 +43,7 @@ def show(environments: Sequence[str], lean: str | None, as_json: bool) -> None:
 
 
 def _lines(found: Evaluators) -> Iterator[str]:
-    """What was found, a line each; one line where that is nothing."""
+    """Yields a line for each finding; one line if there is none."""
     yield from (f"word {word}: {syntax}" for word, syntax in found.words.items())
     yield from (f"attribute @[{name}]: {module}" for name, module in found.attributes.items())
     if found.heads:

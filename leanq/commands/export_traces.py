@@ -17,7 +17,7 @@ from leanq.commands import options
     "--out",
     required=True,
     metavar="FOLDER",
-    help="The folder to which tables are added; what it has is not written again.",
+    help="The folder for the tables; traces that it has are not written again.",
 )
 @click.option(
     "--rows-per-shard",
@@ -25,17 +25,16 @@ from leanq.commands import options
     metavar="N",
     default=100_000,
     show_default=True,
-    help="At most so many rows go into one table.",
+    help="The most rows of one table.",
 )
-@click.option("--data", metavar="DATA", help="Where the campaign's data set is now, if it moved.")
+@click.option("--data", metavar="DATA", help="The campaign's data set, if it moved.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export_traces(sources: tuple[str, ...], out: str, as_json: bool, **how: Any) -> None:
-    """Write what was checked as tables to train on.
+    """Write checks as tables to train on.
 
-    A row has the text, what it was to prove, verdict, messages, goals and times. SOURCE is the
-    results of a finished campaign, whose data set is read again, or a folder that clients have
-    recorded into (record=). Traces are told apart by what was asked and answered: equal ones are
-    written once, and an export that was interrupted goes on where the same command is given again.
+    A row has the text, its target, verdict, messages, goals and times. SOURCE is a finished
+    campaign's results, whose data set is read again, or a folder of clients' records (record=).
+    Equal traces are written once. Give the same command again to resume an interrupted export.
     """
     from leanq.campaigns import traces
 

@@ -59,16 +59,16 @@ def extract(
     theorem: str | None,
     as_json: bool,
 ) -> int:
-    """Print what a text declares, as Lean has compiled it here.
+    """Print a text's declarations, as Lean compiles them here.
 
-    Of each declaration: its name, kind and statement, its universe parameters, what it refers to in
-    the text and among its imports, the axioms behind it, and where it stands. Nothing of it is a
-    verdict: that is what submit and verify are for.
+    For each declaration: its name, kind and statement, its universe parameters, its references in
+    the text and among its imports, the axioms behind it, and its place. None of it is a verdict;
+    for verdicts use submit and verify.
 
-    A FILE of - is standard input. What --make prints has been compiled once more; a negation is
-    that a theorem's statement implies False.
+    A FILE of - is standard input. --make compiles its result once more. A negation says that a
+    theorem's statement implies False.
 
-    Exit code: 0, or 2 where Lean does not take the text.
+    Exit code: 0, or 2 if Lean refuses the text.
     """
     code = read_source(file)
     if not isinstance(code, str):
@@ -111,7 +111,7 @@ def extract(
             try:
                 after = await declarations_of(driver.opened.lean, request(made))
             except InvalidRequestError as error:
-                raise UsageError(f"what was made does not compile: {error}\n{made}") from None
+                raise UsageError(f"the new text does not compile: {error}\n{made}") from None
             _same(found, after, make)
             return made
 
@@ -144,13 +144,13 @@ def _chosen(found: Sequence[Declaration], name: str | None) -> Declaration:
 
 
 def _same(before: Sequence[Declaration], after: Sequence[Declaration], make: str) -> None:
-    """Raises UsageError unless what was there states the same as before."""
+    """Raises UsageError unless all earlier declarations have the same statements as before."""
     now = {each.name: (each.kind, each.statement) for each in after}
     for each in before:
-        # A negation ends where its theorem stood.
+        # A negation takes its theorem's place.
         is_gone = make == "negation" and each.name not in now
         if not is_gone and now.get(each.name) != (each.kind, each.statement):
-            raise UsageError(f"the text that was made states {each.name} otherwise")
+            raise UsageError(f"the new text states {each.name} otherwise")
 
 
 def _free_name(prefix: str, code: str) -> str:

@@ -1,4 +1,4 @@
-"""What ``leanq status --since`` prints and writes: what the last hours were."""
+"""``leanq status --since``: prints and writes the history of the last hours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_TENANTS = 5
 
 
 def print_history(settings: Settings, since_s: float, as_json: bool) -> None:
-    """Prints what happened in the last so many seconds, also when all workers are gone."""
+    """Prints the history of the last seconds; it outlives the workers."""
     periods = asyncio.run(history(settings, since_s))
     if as_json:
         for period in periods:
@@ -54,8 +54,8 @@ def print_history(settings: Settings, since_s: float, as_json: bool) -> None:
 
 
 def write_history(settings: Settings, since_s: float, out: str) -> None:
-    """Writes the measures of the last so many seconds to a Parquet file, which is replaced when
-    they are complete.
+    """Writes the measures of the last seconds to a Parquet file, which is replaced once they are
+    complete.
 
     Raises:
         UsageError: pyarrow is missing, or the file cannot be written.

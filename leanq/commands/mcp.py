@@ -23,9 +23,9 @@ from leanq.producer.request_builder import Check
 def mcp(url: str | None, as_json: bool, embedded: bool, **how: Unpack[Check]) -> None:
     """Serve tools for agents by the Model Context Protocol.
 
-    They are check, verify, step and search, over standard input and output. Where nothing names a
-    Redis (--url, LEANQ_URL or 'leanq up'), a server and a worker run for as long as it does. It
-    logs to standard error, with --json in JSON lines.
+    The tools are check, verify, step and search, over standard input and output. If nothing names a
+    Redis (--url, LEANQ_URL or 'leanq up'), a server and a worker run beside it. It logs to standard
+    error, with --json in JSON lines.
     """
     try:
         from leanq.trainers.mcp_server import make_server

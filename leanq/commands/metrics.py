@@ -21,7 +21,7 @@ from leanq.queue.settings import without_password
 
 log = logging.getLogger("leanq.metrics")
 
-# Prometheus gives a scrape ten seconds; a server that says nothing has to be reported before.
+# Prometheus gives a scrape ten seconds; report a silent server before.
 _LOOK_S = 7.0
 
 

@@ -1,4 +1,4 @@
-"""The options that several commands share, as decorators."""
+"""Options that several commands share, as decorators."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-# Kept in the command's context, since only the client that it makes in the end needs it.
+# Kept in the command's context, since only the client needs it.
 _INSECURE_HTTP = "leanq.insecure_http"
 
 
 class Duration(click.ParamType[float]):
-    """A time such as 90s, 30m, 24h or 1d, as seconds; of ``least_s`` or more."""
+    """A time such as 90s, 30m, 24h or 1d, in seconds; at least ``least_s``."""
 
     name = "duration"
 
@@ -45,7 +45,7 @@ DURATION = Duration()
 
 
 class WholeRange(click.IntRange):
-    """A range of whole numbers, of ``unit``."""
+    """A range of whole numbers, in ``unit``."""
 
     def __init__(self, least: int, most: int | None = None, unit: str = "") -> None:
         super().__init__(least, most)
@@ -59,7 +59,7 @@ class WholeRange(click.IntRange):
 
 
 class FiniteRange(click.FloatRange):
-    """A range of numbers, of ``unit``; click's own takes nan for one that lies in any."""
+    """A range of numbers, in ``unit``; click's own range takes nan."""
 
     def __init__(
         self, least: float, most: float, unit: str = "", *, min_open: bool = False
@@ -82,7 +82,8 @@ class FiniteRange(click.FloatRange):
 def _expected(
     range_: click.IntRange | click.FloatRange, what: str, unit: str, value: object
 ) -> str:
-    """click's own texts name neither the unit nor, of what is no number, the bounds."""
+    """Returns an error text; click's own name neither the unit nor, for a wrong number, the
+    bounds."""
     least, most = range_.min, range_.max
     if most is None:
         bounds = f"of at least {least:.10g}"
@@ -97,7 +98,7 @@ PORT = WholeRange(0, 65535)
 
 
 def combined(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
-    """Several options as one decorator; help lists them in this order."""
+    """Combines several options into one decorator; help lists them in this order."""
 
     def decorate(command: _F) -> _F:
         for option in reversed(options):
@@ -132,7 +133,7 @@ url = _url("The queue's Redis: redis://, rediss:// or unix://")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
 
 queue = combined(url, as_json)
-"""What every command that talks to the queue takes."""
+"""The options of every command that talks to the queue."""
 
 
 def _keep(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -140,7 +141,7 @@ def _keep(context: click.Context, _: click.Parameter, value: bool) -> None:
 
 
 def allows_insecure_http() -> bool:
-    """Whether the command that runs was given ``--insecure-http``."""
+    """Returns whether the running command was given ``--insecure-http``."""
     return bool(click.get_current_context().meta.get(_INSECURE_HTTP))
 
 
@@ -154,19 +155,19 @@ client = combined(
         is_flag=True,
         expose_value=False,
         callback=_keep,
-        help="Speak to a gateway by http:// beyond this machine, too, which shows the key and the "
-        "texts to the network.",
+        help="Allow http:// to a gateway on another machine, which shows the key and the texts to "
+        "the network.",
     ),
     as_json,
 )
-"""The same of a command that asks as any client does, and so also through a gateway."""
+"""The options of every command that works as a client, and so also through a gateway."""
 
 metrics_host = click.option(
     "--metrics-host",
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Where metrics are served, to whoever reaches it; 0.0.0.0 for all addresses.",
+    help="The address for metrics, for whoever reaches it; 0.0.0.0 for all addresses.",
 )
 
 env = click.option(
@@ -180,7 +181,7 @@ env = click.option(
 repl = click.option(
     "--repl",
     metavar="COMMAND",
-    help="What starts Lean's REPL, such as 'lake env path/to/repl'.",
+    help="The command that starts Lean's REPL, such as 'lake env path/to/repl'.",
 )
 
 embedded = click.option(
@@ -194,8 +195,8 @@ wait = click.option(
     "wait_s",
     type=FiniteRange(0, 7 * 86400, "seconds"),
     metavar="SECONDS",
-    help="Wait so long for a worker that serves the environment [default: without end on a "
-    "terminal, else 600]. A gateway does not tell; this has no effect there.",
+    help="How long to wait for a worker that serves the environment [default: without end on a "
+    "terminal, else 600]. It has no effect with a gateway.",
 )
 
 env_of_state = click.option(
@@ -210,7 +211,7 @@ lean = combined(
         metavar="NAME",
         default="default",
         show_default=True,
-        help="On whose behalf; tenants are served round-robin.",
+        help="The tenant who asks; tenants take turns.",
     ),
     click.option(
         "--priority",
@@ -256,18 +257,18 @@ lean = combined(
     click.option(
         "--audit/--no-audit",
         default=True,
-        help="Judge what Lean accepts; without, it is unjudged [default: yes].",
+        help="Judge a text that Lean takes; otherwise it ends unjudged [default: yes].",
     ),
     click.option(
         "--trust-programs",
         is_flag=True,
-        help="Vouch for a text that runs programs of its own while Lean reads it: it can then be "
-        "accepted, and its reason stays runs_programs.",
+        help="Vouch for texts that run programs of their own while Lean reads them. They can then "
+        "be accepted, and keep the reason runs_programs.",
     ),
 )
-"""How Lean is asked; the fields of :class:`~leanq.producer.request_builder.Check`."""
+"""The options of a request; the fields of :class:`~leanq.producer.request_builder.Check`."""
 
 
 def in_environment(env: str | None, how: Any) -> Any:
-    """``how`` with the environment, if one was named."""
+    """Returns ``how`` with the environment, if one was named."""
     return how if env is None else {**how, "env": env}

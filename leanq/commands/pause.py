@@ -27,7 +27,7 @@ _which = options.combined(
 def pause(url: str | None, as_json: bool, env: str | None, tenant: str | None) -> None:
     """Hold an environment's or a tenant's requests back.
 
-    None of them starts until 'leanq resume'; what runs already goes on to its end.
+    None of them starts until 'leanq resume'; running requests go on to their end.
     """
     _change(url, as_json, env, tenant, paused=True)
 
@@ -36,7 +36,7 @@ def pause(url: str | None, as_json: bool, env: str | None, tenant: str | None) -
 @options.queue
 @_which
 def resume(url: str | None, as_json: bool, env: str | None, tenant: str | None) -> None:
-    """Let an environment or a tenant go on that was paused."""
+    """Resume a paused environment or tenant."""
     _change(url, as_json, env, tenant, paused=False)
 
 
@@ -62,7 +62,7 @@ def _change(
 async def _hold_back(
     settings: Settings, kind: Literal["environment", "tenant"], name: str, paused: bool
 ) -> tuple[bool, list[str]]:
-    """Whether that changed anything, and what is paused now."""
+    """Returns whether that changed anything, and what is paused now."""
     async with every_shard(settings) as queues:
         if kind == "environment":
             await _check_environment(queues, name)
@@ -73,7 +73,7 @@ async def _hold_back(
 
 
 async def _check_environment(queues: Sequence[Queue], name: str) -> None:
-    """Raises UnknownEnvironmentError for one that is neither offered nor paused."""
+    """Raises UnknownEnvironmentError for an environment that is neither offered nor paused."""
     known = {known for queue in queues for known in await queue.environments()}
     if name in known:
         return

@@ -1,4 +1,4 @@
-"""Progress of a campaign, on a terminal or in plain lines."""
+"""Shows a campaign's progress, on a terminal or in plain lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 
 from leanq.campaigns.coordinator import Command, Progress
 
-# Between two plain lines; the time over which rates are taken.
+# The time between two plain lines, and the time over which rates are taken.
 _LINE_S = 10.0
 _RATE_S = 60.0
 _BAD_ROWS_SHOWN = 100
@@ -46,7 +46,7 @@ class Shown(contextlib.ExitStack):
 
             columns = (BarColumn(), TextColumn("{task.description}"))
             self._bar = self.enter_context(
-                # Lines are left whole, as people copy them.
+                # Lines are not wrapped, since people copy them.
                 Bar(*columns, transient=True, console=Console(stderr=True, soft_wrap=True))
             )
             self._task = self._bar.add_task("", total=None)
@@ -89,12 +89,12 @@ class Shown(contextlib.ExitStack):
 
 
 def _print(text: str) -> None:
-    # The stream is named, since click's own would write across the progress bar.
+    # click's own choice of the stream would write across the progress bar.
     click.echo(f"leanq: {text}", file=sys.stderr)
 
 
 def summary(counts: Mapping[str, int]) -> str:
-    """Counts by verdict as one line, the most frequent first."""
+    """Returns counts by verdict as one line, the most frequent first."""
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     return ", ".join(f"{count:,} {name}" for name, count in ordered if count) or "nothing"
 

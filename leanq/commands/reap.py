@@ -20,7 +20,7 @@ from leanq.queue.settings import Settings
 def reap(url: str | None, as_json: bool, watch: bool) -> None:
     """Requeue requests whose worker's lease has expired.
 
-    Workers do this themselves; it serves a queue whose workers are all gone.
+    Workers do this themselves; use it for a queue whose workers are all gone.
     """
     asyncio.run(_reap(queue_settings(url), as_json, watch))
 

@@ -1,4 +1,4 @@
-"""What people see of replies: the lines of one, colours, and the summary of many."""
+"""Shows replies to people: the lines of one, colours, and the summary of many."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _COLOURS = {
     "rejected": "red",
     "exhausted": "red",
 }
-# Of leanq's outcomes, none of which says anything about the proof.
+# leanq's own outcomes say nothing about the proof.
 _COLOUR_OF_OTHERS = "magenta"
-# A verdict for each text, from the best to the worst; then texts that could not be sent.
+# Verdicts from the best to the worst, then texts that could not be sent.
 _IN_SUMMARY = (*get_args(Verdict), "error")
-# So many replies are shown with all that Lean says of their environment.
+# The first replies with such a reason are shown with all of Lean's messages.
 _EXPLAINED = 3
-# Reasons that lie in the environment when most of a batch has them, and what to ask then.
+# If most of a batch has one of these reasons, it lies in the environment.
 _OF_ENVIRONMENT = {
     "unknown_import": "texts import what the environment {!r} does not have; is it the right "
     "--env?",
@@ -38,7 +38,7 @@ _OF_ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one file ended: a reply, or why there is none."""
+    """The end of one file: a reply, or why there is none."""
 
     file: str
     reply: Reply | None = None
@@ -51,18 +51,19 @@ class Ended:
 
 
 def coloured(verdict: str | None) -> str:
-    """The verdict as a terminal shows it; ``click.echo`` strips the colour elsewhere."""
+    """Returns the verdict in its colour; ``click.echo`` strips that off a terminal."""
     colour = _COLOURS.get(verdict or "", _COLOUR_OF_OTHERS)
     return click.style(verdict or "no verdict", fg=colour, bold=True)
 
 
 def _is_of_bytes(character: str) -> bool:
-    """Whether it stands for a byte of a name that is no Unicode, as Python has it."""
+    """Returns whether Python uses it for a byte of a name that is not Unicode."""
     return "\udc80" <= character <= "\udcff"
 
 
 def lines_of(file: str, reply: Reply, *, brief: bool = False) -> Iterator[str]:
-    """The lines of a reply to a check or a verification; ``brief``: without its messages."""
+    """Yields the lines of a reply to a check or a verification; ``brief`` leaves its messages
+    out."""
     # A file's name could otherwise print lines of its own.
     file = "".join(c if c.isprintable() or _is_of_bytes(c) else repr(c)[1:-1] for c in file)
     notes: list[str] = [reply.reason] if reply.reason else []
@@ -73,7 +74,7 @@ def lines_of(file: str, reply: Reply, *, brief: bool = False) -> Iterator[str]:
     for failure in reply.failed:
         yield from hanging(f"  {printable(failure.name)}: {failure.rule}: ", failure.text)
     for m in () if brief else reply.messages:
-        # The judge's own message is for those that read no `failed`.
+        # The judge's own message is for readers that ignore `failed`.
         if any(m.text.endswith(f"{f.name}: {f.rule}: {f.text}") for f in reply.failed):
             continue
         yield from hanging(f"  {file}:{m.line}:{m.column}: {m.severity}: ", m.text)
@@ -85,13 +86,13 @@ def lines_of(file: str, reply: Reply, *, brief: bool = False) -> Iterator[str]:
 
 
 def shown_lines(text: str) -> list[str]:
-    """The lines of what Lean has said. It quotes its text, whose author could otherwise steer the
-    terminal and write another verdict over this one's or its neighbour's."""
+    """Returns the lines of Lean's text without control characters. It quotes a candidate, whose
+    author could otherwise steer the terminal and write over verdicts."""
     return [printable(line.expandtabs()) for line in text.splitlines()]
 
 
 def hanging(head: str, text: str) -> Iterator[str]:
-    """What Lean has said behind a head, its further lines indented."""
+    """Yields Lean's text behind a head, its further lines indented."""
     first, *more = shown_lines(text) or [""]
     yield f"{head}{first}"
     yield from (f"    {line}".rstrip() for line in more)
@@ -105,11 +106,11 @@ class Summary:
         self.count = 0
         self._verdicts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
-        # Of the queue, with the first file and how many files they are for.
+        # By the error's text: the first file, and how many files it is for.
         self._failures: dict[str, tuple[str, int]] = {}
 
     def explained(self, ended: Ended) -> bool:
-        """Whether others have said the same of the environment before."""
+        """Returns whether several others have said the same of the environment before."""
         reason = (ended.reply and ended.reply.reason) or ""
         return reason in _OF_ENVIRONMENT and self._reasons[reason] > _EXPLAINED
 
@@ -125,13 +126,13 @@ class Summary:
             self._reasons[ended.reply.reason] += 1
 
     def failures(self) -> Iterator[str]:
-        """Yields what was wrong with the queue, each with the files that it kept from an answer."""
+        """Yields each trouble with the queue, and the files that got no answer because of it."""
         for text, (first, count) in self._failures.items():
             others = f" and {plural(count - 1, 'other file')}" if count > 1 else ""
             yield f"{printable(first)}{others}: {text}"
 
     def line(self, seconds: float) -> str:
-        """``2 accepted, 1 rejected in 1.1 s``, with what was counted coloured."""
+        """Returns ``2 accepted, 1 rejected in 1.1 s``, in colours."""
         parts = []
         for verdict in _IN_SUMMARY:
             if count := self._verdicts[verdict]:
@@ -141,7 +142,7 @@ class Summary:
         return f"{', '.join(parts) or 'nothing checked'} in {seconds:.1f} s"
 
     def warning(self, env: str) -> str | None:
-        """What to say where most texts failed for one reason that is not theirs."""
+        """Returns a warning if most texts failed for one reason that is not theirs."""
         for reason, text in _OF_ENVIRONMENT.items():
             count = self._reasons[reason]
             if count >= 2 and 2 * count > self.count:

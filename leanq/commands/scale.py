@@ -33,8 +33,8 @@ _options = options.combined(
         "--target",
         type=click.Choice(["k8s", "local", "print"]),
         required=True,
-        help="Where workers are started: in a Kubernetes cluster, on this machine, or "
-        "nowhere (decisions are printed).",
+        help="The place for workers: a Kubernetes cluster, this machine, or none (decisions are "
+        "printed).",
     ),
     click.option(
         "--env",
@@ -63,7 +63,7 @@ _options = options.combined(
         type=options.WholeRange(1),
         default=1,
         show_default=True,
-        help="Slots per worker, as long as no worker is alive to say so.",
+        help="Slots per worker, until a living worker tells.",
     ),
     click.option(
         "--deadline",
@@ -72,7 +72,7 @@ _options = options.combined(
         default="10m",
         show_default=True,
         metavar="DURATION",
-        help="How soon a backlog has to be cleared.",
+        help="The time within which a backlog has to be cleared.",
     ),
     click.option(
         "--scale-down-delay",
@@ -103,8 +103,8 @@ _options = options.combined(
         "--worker",
         default="",
         metavar="OPTIONS",
-        help="With --target local: the options of each 'leanq worker', --url among them where "
-        "workers have a user of their own.",
+        help="With --target local: the options of each 'leanq worker', with --url if workers have "
+        "a user of their own.",
     ),
     click.option(
         "--namespace",
@@ -162,7 +162,7 @@ def scale(
         elif target == "print" or decision.target != stats.order:
             click.echo(f"{name}: {decision.target} workers, {decision.reason}: {decision.text}")
 
-    # A decision that orders nothing is of no concern to others.
+    # A decision that orders nothing does not concern others.
     who = "" if target == "print" else f"{socket.gethostname()}-{secrets.token_hex(4)}"
     kubernetes = {"namespace": namespace, "deployment": deployment, "hpa": hpa}
     made = Scaler(
@@ -180,12 +180,12 @@ def scale(
         asyncio.run(until_signal(made.run()))
 
 
-# The target to which each option belongs.
+# The target that each option belongs to.
 _OF_TARGET = {"worker": "local", "namespace": "k8s", "deployment": "k8s", "hpa": "k8s"}
 
 
 def _check_target(target: str, environments: Sequence[str], name: str) -> None:
-    """Raises UsageError where options have no effect, or two environments are sized as one."""
+    """Raises UsageError if options have no effect, or two environments would share one size."""
     context = click.get_current_context()
     for option, only in _OF_TARGET.items():
         given = context.get_parameter_source(option) is ParameterSource.COMMANDLINE

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("leanq.gateway")
 
 _READY_TIMEOUT_S = 5.0
-# Requests that are under way outlive a restart of the queue's server, and no more.
+# A request under way outlives a restart of the queue's server, and no more.
 _UNAVAILABLE_TIMEOUT_S = 30.0
 
 
@@ -58,29 +58,28 @@ _UNAVAILABLE_TIMEOUT_S = 30.0
     "hostnames",
     multiple=True,
     metavar="NAME",
-    help="A name under which clients reach it, besides localhost; may be given several times. "
-    "Requests for other names are refused; *.NAME stands for all below a name, * for any.",
+    help="A name, besides localhost, by which clients reach it; may be given several times. "
+    "Requests for other names are refused. *.NAME stands for all below a name, * for any.",
 )
 @click.option(
     "--keys",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The keys that callers need, in TOML; a change is read without a restart. Without, all "
-    "of this machine may call.",
+    help="The callers' keys, in TOML; changes need no restart. Without the file, everyone on this "
+    "machine may call.",
 )
 @click.option(
     "--make-key",
     is_flag=True,
-    help="Where the file of --keys does not exist, write it with one key, and show the key once.",
+    help="If the file of --keys does not exist, write it with one key, and show the key once.",
 )
 @click.option(
     "--env",
     metavar="NAME[=PATH]",
     default=DEFAULT_ENVIRONMENT,
     show_default=True,
-    help="The environment of requests that name none, where their key names none either. PATH is "
-    "its Lake project or folder of .olean files, for the worker that a gateway without a queue "
-    "starts.",
+    help="The environment of requests that name none, and whose key names none. PATH is its Lake "
+    "project or folder of .olean files, for the worker that a gateway without a queue starts.",
 )
 @click.option(
     "--grace",
@@ -89,22 +88,22 @@ _UNAVAILABLE_TIMEOUT_S = 30.0
     metavar="SECONDS",
     default=30.0,
     show_default=True,
-    help="Seconds from SIGTERM to the end, in which what is under way may finish.",
+    help="Seconds from SIGTERM to the end; requests under way may finish within them.",
 )
 @click.option(
     "--campaigns",
     "campaigns_folder",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="FOLDER",
-    help="Take campaigns, whose rows and results lie in this folder; 'leanq campaign worker' needs "
-    "it at the same path, and the same LEANQ_RQ_URL. Without, there are none.",
+    help="Take campaigns, and keep their rows and results in this folder. 'leanq campaign worker' "
+    "needs the same path and the same LEANQ_RQ_URL.",
 )
 @click.option(
     "--metrics-port",
     type=options.PORT,
     metavar="PORT",
     help="Serve /metrics and /healthz on this port of --host; 0 takes any free one, and logs it. "
-    "/healthz is 200 while the queue answers and the gateway goes on, else 503.",
+    "/healthz is 200 while queue and gateway work, else 503.",
 )
 def serve(
     url: str | None,
@@ -119,10 +118,10 @@ def serve(
     campaigns_folder: Path | None,
     metrics_port: int | None,
 ) -> None:
-    """Serve HTTP until SIGTERM, then end what runs.
+    """Serve HTTP, and a page that shows the fleet, until SIGTERM.
 
-    Its interfaces are leanq's own, Kimina Lean Server's, and a page for browsers that shows the
-    fleet. Where nothing names a queue it starts one, with a worker. With --json it logs JSON lines.
+    The interfaces are leanq's own and Kimina Lean Server's. Requests under way may finish. If
+    nothing names a queue it starts one, with a worker. With --json it logs JSON lines.
     """
     try:
         from leanq.gateway import server
@@ -171,16 +170,16 @@ def serve(
                 bound, shown = listener.getsockname()[1], f"[{host}]" if ":" in host else host
                 with _metrics_page(app.state, host, metrics_port):
                     log.info("the gateway is at http://%s:%d (Ctrl-C ends it)", shown, bound)
-                    # What is imported by now stays. To look through it at each collection takes a
-                    # fifth of the CPU time of a request in a batch.
+                    # All imports stay. To walk through them in each collection takes a fifth of a
+                    # batched request's CPU time.
                     gc.collect()
                     gc.freeze()
-                    # And what lives for the length of a request is no garbage, however much it is.
+                    # Objects that live as long as a request are no garbage either.
                     gc.set_threshold(50_000, 20, 50)
 
                     def end(_: object) -> None:
                         gateway.stop()
-                        # No request that is under way can end any more.
+                        # No request under way can end any more.
                         app.state.ending.set()
 
                     for task in own:
@@ -194,13 +193,13 @@ def serve(
 
 
 def _log(as_json: bool) -> None:
-    """Logs to standard error what the gateway and its HTTP server have to say."""
+    """Logs the gateway and its HTTP server to standard error."""
     # Needs the extra.
     from leanq.gateway.logs import SparingFilter, access
 
     log_to_stderr(as_json)
     if not as_json:
-        # People are not told of each request.
+        # People do not get a line for each request.
         access.setLevel(logging.WARNING)
     handlers = logging.getLogger("leanq").handlers
     for handler in handlers:
@@ -213,10 +212,10 @@ def _log(as_json: bool) -> None:
 async def _queue_at(
     url: str | None, environments: list[str]
 ) -> AsyncIterator[tuple[str | Settings, list[asyncio.Task[Any]]]]:
-    """The queue at ``url``, or that of ``leanq up``, or one of the gateway's own.
+    """Yields the queue at ``url``, or that of ``leanq up``, or one of the gateway's own.
 
-    Yields where it is. For a queue of the gateway's own it yields two tasks as well, which end only
-    with an error: that of the server and that of the worker.
+    For a queue of its own it also yields two tasks, its server's and its worker's, which end only
+    with an error.
     """
     written = UpFile(os.environ).read
     if url:
@@ -256,7 +255,7 @@ def _tenant_campaigns(url: str, folder: Path | None) -> Iterator[TenantCampaigns
 def _metrics_page(
     state: Any, host: str, port: int | None
 ) -> contextlib.AbstractContextManager[object]:
-    """The gateway's metrics, if a port was named for them."""
+    """Returns the gateway's metrics page, if a port was named for it."""
     if port is None:
         return contextlib.nullcontext()
     loop = asyncio.get_running_loop()

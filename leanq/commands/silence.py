@@ -1,4 +1,4 @@
-"""Says why the requests of a command do not end, and gives up where no worker comes."""
+"""Says why a command's requests do not end, and gives up if no worker comes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leanq.queue.queue import Queue
 from leanq.queue.settings import Settings, without_password
 
 _LOOK_AFTER_S = 3.0
-# Between two looks the time doubles, as living workers tell much of themselves.
+# The time doubles between looks, since living workers send a lot about themselves.
 _LOOK_EVERY_S = 30.0
 _ANSWERS_WITHIN_S = 5.0
 
@@ -29,16 +29,16 @@ async def explain_silence(
     ended: Callable[[], int],
     wait_s: float | None = None,
 ) -> NoReturn:
-    """Says once why nothing ends: no queue answers, an operator holds it back, or no worker is
-    alive. Runs until it is cancelled.
+    """Says once why nothing ends: no queue answers, an operator holds requests back, or no worker
+    is alive. Runs until it is cancelled.
 
     Args:
-        clusters: where the requests are; none behind a gateway, which does not tell.
-        ended: how many requests have ended.
-        wait_s: how long to wait for a worker that serves the environment; without end if ``None``.
+        clusters: where the requests are; empty behind a gateway, which does not tell.
+        ended: returns how many requests have ended.
+        wait_s: how long to wait for a worker that serves the environment; ``None`` for no limit.
 
     Raises:
-        NoWorkerError: none came in that time.
+        NoWorkerError: no worker came in that time.
     """
     said: set[str] = set()
     before, alone_since_s = 0, time.monotonic()
@@ -70,7 +70,7 @@ async def explain_silence(
 
 
 async def _why(queues: Sequence[Queue], how: Check) -> tuple[set[str], bool]:
-    """What may hold requests up, and whether it is that no worker is alive for them."""
+    """Returns what may hold requests up, and whether no worker is alive for them."""
     env, tenant = how["env"], how["tenant"]
     failed: set[str] = set()
     held: set[str] = set()
@@ -81,7 +81,7 @@ async def _why(queues: Sequence[Queue], how: Check) -> tuple[set[str], bool]:
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
                 workers, paused = await queue.living(), await queue.paused()
         except NotPermittedError:
-            # As with the users of an older release.
+            # This user may not ask.
             return set(), False
         except UnavailableError as error:
             failed.add(f"{error}; the requests wait for it")

@@ -26,7 +26,7 @@ from leanq.states import RedisStates
 _UNAVAILABLE_TIMEOUT_S = 30.0
 _T = TypeVar("_T")
 
-# A state's id is 64 digits; eight say in which shard and bucket it is.
+# A state's id has 64 digits; the first eight tell its shard and bucket.
 _ID = re.compile(r"[0-9a-f]{8,64}")
 _DIGITS = 64
 
@@ -41,7 +41,7 @@ def state() -> None:
 @options.client
 @options.env_of_state
 def show(state: str, url: str | None, as_json: bool, env: str | None) -> None:
-    """Show the recipe of a state: its source up to the hole, and the tactics so far."""
+    """Show a state's recipe: its source up to the hole, and the tactics so far."""
     state, exported = _export(url, state, env)
     recipe = unpack_export(exported)
     line, column = _place(recipe)
@@ -70,12 +70,12 @@ def show(state: str, url: str | None, as_json: bool, env: str | None) -> None:
     metavar="FILE",
     default="-",
     show_default=True,
-    help="Where to write; - is standard output.",
+    help="The file to write; - is standard output.",
 )
 def export(state: str, url: str | None, as_json: bool, env: str | None, output: str) -> None:
-    """Write bytes that mean the same state wherever there is the same environment.
+    """Write bytes that mean the same state wherever the same environment is.
 
-    With --json an object with these bytes in base 64.
+    With --json, prints an object with these bytes in base 64.
     """
     state, data = _export(url, state, env)
     if as_json:
@@ -95,7 +95,7 @@ def export(state: str, url: str | None, as_json: bool, env: str | None, output: 
 @options.client
 @options.env
 def import_(file: str, url: str | None, as_json: bool, env: str) -> None:
-    """Take in a state that was exported, and print its id.
+    """Import an exported state, and print its id.
 
     A FILE of - is standard input.
     """
@@ -108,7 +108,7 @@ def import_(file: str, url: str | None, as_json: bool, env: str) -> None:
 
 
 def _export(url: str | None, state: str, env: str | None) -> tuple[str, bytes]:
-    """The state's whole id, and its export."""
+    """Returns the state's whole id, and its export."""
     where: InEnvironment = options.in_environment(env, {})
 
     async def export(client: AsyncLeanQClient, whole: str) -> tuple[str, bytes]:
@@ -120,7 +120,7 @@ def _export(url: str | None, state: str, env: str | None) -> tuple[str, bytes]:
 def ask_about(
     url: str | None, state: str, call: Callable[[AsyncLeanQClient, str], Awaitable[_T]]
 ) -> _T:
-    """As :func:`ask`, of the state whose id, or a unique beginning of it, is ``state``."""
+    """Calls :func:`ask` about the state whose id is ``state`` or begins uniquely with it."""
 
     async def of_whole_id(client: AsyncLeanQClient) -> _T:
         return await call(client, await _whole_id(client, state))
@@ -130,7 +130,7 @@ def ask_about(
 
 async def _whole_id(client: AsyncLeanQClient, text: str) -> str:
     if not client.clusters:
-        # A gateway knows whole ids alone, which have its seal where it has keys.
+        # A gateway with keys seals ids, and knows whole ids alone.
         return text
     if not _ID.fullmatch(text):
         raise InvalidRequestError(
@@ -154,10 +154,10 @@ async def _whole_id(client: AsyncLeanQClient, text: str) -> str:
 
 
 def ask(url: str | None, call: Callable[[AsyncLeanQClient], Awaitable[_T]]) -> _T:
-    """The result of one call of a client, which Ctrl-C and SIGTERM withdraw.
+    """Returns the result of one call of a client; Ctrl-C and SIGTERM withdraw it.
 
     Raises:
-        InvalidRequestError: no worker can carry it out as it is.
+        InvalidRequestError: no worker can carry the call out as it is.
         Stopped: a signal came.
     """
 

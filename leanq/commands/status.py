@@ -41,11 +41,11 @@ from leanq.queue.shape import check_shape
 _EVERY_S = 1.0
 # Rates are over so many looks: enough to be read, few enough to follow.
 _LOOKS = 11
-# Of the workers in plain output of --watch, which no screen bounds.
+# The most workers in plain output of --watch, which no screen bounds.
 _MOST_WORKERS = 10
 _MOST_TENANTS = 5
 _MOST_MEMORIES = 5
-# Of the server's memory; LeanQRedisMemoryHigh begins there, too.
+# The share of the server's memory at which LeanQRedisMemoryHigh begins, too.
 _NEARLY_FULL = 0.85
 _SHOWN_OF_WORKERS: Mapping[str, type] = {
     "slots": int,
@@ -61,12 +61,12 @@ _SHOWN_OF_WORKERS: Mapping[str, type] = {
     "since_s",
     type=options.DURATION,
     metavar="DURATION",
-    help="What happened in the last 30m, 24h or 1d, by periods.",
+    help="Show the last 30m, 24h or 1d, by periods.",
 )
 @click.option(
     "--out",
     metavar="FILE",
-    help="With --since: write all of it to a Parquet file, by the minute.",
+    help="With --since: write the history to a Parquet file, by the minute.",
 )
 @click.option("--watch", is_flag=True, help="Look once a second until interrupted.")
 def status(
@@ -74,9 +74,9 @@ def status(
 ) -> None:
     """Show what waits, what runs, what ended, and the workers."""
     if out is not None and since_s is None:
-        raise UsageError("--out takes what --since shows; say for how long, such as --since 24h")
+        raise UsageError("--out writes what --since shows; give both, such as --since 24h")
     if watch and since_s is not None:
-        raise UsageError("--watch shows what happens and --since what happened; give one")
+        raise UsageError("give either --watch or --since")
     settings = queue_settings(url)
     if watch:
         _watch(settings, as_json)
@@ -94,14 +94,14 @@ def _once(settings: Settings, as_json: bool) -> None:
 
 
 async def _look(settings: Settings) -> FleetStats:
-    """One look; raises UsageError where the fleet serves another number of shards."""
+    """Looks once; raises UsageError if the fleet serves another number of shards."""
     async with every_shard(settings) as queues:
         await check_shape(queues[0])
         return await _stats_of(queues)
 
 
 async def _stats_of(queues: Sequence[Queue]) -> FleetStats:
-    """One look, without the server's memory where this user may not ask for it."""
+    """Looks once, without the server's memory if this user may not ask for it."""
     try:
         return await fleet_stats_of(queues)
     except NotPermittedError:
@@ -109,11 +109,11 @@ async def _stats_of(queues: Sequence[Queue]) -> FleetStats:
         return FleetStats(time.time(), found, environments_of(found))
 
 
-# What a look says
+# The JSON of a look
 
 
 def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None) -> dict[str, Any]:
-    """What ``leanq status --json`` prints; with rates where there were looks before."""
+    """Returns what ``leanq status --json`` prints, with rates if there were looks before."""
     status = seen.status
     counters = status.counters
     return {
@@ -121,7 +121,7 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
         "url": without_password(settings.url),
         "environments": _environments(seen, rates),
         "waiting": [
-            # All of a paused environment is held back, of whatever tenant.
+            # In a paused environment all is held back, whatever the tenant.
             asdict(row) | ({"held": row.waiting} if f"e:{row.environment}" in status.paused else {})
             for row in status.priorities
         ],
@@ -163,7 +163,7 @@ def _record_of(settings: Settings, seen: FleetStats, rates: _Rates | None = None
 
 
 def _environments(seen: FleetStats, rates: _Rates | None) -> dict[str, dict[str, Any]]:
-    """Of each environment what it is and what it does, the busiest first."""
+    """Returns what each environment is and does, the busiest first."""
     found = {}
     by_size = sorted(
         seen.environments.items(), key=lambda item: (-(item[1].waiting + item[1].running), item[0])
@@ -191,8 +191,8 @@ def _environments(seen: FleetStats, rates: _Rates | None) -> dict[str, dict[str,
 
 
 def _in_no_hands(seen: FleetStats) -> dict[str, dict[str, int]]:
-    """Requests that wait in environments that no scaler sizes, where there are scalers, and in
-    those of the rest that no living worker offers."""
+    """Returns the requests that nothing serves: if there are scalers, those in environments that
+    none sizes, else those in environments that no living worker offers."""
     found = {name: count for name, count in unsized(seen, ()).items() if count}
     if decisions_of(seen.status):
         return {"unsized": found, "unserved": {}}
@@ -201,7 +201,7 @@ def _in_no_hands(seen: FleetStats) -> dict[str, dict[str, int]]:
 
 
 def _beginning(counters: Mapping[str, int], prefix: str) -> dict[str, int]:
-    """The counters whose names begin so, by the rest of their names."""
+    """Returns the counters with such a prefix, by the rest of their names."""
     return {
         name.removeprefix(prefix): n
         for name, n in sorted(counters.items())
@@ -224,7 +224,7 @@ def _lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _summary(record: dict[str, Any]) -> Iterator[str]:
-    """The queue as a whole, and what the scaler decided."""
+    """Yields the queue as a whole, and the scaler's decisions."""
     yield f"queue       {record['url']}"
     waiting = sum(row["waiting"] for row in record["waiting"])
     waiting += sum(record["quarantined"].values())
@@ -298,7 +298,7 @@ def _summary(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _memory_lines(record: dict[str, Any]) -> Iterator[str]:
-    """The replay memories, and how much they have dropped."""
+    """Yields the replay memories, and how much they have dropped."""
     found = sorted(record["memories"].items(), key=lambda item: (-item[1]["size_bytes"], item[0]))
     for name, row in found[:_MOST_MEMORIES]:
         dropped = f", {row['dropped']:,} dropped" if row["dropped"] else ""
@@ -309,7 +309,7 @@ def _memory_lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _cpu_lines(record: dict[str, Any]) -> Iterator[str]:
-    """What CPU time was used for, the most of it first."""
+    """Yields the uses of CPU time, the largest first."""
     for name, each in record["environments"].items():
         used = sorted(each["tenants_cpu_s"].items(), key=lambda item: (-item[1], item[0]))
         if used:
@@ -322,7 +322,7 @@ def _cpu_lines(record: dict[str, Any]) -> Iterator[str]:
         yield f"weights     of CPU time: {weights}; other tenants 1"
 
 
-# How Lean came by the context of a goal: the part of its text that comes before it.
+# How Lean got the context of a goal: the part of its text before it.
 _WAYS = {
     "warm": "loaded from this worker's disk",
     "cold": "loaded from Redis",
@@ -334,8 +334,8 @@ _WAYS = {
 def _environment_table(
     record: dict[str, Any], *, watched: bool = False, most: int | None = None
 ) -> list[str]:
-    """By environment what waits and runs; ``watched``: with rates, which take two looks, and with
-    what is paused, which otherwise stands in a table of its own."""
+    """Returns a table of what waits and runs by environment. ``watched`` adds rates, which take two
+    looks, and what is paused, which otherwise has a table of its own."""
     rows = []
     apart = watched and any(each["paused"] for each in record["environments"].values())
     for name, each in list(record["environments"].items())[:most]:
@@ -403,7 +403,7 @@ def _worker_table(record: dict[str, Any], most: int | None = None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The last look that succeeded, and what has been wrong since; either may be missing."""
+    """The last successful look, and the trouble since; either may be missing."""
 
     record: dict[str, Any] | None
     trouble: str = ""
@@ -413,7 +413,7 @@ _Show = Callable[[_Seen], None]
 
 
 def _watch(settings: Settings, as_json: bool) -> None:
-    """Shows the queue until interrupted: on a terminal in place, elsewhere look after look."""
+    """Shows the queue until interrupted: in place on a terminal, look after look elsewhere."""
     if as_json:
         show = _json_lines(settings)
     elif sys.stdout.isatty() and not Console().is_dumb_terminal:
@@ -438,7 +438,7 @@ async def _look_again(settings: Settings, show: _Show) -> None:
                 rates.add(look_.result())
                 seen = _Seen(_record_of(settings, look_.result(), rates))
             except QueueError as error:
-                # It may come back, and then this goes on.
+                # The queue may come back.
                 seen = _Seen(seen.record, str(error))
             finally:
                 look_.cancel()
@@ -448,7 +448,7 @@ async def _look_again(settings: Settings, show: _Show) -> None:
 
 
 class _Rates:
-    """How many requests came and ended per second, by environment, over the last looks."""
+    """Counts the requests that came and ended per second, by environment, over the last looks."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, dict[str, tuple[int, int]]]] = deque(maxlen=_LOOKS)
@@ -458,7 +458,7 @@ class _Rates:
             name: (stats.submitted, stats.finished.total())
             for name, stats in seen.environments.items()
         }
-        # A server that was restarted, or a replica that took over, counts from less.
+        # A server counts from less after a restart or a failover.
         if self._looks and any(
             counts.get(name, (0, 0))[n] < before[n]
             for name, before in self._looks[-1][1].items()
@@ -468,7 +468,7 @@ class _Rates:
         self._looks.append((seen.at_s, counts))
 
     def of(self, name: str) -> tuple[float, float] | None:
-        """Per second; None where there were no two looks yet."""
+        """Returns both rates per second; None before the second look."""
         (start_s, first), (end_s, last) = self._looks[0], self._looks[-1]
         if end_s <= start_s:
             return None
@@ -523,7 +523,7 @@ def _worker_count(workers: list[dict[str, Any]]) -> str:
 @contextlib.contextmanager
 def _live() -> Iterator[_Show]:
     console = Console()
-    # On a screen of its own, so that a terminal that changes its size is no trouble.
+    # On a screen of its own, the terminal may change its size.
     with Live(console=console, screen=True, auto_refresh=False) as live:
         last: RenderableType = ""
 
@@ -533,7 +533,7 @@ def _live() -> Iterator[_Show]:
             live.update(last, refresh=True)
 
         yield show
-    # The screen is gone, and its reader may want to keep what it showed.
+    # The screen is gone; keep what it showed.
     console.print(last)
 
 
@@ -558,7 +558,7 @@ def _view(seen: _Seen, console: Console) -> RenderableType:
         rows.append(_text(f"and {len(names) - shown} more", "dim"))
     workers = record["workers"]
     rows += (*gap, _text(_worker_count(workers), "bold" if workers else "yellow"))
-    # Below the titles.
+    # The rows below the titles.
     room = console.height - len(rows) - 1
     if room > 0 and workers:
         table = _worker_table(record, room)

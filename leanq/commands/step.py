@@ -25,12 +25,12 @@ from leanq.queue.requests import Reply, step_reply_to_json
 def step(
     state: str, tactic: str, url: str | None, as_json: bool, env: str | None, **how: Any
 ) -> int:
-    """Try a tactic on a state and print what is left to prove.
+    """Try a tactic on a state, and print the goals that are left.
 
-    STATE is an id that a check or a step has printed, or its first digits, eight at least. A
-    TACTIC of - is standard input.
+    STATE is an id that a check or a step has printed, or at least its first eight digits. A TACTIC
+    of - is standard input.
 
-    Exit code: as of submit; 1 also where goals are left.
+    Exit code: as of submit; 1 also if goals are left.
     """
     text = read_source("-") if tactic == "-" else tactic
     if not isinstance(text, str):
@@ -45,7 +45,7 @@ def step(
 
 
 def lines_of_step(reply: Reply) -> list[str]:
-    """The lines of a reply to a step."""
+    """Yields the lines of a reply to a step."""
     reason = f"{reply.reason}; " if reply.reason else ""
     lines = [f"{coloured(reply.verdict)} ({reason}{reply.wall_s:.2f} s)"]
     if reply.state:

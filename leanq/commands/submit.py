@@ -44,21 +44,21 @@ from leanq.queue.requests import Reply, Request, check_reply_to_json
 from leanq.queue.settings import MAX_REQUEST_BYTES, Settings
 from leanq.queue.up_file import UpFile
 
-# Files that are read and outstanding at a time, so that memory stays flat for any number.
+# Files read and outstanding at a time; memory stays flat for any number of files.
 _WINDOW = 512
-# Where no person sees that a command waits. A scaler brings a first worker within minutes.
+# The wait if no person sees it. A scaler brings a first worker within minutes.
 _WAIT_OF_SCRIPTS_S = 600.0
-# A command that is done sooner has no use for a progress bar.
+# A shorter command needs no progress bar.
 _PROGRESS_AFTER_S = 2.0
 
 _Source = str | UsageError
 """The Lean text of a file, or what is wrong with it."""
 
 Show = Callable[[Ended, bool], None]
-"""Shows an end; whether in a line, since others have said the same before."""
+"""Shows an end; the flag asks for one line, since others have said the same before."""
 
 Ask = Callable[[AsyncLeanQClient, str], Coroutine[Any, Any, Reply]]
-"""What is asked about the text of each file."""
+"""Asks about the text of each file."""
 
 ToJson = Callable[[Reply], dict[str, Any]]
 
@@ -80,13 +80,12 @@ def submit(
 ) -> int:
     """Check Lean files and print each one's verdict as it comes.
 
-    Of a FOLDER all .lean files below it are checked. A FILE of - is standard input. Where nothing
-    names a Redis (--url, LEANQ_URL or 'leanq up'), a server and a worker run for the length of the
-    call.
+    Checks all .lean files below a FOLDER. A FILE of - is standard input. If nothing names a Redis
+    (--url, LEANQ_URL or 'leanq up'), a server and a worker run for the length of the call.
 
     Exit code: 0 if all are accepted; 1 if any is rejected, incomplete, exhausted or unverified;
-    3 if leanq could not give a verdict of Lean's, or no Redis answers; of several the highest. 2
-    for wrong usage and for files that cannot be read or are empty, before anything is sent.
+    3 if leanq has no verdict of Lean's, or no Redis answers. Of several codes, the highest counts.
+    2 means wrong usage, or files that cannot be read or are empty; nothing is sent then.
     """
 
     def ask(client: AsyncLeanQClient, code: str) -> Coroutine[Any, Any, Reply]:
@@ -105,15 +104,15 @@ def run_files(
     ask: Ask,
     to_json: ToJson,
 ) -> int:
-    """Asks about each file, prints each end as it comes and a summary; the exit code.
+    """Asks about each file, prints each end as it comes and a summary; returns the exit code.
 
     Raises:
-        Stopped: a signal came; what was outstanding is withdrawn.
-        UsageError: a folder that cannot be read, or has no .lean files.
+        Stopped: a signal came; outstanding requests were withdrawn.
+        UsageError: a folder cannot be read, or has no .lean files.
     """
     files = list(lean_files(paths))
-    # A pipe or a terminal can keep its reader waiting, so what may be one is read while no
-    # worker depends on this process and Ctrl-C ends it at once.
+    # A pipe or a terminal can keep its reader waiting. Read it now, while no worker depends on this
+    # process and Ctrl-C ends it at once.
     early = {file: read_source(file) for file in files if file == "-" or not isfile(file)}
     if refused := list(_refused(files, early)):
         _show_refused(refused, len(files), to_json if as_json else None)
@@ -136,7 +135,7 @@ def run_files(
 
 
 def _refused(files: Iterable[str], early: Mapping[str, _Source]) -> Iterator[Ended]:
-    """The files that no worker could check, each of which is read once more when it is sent."""
+    """Yields the files that no worker could check. Each file is read once more when it is sent."""
     for file in files:
         source = early[file] if file in early else read_source(file)
         try:
@@ -159,13 +158,13 @@ def _show_refused(refused: Sequence[Ended], total: int, to_json: ToJson | None) 
 
 
 def lean_files(paths: Sequence[str]) -> Iterator[str]:
-    """The files that are named, and of folders all .lean files below them, sorted.
+    """Yields the named files, and all .lean files below named folders, sorted.
 
-    Names that begin with a dot are passed over, since a project keeps its packages under one, and
-    links to folders are not followed.
+    Names that begin with a dot are skipped, since projects keep their packages under one. Links to
+    folders are not followed.
 
     Raises:
-        UsageError: a folder cannot be read, or there are no such files.
+        UsageError: a folder cannot be read, or has no such files.
     """
     for path in paths:
         if path == "-" or not os.path.isdir(path):
@@ -226,10 +225,10 @@ class _Batch:
             queue_at(url, embedded=embedded) as (place, worker),
             client_at(place, unavailable_timeout_s=30.0, no_worker="wait") as client,
         ):
-            # What is wrong with an option is said once, and before anything is sent.
+            # A wrong option is named once, before anything is sent.
             RequestBuilder(client.settings, self._how["tenant"]).shared(self._how)
             silence = asyncio.create_task(
-                # The call's own worker ends the call where it cannot serve.
+                # The call's own worker ends the call if it cannot serve.
                 explain_silence(client.clusters, self._how, self._ended, None if worker else wait_s)
             )
             left = Counter(self._files)
@@ -271,10 +270,10 @@ class _Batch:
 async def queue_at(
     url: str | None, *, embedded: bool = False
 ) -> AsyncIterator[tuple[str | Settings, set[asyncio.Task[None]]]]:
-    """The queue at ``url``, or of ``leanq up``, or a whole one for the length of the call.
+    """Yields the queue at ``url``, or of ``leanq up``, or one for the length of the call.
 
-    With the tasks of the worker and of the server's watch beside it, if there are any; they end
-    with errors alone. ``embedded``: in any case the last.
+    The latter comes with the tasks of its worker and of its server's watch, which end with errors
+    alone. ``embedded`` always starts one.
     """
     named = None if embedded else url or UpFile(os.environ).read()
     if named:
@@ -286,7 +285,7 @@ async def queue_at(
 
     with contextlib.closing(EmbeddedServer()) as server:
         settings = embedded_settings(server, os.environ)
-        # Before the first request, so that a missing Lean is an error, not a wait; and while the
+        # Before the first request, so that a missing Lean is an error and not a wait; and while the
         # server starts.
         worker = make_worker(settings)
         with server:
@@ -300,14 +299,14 @@ async def queue_at(
 
 
 def client_at(place: str | Settings, **how: Any) -> AsyncLeanQClient:
-    """The client of the command that runs."""
+    """Returns the client of the running command."""
     return AsyncLeanQClient(place, insecure_http=options.allows_insecure_http(), **how)
 
 
 async def ends(
     checks: Iterator[Coroutine[Any, Any, Ended]], beside: AbstractSet[asyncio.Task[None]]
 ) -> AsyncIterator[Ended]:
-    """Each check's end as it comes. Raises what a task of ``beside`` raises before."""
+    """Yields each check's end as it comes; raises what a task of ``beside`` raises before."""
     pending: set[asyncio.Task[Ended]] = set()
     try:
         while True:
@@ -328,9 +327,9 @@ async def ends(
 
 
 def read_source(file: str) -> _Source:
-    """The Lean text in ``file``, or on standard input for ``-``; or what is wrong with it."""
+    """Returns the Lean text in ``file`` (``-``: standard input), or what is wrong with it."""
     if file == "-" and sys.stdin is None:
-        # Otherwise whatever was opened first would be read in its place.
+        # Otherwise the first file to be opened would be read in its place.
         return InvalidRequestError("standard input is closed")
     try:
         with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
@@ -348,7 +347,8 @@ def read_source(file: str) -> _Source:
 
 @contextlib.asynccontextmanager
 async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Show]:
-    """Yields what shows one end: JSON lines, or plain lines, above a progress bar on a terminal."""
+    """Yields a function that shows one end: as a JSON line, or as plain lines above a progress
+    bar."""
     if as_json:
         yield lambda ended, _: print(json.dumps(_record(ended, to_json)), flush=True)
         return
@@ -359,7 +359,7 @@ async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Sh
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Lines are left whole, as people copy them; what goes elsewhere than the bar is left alone.
+    # Lines are not wrapped, since people copy them. The bar leaves redirected output alone.
     console = Console(soft_wrap=True, stderr=not sys.stdout.isatty())
     bar = Progress(
         *columns,
@@ -387,9 +387,9 @@ async def _shown(total: int, as_json: bool, to_json: ToJson) -> AsyncIterator[Sh
 
 
 def _print(ended: Ended, *, brief: bool = False) -> None:
-    # The streams are named, as click would write past what keeps lines above a progress bar.
+    # click's own choice of the stream would write across the progress bar.
     if ended.reply is None:
-        # What is wrong with the queue, the summary says for all files.
+        # The summary tells trouble with the queue once for all files.
         if not isinstance(ended.error, QueueError):
             click.echo(f"leanq: {ended.file}: {ended.error}", file=sys.stderr)
     else:

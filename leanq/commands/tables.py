@@ -1,4 +1,4 @@
-"""Aligned columns and counts, as all commands print them."""
+"""Aligned columns and counts for all commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ _GAP = "  "
 def columns(
     titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[str] = ()
 ) -> list[str]:
-    """A table as lines, titles first: the first column and those in ``left`` flush left."""
+    """Returns a table as lines, titles first. The first column and those in ``left`` are flush
+    left."""
     cells = [titles, *rows]
     widths = [max(len(row[number]) for row in cells) for number in range(len(titles))]
     flush_left = [number == 0 or title in left for number, title in enumerate(titles)]
@@ -24,16 +25,17 @@ def columns(
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """``3 accepted, 1 rejected``, the most frequent first; empty for no counts."""
+    """Returns ``3 accepted, 1 rejected``, the most frequent first; empty for no counts."""
     found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count:,} {name}" for name, count in found if count)
 
 
 def plural(count: int, one: str, many: str = "") -> str:
-    """``1 request``, ``2 requests``."""
+    """Returns ``1 request``, ``2 requests``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def printable(text: str) -> str:
-    """Without what would steer a terminal: names come from the writers of Redis."""
+    """Returns the text without control characters: names come from any writer of Redis, and could
+    steer a terminal."""
     return "".join(c if c.isprintable() else "�" for c in text)

@@ -35,8 +35,7 @@ def weight(url: str | None, as_json: bool, name: str, weight: float | None, remo
     """Give the tenant NAME the share WEIGHT of CPU time.
 
     While any tenant has a weight, tenants of one environment and priority get CPU time by their
-    weights, whatever their requests take; those without one weigh 1. Without weights, tenants take
-    turns, request by request.
+    weights; those without one weigh 1. Without weights, tenants take turns, request by request.
     """
     if (weight is None) != remove:
         raise UsageError("give either a WEIGHT between 0.01 and 1000, or --remove")
@@ -53,7 +52,7 @@ def weight(url: str | None, as_json: bool, name: str, weight: float | None, remo
 @tenant.command("list")
 @options.queue
 def list_(url: str | None, as_json: bool) -> None:
-    """Show the tenants that have a weight or used CPU time, the greatest users first."""
+    """Show the tenants that have a weight or used CPU time, the largest users first."""
     status = asyncio.run(look(queue_settings(url)))
     used_s = _used_s(status)
     names = sorted({*used_s, *status.weights}, key=lambda name: (-used_s[name], name))

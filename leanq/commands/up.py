@@ -13,7 +13,7 @@ from leanq.fleet.logging import log_to_stderr
 from leanq.local import EmbeddedServer, embedded_settings
 from leanq.queue.up_file import UpFile
 
-# For a worker whose server is gone, to end what it runs.
+# How long a worker without its server may take to end its requests.
 _END_S = 5.0
 
 
@@ -34,7 +34,7 @@ def up(metrics_port: int | None, metrics_host: str, **how: Any) -> None:
             try:
                 await asyncio.wait({serving, watching}, return_when=asyncio.FIRST_COMPLETED)
                 if watching.done():
-                    # Later commands would find a socket at which nobody listens.
+                    # Later commands would find a socket that nobody listens at.
                     place.remove()
                     worker.stop(grace_s=0.0)
                     await asyncio.wait({serving}, timeout=_END_S)
@@ -46,7 +46,7 @@ def up(metrics_port: int | None, metrics_host: str, **how: Any) -> None:
                 await asyncio.gather(announcing, watching, serving, return_exceptions=True)
 
         async def announce() -> None:
-            # Not before there is a worker whose Lean works.
+            # Only once a worker is there whose Lean works.
             await worker.joined.wait()
             click.echo(f"leanq is up; LEANQ_URL={server.url} (Ctrl-C ends it)", err=True)
 

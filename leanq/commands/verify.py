@@ -56,7 +56,7 @@ def verify(
 ) -> int:
     """Check that Lean files prove the theorems of a target.
 
-    Their statements have to be exactly those of the target. Prints each candidate's verdict as it
+    A candidate has to prove exactly the target's statements. Prints each candidate's verdict as it
     comes, and which theorem failed by which rule. A CANDIDATE is a file, a folder (all .lean files
     below it), or - for standard input.
 

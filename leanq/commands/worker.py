@@ -60,7 +60,7 @@ worker_options = options.combined(
         type=click.Choice(["lean", "repl", "echo"]),
         default="lean",
         show_default=True,
-        help="What runs requests: Lean, Lean's REPL, or an echo for tests of the queue.",
+        help="The program for requests: Lean, Lean's REPL, or an echo for tests of the queue.",
     ),
     environments,
     click.option(
@@ -70,8 +70,8 @@ worker_options = options.combined(
     click.option(
         "--require-walls",
         is_flag=True,
-        help="End at once on a machine whose sandbox lacks namespaces, Landlock or the filter of "
-        "system calls, with the list of what is missing.",
+        help="End at once, and name what is missing, if the sandbox lacks namespaces, Landlock or "
+        "the filter of system calls.",
     ),
     click.option(
         "--no-fork-server",
@@ -82,8 +82,8 @@ worker_options = options.combined(
     click.option(
         "--trust-steps",
         is_flag=True,
-        help="Take the REPL's word, which can be wrong, for a step that completes a proof: "
-        "no audit, no list of axioms.",
+        help="Take the REPL's word for a step that completes a proof, without audit and axioms. It "
+        "can be wrong.",
     ),
     click.option(
         "--metrics-port",
@@ -116,7 +116,7 @@ worker_options = options.combined(
         help="Keep the worker and its Lean processes to this share of the CPUs.",
     ),
 )
-"""What a worker is made of; the arguments of :func:`make_worker`, and a port."""
+"""The options of a worker: the arguments of :func:`make_worker`, and those of its metrics."""
 
 
 @click.command()
@@ -127,8 +127,8 @@ def worker(
 ) -> None:
     """Run requests of the queue until SIGTERM, then drain.
 
-    With --json it logs JSON lines. It ends with code 3 where Lean does not work on this machine;
-    what it had claimed goes back to the queue, without an attempt against it.
+    With --json it logs JSON lines. If Lean does not work on this machine, it ends with code 3; its
+    claimed requests go back to the queue, and the attempt does not count against them.
     """
     settings = queue_settings(url)
     log_to_stderr(as_json)
@@ -138,18 +138,18 @@ def worker(
 
 
 def cpus() -> int:
-    """How many CPUs this process may use."""
+    """Returns how many CPUs this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def keep_to(share: float) -> None:
-    """Keeps this process and all that it starts from now on to a share of the CPUs it may use.
+    """Limits this process, and all that it starts from now on, to a share of its CPUs.
 
-    That is an affinity: it takes no cgroup, and other processes may use these CPUs too. They are
-    those with the highest numbers, since most of what is bound to CPUs by hand begins at 0.
+    It sets an affinity, which needs no cgroup; other processes may use these CPUs too. It takes
+    those with the highest numbers, since most programs that are bound by hand begin at 0.
     """
     usable = sorted(os.sched_getaffinity(0))
-    # A little less, lest 0.7 of ten be eight.
+    # Rounding must not make eight of 0.7 times ten.
     count = max(1, math.ceil(share * len(usable) - 1e-9))
     os.sched_setaffinity(0, usable[-count:])
 
@@ -169,15 +169,15 @@ def make_worker(
     nice: int = 0,
     cpu_share: float = 1.0,
 ) -> Worker:
-    """A worker for the environments given as ``NAME=PATH``; without any, for ``default``.
+    """Returns a worker for the environments given as ``NAME=PATH``; without any, for ``default``.
 
-    With a ``cpu_share`` below 1 the whole process is kept to that share of its CPUs.
+    With a ``cpu_share`` below 1, the whole process is limited to that share of its CPUs.
 
     Raises:
-        UsageError: an environment that is not ``NAME=PATH``, named twice, or no folder; a REPL
-            without its driver, or the other way round.
-        ToolchainError: no usable Lean, or an environment that cannot be read.
-        SandboxError: a wall is missing that is required.
+        UsageError: an environment is not ``NAME=PATH``, named twice, or no folder; or a REPL comes
+            without its driver, or the driver without a REPL.
+        ToolchainError: there is no usable Lean, or an environment cannot be read.
+        SandboxError: a required wall is missing.
     """
     if driver == "repl" and not repl:
         raise UsageError("--driver repl needs --repl, such as --repl 'lake env path/to/repl'")
@@ -212,13 +212,14 @@ def make_worker(
 
 
 def recycling(settings: Settings) -> Recycling:
-    """When a process of the REPL is replaced."""
+    """Returns when to replace a process of the REPL."""
     memory_bytes = settings.repl_memory_mb << 20
     return Recycling(memory_bytes, settings.repl_requests, settings.repl_age_s)
 
 
 def named_environments(environments: Sequence[str]) -> dict[str, Path | None]:
-    """The folder of each environment given as ``NAME=PATH``; without any, that of ``default``.
+    """Returns the folder of each environment given as ``NAME=PATH``; without any, that of
+    ``default``.
 
     Raises:
         UsageError: one is not ``NAME=PATH``, named twice, or no folder.
@@ -243,7 +244,7 @@ def named_environments(environments: Sequence[str]) -> dict[str, Path | None]:
 
 
 def _server_folder(settings: Settings) -> list[Path]:
-    """The folder of the server's socket, and of that which it is a link to."""
+    """Returns the folder of the server's socket, and of its target if it is a link."""
     if not settings.url.startswith("unix:"):
         return []
     socket = Path(urlsplit(settings.url).path)
@@ -251,7 +252,7 @@ def _server_folder(settings: Settings) -> list[Path]:
 
 
 def project_here() -> Path | None:
-    """The Lake project that the current folder lies in, if it does."""
+    """Returns the Lake project around the current folder, if there is one."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "lakefile.toml").exists() or (folder / "lakefile.lean").exists():
@@ -262,7 +263,7 @@ def project_here() -> Path | None:
 def metrics_page(
     worker: Worker, port: int | None, host: str
 ) -> contextlib.AbstractContextManager[object]:
-    """The worker's metrics, if a port was named for them."""
+    """Returns the worker's metrics page, if a port was named for it."""
     if port is None:
         return contextlib.nullcontext()
 
@@ -278,7 +279,7 @@ def metrics_page(
 
 
 async def run_until_stopped(worker: Worker) -> None:
-    """SIGTERM and SIGINT drain; a second one does not wait."""
+    """Runs the worker; SIGTERM and SIGINT drain it, and a second one does not wait."""
     signals = 0
 
     def stop() -> None:
@@ -289,7 +290,7 @@ async def run_until_stopped(worker: Worker) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    # What is imported by now stays. To look through it takes 6 ms, in which nothing is answered.
+    # All imports stay. To walk through them takes 6 ms, in which nothing is answered.
     gc.collect()
     gc.freeze()
     await worker.run()

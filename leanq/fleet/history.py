@@ -135,8 +135,8 @@ def periods(
 
 
 def measures(shards: Sequence[Sequence[Mapping[str, int]]]) -> list[Measure]:
-    """Returns the notes of all shards together, minute by minute, without zeros. If a minute lacks
-    its note, the minute before counts for it."""
+    """Returns the notes of all shards together, minute by minute, without zeros. Changes since a
+    note count for its minute, however late the next note comes."""
     found: defaultdict[tuple[int, str, str, str], float] = defaultdict(float)
     for notes in shards:
         for before, after in pairwise([note for note in notes if "minute" in note]):
