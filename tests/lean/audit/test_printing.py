@@ -9,11 +9,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from support.images import Lean
-from support.statements import OWN, PROPOSITIONS
+from support.statements import PROPOSITIONS, check_what_is_printed
 
 from leanq.lean.audit.judges import Judgement, Judges
-from leanq.lean.audit.olean import open_image, read_parts
-from leanq.lean.audit.statement import Interner, View
+from leanq.lean.audit.olean import read_parts
 from leanq.lean.environment import Environment
 from leanq.lean.sandbox.sandbox import Limits
 from leanq.lean.syntax import split_header
@@ -135,31 +134,5 @@ async def test_of_many_theorems_the_first_are_printed(judges: Judges, lean: Lean
 @pytest.mark.timeout(600)
 @settings(max_examples=3, deadline=None, phases=[Phase.generate])
 @given(st.lists(PROPOSITIONS, min_size=20, max_size=20))
-def test_what_is_printed_means_what_is_stated(
-    core: Environment, lean: Lean, propositions: list[str]
-) -> None:
-    code = PRELUDE + OWN
-    stated_ = "".join(
-        f"theorem t{n} (h : False) : {each} := h.elim\n" for n, each in enumerate(propositions)
-    )
-
-    async def printed() -> dict[str, str]:
-        judges = Judges(core, slots=1)
-        try:
-            return await stated(judges, lean, code + stated_)
-        finally:
-            await judges.close()
-
-    found = asyncio.run(printed())
-    again = "".join(f"axiom {name} : {statement}\n" for name, statement in found.items())
-    interner = Interner()
-    types = []
-    for text in (code + stated_, code + again):
-        image = open_image(read_parts(lean.compile(text)))
-        view = View(interner, image)
-        constants = image.constants({(name,) for name in found})
-        types.append({name: view.expression(raw, raw.type_)[0] for name, raw in constants.items()})
-    assert types[0] == types[1]
-    for proposition, statement in zip(propositions, found.values(), strict=True):
-        assert ("_root_.leNat" in proposition) <= ("leNat" in statement)
-        assert ("_root_.addNat" in proposition) <= ("addNat" in statement)
+def test_what_is_printed_means_what_is_stated(lean: Lean, propositions: list[str]) -> None:
+    asyncio.run(check_what_is_printed(lean, PRELUDE, propositions))
