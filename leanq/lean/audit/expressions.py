@@ -1,0 +1,379 @@
+"""The types and shapes of expressions, told from how they are written.
+
+No definition is looked into: two types that are equal by a definition alone count as different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leanq.lean.audit.image import (
+    APP,
+    BVAR,
+    CONST,
+    EXPRESSION_PARTS,
+    FORALL,
+    LAM,
+    LET,
+    LEVEL_MAX,
+    LEVEL_PARAM,
+    LEVEL_SUCC,
+    LIT,
+    MDATA,
+    PROJ,
+    SORT,
+    Name,
+)
+from leanq.lean.audit.kernel import Kernel, KernelLimitError
+
+EXPLICIT, INSTANCE = 0, 3
+"""How Lean numbers the kinds of binders."""
+_THEOREM = 2
+_NATURAL, _STRING = (CONST, "Nat"), (CONST, "String")
+_MARKS = frozenset((CONST, each) for each in ("optParam", "autoParam", "outParam", "semiOutParam"))
+
+Key = object
+"""The structure of an expression, to be compared; without universe levels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A variable that is bound around an expression."""
+
+    type_: int
+    is_instance: bool
+
+
+Locals = tuple[Local, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The type of a function.
+
+    Attributes:
+        kinds: of each binder, as Lean numbers them.
+        types: of each binder.
+        told: the parameters that follow from each of these types.
+        mentioned: the parameters that each of them mentions.
+        result: the type behind the binders.
+        told_by_result: the parameters that follow from it.
+        depth: how many variables are bound around the type.
+        is_proof: whether the function is a theorem.
+        hides_levels: whether its arguments do not tell all its universe levels.
+    """
+
+    kinds: tuple[int, ...]
+    types: tuple[int, ...]
+    told: tuple[frozenset[int], ...]
+    mentioned: tuple[frozenset[int], ...]
+    result: int
+    told_by_result: frozenset[int]
+    depth: int = 0
+    is_proof: bool = False
+    hides_levels: bool = False
+
+
+class Expressions:
+    """Reads expressions as Lean's library holds them.
+
+    Args:
+        kernel: its environment has all that they refer to.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel, self._name = kernel, kernel.read_name
+        self._cells: dict[int, tuple[int, ...]] = {}
+        self._signatures: dict[Name, Signature] = {}
+        self._keys: dict[tuple[int, int], Key] = {}
+        self._types: dict[tuple[int, Locals], Key] = {}
+        self._left = 0
+
+    def _type(self, at: int, around: Locals) -> Key:
+        """The type of an expression; None where it takes more than a look at its parts."""
+        found = self._types.get((at, around))
+        if found is None:
+            found = self._types[at, around] = self._found_type(at, around)
+        return found
+
+    def _found_type(self, at: int, around: Locals) -> Key:
+        kind = self._kind(at)
+        if kind in (SORT, FORALL):
+            return (SORT,)
+        if kind == LIT:
+            is_text = isinstance(self._kernel.literal(self._word(at, 1)), str)
+            return _STRING if is_text else _NATURAL
+        if kind == BVAR:
+            level = len(around) - 1 - (self._word(at, 1) >> 1)
+            return without_mark(self._key(around[level].type_, level))
+        if kind == CONST:
+            return self._key(self._kernel.info(self._word(at, 1)).type_, 0)
+        if kind != APP:
+            return None
+        head, args = self._spine(at)
+        type_ = self._type(head, around)
+        for arg in args:
+            type_ = self._result(type_, self._key(arg, len(around)))
+        return without_mark(type_)
+
+    def _result(self, type_: Key, value: Key) -> Key:
+        """The type of what a function of this type makes of a value; None if it is not plain."""
+        if not isinstance(type_, tuple) or type_[0] != FORALL:
+            return None
+        return self._replaced(type_[3], value, 0)
+
+    def _replaced(self, key: Any, value: Key, inner: int) -> Key:
+        """A key with a value for what is bound around it."""
+        self._spend()
+        kind = key[0]
+        if kind == BVAR:
+            return value if key == (BVAR, "bound", inner) else key
+        if kind in (CONST, SORT, LIT):
+            return key
+        below = [self._replaced(each, value, inner) for each in key[2:-1]]
+        is_inside = kind in (FORALL, LAM, LET)
+        return self._made(*key[:2], *below, self._replaced(key[-1], value, inner + is_inside))
+
+    def _made(self, kind: int, number: int, *below: Any) -> Key:
+        """The key of an expression with these parts; of a function applied, that of its body."""
+        if kind == APP and below[0][0] == LAM:
+            return self._replaced(below[0][3], below[1], 0)
+        return (kind, number, *below)
+
+    def _is_proof(self, at: int, around: Locals) -> bool:
+        """Whether an expression may be a proof that is not printed."""
+        if self._kind(at) in (BVAR, CONST, SORT, FORALL, LIT):
+            return False
+        type_: Any = self._type(at, around)
+        while type_ is not None and type_[0] == FORALL:
+            type_ = type_[3]
+        head: Any = head_of(type_)
+        if head is None or head[0] in (SORT, LIT):
+            return head is None
+        if head[:2] == (BVAR, "around") and head[2] < len(around):
+            sort = self._telescope(around[head[2]].type_, head[2]).result
+            return self._kind(sort) != SORT or self._word(sort, 1) & 1 == 1
+        if head[0] != CONST:
+            return True
+        sort = self._of_constant(self._kernel.name(head[1:])).result
+        return self._kind(sort) != SORT or self._may_be_zero(self._word(sort, 1))
+
+    def _may_be_zero(self, level: int) -> bool:
+        if level & 1:
+            return True
+        kind = self._kind(level)
+        if kind == LEVEL_MAX:
+            return all(self._may_be_zero(self._word(level, number)) for number in (1, 2))
+        return kind != LEVEL_SUCC
+
+    def _signature(self, head: int, around: Locals) -> Signature | None:
+        """The type of what is applied; None if it is neither a constant nor a variable."""
+        kind = self._kind(head)
+        if kind == BVAR:
+            level = len(around) - 1 - (self._word(head, 1) >> 1)
+            return self._telescope(around[level].type_, level)
+        if kind != CONST:
+            return None
+        return self._of_constant(self._word(head, 1))
+
+    def _of_constant(self, named: int) -> Signature:
+        name = self._name(named)
+        found = self._signatures.get(name)
+        if found is None:
+            info = self._kernel.info(named)
+            params = {self._name(each) for each in self._kernel.items(info.levels)}
+            found = self._telescope(
+                info.type_, 0, is_proof=info.kind == _THEOREM, params=frozenset(params)
+            )
+            self._signatures[name] = found
+        return found
+
+    def _telescope(
+        self,
+        type_: int,
+        depth: int,
+        *,
+        is_proof: bool = False,
+        params: frozenset[Name] = frozenset(),
+    ) -> Signature:
+        kinds, types = [], []
+        while self._kind(type_) == FORALL:
+            kinds.append(self._binder(type_))
+            types.append(self._word(type_, 2))
+            type_ = self._word(type_, 3)
+        return Signature(
+            tuple(kinds),
+            tuple(types),
+            tuple(frozenset(self._rigid(each, n)) for n, each in enumerate(types)),
+            tuple(frozenset(self._mentioned(each, n)) for n, each in enumerate(types)),
+            type_,
+            frozenset(self._rigid(type_, len(types))),
+            depth,
+            is_proof,
+            hides_levels=bool(params) and not params <= self._levels_in(types),
+        )
+
+    def _levels_in(self, roots: Sequence[int]) -> set[Name]:
+        """The universe parameters in some expressions."""
+        found, seen = set[Name](), set[int]()
+        levels: list[int] = []
+        for at in self._below(roots):
+            if self._kind(at) == SORT:
+                levels.append(self._word(at, 1))
+            elif self._kind(at) == CONST:
+                levels += self._kernel.items(self._word(at, 2))
+        while levels:
+            level = levels.pop()
+            if level & 1 or level in seen:
+                continue
+            seen.add(level)
+            kind = self._kind(level)
+            if kind == LEVEL_PARAM:
+                found.add(self._name(self._word(level, 1)))
+            else:
+                levels += (self._word(level, n) for n in range(1, (kind & 0xFF) + 1))
+        return found
+
+    def _rigid(self, type_: int, depth: int) -> set[int]:
+        """The parameters that follow from a type, of which ``depth`` are bound around it."""
+        kind = self._kind(type_)
+        if kind == BVAR:
+            index = self._word(type_, 1) >> 1
+            return {depth - 1 - index} if index < depth else set()
+        if kind == FORALL:
+            inner = self._rigid(self._word(type_, 3), depth + 1) - {depth}
+            return self._rigid(self._word(type_, 2), depth) | inner
+        if kind == LAM:
+            return self._rigid(self._word(type_, 3), depth + 1) - {depth}
+        if kind != APP:
+            return set()
+        head, args = self._spine(type_)
+        if self._kind(head) != CONST:
+            return set()
+        return set[int]().union(*(self._rigid(each, depth) for each in args))
+
+    def _mentioned(self, type_: int, depth: int) -> set[int]:
+        """The parameters that a type mentions."""
+        kind = self._kind(type_)
+        if kind == BVAR:
+            index = self._word(type_, 1) >> 1
+            return {depth - 1 - index} if index < depth else set()
+        parts = EXPRESSION_PARTS[kind]
+        found = set[int]()
+        for part in parts:
+            is_inside = kind in (FORALL, LAM, LET) and part == parts[-1]
+            below = self._mentioned(self._word(type_, part), depth + is_inside)
+            found |= below - {depth} if is_inside else below
+        return found
+
+    def _key(self, at: int, depth: int, values: Sequence[Key] = ()) -> Key:
+        """The structure of an expression with values for the innermost variables around it."""
+        if values:
+            return self._new_key(at, depth, values, 0)
+        found = self._keys.get((at, depth))
+        if found is None:
+            found = self._keys[at, depth] = self._new_key(at, depth, values, 0)
+        return found
+
+    def _new_key(self, at: int, depth: int, values: Sequence[Key], inner: int) -> Key:
+        self._spend()
+        kind, word = self._kind(at), self._word
+        if kind == BVAR:
+            index = word(at, 1) >> 1
+            if index < inner:
+                return (BVAR, "bound", index)
+            index -= inner
+            if index < len(values):
+                return values[len(values) - 1 - index]
+            return (BVAR, "around", depth - 1 - (index - len(values)))
+        if kind == CONST:
+            return (CONST, *self._name(word(at, 1)))
+        if kind == SORT:
+            return (SORT,)
+        if kind == LIT:
+            return (LIT, self._kernel.literal(word(at, 1)))
+        parts = EXPRESSION_PARTS[kind]
+        below = [
+            self._new_key(
+                word(at, part),
+                depth,
+                values,
+                inner + (kind in (FORALL, LAM, LET) and part == parts[-1]),
+            )
+            for part in parts
+        ]
+        return self._made(kind, word(at, 2) if kind == PROJ else 0, *below)
+
+    def _below(self, roots: Sequence[int]) -> Iterator[int]:
+        """All expressions in some, each once."""
+        seen, todo = set(roots), list(roots)
+        while todo:
+            self._spend()
+            at = todo.pop()
+            yield at
+            fresh = {self._word(at, part) for part in EXPRESSION_PARTS[self._kind(at)]} - seen
+            seen |= fresh
+            todo += fresh
+
+    def _spine(self, at: int) -> tuple[int, list[int]]:
+        """What is applied, and to which arguments."""
+        args = []
+        cell = self._cell(at)
+        while cell[0] == APP:
+            args.append(cell[2])
+            at = cell[1]
+            cell = self._cell(at)
+        self._spend(len(args) + 1)
+        args.reverse()
+        return at, args
+
+    def _inside(self, at: int, around: Locals) -> Locals:
+        is_instance = self._kind(at) != LET and self._binder(at) == INSTANCE
+        return (*around, Local(self._word(at, 2), is_instance))
+
+    def _binder(self, at: int) -> int:
+        return self._kernel.byte(at, 3, 8)
+
+    def _cell(self, at: int) -> tuple[int, ...]:
+        """The kind of an expression or a level, and its fields; of metadata those behind it."""
+        found = self._cells.get(at)
+        if found is None:
+            found = self._kernel.cell(at)
+            if found[0] == MDATA:
+                found = self._cell(found[2])
+            self._cells[at] = found
+        return found
+
+    def _kind(self, at: int) -> int:
+        return self._cell(at)[0]
+
+    def _word(self, at: int, number: int) -> int:
+        return self._cell(at)[number]
+
+    def _spend(self, visits: int = 1) -> None:
+        self._left -= visits
+        if self._left < 0:
+            raise KernelLimitError("the statement is too large")
+
+
+def head_of(key: Any) -> Key:
+    """The key of what is applied."""
+    while isinstance(key, tuple) and key and key[0] == APP:
+        key = key[2]
+    return key
+
+
+def domain(type_: Any) -> Key:
+    """What a function type takes; None for another type."""
+    return type_[2] if type_ is not None and type_[0] == FORALL else None
+
+
+def without_mark(type_: Any) -> Key:
+    """The type of a parameter without the mark that it has a default value, or is an output."""
+    while head_of(type_) in _MARKS:
+        while type_[2] not in _MARKS:
+            type_ = type_[2]
+        type_ = type_[3]
+    return type_
