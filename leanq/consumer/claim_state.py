@@ -75,11 +75,6 @@ class ClaimState:
         return self.demand in (Demand.DUE, Demand.BACKLOG)
 
     @property
-    def claim_is_under_way(self) -> bool:
-        """Whether a claim was sent that is not answered."""
-        return self.demand in (Demand.CLAIMING, Demand.RECLAIMING)
-
-    @property
     def claims_ahead(self) -> bool:
         """Whether to claim more requests than slots are free, if requests are short."""
         return self.demand is Demand.BACKLOG
@@ -104,8 +99,7 @@ class ClaimState:
 
         Args:
             got_all: as many requests came as were wanted, so others may be left.
-            ask_again: a quarantined request waits until all has ended here, or a request could not
-                be settled before it is claimed.
+            ask_again: a quarantined request waits until all has ended here.
             expect_more: a claim should go with the call that settles the next request.
         """
         again = self.demand is Demand.RECLAIMING

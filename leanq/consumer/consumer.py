@@ -28,7 +28,7 @@ from leanq.lean.driver import Driver
 from leanq.queue import wire
 from leanq.queue.queue import Queue, backoff_s, new_token
 from leanq.queue.reaper import reap
-from leanq.queue.results import Job, Renewed, Settlement, Status, Stop, Times
+from leanq.queue.results import Renewed, Status, Stop, Times
 from leanq.queue.shape import announce_shape
 
 log = logging.getLogger("leanq.worker")
@@ -197,12 +197,7 @@ class Consumer:
         """How many requests may be claimed now."""
         if not self.state.claim_is_due:
             return 0
-        ahead, begun = self.state.claims_ahead, int(self._runs_unclaimed)
-        return self._slot_pool.share(self, ahead=ahead, begun=begun)
-
-    @property
-    def _runs_unclaimed(self) -> bool:
-        return bool(self.requests.begun) and self.requests.begun_end is None
+        return self._slot_pool.share(self, ahead=self.state.claims_ahead)
 
     def _backoff(self) -> Iterator[float]:
         # After an outage every worker has to be heard before half a lease is over.
@@ -219,7 +214,6 @@ class Consumer:
                     await self._reconcile()
                 self._return_waiting()
                 await self._give_back()
-                await self._complete()
                 if self.requests.has_results or self._share > 0:
                     await self._exchange()
                 if time.monotonic() >= self._renew_at_s:
@@ -235,8 +229,6 @@ class Consumer:
                 log.warning("%s", error)
                 failed = True
                 self.state.disconnected()
-                # No lease may have the token of two claims.
-                self.requests.drop_begun()
                 # The other shards must not wait for this one.
                 self._slot_pool.end_turn(self)
                 await asyncio.sleep(next(pauses))
@@ -244,10 +236,7 @@ class Consumer:
     async def _wait_until_due(self) -> None:
         """Sleeps until there is something to do."""
         due = (
-            self.requests.has_results
-            or self.requests.begun_end
-            or self.state.in_doubt
-            or any(self.requests.returns.values())
+            self.requests.has_results or self.state.in_doubt or any(self.requests.returns.values())
         )
         if due or self._share > 0:
             # One turn of the loop, so that results of the same moment travel together.
@@ -259,56 +248,22 @@ class Consumer:
         await _wait(self._wake, until)
         self._wake.clear()
 
-    async def _complete(self) -> None:
-        """Settles what came along with a wake-up and ended before it was claimed."""
-        begun, end = self.requests.begun, self.requests.begun_end
-        if begun is None:
-            return
-        if end is None:
-            if not self._slot_pool.may_claim:
-                await self._leave_begun()
-            return
-        waiting = None
-        self.state.claim_sent()
-        if isinstance(end, Settlement):
-            waiting = await self._queue.complete(self._worker, begun.environment, end)
-            if waiting is not None:
-                self._times[begun.environment, end.times] += 1
-        # What was refused, or what this machine failed at, waits to be claimed, or has ended.
-        self.requests.drop_begun()
-        self.state.claim_answered(
-            got_all=bool(waiting), ask_again=waiting is None, expect_more=False
-        )
-        self._slot_pool.end_turn(self)
-        self._claimed.set()
-        if not isinstance(end, Settlement):
-            await self._queue.notify(begun.environment)
-
-    async def _leave_begun(self) -> None:
-        """Leaves what came along with a wake-up to another worker, which has heard of nothing."""
-        begun = self.requests.begun
-        self.requests.drop_begun()
-        if begun:
-            await self._queue.notify(begun.environment)
-
     async def _exchange(self) -> None:
         """Settles what is finished and claims for the free slots, in one call."""
         batch = self.requests.next_settlements()
         pool = self._slot_pool
         busy = pool.slots.taken + pool.slots.waiting + self.requests.finished_beside(batch)
         want = self._share
-        begun = self.requests.begun if want else None
         if want:
             self.state.claim_sent()
         asked_s = time.monotonic()
-        with pool.slots.reserve(want - 1 if begun else want):
+        with pool.slots.reserve(want):
             claimed = await self._queue.claim(
                 self._worker,
                 list(self._drivers) if want else [],
                 want,
                 busy=busy,
-                # What runs already has the token that its lease will have.
-                token=begun.token if begun else new_token(),
+                token=new_token(),
                 settlements=batch,
             )
         pool.call_time.add(time.monotonic() - asked_s)
@@ -320,9 +275,6 @@ class Consumer:
                 log.warning("the lease of %s was lost; its result is dropped", item.request_id)
         for job in claimed.jobs:
             self.requests.start(job)
-        if begun and self.requests.begun is begun:
-            # Another worker has it.
-            self.requests.drop_begun()
         if claimed.jobs:
             self._renew_at_s = min(self._renew_at_s, asked_s + self._renew_every_s)
         self._claimed.set()
@@ -402,22 +354,18 @@ class Consumer:
                 if isinstance(heard, Stop):
                     self.requests.drop(heard.request_id)
                 elif heard:
-                    await self._on_wakeup(heard.job)
+                    await self._on_wakeup()
             except UnavailableError:
                 await asyncio.sleep(next(pauses))
                 # A wake-up may have been lost with the connection.
                 self._claim_soon()
 
-    async def _on_wakeup(self, job: Job | None) -> None:
-        """Has this worker claim, and begin with what came along; or wakes an idle one."""
+    async def _on_wakeup(self) -> None:
+        """Has this worker claim, or wakes an idle one."""
         if self._slot_pool.available <= 0:
             for environment in self._drivers:
                 await self._queue.notify(environment)
             return
-        # A claim that is under way may bring it, under another token; and what the answer to a lost
-        # one brought may have to run alone.
-        if job and not (self.state.claim_is_under_way or self.state.in_doubt):
-            self.requests.begin(job)
         self._claim_soon()
         await self._until_claimed()
 
@@ -442,7 +390,6 @@ class Consumer:
                     self._times[held.job.environment, item.times] += 1
         if self._times:
             await self._heartbeat(())
-        await self._leave_begun()
         await self._give_back()
         # The grace may have ended before the answer to a claim came.
         jobs, _ = await self._queue.reconcile(self._worker, self._held_request_ids)

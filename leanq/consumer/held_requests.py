@@ -34,8 +34,7 @@ _PAUSE_AFTER_DEFERRING_S = 0.5
 
 
 class _Held(Struct, eq=False):
-    """A request that this worker runs: it holds the lease until the end is settled, or is about to
-    claim it. ``end``: what its driver has made of it, or how it goes back."""
+    """A request whose lease this worker has; ``end``: its result, or how it goes back."""
 
     job: Job
     end: Settlement | Returning | None = None
@@ -75,8 +74,6 @@ class HeldRequests:
         self._notify = notify
         self._claimed_ahead_wait_s = claimed_ahead_wait_s
         self._held: dict[str, _Held] = {}
-        # One that came along with a wake-up, and runs while it is claimed.
-        self._begun: _Held | None = None
         self._results: dict[str, Settlement] = {}
         # Requests that were claimed ahead, and since when the first of them waits.
         self._waiting: deque[_Held] = deque()
@@ -102,15 +99,6 @@ class HeldRequests:
 
     def start(self, job: Job) -> None:
         """Runs a request that was claimed, or keeps it until a slot is free."""
-        begun = self._begun
-        if begun and begun.job.request_id == job.request_id:
-            # Any process may have written what came with the wake-up.
-            if (begun.job.token, begun.job.body) == (job.token, job.body):
-                self._begun, begun.job = None, job
-                self._held[job.request_id] = begun
-                self._keep_end(begun)
-                return
-            self.drop_begun()
         # It may run here already, for a lease that expired before the worker noticed.
         if job.request_id in self._held:
             self.drop(job.request_id)
@@ -122,38 +110,6 @@ class HeldRequests:
             self._waiting_since_s = time.monotonic()
         self._waiting.append(held)
         self._slot_pool.slots.waiting += 1
-
-    def begin(self, job: Job) -> None:
-        """Runs a request that waits and that the worker is about to claim, if a slot is free.
-
-        Nothing is owed for it: while it is not claimed, any worker may take it.
-        """
-        pool = self._slot_pool
-        if self._begun or job.environment not in self._drivers:
-            return
-        if any(each.request_id == job.request_id or each.body == job.body for each in self.jobs):
-            # A claim has brought it, or it joins the run of an identical one.
-            return
-        # A claim under way, of any shard, may bring a request that is to run alone.
-        if pool.available > 0 and not (pool.slots.reserved or pool.emptying):
-            self._begun = _Held(job)
-            self._run(self._begun)
-
-    @property
-    def begun(self) -> Job | None:
-        """The request that was begun and is not claimed."""
-        return self._begun.job if self._begun else None
-
-    @property
-    def begun_end(self) -> Settlement | Returning | None:
-        """How that one ended, if it has."""
-        return self._begun.end if self._begun else None
-
-    def drop_begun(self) -> None:
-        """Stops the request that was begun: it is settled, or not this worker's to run."""
-        begun, self._begun = self._begun, None
-        if begun:
-            self._cancel(begun)
 
     @property
     def patient_until_s(self) -> float:
@@ -268,8 +224,7 @@ class HeldRequests:
         try:
             reply = await self._answer(job)
             ran_s = time.monotonic() - started_s
-            # By now it may have been claimed.
-            settlement = self._settlement(held.job, ran_s, reply)
+            settlement = self._settlement(job, ran_s, reply)
         except NewerMessageError as error:
             # A newer release understands it. Without a pause this worker would claim it again.
             log.warning("%s is given back: %s", job.request_id, error)
@@ -290,7 +245,7 @@ class HeldRequests:
             log.exception("%s failed", job.request_id)
             text = f"worker {self._worker} failed: {type(error).__name__}: {error}"
             ran_s = time.monotonic() - started_s
-            settlement = self._settlement(held.job, ran_s, Reply(error=" ".join(text.split())))
+            settlement = self._settlement(job, ran_s, Reply(error=" ".join(text.split())))
         self._slot_pool.breaker.succeeded()
         self._slot_pool.run_time.add(ran_s)
         return settlement

@@ -207,22 +207,18 @@ class SlotPool:
         self.breaker.quarantine(error)
         self._changed()
 
-    def share(self, consumer: object, *, ahead: bool, begun: int = 0) -> int:
-        """How many requests the consumer, which wants some, may claim now.
+    def share(self, consumer: object, *, ahead: bool) -> int:
+        """Returns how many requests the consumer, which wants some, may claim now.
 
-        ``ahead``: also those for which a slot will soon be free, if requests are short. ``begun``:
-        how many run already that it is about to claim; these take nothing from the consumers whose
-        turn it is, which may wait for their slots.
+        ``ahead``: count the slots that will soon be free too, if requests are short.
         """
         first = self._turns.ask(consumer)
-        if not self.may_claim:
+        if not (first and self.may_claim):
             return 0
-        if not first:
-            return begun
-        free = self.available - self.slots.reserved + begun
+        free = self.available - self.slots.reserved
         if ahead:
             free += self._max_waiting - self.slots.waiting
-        return max(begun, -(-free // len(self._turns)))
+        return max(0, -(-free // len(self._turns)))
 
     @property
     def _max_waiting(self) -> int:

@@ -72,7 +72,6 @@ from leanq.queue.results import (
     read_minute,
     read_record,
     read_stats,
-    read_wakeup,
     tallies_of,
 )
 from leanq.queue.scripts import LARGE_BATCH_BYTES, LARGE_BYTES, SCRIPTS, script_text
@@ -343,26 +342,6 @@ class Queue:
             structs.replace(job, body=bodies[job.request_id]) if job.detached_bytes else job
             for job in jobs
         )
-
-    async def complete(self, worker: str, environment: str, item: Settlement) -> int | None:
-        """Settles a request that came along with a wake-up and that no worker has claimed.
-
-        Returns how many requests wait in its environment besides; None where nothing was done, and
-        it is to be claimed. After an error it may have happened; nothing is owed then.
-        """
-        answer = await self.run(
-            "complete",
-            worker=worker,
-            reply_ttl_ms=self._ttl_ms,
-            remember_ms=int(self.settings.remember_s * 1000),
-            environment=environment,
-            request_id=item.request_id,
-            reply=item.reply,
-            cpu_ms=item.cpu_ms,
-            # Hardly ever is what ends at once large.
-            **dict(zip(End._fields[:-1], end_of(item)[:-1], strict=True)),
-        )
-        return cast("int | None", answer)
 
     async def reconcile(
         self, worker: str, holds: Collection[str]
@@ -685,14 +664,11 @@ class Queue:
         ``block_s`` seconds or a :meth:`notify_worker`."""
         stop = self.keys.stop(worker)
         names = [stop, *(self.keys.wakeup(environment) for environment in environments)]
-        # The time is that of the moment in which the token came.
-        blocked = ("BLPOP", *names, block_s)
-        found, time_ = await self._blocking.ask(blocked, ("TIME",), block_s=block_s)
+        (found,) = await self._blocking.ask(("BLPOP", *names, block_s), block_s=block_s)
         if found is None:
             return None
         if _text(found[0]) != stop:
-            now_ms = int(time_[0]) * 1000 + int(time_[1]) // 1000
-            return read_wakeup(found[1], new_token(), now_ms)
+            return Wakeup()
         return Stop(_text(found[1])) if found[1] else None
 
     async def notify_worker(self, worker: str) -> None:

@@ -27,9 +27,6 @@ _RECORD = struct.Struct(">BBBddd")
 _RECORD_TEXTS = 6
 _WHOLE, _DETACHED = 1, 2
 _IN_FLIGHT = (b"\x01", b"\x02")
-# A worker that waits takes a wake-up's token in the moment in which it comes, both by the server's
-# clock; one that is older has lain there while no worker waited.
-_FRESH_S = 0.005
 # Of a counter.
 _MOST_DIGITS = 18
 _minutes = msgspec.msgpack.Decoder(tuple[int, dict[str, int]])
@@ -303,10 +300,7 @@ def _read_job(now_ms: float, isolated: bool, request_id: bytes, record: bytes, t
 
 @dataclass(slots=True, frozen=True)
 class Wakeup:
-    """There may be work. ``job``: the one request that waited, which no worker has claimed yet; its
-    token is to be that of the claim which gives it out."""
-
-    job: Job | None = None
+    """Requests may wait."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -314,24 +308,6 @@ class Stop:
     """A request that this worker holds is no longer wanted."""
 
     request_id: str
-
-
-def read_wakeup(data: bytes, token: str, now_ms: float) -> Wakeup:
-    """A token of a wake-up list (``lua/parts/wakeup.lua``), whose request would have this lease.
-
-    One that has lain there while all workers were busy is a wake-up alone: its request is likely to
-    have been claimed.
-    """
-    request_id, _, record = data.partition(b"\0")
-    if not is_record(record):
-        return Wakeup()
-    try:
-        job = _read_job(now_ms, False, request_id, record, token)
-    except (struct.error, ValueError):
-        # Any process may have written it.
-        return Wakeup()
-    # Of one that is detached the body is elsewhere.
-    return Wakeup(job if job.body is not None and abs(job.queued_s) < _FRESH_S else None)
 
 
 def read_claimed(answer: Mapping[str, Any], token: str, settled: int) -> Claimed:

@@ -182,10 +182,6 @@ SCRIPTS: Mapping[str, Script] = {
         {"request_ids": ""},
         "request_ids records tokens isolated lost now_ms",
     ),
-    "complete": Script(
-        "worker reply_ttl_ms remember_ms:int environment request_id reply cpu_ms:int outcome "
-        "reason warm:flag way fingerprint"
-    ),
     "renew": Script(
         "worker lease_ms:int idle_lease_ms:int max_attempts:int reply_ttl_ms",
         {"environments": "", "tallies": "name n"},

@@ -209,54 +209,9 @@ async def test_what_is_logged_is_about_the_request_that_runs(
     }
 
 
-async def test_nothing_is_begun_beside_what_a_claim_may_bring(
-    requests: HeldRequests, driver: Driver, pool: SlotPool
-) -> None:
-    """Of another shard's claim, which may be of a request that is to run alone."""
-    with pool.slots.reserve(1):
-        requests.begin(job(b"early"))
-        assert requests.begun is None
-    requests.begin(job(b"late"))
-    assert requests.begun
-    requests.start(job(b"late"))
-    await until_settled(requests, [b"late"])
-    assert list(driver.tasks) == [b"late"]
-
-
-async def test_a_request_is_not_answered_with_the_run_of_another_body(
-    requests: HeldRequests, driver: Driver, pool: SlotPool
-) -> None:
-    driver.work = driver.wait_where_held
-    forged, right = job(b"held"), replace(job(b"right"), request_id="held")
-    requests.begin(forged)
-    await eventually(lambda: b"held" in driver.tasks)
-    requests.start(right)
-    await eventually(lambda: settled(requests) == {"held": b"right"})
-    await eventually(lambda: pool.slots.taken == 0)
-
-
-async def test_what_fails_after_its_claim_says_which_attempt_it_was(
-    requests: HeldRequests, driver: Driver
-) -> None:
-    async def fail(_payload: bytes) -> None:
-        await driver.gate.wait()
-        raise ValueError
-
-    driver.work = fail
-    requests.begin(job(b"x"))
-    await eventually(lambda: b"x" in driver.tasks)
-    requests.start(replace(job(b"x"), attempts=2))
-    driver.gate.set()
-    await eventually(lambda: requests.has_results)
-    [item] = requests.next_settlements()
-    assert unpack_reply("x", item.reply).attempts == 2
-
-
 WHAT_HAPPENS = st.lists(
     st.tuples(
-        st.sampled_from(
-            ("begin", "adopt", "start", "start_isolated", "drop", "end", "turn", "return", "leave")
-        ),
+        st.sampled_from(("start", "start_isolated", "drop", "end", "turn", "return")),
         st.integers(0, 4),
     ),
     max_size=40,
@@ -282,11 +237,6 @@ async def counted(steps: list[tuple[str, int]]) -> None:
     for step, number in steps:
         one = job(b"%d" % number)
         match step:
-            case "begin":
-                held.begin(one)
-            case "adopt":
-                if held.begun:
-                    held.start(held.begun)
             case "start":
                 held.start(replace(one, token="another"))
             case "start_isolated":
@@ -299,17 +249,11 @@ async def counted(steps: list[tuple[str, int]]) -> None:
                 await asyncio.sleep(0)
             case "return":
                 return_waiting(held)
-            case "leave":
-                held.drop_begun()
         slots = pool.slots
         assert 0 <= slots.isolated <= slots.taken <= slots.count
         assert 0 <= slots.waiting <= len(held.jobs)
         assert not slots.reserved
-        assert held.begun is None or held.begun.request_id not in {
-            each.request_id for each in held.jobs
-        }
     return_waiting(held)
-    held.drop_begun()
     async with asyncio.timeout(30.0):
         await held.stop()
     assert (pool.slots.taken, pool.slots.waiting, pool.slots.isolated) == (0, 0, 0)

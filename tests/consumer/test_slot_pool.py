@@ -149,19 +149,3 @@ def test_a_pool_claims_nothing_while_it_may_not() -> None:
     assert may_claim()
     pool.draining = True
     assert not may_claim()
-
-
-def test_what_runs_already_waits_for_no_turn() -> None:
-    pool = SlotPool(1, lambda: None)
-    assert pool.share("a", ahead=False) == 1
-    # It runs for another consumer now, and the first one waits for its slot.
-    pool.slots.take(isolated=False)
-    assert pool.share("a", ahead=False) == 0
-    assert pool.share("b", ahead=False, begun=1) == 1
-    assert pool.share("a", ahead=False) == 0
-    pool.end_turn("a")
-    # Nor for the slots of those that were claimed ahead elsewhere.
-    pool.slots.waiting = 5
-    assert pool.share("b", ahead=True, begun=1) == 1
-    pool.draining = True
-    assert pool.share("b", ahead=False, begun=1) == 0

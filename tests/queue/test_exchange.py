@@ -1,4 +1,4 @@
-"""The scripts ``exchange`` and ``complete`` beside ``claim``: in any state the same, or nothing.
+"""The script ``exchange`` beside ``claim``: in any state the same, or nothing.
 
 Operations drawn at random bring a queue into some state. Then its keys are copied twice; one copy
 is given to ``exchange``, the other to ``claim``, with equal arguments, and everything is compared:
@@ -465,77 +465,7 @@ class Rivals(Twin):
         return [name for name in found if name != "clock"]
 
 
-class Completions(Rivals):
-    """The queue, on which ``complete`` is set beside a claim and its settlement.
-
-    What ``complete`` leaves to the claim that follows it is not compared: whose tenant's turn is
-    next, whom to wake up, and the lease.
-    """
-
-    def exchange(
-        self,
-        number: int,
-        environment: str,
-        cpu_ms: int,
-        size: int,
-        remember_ms: int,
-        end: Mapping[str, Any],
-        goes_on: bool,
-    ) -> None:
-        worker, environment, token = "wz"[number % 2], environment or "a", f"t{next(self.tokens)}"
-        ours, theirs = self.copies
-        self.copy()
-        before = self.contents(ours)
-        claim = self.claim_arguments(worker, [environment], 1, 0, token)
-        claimed = self.tried("claim", theirs, claim)
-        if claimed == FAILED or not claimed["request_ids"]:
-            return
-        [request_id] = claimed["request_ids"]
-        lasting = {k: v for k, v in end.items() if k != "uploaded"}
-        reply = pack_reply(token, Reply("accepted", payload=b"x" * size))
-        completion = lasting | {
-            "worker": worker,
-            "reply_ttl_ms": TTL_MS,
-            "remember_ms": remember_ms,
-            "environment": environment,
-            "request_id": request_id.decode(),
-            "reply": reply,
-            "cpu_ms": cpu_ms,
-        }
-        answer = self.tried("complete", ours, completion)
-        after, given = self.contents(ours), self.contents(theirs)
-        if answer is None:
-            assert not differences(before, after)
-        elif answer == FAILED:
-            assert stranded(after) <= stranded(before)
-        elif not self.harmed and waits(before) - waits(given) == 1:
-            # The claim passed nothing that was withdrawn or had expired.
-            self.exchanged += 1
-            settlement = (request_id.decode(), token, 1, cpu_ms, reply)
-            settle = claim | {
-                "want": 0,
-                "remember_ms": remember_ms,
-                "ends": [{**lasting, "warm": bool(end["warm"]), "uploaded": False}],
-                "settlements": [settlement],
-            }
-            self.run("claim", theirs, **settle)
-            found = differences(after, self.contents(theirs))
-            assert not {name for name in found if not name.startswith(LEFT_TO_THE_CLAIM)}, found
-        if goes_on and not self.harmed:
-            self.run("complete", **completion)
-
-
-LEFT_TO_THE_CLAIM = ("ring:", "wakeup:", "workers")
 FAILED = "failed"
-
-
-def waits(contents: Contents) -> int:
-    """How many places of waiting lists are taken."""
-    return sum(
-        len(value)
-        for name, (value, _) in contents.items()
-        if name.startswith("wait:") and isinstance(value, list)
-    )
 
 
 def as_claims(exchanged: Mapping[str, Any]) -> dict[str, Any]:
@@ -591,25 +521,9 @@ def test_hostile_values_make_no_exchange_lose_a_request(connection: redis.Redis)
         played(connection, seed, (*before, *harmed))
 
 
-def test_a_completion_is_what_a_claim_and_its_settlement_would_have_done(
-    connection: redis.Redis,
-) -> None:
-    completed = sum(played(connection, seed, Draw(seed).steps(15), Completions) for seed in SEEDS)
-    assert completed > 2 * len(SEEDS)
-
-
-def test_hostile_values_make_no_completion_lose_a_request(connection: redis.Redis) -> None:
-    for seed in SEEDS:
-        draw = Draw(seed)
-        harmed = [draw.harm(), *((*draw.exchange()[:-1], False) for _ in range(4))]
-        played(connection, seed, (*draw.steps(2), *harmed), Completions)
-
-
-def played(
-    connection: redis.Redis, seed: int, steps: Iterable[Step], kind: type[Rivals] = Rivals
-) -> int:
-    """How many exchanges, or completions, were not left to claim."""
-    rivals, done = kind(connection), list[Step]()
+def played(connection: redis.Redis, seed: int, steps: Iterable[Step]) -> int:
+    """Returns how many exchanges were not left to claim."""
+    rivals, done = Rivals(connection), list[Step]()
     try:
         for step in steps:
             done.append(step)

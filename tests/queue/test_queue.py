@@ -594,52 +594,6 @@ async def test_a_hostile_value_loses_no_request(shard: Shard, harmed: str) -> No
     assert len(leased) <= 2
 
 
-@pytest.mark.parametrize(
-    "harmed",
-    [
-        "stats settled",
-        "stats turn:a",
-        "stats waiting:a",
-        "warm:a:x",
-        "inbox:c",
-        "ring:a:1",
-        "wait:a:1:t",
-    ],
-)
-async def test_a_hostile_value_loses_no_completion(shard: Shard, harmed: str) -> None:
-    pinned = harmed.startswith("warm")
-    await shard.submit("first", affinity=("x",) if pinned else ())
-    shard.harm(harmed)
-    reply = pack_reply("token", Reply("accepted"))
-    done = Settlement("first", "token", "accepted", reply, warm=pinned, reason="lean_error")
-    with contextlib.suppress(UnavailableError):
-        await shard.queue.complete("w", "a", done)
-    (answer,) = await shard.queue.lookup("d", ["first"])
-    # It has its reply, or waits as before.
-    if answer != reply:
-        assert answer is True
-        if harmed != "wait:a:1:t":
-            assert shard.server.lrange(f"{shard.tag}:wait:a:1:t", 0, -1) == [b"first"]
-
-
-@pytest.mark.parametrize("lacks", ["environment", "freedom", "turn", "first attempt", "record"])
-async def test_what_does_not_simply_wait_is_not_completed(shard: Shard, lacks: str) -> None:
-    await shard.submit("first", "next")
-    request_id = "next" if lacks == "turn" else "first"
-    if lacks == "first attempt":
-        job = await shard.job()
-        await shard.queue.release("w", [(job.request_id, job.token)], how="retry")
-    if lacks == "record":
-        await shard.queue.cancel(["first"])
-    if lacks == "freedom":
-        await shard.queue.set_paused("tenant", "t", paused=True)
-    done = Settlement(request_id, "token", "accepted", pack_reply("token", Reply("accepted")))
-    before = shard.dump()
-    environment = "b" if lacks == "environment" else "a"
-    assert await shard.queue.complete("w", environment, done) is None
-    assert shard.dump() == before
-
-
 def spied_on(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the scripts that it calls from now on."""
     called: list[str] = []

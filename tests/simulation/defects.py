@@ -67,14 +67,6 @@ class Defect:
             yield
 
 
-# Of complete: where its request is not the next of its list.
-_NOT_THE_FIRST = (
-    "if first ~= request_id then\n"
-    "  if first then call('LPUSH', list, first) end\n"
-    "  return false\n"
-    "end"
-)
-
 DEFECTS = (
     Defect(
         "a result counts with any token",
@@ -145,24 +137,22 @@ DEFECTS = (
         "leanq.producer.shard_client:ShardClient._ask_for",
     ),
     Defect(
-        "a request that is settled without a claim stays in its list",
-        _NOT_THE_FIRST,
-        "if first then call('LPUSH', list, first) end",
+        "an exchange takes a tenant with work out of its ring",
+        "if not more then call('LREM', ring, -1, r.tenant) end",
+        "call('LREM', ring, -1, r.tenant)",
     ),
     Defect(
-        "a result without a claim counts although another worker has the request",
-        "if call('HGET', tag .. ':phase', request_id) then return false end",
-        "",
-        # Nor is it in its list any more.
+        "an exchange does not note which worker holds the next request",
+        "held = held + call('ZADD', processing, now + r.run_ms, next_id)",
+        "held = held + 1",
+    ),
+    Defect(
+        "an exchange forgets the requests that joined its run",
+        "call('EXISTS', joined, paused, paused",
+        "call('EXISTS', paused, paused",
         mended_by=(
-            _NOT_THE_FIRST,
-            "if first and first ~= request_id then call('LPUSH', list, first) end",
+            "elseif run_id and not (single_flight.lease_of(run_id)",
+            "elseif false and not (single_flight.lease_of(run_id)",
         ),
-    ),
-    Defect(
-        "a worker keeps what it has begun and another worker has claimed",
-        "if begun and self.requests.begun is begun:",
-        "if False:",
-        "leanq.consumer.consumer:Consumer._exchange",
     ),
 )

@@ -34,8 +34,6 @@ from support.required import missing
 from support.servers import own_server
 
 from leanq.local import find_server
-from leanq.queue.queue import Queue
-from leanq.queue.results import Settlement
 
 
 @pytest.fixture(scope="module")
@@ -93,22 +91,6 @@ def test_what_a_failover_forgot_is_answered_again_and_once_to_its_caller(real: R
     forgot = next(event for event in outcome.events if event[0] == "forgot")
     late = [*forgot[:4], replies[-1][1] + 0.001]
     assert check([*others, late]).duplicated == [last.request_id]
-
-
-def test_some_requests_are_settled_without_a_claim(
-    real: RealServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    complete, answers = Queue.complete, list[int | None]()
-
-    async def watched(queue: Queue, worker: str, environment: str, item: Settlement) -> int | None:
-        answers.append(await complete(queue, worker, environment, item))
-        return answers[-1]
-
-    monkeypatch.setattr(Queue, "complete", watched)
-    for seed in range(1, 6):
-        assert not play(drawn(seed), real).faults
-    assert any(answer is not None for answer in answers)
-    assert None in answers
 
 
 @pytest.mark.slow

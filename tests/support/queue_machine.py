@@ -247,24 +247,6 @@ class QueueMachine(RuleBasedStateMachine):
         elif not alone:
             self.fairness.check(request_ids, stale)
 
-    @rule(number=workers, which=st.integers(1, 20), print_=fingerprints)
-    def complete(self, number: int, which: int, print_: str) -> None:
-        """A worker settles what it has not claimed."""
-        worker, call = self.workers[number], next(self.calls)
-        warm, cpu_ms, token = call % 4 > 0, call * 37 % 5000 * (call % 2), f"{call}:"
-        for item in pick(self.sent, [which]):
-            request_id, environment = item.request_id, item.environment
-            expected = self.model.complete(worker, request_id, token, print_, warm, cpu_ms)
-            done = Settlement(
-                *(request_id, token, "accepted", pack_reply(token, Reply("accepted"))),
-                *(print_, warm),
-                cpu_ms=cpu_ms,
-            )
-            assert self.call(self.queue.complete(worker, environment, done)) == expected
-            if expected is not None:
-                self.leases[worker].append((request_id, token))
-                self.fairness.leads.clear()
-
     @rule(which=some)
     def settle_late(self, which: list[int]) -> None:
         """Workers that lost a lease to another come with their results all the same."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from leanq.queue.results import Returning, Submission
-from leanq.queue.scripts import LARGE_BYTES
 
 
 @dataclass
@@ -149,38 +148,6 @@ class Model:
                 self._end(end, "accepted")
             else:
                 del self.flying[end]
-        return True
-
-    def complete(
-        self, worker: str, request_id: str, token: str, fingerprint: str, warm: bool, cpu_ms: int
-    ) -> int | None:
-        """What is the next of its tenant, and nothing unusual, is settled without a claim; returns
-        how many wait beside it."""
-        item = self.flying.get(request_id)
-        if not item or item.status != "queued" or item.attempts or item.deadline < self.now:
-            return None
-        sub = item.sub
-        if self.paused or self.weights or self.quarantined[sub.environment]:
-            return None
-        if len(sub.body) > LARGE_BYTES:
-            return None
-        counted = not cpu_ms or self.cpu_ms[sub.environment, sub.tenant]
-        ring = self._ring(sub)
-        if not (counted and self.simply_waits(request_id) and ring[sub.tenant][0] == request_id):
-            return None
-        del ring[sub.tenant][0]
-        if not ring[sub.tenant]:
-            del ring[sub.tenant]
-        self.turns[sub.environment] += 1
-        self.cpu_ms[sub.environment, sub.tenant] += cpu_ms
-        if sub.digest and fingerprint:
-            self.memory[fingerprint, sub.digest] = token
-        self.winners[request_id] = token
-        self._end(request_id, "accepted")
-        return sum(self.waiting(sub.environment, priority)[0] for priority in range(3))
-
-    def simply_waits(self, request_id: str) -> bool:
-        """Whether nothing is noted of a request that waits."""
         return True
 
     def claim(

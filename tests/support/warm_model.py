@@ -37,21 +37,6 @@ class WarmModel(Model):
             self._note(worker, item.sub)
         return super().settle(worker, request_id, token, fingerprint, warm, cpu_ms)
 
-    def complete(
-        self, worker: str, request_id: str, token: str, fingerprint: str, warm: bool, cpu_ms: int
-    ) -> int | None:
-        item = self.flying.get(request_id)
-        waiting = super().complete(worker, request_id, token, fingerprint, warm, cpu_ms)
-        if item and waiting is not None and item.sub.affinity:
-            rank = self._rank(worker, item.sub)
-            self.counts["warm_misses" if rank == COLD else "warm_hits"] += 1
-            if warm:
-                self._note(worker, item.sub)
-        return waiting
-
-    def simply_waits(self, request_id: str) -> bool:
-        return request_id not in self.bypassed
-
     def _note(self, worker: str, sub: Submission) -> None:
         for name in sub.affinity[:1]:
             seen = self.warm[f"{sub.environment}:{name}"]

@@ -72,10 +72,9 @@ local function keep(k)
     redis.call('RENAME', upload_of[k], body)
     redis.call('PERSIST', body)
   end
-  local text = kinds[kind_of[k]].head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
   kept = kept + 2
-  records[kept - 1], records[kept] = names[k], text
-  return text
+  records[kept - 1] = names[k]
+  records[kept] = kinds[kind_of[k]].head .. tenants[k] .. '\0' .. digests[k] .. '\0' .. bodies[k]
 end
 
 -- Whether a request asks for something else than one of the same name. A request without a digest, as an
@@ -147,8 +146,7 @@ local function extend(ring, tenant, numbers)
     if taken < #waiting then redis.call('RPOP', tag .. ':' .. name, #waiting - taken) end
   end
   for i, k in ipairs(numbers) do
-    if i <= taken then ring.environment.last, ring.environment.text = request_ids[k], keep(k)
-    else out[k] = 3 end
+    if i <= taken then keep(k) else out[k] = 3 end
   end
   ring.environment.added = ring.environment.added + taken
   return was_empty and taken > 0
@@ -206,10 +204,7 @@ for name, environment in pairs(environments) do
   counters.add('s:' .. name, environment.added + environment.joined)
   counters.add('submitted', environment.added + environment.joined)
   if environment.affinity then redis.call('HSET', tag .. ':stats', 'affinity:' .. name, 1) end
-  if environment.added > 0 and not environment.paused then
-    local alone = environment.added == 1 and not paused
-    notify(name, environment.added, alone and environment.last .. '\0' .. environment.text)
-  end
+  if environment.added > 0 and not environment.paused then notify(name, environment.added) end
 end
 counters.write()
 local answers = {}

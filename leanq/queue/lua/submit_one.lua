@@ -36,5 +36,5 @@ if affinity ~= '' then
 else
   call('HSET', stats, waits, waiting + 1, sent, submitted_here + 1, 'submitted', submitted + 1)
 end
-notify(environment, 1, request_id .. '\0' .. text)
+notify(environment, 1)
 return 1
