@@ -33,7 +33,6 @@ if #open > 0 then
   end
   counters.read(names)
 end
-local function chooses(environment) return counters.value('affinity:' .. environment) > 0 end
 
 -- Which priorities of each environment have work. All environments' quarantined requests come before
 -- any environment's other work, which would never let them be alone.
@@ -47,7 +46,7 @@ end
 for i, environment in ipairs(open) do
   if want > 0 then
     local turn = counters.value('turn:' .. environment)
-    want = want - fair_queue.claim(environment, priorities[i], want, turn, chooses(environment))
+    want = want - fair_queue.claim(environment, priorities[i], want, turn, counters.has_affinity(environment))
   end
 end
 lease.write()

@@ -1,14 +1,13 @@
 #!lua flags=allow-oom
--- parts: clock record phase warmth wait_list wakeup single_flight deadline publish
+-- parts: clock record phase warmth wait_list wakeup single_flight deadline publish counters
 -- exchange: what claim does, for the call that workers make most: one result is settled, one request claimed
 -- in one environment, and nothing else is to be done. It makes claim's commands in a straight line, since
 -- lists of arguments and tables cost the server as much again. `settled_token` is that of the result's lease,
 -- `token` that of the new one.
 -- Answers request_id, record: of the request that was claimed, if there was one; held and now_ms as claim.
 -- Where anything is unusual nothing is done and claim is to be called: 0 where that may
--- last (pauses, weights, quarantined requests, requests that other workers are warm for, more tenants than
--- are counted), else nil.
-local call, phases, stats = redis.call, tag .. ':phase', tag .. ':stats'
+-- last (pauses, weights, quarantined requests, requests that other workers are warm for), else nil.
+local call, phases = redis.call, tag .. ':phase'
 local processing = tag .. ':processing:' .. worker
 
 -- The lease, and what hardly ever is there.
@@ -28,17 +27,13 @@ local unusual = call('EXISTS', joined, paused, paused, weights, weights, quarant
 if unusual > 0 then return unusual > 1 and 0 end
 
 local run_key = digest ~= '' and single_flight.key(environment, digest)
-local ended, reasons = 'f:' .. environment .. ':' .. outcome, 'c:' .. environment .. ':' .. reason
-local turns, waits, ways = 'turn:' .. environment, 'waiting:' .. environment, 'way:' .. way
-local cpu, tenants_cpu = 'u_ms:' .. environment, 'u:' .. environment .. ':' .. tenant
-local known = call('HMGET', stats, 'settled', ended, reasons, ways, cpu, tenants_cpu, 'claimed', turns, waits,
-  'affinity:' .. environment, 'warm_hits')
-for i = 1, #known do
-  -- Any process may have written what stands there.
-  if known[i] and not tonumber(known[i]) then return false end
-end
--- A tenant that is not counted yet may find no room.
-if cpu_ms > 0 and not known[6] then return 0 end
+counters.add('settled', 1)
+counters.ended(environment, outcome, reason, 1)
+counters.came(way, 1)
+counters.used(environment, tenant, cpu_ms)
+counters.read({'claimed', 'turn:' .. environment, 'waiting:' .. environment, 'affinity:' .. environment,
+  'warm_hits'})
+local has_affinity = counters.has_affinity(environment)
 local held = call('ZCARD', processing)
 
 -- The next request. Once it is taken out of its list, it is put back before others are to look.
@@ -46,11 +41,13 @@ local rings = tag .. ':ring:' .. environment .. ':'
 local zero, one, two = rings .. 0, rings .. 1, rings .. 2
 -- One answer tells of all three, as a name counts as often as it is named.
 local filled = call('EXISTS', zero, one, one, two, two, two, two)
-local turn, run_id = tonumber(known[8] or 0), nil
+local run_id
 local ring, list, next_id, text, r, next_key
 if filled > 0 then
   -- Every eighth request goes round the priorities, where several have work.
-  if filled ~= 1 and filled ~= 2 and filled ~= 4 and turn % 8 == 7 then return false end
+  if filled ~= 1 and filled ~= 2 and filled ~= 4 and counters.value('turn:' .. environment) % 8 == 7 then
+    return false
+  end
   local priority = filled % 2 == 1 and 0 or filled % 4 >= 2 and 1 or 2
   ring = rings .. priority
   local next_tenant = call('LMOVE', ring, ring, 'LEFT', 'RIGHT')
@@ -61,7 +58,7 @@ if filled > 0 then
   -- One that was withdrawn here may have come again, and wait elsewhere.
   local simple = r and not deadline.is_past(r)
     and r.tenant == next_tenant and r.priority == priority and r.environment == environment
-  if simple and known[10] then
+  if simple and has_affinity then
     -- Others may go first, unless the worker is warm for it.
     simple = r.affinity ~= '' and (warm and r.affinity == affinity or warmth.is_warm(environment, r.affinity))
   end
@@ -73,24 +70,15 @@ if filled > 0 then
   if not simple then
     if next_id then call('LPUSH', list, next_id) end
     call('LMOVE', ring, ring, 'RIGHT', 'LEFT')
-    return known[10] and 0
+    return has_affinity and 0
   end
 elseif run_key then
   run_id = call('HGET', phases, run_key)
 end
 
-local counts = {'settled', (known[1] or 0) + 1, ended, (known[2] or 0) + 1}
-local n = 4
-if reason ~= '' then counts[n + 1], counts[n + 2], n = reasons, (known[3] or 0) + 1, n + 2 end
-if way ~= '' then counts[n + 1], counts[n + 2], n = ways, (known[4] or 0) + 1, n + 2 end
-if cpu_ms > 0 then
-  counts[n + 1], counts[n + 2] = cpu, (known[5] or 0) + cpu_ms
-  counts[n + 3], counts[n + 4], n = tenants_cpu, known[6] + cpu_ms, n + 4
-end
-
 -- The next request is leased, before anything else: a key that is not what it should be ends the script
 -- where it stands, and a request must be in its list or leased by then.
-local more, waiting = false, 0
+local more = false
 if r then
   local next_detached = r.detached and '1' or ''
   local leased =
@@ -98,11 +86,11 @@ if r then
   if next_key then call('HSET', phases, next_key, next_id, next_id, leased)
   else call('HSET', phases, next_id, leased) end
   held = held + call('ZADD', processing, now + r.run_ms, next_id)
-  more, waiting = call('EXISTS', list) == 1, (known[9] or 0) - 1
+  more = call('EXISTS', list) == 1
   if not more then call('LREM', ring, -1, r.tenant) end
-  counts[n + 1], counts[n + 2], counts[n + 3], counts[n + 4] = 'claimed', (known[7] or 0) + 1, turns, turn + 1
-  counts[n + 5], counts[n + 6], n = waits, waiting, n + 6
-  if r.affinity ~= '' then counts[n + 1], counts[n + 2] = 'warm_hits', (known[11] or 0) + 1 end
+  counters.claimed(environment, 1)
+  counters.picked(environment, 1)
+  if r.affinity ~= '' then counters.found_warm(true) end
 end
 
 -- The result is settled. Its client is told last: a call that failed there comes again, and finds it settled.
@@ -110,7 +98,7 @@ publish.write(tag .. ':req:' .. request_id, reply, reply_ttl_ms)
 held = held - call('ZREM', processing, request_id)
 if run_id == request_id then call('HDEL', phases, request_id, run_key) else call('HDEL', phases, request_id) end
 if phase.detached(lease, rest) ~= '' then call('UNLINK', record.body_key(request_id)) end
-call('HSET', stats, unpack(counts))
+counters.write()
 if run_key and remember_ms > 0 and fingerprint ~= '' then
   publish.write(tag .. ':verdict:' .. fingerprint .. ':' .. digest, reply, remember_ms)
 end
@@ -118,7 +106,9 @@ end
 if held > 0 then call('ZADD', tag .. ':workers', now + lease_ms, worker) end
 if warm and affinity ~= '' then warmth.note(environment, affinity) end
 -- A worker that leaves requests waiting wakes one more worker.
-if waiting > 0 and (more or wait_list.any(environment)) then notify(environment, 1) end
+if r and counters.value('waiting:' .. environment) > 0 and (more or wait_list.any(environment)) then
+  notify(environment, 1)
+end
 publish.inboxes[client] = {request_id, publish.told(reply)}
 publish.send(client)
 return answer({request_id = r and next_id or false, record = r and text or false, held = held, now_ms = now})

@@ -200,10 +200,8 @@ bulk.call('UNLINK', nil, uploads)
 
 counters.add('remembered', remembered)
 for name, environment in pairs(environments) do
-  counters.add('waiting:' .. name, environment.added)
-  counters.add('s:' .. name, environment.added + environment.joined)
-  counters.add('submitted', environment.added + environment.joined)
-  if environment.affinity then redis.call('HSET', tag .. ':stats', 'affinity:' .. name, 1) end
+  counters.submitted(name, environment.added, environment.joined)
+  if environment.affinity then counters.note_affinity(name) end
   if environment.added > 0 and not environment.paused then notify(name, environment.added) end
 end
 counters.write()

@@ -19,11 +19,50 @@ function counters.before(name) return tonumber(counters.known[name] or 0) or 0 e
 -- The same, and what this call added to it.
 function counters.value(name) return counters.before(name) + (counters.added[name] or 0) end
 
+-- Counts requests that came into an environment: those that wait in a list, and those that joined a run.
+function counters.submitted(environment, waiting, joined)
+  counters.add('waiting:' .. environment, waiting)
+  counters.add('s:' .. environment, waiting + joined)
+  counters.add('submitted', waiting + joined)
+end
+
+-- Counts requests of an environment that were leased.
+function counters.claimed(environment, n)
+  counters.add('claimed', n)
+  counters.add('waiting:' .. environment, -n)
+end
+
+-- Counts n picks of fair_queue.
+function counters.picked(environment, n) counters.add('turn:' .. environment, n) end
+
+-- Counts a claimed request whose worker was warm for it, or was not.
+function counters.found_warm(is_warm) counters.add(is_warm and 'warm_hits' or 'warm_misses', 1) end
+
 -- Counts requests that ended in an environment; the reason may be ''.
 function counters.ended(environment, verdict, reason, n)
   counters.add('f:' .. environment .. ':' .. verdict, n)
   if reason ~= '' then counters.add('c:' .. environment .. ':' .. reason, n) end
 end
+
+-- Counts n results by the way in which Lean came by its prefix; the way may be ''.
+function counters.came(way, n)
+  if way ~= '' then counters.add('way:' .. way, n) end
+end
+
+-- Counts the CPU time (ms) of a result.
+function counters.used(environment, tenant, cpu_ms)
+  if cpu_ms == 0 then return end
+  counters.add('u_ms:' .. environment, cpu_ms)
+  counters.add('u:' .. environment .. ':' .. tenant, cpu_ms)
+end
+
+-- Notes that an environment has requests with an affinity.
+function counters.note_affinity(environment)
+  local name = 'affinity:' .. environment
+  if counters.before(name) == 0 then redis.call('HSET', tag .. ':stats', name, 1) end
+end
+
+function counters.has_affinity(environment) return counters.before('affinity:' .. environment) > 0 end
 
 -- The name under which a tenant is counted that was not counted before.
 function counters.new_tenant(name)

@@ -96,6 +96,6 @@ function fair_queue.claim(environment, priorities, n, turn, has_affinity)
     claimed = claimed + got
     if got == 0 or #priorities == 1 then break end
   end
-  if claimed > 0 then counters.add('turn:' .. environment, claimed) end
+  counters.picked(environment, claimed)
   return claimed
 end

@@ -39,7 +39,7 @@ function lease.take(request_id, r, text, isolated)
     local n = #phases
     phases[n + 1], phases[n + 2] = key, request_id
   end
-  if r.affinity ~= '' then counters.add(warmth.rank(r) < 3 and 'warm_hits' or 'warm_misses', 1) end
+  if r.affinity ~= '' then counters.found_warm(warmth.rank(r) < 3) end
   local n, k = #phases, #lease.request_ids + 1
   phases[n + 1], phases[n + 2] = request_id, leased
   lease.timeouts[2 * k - 1], lease.timeouts[2 * k] = now + r.run_ms, request_id
@@ -54,6 +54,5 @@ function lease.write()
   if #lease.request_ids == 0 then return end
   bulk.call('HSET', tag .. ':phase', lease.phases)
   bulk.call('ZADD', tag .. ':processing:' .. worker, lease.timeouts)
-  counters.add('claimed', #lease.request_ids)
-  for environment, n in pairs(lease.taken_in) do counters.add('waiting:' .. environment, -n) end
+  for environment, n in pairs(lease.taken_in) do counters.claimed(environment, n) end
 end

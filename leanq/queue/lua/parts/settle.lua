@@ -61,10 +61,7 @@ end
 
 -- Counts the CPU time (ms) of a result for its environment and its tenant.
 function settle.account(lease, cpu_ms)
-  if cpu_ms > 0 then
-    counters.add('u_ms:' .. lease.environment, cpu_ms)
-    counters.add('u:' .. lease.environment .. ':' .. lease.tenant, cpu_ms)
-  end
+  counters.used(lease.environment, lease.tenant, cpu_ms)
   if lease.charge == '' then return end
   if settle.shares == nil then settle.shares = open_shares() or false end
   if settle.shares then settle.shares.correct(lease, cpu_ms) end
@@ -93,7 +90,7 @@ end
 -- Counts what was settled by its ends.
 function settle.count()
   for _, how in ipairs(ends) do
-    if how.way ~= '' then counters.add('way:' .. how.way, how.n) end
+    counters.came(how.way, how.n)
     for environment, n in pairs(how.ended) do counters.ended(environment, how.outcome, how.reason, n) end
   end
 end
