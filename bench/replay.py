@@ -18,8 +18,9 @@ from dataclasses import replace
 
 import redis
 
-from leanq import ReplayBatch, ReplayBounds, ReplayEntry, ReplayMemory, Settings
+from leanq import Settings
 from leanq.local import EmbeddedServer, embedded_settings
+from leanq.trainers import ReplayBatch, ReplayBounds, ReplayEntry, ReplayMemory
 
 WRITTEN_AT_ONCE = 2048
 SAMPLED = 256

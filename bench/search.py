@@ -12,12 +12,13 @@ import os
 import time
 from collections.abc import Sequence
 
-from leanq import AsyncLeanQClient, Pool, ProofSearch, SearchNode
+from leanq import AsyncLeanQClient, Pool
 from leanq.lean.environment import open_environment
 from leanq.lean.lean_driver import LeanDriver
 from leanq.local import EmbeddedServer, embedded_settings, running
 from leanq.queue.requests import Request
 from leanq.states import MemoryStates
+from leanq.trainers import ProofSearch, SearchNode
 from leanq.trainers.search import Prover
 from leanq.worker import Worker
 

@@ -16,14 +16,8 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 
-from leanq import (
-    AsyncLeanQClient,
-    LeanQClient,
-    ReplayBounds,
-    ReplayEntry,
-    ReplayMemory,
-    UsageError,
-)
+from leanq import AsyncLeanQClient, LeanQClient, UsageError
+from leanq.trainers import ReplayBounds, ReplayEntry, ReplayMemory
 
 STATEMENTS = {
     "swap": "theorem and_swap (p q : Prop) (h : And p q) : And q p := ",

@@ -15,7 +15,8 @@ does not answer, that is raised, and is never a reward of 0.
 import asyncio
 from collections.abc import Sequence
 
-from leanq import LeanReward, Pool, proof_text, with_group_means
+from leanq import Pool
+from leanq.trainers import LeanReward, proof_text, with_group_means
 
 # For models that write whole texts, leave `extract` out.
 score = LeanReward(extract=proof_text, timeout_s=60.0, tenant="reward")

@@ -10,7 +10,7 @@ import sys
 
 import uvicorn
 
-from leanq import LeanReward
+from leanq.trainers import LeanReward
 from leanq.trainers.reward_server import make_app
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ proposes the same list for every state, and short goals come first.
 import asyncio
 from collections.abc import Sequence
 
-from leanq import AsyncLeanQClient, ProofSearch, SearchNode, SearchResult, UsageError
+from leanq import AsyncLeanQClient, UsageError
+from leanq.trainers import ProofSearch, SearchNode, SearchResult
 
 THEOREMS = [
     "theorem and_swap (p q : Prop) (h : And p q) : And q p",

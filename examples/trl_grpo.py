@@ -10,7 +10,7 @@ import sys
 from datasets import load_dataset
 from trl import GRPOConfig, GRPOTrainer
 
-from leanq import proof_text
+from leanq.trainers import proof_text
 from leanq.trainers.trl_reward import TrlReward
 
 

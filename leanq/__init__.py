@@ -1,184 +1,101 @@
 """leanq: Lean 4 on fleets of cheap, preemptible machines.
 
-Everything that a program needs is here: clients, what they take and give, and the errors.
+Here are the clients, what they take and return, and the main errors. Every error is in
+:mod:`leanq.errors`; rewards, proof search and replay memory are in :mod:`leanq.trainers`; the
+clients of campaigns are in :mod:`leanq.campaigns`.
 """
 
-import importlib
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leanq.campaigns.client import AsyncCampaignsClient, CampaignsClient
-    from leanq.campaigns.submitted import SubmittedCampaign
-    from leanq.client import AsyncLeanQClient, LeanQClient, LeanQFuture
-    from leanq.errors import (
-        AuditError,
-        ClosedError,
-        ConflictError,
-        DataError,
-        InvalidRequestError,
-        LeanQError,
-        LoginError,
-        LostError,
-        NewerMessageError,
-        NoRewardError,
-        NotPermittedError,
-        NoWorkerError,
-        QueueError,
-        QueueFullError,
-        RecipeError,
-        ReplError,
-        RequestError,
-        SandboxError,
-        StalledError,
-        TargetError,
-        TooLargeError,
-        ToolchainError,
-        UnavailableError,
-        UnknownEnvironmentError,
-        UnknownStateError,
-        UsageError,
-        WireError,
-        WorkerError,
-    )
-    from leanq.local import Pool
-    from leanq.producer.request_builder import Check, InEnvironment, SubmitOptions
-    from leanq.producer.route import NoWorker, WhenFull
-    from leanq.producer.stream import Result
-    from leanq.queue.requests import (
-        Failure,
-        Message,
-        Reason,
-        Reply,
-        Rule,
-        Sorry,
-        Theorem,
-        Verdict,
-        reward,
-    )
-    from leanq.queue.settings import Settings
-    from leanq.trainers.replay import ReplayMemory
-    from leanq.trainers.replay_bounds import ReplayBounds, ReplayStats
-    from leanq.trainers.replay_entry import ReplayBatch, ReplayEntry, ReplayValue
-    from leanq.trainers.replay_writer import ReplayWriter
-    from leanq.trainers.rewards import (
-        LeanReward,
-        Score,
-        by_goals_left,
-        by_place_of_error,
-        lean_text,
-        proof_text,
-        with_group_means,
-    )
-    from leanq.trainers.search import ProofSearch, SearchProgress, SearchResult, Suggestion
-    from leanq.trainers.strategies import Beam, BestFirst, MonteCarlo, SearchNode
+    from leanq.client import AsyncLeanQClient as AsyncLeanQClient
+    from leanq.client import LeanQClient as LeanQClient
+    from leanq.client import LeanQFuture as LeanQFuture
+    from leanq.errors import ClosedError as ClosedError
+    from leanq.errors import InvalidRequestError as InvalidRequestError
+    from leanq.errors import LeanQError as LeanQError
+    from leanq.errors import NoWorkerError as NoWorkerError
+    from leanq.errors import QueueError as QueueError
+    from leanq.errors import QueueFullError as QueueFullError
+    from leanq.errors import RequestError as RequestError
+    from leanq.errors import UnavailableError as UnavailableError
+    from leanq.errors import UnknownEnvironmentError as UnknownEnvironmentError
+    from leanq.errors import UnknownStateError as UnknownStateError
+    from leanq.errors import UsageError as UsageError
+    from leanq.errors import WorkerError as WorkerError
+    from leanq.local import Pool as Pool
+    from leanq.producer.request_builder import Check as Check
+    from leanq.producer.request_builder import InEnvironment as InEnvironment
+    from leanq.producer.request_builder import SubmitOptions as SubmitOptions
+    from leanq.producer.route import NoWorker as NoWorker
+    from leanq.producer.route import WhenFull as WhenFull
+    from leanq.producer.stream import Result as Result
+    from leanq.queue.requests import Failure as Failure
+    from leanq.queue.requests import Message as Message
+    from leanq.queue.requests import Reason as Reason
+    from leanq.queue.requests import Reply as Reply
+    from leanq.queue.requests import Rule as Rule
+    from leanq.queue.requests import Sorry as Sorry
+    from leanq.queue.requests import Theorem as Theorem
+    from leanq.queue.requests import Verdict as Verdict
+    from leanq.queue.requests import reward as reward
+    from leanq.queue.settings import Settings as Settings
 
-__all__ = [
-    "AsyncCampaignsClient",
-    "AsyncLeanQClient",
-    "AuditError",
-    "Beam",
-    "BestFirst",
-    "CampaignsClient",
-    "Check",
-    "ClosedError",
-    "ConflictError",
-    "DataError",
-    "Failure",
-    "InEnvironment",
-    "InvalidRequestError",
-    "LeanQClient",
-    "LeanQError",
-    "LeanQFuture",
-    "LeanReward",
-    "LoginError",
-    "LostError",
-    "Message",
-    "MonteCarlo",
-    "NewerMessageError",
-    "NoRewardError",
-    "NoWorker",
-    "NoWorkerError",
-    "NotPermittedError",
-    "Pool",
-    "ProofSearch",
-    "QueueError",
-    "QueueFullError",
-    "Reason",
-    "RecipeError",
-    "ReplError",
-    "ReplayBatch",
-    "ReplayBounds",
-    "ReplayEntry",
-    "ReplayMemory",
-    "ReplayStats",
-    "ReplayValue",
-    "ReplayWriter",
-    "Reply",
-    "RequestError",
-    "Result",
-    "Rule",
-    "SandboxError",
-    "Score",
-    "SearchNode",
-    "SearchProgress",
-    "SearchResult",
-    "Settings",
-    "Sorry",
-    "StalledError",
-    "SubmitOptions",
-    "SubmittedCampaign",
-    "Suggestion",
-    "TargetError",
-    "Theorem",
-    "TooLargeError",
-    "ToolchainError",
-    "UnavailableError",
-    "UnknownEnvironmentError",
-    "UnknownStateError",
-    "UsageError",
-    "Verdict",
-    "WhenFull",
-    "WireError",
-    "WorkerError",
-    "by_goals_left",
-    "by_place_of_error",
-    "lean_text",
-    "proof_text",
-    "reward",
-    "with_group_means",
-]
 __version__ = "0.1.0"
 
-# Imported when one of their names is first asked for, the later ones for what the earlier have not:
-# the command line is there at once, and only a pool needs what runs Lean.
-_HOMES = (
-    "leanq.errors",
-    "leanq.queue.requests",
-    "leanq.queue.settings",
-    "leanq.client",
-    "leanq.producer.request_builder",
-    "leanq.producer.route",
-    "leanq.producer.stream",
-    "leanq.local",
-    "leanq.trainers.strategies",
-    "leanq.trainers.search",
-    "leanq.trainers.replay_bounds",
-    "leanq.trainers.replay_entry",
-    "leanq.trainers.replay",
-    "leanq.trainers.replay_writer",
-    "leanq.trainers.rewards",
-    "leanq.campaigns.client",
-)
+
+def names_of(homes: Mapping[str, str], package: str) -> Callable[[str], Any]:
+    """Returns the ``__getattr__`` of a package: it imports a name's module at the first use."""
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(homes[name]), name)
+
+    return find
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        for home in map(importlib.import_module, _HOMES):
-            if name in vars(home):
-                value = globals()[name] = vars(home)[name]
-                return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# The public names, and the module of each.
+_HOMES = {
+    "AsyncLeanQClient": "leanq.client",
+    "Check": "leanq.producer.request_builder",
+    "ClosedError": "leanq.errors",
+    "Failure": "leanq.queue.requests",
+    "InEnvironment": "leanq.producer.request_builder",
+    "InvalidRequestError": "leanq.errors",
+    "LeanQClient": "leanq.client",
+    "LeanQError": "leanq.errors",
+    "LeanQFuture": "leanq.client",
+    "Message": "leanq.queue.requests",
+    "NoWorker": "leanq.producer.route",
+    "NoWorkerError": "leanq.errors",
+    "Pool": "leanq.local",
+    "QueueError": "leanq.errors",
+    "QueueFullError": "leanq.errors",
+    "Reason": "leanq.queue.requests",
+    "Reply": "leanq.queue.requests",
+    "RequestError": "leanq.errors",
+    "Result": "leanq.producer.stream",
+    "Rule": "leanq.queue.requests",
+    "Settings": "leanq.queue.settings",
+    "Sorry": "leanq.queue.requests",
+    "SubmitOptions": "leanq.producer.request_builder",
+    "Theorem": "leanq.queue.requests",
+    "UnavailableError": "leanq.errors",
+    "UnknownEnvironmentError": "leanq.errors",
+    "UnknownStateError": "leanq.errors",
+    "UsageError": "leanq.errors",
+    "Verdict": "leanq.queue.requests",
+    "WhenFull": "leanq.producer.route",
+    "WorkerError": "leanq.errors",
+    "reward": "leanq.queue.requests",
+}
+__all__ = list(_HOMES)
+if not TYPE_CHECKING:
+    __getattr__ = names_of(_HOMES, __name__)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*globals(), *_HOMES]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import leanq
+import leanq.trainers
 from leanq.client import AsyncLeanQClient, LeanQClient
 from leanq.local import Pool
 from leanq.producer.future_client import FutureClient
@@ -55,6 +56,7 @@ def test_an_example_prints_what_it_says(
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     with LeanQClient() as lean:
         for test in examples(name):
-            given = {each: getattr(leanq, each) for each in leanq.__all__}
+            rooms = (leanq, leanq.trainers)
+            given = {each: getattr(room, each) for room in rooms for each in room.__all__}
             test.globs = {**given, "asyncio": asyncio, "lean": lean}
             assert runner.run(test).failed == 0

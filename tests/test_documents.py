@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from support.paths import ROOT, TESTS
 from support.servers import Server
 
 import leanq
+import leanq.campaigns
+import leanq.errors
+import leanq.trainers
 from leanq.cli import cli
 from leanq.queue.settings import Settings, markdown_table, variables
 
@@ -212,4 +216,12 @@ def test_every_variable_that_a_document_names_is_read(document: Path) -> None:
 
 def test_the_api_page_has_everything_that_leanq_exports() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
-    assert set(re.findall(r"::: leanq\.(\w+)", page)) == set(leanq.__all__)
+    described = re.findall(r"(?m)^::: (leanq[.\w]*)\.(\w+)$", page)
+    assert len(described) == len(set(described))
+    rooms = (leanq, leanq.campaigns, leanq.trainers)
+    public = {(room.__name__, name) for room in rooms for name in room.__all__}
+    kinds = {name for name, kind in vars(leanq.errors).items() if inspect.isclass(kind)}
+    others = {("leanq.errors", name) for name in kinds - set(leanq.__all__)}
+    assert set(described) == public | others
+    cells = re.findall(r"(?m)^\| (`[^|]*) \|", page)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(leanq.__all__)

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from leanq.errors import DataError, LeanQError, WorkerError
 
 # Libraries of trainers, which have environments of their own.
 ELSEWHERE = {"openenv", "verifiers"}
+MOST_NAMES = 32
 VALUES: dict[str, object] = {"text": "what came", "retry_after_s": 1.5, "right": "what lacks"}
 
 
@@ -77,14 +79,36 @@ def test_no_hostile_bytes_pass_for_trouble_of_a_machine() -> None:
 # What a program imports
 
 
-def test_leanq_exports_every_error_and_all_names_that_it_lists() -> None:
-    public = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
-    assert public <= set(leanq.__all__)
+@pytest.mark.parametrize("package", ["leanq", "leanq.trainers", "leanq.campaigns"])
+def test_a_package_exports_the_names_that_it_lists_and_tells_type_checkers_of_them(
+    package: str,
+) -> None:
+    module = importlib.import_module(package)
     namespace: dict[str, object] = {}
-    exec("from leanq import *", namespace)
-    assert set(leanq.__all__) <= set(namespace)
+    exec(f"from {package} import *", namespace)
+    assert set(module.__all__) == set(namespace) - {"__builtins__"}
+    source = inspect.getsource(module)
+    typed = re.findall(r"(?m)^    from ([\w.]+) import (\w+) as \2$", source)
+    homes = re.findall(r'(?m)^    "(\w+)": "([\w.]+)",$', source)
+    assert sorted((name, home) for home, name in typed) == sorted(homes)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = leanq.nothing
+        _ = module.nothing
+
+
+def test_the_top_has_few_names() -> None:
+    assert len(leanq.__all__) <= MOST_NAMES
+
+
+def test_a_client_loads_the_modules_of_clients_alone() -> None:
+    others = ["campaigns", "consumer", "gateway", "local", "scale", "trainers", "worker"]
+    program = (
+        "import sys; from leanq import AsyncLeanQClient, LeanQClient;"
+        "print(*sorted({name.split('.')[1] for name in sys.modules if name.startswith('leanq.')}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert not set(done.stdout.split()) & set(others), done.stdout
 
 
 def test_importing_leanq_loads_neither_lean_nor_what_only_commands_and_campaigns_need() -> None:

@@ -11,3 +11,22 @@
 - ``client`` is ``LeanQClient(...).campaigns``, over Redis or through a gateway; ``submitted`` has
   the code that both ways share.
 """
+
+from typing import TYPE_CHECKING
+
+from leanq import names_of
+
+if TYPE_CHECKING:
+    from leanq.campaigns.client import AsyncCampaignsClient as AsyncCampaignsClient
+    from leanq.campaigns.client import CampaignsClient as CampaignsClient
+    from leanq.campaigns.submitted import SubmittedCampaign as SubmittedCampaign
+
+# The public names, and the module of each.
+_HOMES = {
+    "AsyncCampaignsClient": "leanq.campaigns.client",
+    "CampaignsClient": "leanq.campaigns.client",
+    "SubmittedCampaign": "leanq.campaigns.submitted",
+}
+__all__ = list(_HOMES)
+if not TYPE_CHECKING:
+    __getattr__ = names_of(_HOMES, __name__)

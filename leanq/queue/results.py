@@ -441,7 +441,7 @@ class MemoryRow:
 
     Attributes:
         entries, size_bytes: what it holds, and that of its reservoir with it.
-        written, evicted, dropped: as of :class:`leanq.ReplayStats`.
+        written, evicted, dropped: as of :class:`leanq.trainers.ReplayStats`.
     """
 
     entries: int

@@ -81,8 +81,8 @@ class LeanReward:
         stall_s: StalledError is raised after so many seconds without a reply.
         outstanding: how many candidates are with the fleet at once.
         memory: a replay memory for candidates with their verdicts, rewards and tags: a name in the
-            client's Redis, or a :class:`leanq.ReplayWriter` with its own bounds and tags. Trouble
-            with it is logged and counted, and changes no reward.
+            client's Redis, or a :class:`leanq.trainers.ReplayWriter` with its own bounds and tags.
+            Trouble with it is logged and counted, and changes no reward.
         tag_columns: columns of the data set that become tags of these entries.
         options: of each request, such as ``timeout_s``, ``env`` and ``tenant``.
     """

@@ -1,7 +1,7 @@
 """A reward function for TRL's trainers (GRPOTrainer, RLOOTrainer and their like).
 
-:class:`leanq.LeanReward` is one by itself. This one also writes verdicts to the trainer's log. It
-imports nothing of TRL.
+:class:`leanq.trainers.LeanReward` is one by itself. This one also writes verdicts to the trainer's
+log. It imports nothing of TRL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from leanq.trainers.rewards import Completion, LeanReward
 
 
 class TrlReward(LeanReward):
-    """``GRPOTrainer(reward_funcs=TrlReward(), ...)``: arguments as for :class:`leanq.LeanReward`.
+    """``GRPOTrainer(reward_funcs=TrlReward(), ...)``: it takes the arguments of
+    :class:`leanq.trainers.LeanReward`.
 
     A completion without a verdict of Lean's has the reward None, which TRL turns into nan and
     leaves out of the group's mean. For each batch it logs ``lean/accepted`` (the share),

@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl_grpo import train
 
 from adapters.cheats import CHEATING_PROOFS, CHEATS, HONEST, PROOF, STATEMENT, directly
-from leanq import LeanReward, StalledError, proof_text
+from leanq.errors import StalledError
+from leanq.trainers import LeanReward, proof_text
 from leanq.trainers.testing import FakeLeanQClient
 from leanq.trainers.trl_reward import TrlReward
 

@@ -39,7 +39,7 @@ def names(batch: ReplayBatch) -> list[str]:
 # does that keeps its offset in its own checkpoint.
 LEARNER = """
 import asyncio, json, os, sys
-from leanq import ReplayMemory
+from leanq.trainers import ReplayMemory
 
 async def main(url, prefix, path):
     os.environ["LEANQ_PREFIX"] = prefix
