@@ -64,8 +64,10 @@ class Access:
         # By the key's name: requests that it may send at once, below 0 if it has sent more, and as
         # of when.
         self._allowance: dict[str, tuple[float, float]] = {}
-        # By tenant, of HTTP requests under way.
+        # By tenant, of HTTP requests under way: their bytes, and their requests that were let in
+        # and are not sent yet.
         self._bodies_bytes: Counter[str] = Counter()
+        self._coming: Counter[str] = Counter()
 
     def key_of(self, authorization: str | None) -> Key:
         """The key in an ``Authorization`` header, whose ``Bearer`` may be left out.
@@ -146,10 +148,30 @@ class Access:
             count("leanq_http_refusals_total", limit)
             raise _too_many(detail, after_s)
 
+    @contextlib.contextmanager
+    def admitted(self, key: Key, number: int, lean: Outstanding) -> Iterator[Callable[[], None]]:
+        """Lets requests in that are sent one by one; yields what to call as each has been sent.
+        Raises as :meth:`admit`."""
+        self.admit(key, number, lean)
+        coming, tenant, left = self._coming, key.tenant, number
+        coming[tenant] += number
+
+        def sent() -> None:
+            nonlocal left
+            left -= 1
+            coming[tenant] -= 1
+
+        try:
+            yield sent
+        finally:
+            coming[tenant] -= left
+            if not coming[tenant]:
+                del coming[tenant]
+
     def wait_for(self, key: Key, number: int, lean: Outstanding) -> tuple[str, str, float] | None:
         """The limit of the key's that so many more requests would exceed, what to say of it, and
         after how many seconds to try again; None where they are let in."""
-        outstanding = lean.outstanding(key.tenant)
+        outstanding = lean.outstanding(key.tenant) + self._coming[key.tenant]
         held_bytes = lean.outstanding_bytes(key.tenant) + self._bodies_bytes[key.tenant]
         if held_bytes > key.outstanding_mb << 20:
             return "outstanding bytes", _too_many_bytes(key), _RETRY_AFTER_S

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from leanq.errors import LeanQError, QueueFullError
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.pending import End, Pending
 from leanq.producer.request_builder import PreparedRequest
+
+_T = TypeVar("_T")
+
+# Ten thousand texts, which a key may send at once, take the event loop for half a second.
+_IN_ONE_TURN = 50
+
+
+async def in_turns(items: Iterable[_T]) -> AsyncIterator[_T]:
+    """Yields the items, and lets the event loop serve other requests after every few of them."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if not number % _IN_ONE_TURN:
+            await asyncio.sleep(0)
 
 
 class Group:

@@ -20,7 +20,7 @@ from leanq.gateway.access import Submitter
 from leanq.gateway.bodies import Bounds
 from leanq.gateway.client import GatewayClient
 from leanq.gateway.connections import while_connected
-from leanq.gateway.groups import Group
+from leanq.gateway.groups import Group, in_turns
 from leanq.gateway.interface import access_of, lean_of
 from leanq.gateway.kimina_results import result_of
 from leanq.gateway.operation_routes import OperationRoute
@@ -147,7 +147,7 @@ async def check(body: CheckRequest, request: Request, key: Submitter) -> Respons
     ends = await _ends(request, key, codes, body.timeout, body.environment, body.infotree)
     results = [
         {"id": snippet.id, **result_of(end, body.timeout, debug=body.debug)}
-        for snippet, end in zip(body.snippets, ends, strict=True)
+        async for snippet, end in in_turns(zip(body.snippets, ends, strict=True))
     ]
     return _json({"results": results})
 
@@ -159,7 +159,7 @@ async def verify(body: VerifyRequest, request: Request, key: Submitter) -> Respo
     codes = [code.code if code.proof is None else code.proof for code in body.codes]
     ends = await _ends(request, key, codes, body.timeout, body.environment, body.infotree_type)
     results = []
-    for code, end in zip(body.codes, ends, strict=True):
+    async for code, end in in_turns(zip(body.codes, ends, strict=True)):
         result = result_of(end, body.timeout)
         response = result.get("response")
         results.append(
@@ -191,7 +191,6 @@ async def _ends(
     """How each text has ended; all of them are withdrawn where the client goes away."""
     access, lean = access_of(request), lean_of(request)
     env = access.environment(key, environment)
-    access.admit(key, len(codes), lean)
     prepare = _Preparer(lean, Check(env=env, tenant=key.tenant, infotree=infotree), timeout_s)
     ends: list[Reply | LeanQError] = [_UNENDED] * len(codes)
     all_ended = asyncio.get_running_loop().create_future()
@@ -203,17 +202,20 @@ async def _ends(
 
     group = Group(lean, key.tenant, told)
     try:
-        for number, code in enumerate(codes):
-            try:
-                group.begin(number, prepare(code))
-            except LeanQError as error:
-                ends[number] = error
+        with access.admitted(key, len(codes), lean) as begun:
+            async for number, code in in_turns(enumerate(codes)):
+                try:
+                    group.begin(number, prepare(code))
+                except LeanQError as error:
+                    ends[number] = error
+                begun()
         if group:
             await while_connected(request, _until(all_ended))
     finally:
         group.leave()
     return [
-        end if isinstance(end, LeanQError) else access.sealed(key, end) for end in _within(ends)
+        end if isinstance(end, LeanQError) else access.sealed(key, end)
+        async for end in in_turns(_within(ends))
     ]
 
 

@@ -54,13 +54,13 @@ class Connections:
     """All connections of a gateway.
 
     Args:
-        most: how many there may be. Strangers of one peer may be half of them, and one key may
-            have half of them work.
+        most: how many there may be. Strangers of one peer may be a third of them, and one key may
+            have a third of them work, so that both together leave room for other callers.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._half = max(1, most // 2)
+        self._share = max(1, most // 3)
         # By the name of the key.
         self._under_way: Counter[str] = Counter()
         self._peers: dict[Connection, str] = {}
@@ -75,7 +75,7 @@ class Connections:
 
     def enter(self, connection: Connection, peer: str) -> bool:
         """Takes in a new connection; False if there is no room, as all others work."""
-        crowded = self._strangers_of[peer] >= self._half
+        crowded = self._strangers_of[peer] >= self._share
         if crowded or len(self._peers) >= self._most:
             count("leanq_http_refusals_total", "connections")
             oldest = self._oldest(peer if crowded else None)
@@ -122,12 +122,12 @@ class Connections:
         Raises:
             HTTPException: 429, too many of the key are.
         """
-        if self._under_way[key.name] >= self._half:
+        if self._under_way[key.name] >= self._share:
             count("leanq_http_refusals_total", "connections")
             raise HTTPException(
                 429,
-                f"{self._half} HTTP requests of this key are under way, the most that this gateway "
-                f"takes of one key; retry after {_RETRY_AFTER_S} s",
+                f"{self._share} HTTP requests of this key are under way, the most that this "
+                f"gateway takes of one key; retry after {_RETRY_AFTER_S} s",
                 {"Retry-After": str(_RETRY_AFTER_S)},
             )
         self._under_way[key.name] += 1

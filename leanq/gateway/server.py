@@ -20,8 +20,9 @@ from leanq.queue.metrics import count
 
 # Connections that the kernel holds until they are accepted.
 _BACKLOG = 2048
-# asyncio accepts so many at once, and opens a file for each before any can be refused.
-_ACCEPTED_AT_ONCE = 64
+# asyncio accepts so many at once, and opens a file for each before any can be refused. Between two
+# such turns the requests of others go on.
+_ACCEPTED_AT_ONCE = 8
 # From a connection's beginning, or the first byte of a further request, to the end of its headers;
 # and from there to the end of the answer, if the request has no key.
 _HEAD_S = 20.0

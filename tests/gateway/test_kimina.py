@@ -256,3 +256,42 @@ async def test_the_description_of_the_interface_has_no_page_that_loads_programs(
     assert {"/api/check", "/verify", "/health"} <= answer.json()["paths"].keys()
     for page in ("/docs", "/redoc"):
         assert (await alone.get(page)).status_code == 404
+
+
+@pytest.mark.slow
+async def test_a_large_batch_lets_other_requests_have_their_turn(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = longest = 0
+    submit = GatewayClient.submit
+
+    def counted(*how: Any) -> Any:
+        nonlocal sent
+        sent += 1
+        return submit(*how)
+
+    monkeypatch.setattr(GatewayClient, "submit", counted)
+    asked = asyncio.create_task(gateway.check(*(f"-- x {number}" for number in range(2000))))
+    while not asked.done():
+        before = sent
+        await asyncio.sleep(0)
+        longest = max(longest, sent - before)
+    assert len(await asked) == sent == 2000
+    assert longest <= 100
+
+
+async def test_batches_that_are_sent_in_turns_keep_to_the_limit_together(
+    settings: Settings, scripted: Scripted, tmp_path: Path
+) -> None:
+    file = key_file(tmp_path, {"secret": "s", "outstanding": 250})
+    async with new_gateway(settings, keys=KeyFile(file)) as gateway:
+        gateway.http.headers["Authorization"] = "Bearer s"
+        texts = [{"id": str(number), "code": "-- held"} for number in range(150)]
+        asked = [
+            asyncio.create_task(gateway.http.post("/api/check", json={"snippets": texts}))
+            for _ in range(3)
+        ]
+        await eventually(lambda: sum(each.done() for each in asked) == 2)
+        assert gateway.lean.all_outstanding() == 150
+        scripted.gate.set()
+        assert sorted([(await each).status_code for each in asked]) == [200, 429, 429]

@@ -81,11 +81,11 @@ def test_there_are_never_more_than_there_may_be_and_none_that_works_gives_way(
         assert len(all_of_them) == len(made) <= most
         for peer in "pqr":
             of_peer = [each for each in made if each not in known and peers[each] == peer]
-            assert len(of_peer) <= max(1, most // 2)
+            assert len(of_peer) <= max(1, most // 3)
 
 
-def test_the_requests_of_one_key_take_half_of_all_connections() -> None:
-    all_of_them, scope = Connections(4), {"state": {CONNECTION: Connection()}}
+def test_the_requests_of_one_key_take_a_third_of_all_connections() -> None:
+    all_of_them, scope = Connections(6), {"state": {CONNECTION: Connection()}}
     with contextlib.ExitStack() as under_way:
         for _ in range(2):
             under_way.enter_context(all_of_them.carrying(scope, KEYS["a"]))
@@ -97,6 +97,24 @@ def test_the_requests_of_one_key_take_half_of_all_connections() -> None:
             pass
     with all_of_them.carrying(scope, KEYS["a"]):
         pass
+
+
+def test_strangers_of_one_peer_and_a_key_leave_the_connections_of_others_alone() -> None:
+    all_of_them = Connections(12)
+    tenant = Connection()
+    assert all_of_them.enter(tenant, "p")
+    all_of_them.works(tenant)
+    all_of_them.waits(tenant)
+    with contextlib.ExitStack() as under_way, contextlib.suppress(HTTPException):
+        for _ in range(12):
+            working = Connection()
+            assert all_of_them.enter(working, "p")
+            scope = {"state": {CONNECTION: working}}
+            under_way.enter_context(all_of_them.carrying(scope, KEYS["a"]))
+            all_of_them.works(working)
+    for _ in range(24):
+        assert all_of_them.enter(Connection(), "p")
+    assert not tenant.closed
 
 
 def test_a_small_limit_on_files_leaves_room_for_others() -> None:
