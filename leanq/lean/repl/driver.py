@@ -18,7 +18,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from leanq.errors import QueueFullError, ReplError
-from leanq.lean.audit.programs import runs_programs
 from leanq.lean.environment import Environment
 from leanq.lean.lean_driver import LeanDriver, Opened, without_states
 from leanq.lean.process import limits_of
@@ -183,7 +182,9 @@ class ReplDriver(LeanDriver):
         if _ODD_BLANK.search(header.text):
             return None
         # What may act by itself is the last to run in its process, or those that follow see of it.
-        acts = any(can_act(text) or runs_programs(text) is not None for text in texts)
+        acts = False
+        for text in texts:
+            acts = acts or can_act(text) or await kept.auditor.runs_programs(text) is not None
         for pristine in (False, True):
             async with kept.sessions.take(header, state, pristine=pristine) as session:
                 session.spoiled = session.spoiled or acts
