@@ -45,6 +45,7 @@ from leanq.lean.audit.image import (
 )
 from leanq.lean.audit.olean import display, open_image, read_parts
 from leanq.lean.audit.programs import Evaluators, is_word
+from leanq.lean.audit.survey import reachable
 from leanq.lean.environment import Environment
 from leanq.lean.hashes import hash_bytes, keep, read_kept
 
@@ -482,12 +483,7 @@ def _evaluating(found: _Scan, words: Collection[str]) -> set[Name]:
             atom in words or is_word(atom) for atom in body.atoms
         ):
             reached.append(name)
-    seen = set(reached)
-    while reached:
-        fresh = users.get(reached.pop(), set()) - seen
-        seen |= fresh
-        reached += fresh
-    return seen
+    return reachable(reached, users)
 
 
 def _evaluates(name: Name) -> bool:

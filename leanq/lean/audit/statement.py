@@ -20,7 +20,6 @@ This is one file, so that what a constant means and what is compared can be chec
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +49,7 @@ from leanq.lean.audit.image import (
     shape,
 )
 from leanq.lean.audit.olean import display
+from leanq.lean.audit.survey import places
 
 SORRY: Name = ("sorryAx",)
 
@@ -66,8 +66,6 @@ _OVERRIDES = (
 _BESIDE_CONSTANT = re.compile(r"_.+|match_\d+(?:_\d+)*|splitter|proof_\d+|eq_\d+|eq_def")
 _BREC_ON = re.compile(r"brecOn(?:_\d+)?")
 _BESIDE_CONSTRUCTOR = frozenset({"inj", "injEq", "sizeOf_spec"})
-# The extension in which Lean keeps where each declaration stands.
-_PLACES = ("Lean", "declRangeExt")
 _MAX_LEVEL_DEPTH = 400
 _RECURSOR_RULE = shape(0, 3)
 _MOST_DIFFERENCES = 100
@@ -384,29 +382,14 @@ class Stated:
 
 def own_constants(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
     """What the text itself declares, in the text's order as far as it is known."""
-    places = _places(image)
-    own = [name for name in constants if name in places or not is_leans_own(name, constants)]
-    return sorted(own, key=lambda name: (places.get(name, (0, 0)), str(name)))
+    starts = {name: whole[:2] for name, (whole, _) in places(image).items()}
+    own = [name for name in constants if name in starts or not is_leans_own(name, constants)]
+    return sorted(own, key=lambda name: (starts.get(name, (0, 0)), str(name)))
 
 
 def own_theorems(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
     """The theorems among them."""
     return [name for name in own_constants(image, constants) if constants[name].kind == "theorem"]
-
-
-def _places(image: Image) -> dict[Name, tuple[int, int]]:
-    """Where the text declares its constants: line and column, by the file's own word."""
-    words, found = image.words, {}
-    entries = image.entries().get(_PLACES)
-    for address in image.array(entries) if entries is not None else ():
-        with contextlib.suppress(Damaged, IndexError):
-            pair = image.object(address, shape(0, 2))
-            ranges = image.object(words[pair + 2], shape(0, 2))
-            of_all = image.object(words[ranges + 1], shape(0, 4))
-            start = image.object(words[of_all + 1], shape(0, 2))
-            place = image.small(words[start + 1]), image.small(words[start + 2])
-            found[image.name(words[pair + 1])] = place
-    return found
 
 
 def is_leans_own(name: Name, constants: Mapping[Name, Raw]) -> bool:
@@ -488,7 +471,7 @@ def what_is_open(target: Image) -> tuple[bool, list[Name]]:
 
 def _told_by_name(one: Stated, other: Stated) -> Iterator[Name]:
     """Lists what the text of a file declares, without private names that the other file lacks."""
-    for name in _places(one.image):
+    for name in places(one.image):
         if name[0] != "_private" or name in other.constants:
             yield name
 

@@ -48,9 +48,10 @@ class Place(NamedTuple):
 
 
 def places(image: Image) -> dict[Name, tuple[Place, Place]]:
-    """Where the file's declarations stand, as a whole and by their names.
+    """Returns where the file's declarations stand, as a whole and by their names.
 
-    What cannot be read is left out.
+    A declaration is left out if its start cannot be read. Its start stands in for a damaged end,
+    and the whole for a damaged place of its name: no damage behind the start hides a declaration.
     """
     words, found = image.words, {}
     entries = image.entries().get(_PLACES)
@@ -58,7 +59,9 @@ def places(image: Image) -> dict[Name, tuple[Place, Place]]:
         with contextlib.suppress(Damaged, IndexError):
             pair = image.object(address, shape(0, 2))
             ranges = image.object(words[pair + 2], shape(0, 2))
-            whole, named = (_place(image, words[ranges + number]) for number in (1, 2))
+            whole = named = _place(image, words[ranges + 1])
+            with contextlib.suppress(Damaged, IndexError):
+                named = _place(image, words[ranges + 2])
             found[image.name(words[pair + 1])] = whole, named
     return found
 
@@ -66,8 +69,16 @@ def places(image: Image) -> dict[Name, tuple[Place, Place]]:
 def _place(image: Image, address: int) -> Place:
     words = image.words
     index = image.object(address, shape(0, 4))
-    ends = (image.object(words[index + number], shape(0, 2)) for number in (1, 3))
-    return Place(*(image.small(words[end + number]) for end in ends for number in (1, 2)))
+    start = end = _position(image, words[index + 1])
+    with contextlib.suppress(Damaged, IndexError):
+        end = _position(image, words[index + 3])
+    return Place(*start, *end)
+
+
+def _position(image: Image, address: int) -> tuple[int, int]:
+    words = image.words
+    at = image.object(address, shape(0, 2))
+    return image.small(words[at + 1]), image.small(words[at + 2])
 
 
 def stated_theorems(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:

@@ -16,8 +16,9 @@ from support.images import Lean
 from support.mutations import MUTATIONS, Sample, mutated
 from support.second_reader import SecondReader, Tree, Trees
 
-from leanq.lean.audit.image import Damaged, Image, Raw
-from leanq.lean.audit.statement import compare, what_is_open
+from leanq.lean.audit.image import Damaged, Image, Raw, shape
+from leanq.lean.audit.statement import compare, own_constants, what_is_open
+from leanq.lean.audit.survey import places
 
 OWN = "prelude\nimport Core\n"
 SMALL = "structure Small where\n  n : Nat\n  h : ¬ n = 5\n"
@@ -261,3 +262,20 @@ theorem four : True := sorry
         False,
         ["one", "three", "four"],
     )
+
+
+@pytest.mark.parametrize("what", ["the end", "the place of the name"])
+def test_a_damaged_range_hides_no_declaration(target: bytes, what: str) -> None:
+    image, data = Image([target]), bytearray(target)
+    for address in image.array(image.entries()["Lean", "declRangeExt"]):
+        pair = image.object(address, shape(0, 2))
+        ranges = image.object(image.words[pair + 2], shape(0, 2))
+        whole = image.object(image.words[ranges + 1], shape(0, 4))
+        struct.pack_into("<Q", data, 8 * (whole + 3 if what == "the end" else ranges + 2), 8)
+    damaged = Image([bytes(data)])
+    before, after = places(image), places(damaged)
+    assert before != after
+    assert before.keys() == after.keys()
+    assert all(after[name][0][:2] == whole[:2] for name, (whole, _) in before.items())
+    own, constants = own_constants(image, image.constants()), damaged.constants()
+    assert own_constants(damaged, constants) == own
