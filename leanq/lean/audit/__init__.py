@@ -1,1 +1,1 @@
-"""Accepted means proved: what is held against Lean's own word."""
+"""Accepted means proved: checks of compiled files that do not rest on Lean's word."""

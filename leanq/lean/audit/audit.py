@@ -1,12 +1,11 @@
-"""Which axioms a compiled file rests on, found without letting anything of the file run.
+"""Finds the axioms that a compiled file rests on, without running anything of the file.
 
-The file's own constants are known as data (see :mod:`leanq.lean.audit.survey`), and so are the
-imported constants that they lead to. Of those, Lean itself says which axioms they rest on:
-`ImportedAxioms` asks it, in a process that imports what the file imports and never the file, and
-remembers the answers.
+The file's own constants are read as data (see :mod:`leanq.lean.audit.survey`). Lean itself tells
+the axioms behind the imported constants that they lead to. `ImportedAxioms` asks it, in a process
+that imports what the file imports and never the file, and remembers the answers.
 
-An axiom is told by the file that declares it, not by its name: a file without imports can declare
-``axiom propext : False``, and nothing makes that one standard.
+The declaring file identifies an axiom, and its name does not. A file without imports can declare
+``axiom propext : False``, which makes that axiom no standard one.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from leanq.lean.syntax import Header
 
 SORRY = "sorryAx"
 
-# Names that say nowhere which module they are from are looked for in this many modules.
+# How many modules are searched for names that do not tell their module.
 _MAX_MODULES_SEARCHED = 1000
 
 _RESTS_ON = re.compile(r"\s+depends\s+on\s+axioms:\s*\[(?P<axioms>.*)\]\s*\Z", re.DOTALL)
@@ -37,12 +36,12 @@ _UNSPEAKABLE = re.compile(r"[»\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a file's new constants rest on.
+    """The axioms behind a file's new constants.
 
-    ``axioms``: all axioms behind the safe constants, and all new ones, sorted.
-    ``incomplete``: whether sorryAx is behind any new constant, an unsafe one included.
-    ``forbidden``: the axioms that no one has allowed, sorted: new ones used or not, and imported
-    ones that a safe constant rests on. An imported sorryAx is no part of it.
+    ``axioms``: all axioms behind the safe constants, and all new ones, sorted. ``incomplete``:
+    whether sorryAx is behind any new constant, an unsafe one included. ``forbidden``: axioms that
+    nobody has allowed, sorted: all new ones, and imported ones that a safe constant rests on. An
+    imported sorryAx does not count among them.
     """
 
     axioms: tuple[str, ...]
@@ -59,9 +58,8 @@ async def audit(
 ) -> Findings:
     """Finds the axioms behind every constant of a file.
 
-    ``allowed`` are the names that the client allows, whichever text declares them; those of
-    ``environment_allowed`` are allowed where they come from imports. Both as `display` writes
-    them.
+    The client allows the axioms ``allowed``, whichever text declares them. Those of
+    ``environment_allowed`` are allowed if they are imported. Names are written as by `display`.
 
     Raises `AuditError` if an imported constant cannot be resolved.
     """
@@ -78,10 +76,10 @@ async def audit(
 
 
 def print_axioms_source(header: Header, names: Iterable[Name]) -> str:
-    """A Lean source that imports what ``header`` imports and prints each name's axioms.
+    """Returns a Lean source that imports what ``header`` imports and prints each name's axioms.
 
-    The imports come in their plain form, which shows a file that is no module all there is. The
-    names come last, one a line. ``_root_`` keeps a name from meaning another one by an alias.
+    The imports are plain, which shows a file that is no module everything. The names come last, one
+    a line. ``_root_`` keeps an alias from giving a name another meaning.
     """
     lines = ["prelude"] if header.is_prelude else []
     lines += [f"import {module}" for module in header.imports]
@@ -92,11 +90,11 @@ def print_axioms_source(header: Header, names: Iterable[Name]) -> str:
 class ImportedAxioms:
     """The axioms behind the constants that one header imports in one environment.
 
-    ``ask`` runs Lean in that environment on a source of ours and returns what it prints with
-    ``--json``. ``find_olean`` gives the compiled file of a module of that environment.
+    ``ask`` runs Lean in that environment on a source of ours, and returns its output with
+    ``--json``. ``find_olean`` returns the compiled file of a module of that environment.
 
-    Answers are remembered for good. Lookups may overlap: two may then ask for the same constant,
-    and get the same answer.
+    Answers are remembered for good. Overlapping lookups may ask for one constant twice, and get the
+    same answer.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class ImportedAxioms:
         self._known: dict[Name, frozenset[str]] = {}
 
     async def look_up(self, names: Collection[Name]) -> Mapping[Name, frozenset[str]]:
-        """The axioms behind each of the names. Raises `AuditError` for one that is not found."""
+        """Returns the axioms behind each name; raises `AuditError` if one is not found."""
         unknown = {name for name in names if name not in self._known}
         if unknown:
             await self._learn(unknown)
@@ -129,7 +127,7 @@ class ImportedAxioms:
         if spoken:
             source = print_axioms_source(self._header, spoken)
             self._known |= _read_answers(await self._ask(source), source, spoken)
-        # Only now, as a hidden constant's axioms are those of all that is behind it.
+        # Only now: a hidden constant's axioms are those of everything behind it.
         for name in unspeakable:
             behind = {each: constant.references for each, constant in hidden.items()}
             reached = reachable([name], behind)
@@ -143,7 +141,8 @@ class ImportedAxioms:
         return frozenset([display(name)] if hidden[name].kind == "axiom" else [])
 
     def _read_hidden(self, names: set[Name]) -> dict[Name, Constant]:
-        """The constants of these names that Lean's syntax cannot name, and those behind them."""
+        """Returns the constants of these names that Lean's syntax cannot name, and those behind
+        them."""
         found: dict[Name, Constant] = {}
         wanted = set(names)
         while wanted:
@@ -158,7 +157,7 @@ class ImportedAxioms:
                 seen.add(name)
                 if path is None:
                     continue
-                # What is installed may be made of links; only a candidate's files must not be.
+                # Installed files may be links; a candidate's may not.
                 module = read_module(path.resolve(), only=wanted)
                 found |= {constant.name: constant for constant in module.constants}
                 wanted -= found.keys()
@@ -169,7 +168,7 @@ class ImportedAxioms:
 
 
 def _has_syntax(name: Name) -> bool:
-    """Whether `print_axioms_source` can name it."""
+    """Returns whether `print_axioms_source` can name it."""
     return (
         bool(name)
         and name[0] != "_root_"
@@ -178,7 +177,7 @@ def _has_syntax(name: Name) -> bool:
 
 
 def _modules_in(name: Name) -> Iterator[str]:
-    """What may be a module in a name, as in ``_private.A.B.0.x`` and ``x._@.A.B._hyg.7``."""
+    """Yields the possible modules in a name, as in ``_private.A.B.0.x`` and ``x._@.A.B._hyg.7``."""
     run: list[str | int] = []
     for part in (*name, 0):
         if isinstance(part, str) and not part.startswith("_"):
@@ -189,7 +188,7 @@ def _modules_in(name: Name) -> Iterator[str]:
 
 
 def _read_answers(printed: str, source: str, names: Collection[Name]) -> dict[Name, frozenset[str]]:
-    """What Lean answered to ``source``, which asks for ``names`` in its last lines."""
+    """Returns Lean's answer to ``source``, which asks for ``names`` in its last lines."""
     first_line = source.count("\n") - len(names) + 1
     by_line: dict[int, frozenset[str]] = {}
     for line in printed.split("\n"):

@@ -1,9 +1,8 @@
-"""Whether Lean has read a text to its end, as data.
+"""Tells from data whether Lean has read a text to its end.
 
-After ``#exit``, or whatever else ends a text early, Lean takes a file and has not read the rest. So
-what is compiled is the text with a declaration of ours behind it, and that must be in the result.
-It stands in a namespace of its own, so that nothing the text leaves open (an attribute, a doc
-comment, ``… in``) can take it for its own and come to stand where it could not end.
+``#exit`` and some other words end a text early, and Lean then skips the rest. So a declaration of
+ours is compiled behind the text, and has to be in the result. A namespace of its own keeps the text
+from taking it over: an open attribute, doc comment or ``… in`` at its end would be an error.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Ended:
 
     Attributes:
         code: the text alone.
-        text: what is compiled.
+        text: the text to compile.
         name: the last parts of the declaration's name.
     """
 
@@ -31,17 +30,19 @@ class Ended:
 
     @classmethod
     def of(cls, code: str) -> Ended:
-        """With a name that the text cannot know, and no notation of its can have taken."""
+        """Adds a declaration whose name the text cannot know, and that no notation of the text can
+        have taken."""
         word = f"leanqEnd{secrets.token_hex(8)}"
         text = f"{code}\nnamespace {word}\naxiom is{word} : Prop\nend {word}\n"
         return cls(code, text, (word, f"is{word}"))
 
     def own(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """Those of Lean's messages that are about the text itself."""
+        """Returns those of Lean's messages that are about the text itself."""
         return tuple(message for message in messages if not self._is_behind(message))
 
     def is_involved(self, messages: Sequence[Message]) -> bool:
-        """Whether an error may be about what stands behind the text, or be worded after it."""
+        """Returns whether an error may be about the declaration behind the text, or be worded after
+        it."""
         return any(
             message.severity == "error"
             and (

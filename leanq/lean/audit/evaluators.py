@@ -1,17 +1,17 @@
-"""Which syntax of an environment's libraries evaluates what a text wrote, found in compiled files.
+"""Finds in compiled libraries the syntax that evaluates what a text wrote.
 
 A library brings commands, tactics, terms, macros and attributes. Each is a constant that Lean
-calls, and an entry in the compiled file says for which syntax. The scan follows
-the constants that each refers to, and implementations by other functions. It looks for Lean's own
-functions that evaluate (`evalExpr`, `evalConst`, …), and for words that run programs in syntax that
-a constant makes. The words of the syntax that leads there let a text run programs.
+calls, and an entry in the compiled file names its syntax. The scan follows the constants behind
+each, and functions that implement others. It looks for Lean's own functions that evaluate
+(`evalExpr`, `evalConst`, …), and for words that run programs in syntax that a constant makes. The
+words of syntax that leads there let a text run programs.
 
-Lean's own library is left out: its words stand in :mod:`leanq.lean.audit.programs`, as no body of
-it is needed where they are known. Elaborators of configurations (`declare_config_elab`) evaluate a
-term, too, but a literal one runs nothing: their fields are listed instead.
+The scan leaves out Lean's own library, whose words stand in :mod:`leanq.lean.audit.programs`.
+Elaborators of configurations (`declare_config_elab`) evaluate a term, too, but a literal one runs
+nothing: their fields are listed instead.
 
-The files of a library are trusted, as the judge trusts them. A module that is damaged, or lacks the
-part with its bodies, cannot be looked into; every library that leads to it is listed as unseen.
+The files of a library are trusted, as the judge trusts them. A module may be damaged, or lack the
+part with its bodies. Every library that leads to such a module is listed as unseen.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from leanq.lean.environment import Environment
 from leanq.lean.hashes import hash_bytes, keep, read_kept
 
 _LEANS_OWN = frozenset({"Init", "Std", "Lean", "Lake", "LakeMain", "Leanc", "Core"})
-# Lean's functions that evaluate a term or a constant, or have it evaluated later.
+# Lean's functions that evaluate a term or a constant, now or later.
 _EVALUATES = re.compile(
     r"eval(?:Const|Decl|Expr|Term|SyntaxConstant|ParserConst|WidgetInstance|Module"
     r"|UserWidgetDefinition)(?:Check|Core|Expr)?'?"
@@ -65,14 +65,14 @@ _PARSERS = ("Lean", "Parser", "parserExtension")
 _ATOM = ("Lean", "Syntax", "atom")
 _SYNTAX = frozenset({"ParserDescr", "TrailingParserDescr", "Parser", "TrailingParser"})
 _SYMBOLS = frozenset({"symbol", "nonReservedSymbol", "unicodeSymbol"})
-# The field of a structure that holds what it extends.
+# A structure's field for the structure that it extends.
 _PARENT = re.compile(r"to[A-Z]")
-# A syntax can do without the parts of these parsers.
+# Syntax can do without the parts of these parsers.
 _OPTIONAL = frozenset({"optional", "many", "manyIndent", "orelse", "lookahead", "notFollowedBy"})
 _CONFIGURED = frozenset({"optConfig", "config", "configItem"})
 _REGISTERS = re.compile(r"(?:register|mk)\w*Attr(?:ibute)?\w*")
 _DESCRIBES_AN_ATTRIBUTE = (("AttributeImplCore", "mk"), ("Def", "mk"))
-# These words stand in every other text, and are never the first of a syntax.
+# These words stand in every other text, and never begin a syntax.
 _COMMON = frozenset({"at", "with", "using", "only", "from", "then", "else", "fun", "in"})
 _PARSER_ENTRY, _GLOBAL, _SCOPED = 3, shape(0, 1), shape(1, 2)
 
@@ -90,7 +90,7 @@ class _Body:
 
 @dataclass(slots=True)
 class _Scan:
-    """Collects what is found while modules are read from importers to imports."""
+    """Collects findings while modules are read from importers to imports."""
 
     bodies: dict[Name, _Body] = field(default_factory=dict)
     implementations: dict[Name, Name] = field(default_factory=dict)
@@ -138,7 +138,7 @@ def _code() -> tuple[Path, ...]:
 
 
 def _in_a_process(folders: tuple[Path, ...]) -> Evaluators:
-    """Scans in another process; all libraries are unseen where that fails."""
+    """Scans in another process; if that fails, all libraries are unseen."""
     command = (sys.executable, "-m", __name__, *map(str, folders))
     try:
         done = subprocess.run(
@@ -151,7 +151,7 @@ def _in_a_process(folders: tuple[Path, ...]) -> Evaluators:
 
 
 def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = _LEANS_OWN) -> Evaluators:
-    """Returns the syntax that evaluates in the libraries of these folders, some left out."""
+    """Returns the syntax that evaluates in the libraries of these folders, except ``without``."""
     modules = dict(_modules(folders, leave_out))
     imports: dict[Name, list[Name]] = {}
     unseen: dict[Name, str] = {}
@@ -177,7 +177,7 @@ def scan(folders: tuple[Path, ...], *, leave_out: Collection[str] = _LEANS_OWN) 
 def _modules(
     folders: Iterable[Path], leave_out: Collection[str] = _LEANS_OWN
 ) -> Iterator[tuple[Name, Path]]:
-    """The modules of the libraries in folders, but for those of some libraries."""
+    """Returns the modules of the libraries in folders, except those of some libraries."""
     for folder in folders:
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             if entry.name.removesuffix(".olean") in leave_out:
@@ -196,7 +196,7 @@ def _opened(path: Path) -> Image:
 def _lead_to(
     unseen: dict[Name, str], imports: dict[Name, list[Name]], order: list[Name]
 ) -> dict[str, str]:
-    """The libraries with a module that leads to one that cannot be looked into."""
+    """Returns the libraries with a module that leads to an unreadable one."""
     reached = dict(unseen)
     for name in order:
         for each in imports.get(name, ()):
@@ -206,7 +206,7 @@ def _lead_to(
 
 
 def _look_into(image: Image, module: str, found: _Scan) -> None:
-    """Adds what a module holds of what is wanted, after all that import it."""
+    """Adds a module's part of the wanted names, after all modules that import it."""
     for name, address in image.entries().items():
         if _ELABORATORS.fullmatch(str(name[-1])):
             for key, declaration in _pairs(image, address):
@@ -238,7 +238,7 @@ def _look_into(image: Image, module: str, found: _Scan) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """The names that are wanted and that no module had yet."""
+    """Returns the wanted names that no module had yet."""
 
     found: _Scan
 
@@ -248,7 +248,7 @@ class _Unread:
 
 
 def _pairs(image: Image, address: int) -> Iterator[tuple[Name, Name]]:
-    """The entries of an extension that are pairs of names, whatever their scope."""
+    """Yields the entries of an extension that are pairs of names, whatever their scope."""
     for entry in image.array(address):
         index = image.index(entry)
         kind = image.words[index] >> 48
@@ -260,7 +260,7 @@ def _pairs(image: Image, address: int) -> Iterator[tuple[Name, Name]]:
 
 
 def _categories(image: Image, address: int) -> dict[Name, str]:
-    """The syntax that entries of the parsers' extension declare, with its category."""
+    """Yields the syntax that entries of the parsers' extension declare, with its category."""
     words, found = image.words, {}
     for entry in image.array(address):
         index = image.index(entry)
@@ -283,7 +283,7 @@ def _is_syntax(image: Image, raw: Raw) -> bool:
 def _walk(
     image: Image, roots: Iterable[int], cut: Callable[[int], bool] = lambda _: False
 ) -> Iterator[int]:
-    """The indices of all expressions below some, each once, in the order of the text."""
+    """Yields the indices of all expressions below some, each once, in the order of the text."""
     todo, seen = [*roots], set[int]()
     while todo:
         at = todo.pop()
@@ -302,7 +302,7 @@ def _walk(
 
 
 def _text(image: Image, address: int) -> str | None:
-    """The text of an expression that is a literal."""
+    """Returns the text of a literal expression."""
     literal = image.index(address)
     if image.words[literal] >> 48 != LIT:
         return None
@@ -311,7 +311,7 @@ def _text(image: Image, address: int) -> str | None:
 
 
 def _applied(image: Image, address: int) -> tuple[Name, list[int]]:
-    """The constant that an expression applies, () where that is none, and its arguments."""
+    """Returns the constant that an expression applies, () if it applies none, and its arguments."""
     index, arguments = image.index(address), list[int]()
     while image.words[index] >> 48 == APP:
         arguments.append(image.words[index + 2])
@@ -325,7 +325,7 @@ def _head(image: Image, address: int) -> Name:
 
 
 def _simple_name(image: Image, address: int) -> str | None:
-    """The text of an expression that is a name of one part."""
+    """Returns the text of an expression that is a name of one part."""
     head, arguments = _applied(image, address)
     if head[-1:] in (("mkStr1",), ("mkSimple",)) and arguments:
         return _text(image, arguments[-1])
@@ -336,7 +336,7 @@ def _simple_name(image: Image, address: int) -> str | None:
 
 
 def _body_of(image: Image, raw: Raw) -> _Body:
-    """Returns what the value of a constant refers to: nothing for a proof."""
+    """Returns the constants in a constant's value; none for a proof."""
     body = _Body()
     if raw.body is None or raw.kind == "theorem":
         return body
@@ -356,7 +356,7 @@ def _body_of(image: Image, raw: Raw) -> _Body:
 
 
 def _registers(function: Name) -> bool:
-    """Whether a function is given the name of an attribute that it brings."""
+    """Returns whether a function gets the name of an attribute that it brings."""
     is_named_so = _REGISTERS.fullmatch(_last(function)) is not None
     return is_named_so or function[-2:] in _DESCRIBES_AN_ATTRIBUTE
 
@@ -366,9 +366,9 @@ def _last(name: Name) -> str:
 
 
 def _symbols_of(image: Image, raw: Raw) -> tuple[list[str], bool]:
-    """The symbols that stand in each use of a syntax, and whether it has a configuration.
+    """Returns the symbols that stand in each use of a syntax, and whether it has a configuration.
 
-    Where none has to stand there, all symbols.
+    If no symbol has to stand there, returns all symbols.
     """
     if raw.body is None:
         return [], False
@@ -381,7 +381,7 @@ def _symbols_in(image: Image, root: int, cut: Callable[[int], bool]) -> tuple[li
     symbols, configured = list[str](), False
     for index in _walk(image, [root], cut):
         kind = image.words[index] >> 48
-        # It is named by the constant that declares it, or by its name.
+        # The declaring constant names it, or its own name.
         if kind == CONST:
             configured |= _last(image.name(image.words[index + 1])) in _CONFIGURED
         elif kind == APP and (text := _text(image, image.words[index + 2])) is not None:
@@ -392,7 +392,7 @@ def _symbols_in(image: Image, root: int, cut: Callable[[int], bool]) -> tuple[li
 
 
 def _is_optional(image: Image, index: int) -> bool:
-    """Whether an expression is a parser of what need not stand there."""
+    """Returns whether an expression is a parser of an optional part."""
     if image.words[index] >> 48 != APP:
         return False
     head, arguments = _applied(image, image.base + 8 * index)
@@ -404,7 +404,7 @@ def _is_optional(image: Image, index: int) -> bool:
 
 
 def _look_at_configurations(image: Image, found: _Scan) -> None:
-    """Adds the types of configurations that are evaluated, and the fields of those found here."""
+    """Adds the types of evaluated configurations, and the fields of those found here."""
     # Each has a function `Expr → TermElabM T` that another one implements.
     evaluating = {name for name in found.implementations if "eval" in name}
     for name, raw in image.constants(evaluating).items():
@@ -429,7 +429,7 @@ def _look_at_configurations(image: Image, found: _Scan) -> None:
 
 
 def _told(found: _Scan, unseen: dict[str, str]) -> Evaluators:
-    """Returns what the scan says of texts."""
+    """Returns the scan's findings about texts."""
     words: dict[str, str] = {}
     wordless: list[str] = []
     evaluating: set[Name] = set()
@@ -470,7 +470,7 @@ def _told(found: _Scan, unseen: dict[str, str]) -> Evaluators:
 
 
 def _evaluating(found: _Scan, words: Collection[str]) -> set[Name]:
-    """The constants that reach what evaluates, or make syntax that does."""
+    """Returns the constants that reach an evaluator, or make syntax that does."""
     users: dict[Name, set[Name]] = {}
     reached: list[Name] = []
     for name, body in found.bodies.items():
@@ -487,14 +487,14 @@ def _evaluating(found: _Scan, words: Collection[str]) -> set[Name]:
 
 
 def _evaluates(name: Name) -> bool:
-    """Whether a constant is one of Lean's own that evaluates."""
+    """Returns whether a constant is one of Lean's own evaluators."""
     if name[:1] == ("_private",):
         name = name[name.index(0) + 1 :] if 0 in name else name
     return name in _HOOKS or (name[:1] == ("Lean",) and bool(_EVALUATES.fullmatch(str(name[-1]))))
 
 
 def _most_telling(symbols: Iterable[str]) -> str | None:
-    """The symbol by which a use of a syntax is found: a word, or else a sign of its own."""
+    """Returns the symbol by which to find uses of a syntax: a word, or else a sign of its own."""
     wordlike = [each for each in symbols if re.fullmatch(r"[#@]?[^\W\d].+", each)]
     for symbol in wordlike:
         if symbol not in _COMMON:

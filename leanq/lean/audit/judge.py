@@ -1,10 +1,10 @@
-"""Whether a compiled file proves what it says: its constants through the kernel once more.
+"""Sends a compiled file's constants through the kernel once more, to see whether they are proved.
 
-The process that does this has imported what the file imports and nothing else. Each safe constant
-is rebuilt (see :mod:`leanq.lean.audit.rebuild`) and added by the kernel, after those that it refers
-to. What the kernel makes by itself (inductive types, constructors, recursors with their rules,
-quotients) must then be what the file says. Unsafe and partial constants are left out, so a safe one
-that leads to one is unknown to the kernel.
+This runs in a process that has imported what the file imports and nothing else. Each safe constant
+is rebuilt (see :mod:`leanq.lean.audit.rebuild`), and the kernel adds it after the constants that it
+refers to. The kernel makes inductive types, constructors, recursors with their rules, and quotients
+by itself. The file must then hold the same. Unsafe and partial constants are left out, so the
+kernel does not know one that a safe constant leads to.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Quot Quot.mk Quot.lift Quot.ind Eq Eq.refl
 eagerReduce dontcare reduceBool reduceNat Lean.reduceBool Lean.reduceNat
 """
 KERNEL_NAMES: frozenset[Name] = frozenset(tuple(name.split(".")) for name in _KERNEL_NAMES.split())
-"""What the kernel, by name, computes with or takes to mean something. A wrong definition of such a
-name proves anything, as the kernel never looks at it."""
+"""Names that the kernel computes with, or takes to mean something. It never looks at their
+definitions, so a wrong one proves anything."""
 
 # The parts of `View.whole`.
 _ASPECTS = (
@@ -46,7 +46,7 @@ Rule = Literal["kernel_refused", "reserved_name", "statement_differs", "told_apa
 
 
 class DeniedError(Exception):
-    """The file does not stand: by which rule, and why."""
+    """The file is denied: by which rule, and why."""
 
     def __init__(self, rule: Rule, text: str) -> None:
         super().__init__(text)
@@ -56,13 +56,13 @@ class DeniedError(Exception):
 def check_imports(image: Image, expected: frozenset[Name], *, is_module: bool) -> None:
     """Raises `DeniedError` unless the file imports what its header says.
 
-    Our reading of the header decides what the judge imports, and Lean's own reading made the file:
-    they must not differ.
+    leanq's reading of the header decides what the judge imports, and Lean's own reading made the
+    file. They must not differ.
     """
     if image.is_module != is_module:
         what = "a file of the module system" if image.is_module else "no file of the module system"
         raise DeniedError("kernel_refused", f"the compiled result is {what}, unlike its header")
-    init = {("Init",)}  # which Lean adds unless the file says prelude
+    init = {("Init",)}  # Lean adds it unless the file says prelude
     found = {each.module for each in image.imports()}
     if found | init != expected | init:
         raise DeniedError(
@@ -107,11 +107,12 @@ def check_reserved(
 def hidden_names(
     kernel: Kernel, constants: Collection[Name], visible: Callable[[], int]
 ) -> list[Name]:
-    """The constants of a module whose names are taken by what its imports hide from it.
+    """Returns the constants of a module whose names are taken by constants that its imports hide
+    from it.
 
-    The kernel has imported everything behind the header, as only there stands what is safe and
+    The kernel has imported everything behind the header, since only that tells what is safe and
     which axioms there are. So it has to know these constants, and those named after them, by other
-    names. A name that the module could see it must not declare: the kernel refuses that.
+    names. The kernel refuses a name that the module could see.
 
     Args:
         visible: makes an environment of what the module can see.
@@ -128,10 +129,10 @@ def hidden_names(
 class Judge:
     """One file in the kernel.
 
-    ``renamed``: the constants that have another name there, see `hidden_names`.
+    ``renamed``: the constants that have another name there; see `hidden_names`.
 
     Attributes:
-        references: of each constant that was rebuilt, the constants that it refers to.
+        references: the constants that each rebuilt constant refers to.
     """
 
     def __init__(
@@ -154,11 +155,11 @@ class Judge:
 
     @property
     def names(self) -> Collection[Name]:
-        """All names in what was rebuilt."""
+        """All names in the rebuilt constants."""
         return self._build.all_names
 
     def type_of(self, raw: Raw) -> tuple[int, set[Name], int]:
-        """The type of a constant as Lean's object, the constants in it, and how large it is."""
+        """Returns the type of a constant as Lean's object, the constants in it, and its size."""
         before = self._build.nodes
         [type_], reached = self._build.expressions(raw.type_)
         return type_, reached, self._build.nodes - before
@@ -166,10 +167,10 @@ class Judge:
     def run(self, only: Iterable[Name] | None = None) -> None:
         """Raises `DeniedError` unless the kernel accepts every safe constant.
 
-        With ``only``, these and all that they lead to.
+        With ``only``, it takes these constants and all that they lead to.
 
-        Also raises `Damaged` or `IndexError` for bytes that are none of Lean's, and
-        `KernelLimitError` where the kernel cannot tell.
+        Also raises `Damaged` or `IndexError` for bytes that are not Lean's, and `KernelLimitError`
+        if the kernel cannot tell.
         """
         for name in self._constants if only is None else only:
             if self._constants[name].safe:
@@ -202,7 +203,7 @@ class Judge:
             stack += [(each, None) for each in needs if each in constants and each not in state]
 
     def _prepare(self, raw: Raw) -> tuple[Callable[[], None], set[Name]]:
-        """How to declare a constant, and what has to be there before."""
+        """Returns how to declare a constant, and which constants have to come before."""
         image, build, kernel = self._image, self._build, self._kernel
         words, value, name = image.words, raw.value, raw.name
         if raw.kind in ("constructor", "recursor"):
@@ -239,7 +240,7 @@ class Judge:
             self._add(("Quot",), _QUOT_DECL)
 
     def _prepare_inductive(self, raw: Raw) -> tuple[Callable[[], None], set[Name]]:
-        """The same for a type with all that are defined together with it."""
+        """Returns the same for a type with all that are defined together with it."""
         image, build, kernel = self._image, self._build, self._kernel
         words = image.words
         block = image.names(words[raw.value + 4])
@@ -293,7 +294,7 @@ class Judge:
             raise _refused(name, str(error)) from None
 
     def _info(self, raw: Raw) -> int:
-        """The `Lean.ConstantInfo` that the file holds of what the kernel has made."""
+        """Returns the file's `Lean.ConstantInfo` of a constant that the kernel made."""
         image, build, kernel = self._image, self._build, self._kernel
         words, value = image.words, raw.value
         [type_], _ = build.expressions(raw.type_)

@@ -1,8 +1,8 @@
-"""The program that judges: it never runs a candidate, and reads its compiled file as data.
+"""The program that judges: it never runs a candidate, and reads compiled files as data.
 
-It imports one header, once, and is then asked about files that were compiled with it. For each it
-forks a child, which has all limits and ends with its answer. Frames come through standard input and
-answers go to standard output, a line of JSON each::
+It imports one header, once, and then answers questions about files that were compiled with it. For
+each it forks a child, which has all limits and ends with its answer. Frames come through standard
+input, and answers go to standard output, a line of JSON each::
 
     first frame  {"libraries", "version", "path", "modules", "is_module", "library", "prints"}
     answer       {"ready": why it cannot judge, or "", "held_bytes": of memory}
@@ -11,14 +11,14 @@ answers go to standard output, a line of JSON each::
                   "statements": of the theorems in it, as far as the child came, "cpu_s",
                   "peak_bytes"}
 
-Without Lean's library it still reads: then "kernel" is false in its answers, and nothing is proved.
-The operations:
+Without Lean's library it still reads files. Then "kernel" is false in its answers, and nothing is
+proved. The operations:
 
 - ``judge``: one file, ``ending`` (see :mod:`leanq.lean.audit.ending`).
-- ``examples``: the file of a text, and one for each of its examples, which has a name there.
+- ``examples``: the file of a text, and one for each of its examples, with a name for that example.
 - ``verify``: a target and a candidate.
 
-Only `main` may be called, and only in a process of its own.
+Call only `main`, and only in a process of its own.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ from leanq.lean.audit.survey import Survey, led_to, places, stated_theorems, sur
 from leanq.lean.examples import NAME
 
 _MAX_THEOREMS = 1000
-# How often a child is looked at; what it takes in between has to fit into the worker's margin.
+# The time between two looks at a child; what it takes in between has to fit into the worker's
+# margin.
 _LOOK_MS = 20
 
 
 class _Bench:
-    """What all judgements of this process share."""
+    """The part that all judgements of this process share."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.modules = [tuple(each) for each in order["modules"]]
@@ -83,7 +84,7 @@ class _Bench:
             self.unavailable = str(error)
 
     def answer(self, order: dict[str, Any], files: Sequence[Sequence[bytes]]) -> dict[str, Any]:
-        """What is to be said about the files."""
+        """Returns the answer about the files."""
         try:
             images = [open_image(parts) for parts in files]
             if order["op"] == "examples":
@@ -150,11 +151,11 @@ class _Bench:
     def _examples(
         self, plain: Image, named: Sequence[Image], order: dict[str, Any]
     ) -> dict[str, Any]:
-        """The file of a text, and one for each example: what it leads to is judged there.
+        """Judges the file of a text, and one file for each example with what that leads to.
 
-        ``places`` are those of their names, in the order of the files; ``names`` are Lean's for the
-        examples of the text. A file behind them is of the text with ``probe_name`` for each word
-        that is no example by leanq's reading.
+        ``places`` are the places of the examples' names, in the order of the files; ``names`` are
+        Lean's names for them. Further files hold the text with ``probe_name`` for each word that is
+        no example by leanq's reading.
         """
         found: list[Survey] = []
         for probe in named[len(order["places"]) :]:
@@ -171,7 +172,7 @@ class _Bench:
         return said
 
     def _example(self, image: Image, place: tuple[int, int], names: Collection[str]) -> Survey:
-        """What an example leads to, after it was judged."""
+        """Returns what an example leads to, after judging it."""
         constants = image.constants()
         check_imports(image, frozenset(self.modules), is_module=self.is_module)
         by_name = {name for name in constants if name[-1] == NAME}
@@ -193,7 +194,7 @@ class _Bench:
         return survey(image, own, reached)
 
     def statements(self, theorems: Sequence[Sequence[str | int]]) -> Iterator[str]:
-        """What the theorems state of which the last answer has told, as far as it can be printed.
+        """Yields the statements of the last answer's theorems, as far as they can be printed.
 
         Lean may end this process meanwhile.
         """
@@ -219,10 +220,10 @@ class _Bench:
 
 
 def endings(image: Image, constants: Mapping[Name, Raw], ending: Sequence[str]) -> set[Name]:
-    """The declaration behind the text, if it is there: an axiom that says nothing.
+    """Returns whether the declaration behind the text is there: an axiom that says nothing.
 
-    Its name alone does not make it that, as a program of the text's could have read it: it has to
-    be a mere proposition, which proves nothing.
+    Its name alone does not tell: a program of the text's could have read it. It has to be a mere
+    proposition, which proves nothing.
     """
     return {
         name
@@ -243,8 +244,8 @@ def _damaged(why: str) -> dict[str, Any]:
 def _forked(
     bench: _Bench, order: dict[str, Any], files: Sequence[Sequence[bytes]], answers: int
 ) -> str:
-    """The line that tells what a child says, or by which limit it ended, and what it used."""
-    memory = _Memory.of("self")  # here, as each page that a child touches costs it microseconds
+    """Returns the line with a child's answer, or the limit that ended it, and what it used."""
+    memory = _Memory.of("self")  # here, since each page that a child touches costs it microseconds
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -264,7 +265,7 @@ def _forked(
     os.close(write)
     said, is_full = _watched(pid, read, memory.anonymous_bytes + int(order["memory_bytes"]))
     _, status, used = os.wait4(pid, 0)
-    # The last line is complete, or nothing; whatever ends the child after its answer is no matter.
+    # The last line is complete, or empty; what ends the child after its answer does not matter.
     lines = said.decode().split("\n")[:-1]
     if not lines:
         lines = [json.dumps({"limit": _limit_in_words(order, status, is_full)})]
@@ -277,7 +278,8 @@ def _forked(
 
 
 def _texts(lines: Sequence[str]) -> list[str]:
-    """Of lines of JSON those that are texts: what Lean prints with must have no say in the rest."""
+    """Returns the lines of JSON that are texts: what Lean prints with must not decide on the
+    rest."""
     found = []
     for line in lines:
         try:
@@ -289,7 +291,7 @@ def _texts(lines: Sequence[str]) -> list[str]:
 
 
 def _limit_in_words(order: dict[str, Any], status: int, is_full: bool) -> str:
-    """What has ended a child before it said anything."""
+    """Returns what ended a child before it said anything."""
     if is_full:
         return f"it takes more than {order['memory_bytes'] >> 20} MB of memory"
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
@@ -298,10 +300,10 @@ def _limit_in_words(order: dict[str, Any], status: int, is_full: bool) -> str:
 
 
 def _watched(pid: int, read: int, most_bytes: int) -> tuple[bytes, bool]:
-    """What a child says until it ends, and whether it was ended for holding more than that.
+    """Returns a child's output until it ends, and whether it was ended for its memory.
 
-    Lean's allocator reserves gigabytes of address space at its start, so that no limit of the
-    kernel's tells what is used.
+    Lean's allocator reserves gigabytes of address space at its start, so no limit of the kernel's
+    tells what is used.
     """
     poll = select.poll()
     poll.register(read, select.POLLIN)
@@ -319,25 +321,25 @@ def _watched(pid: int, read: int, most_bytes: int) -> tuple[bytes, bool]:
 
 
 def _limit(order: dict[str, Any], mapped_bytes: int) -> None:
-    """Gives this process its limits; the sandbox has somewhat higher ones around them."""
+    """Sets this process's limits; the sandbox has somewhat higher ones around them."""
     cpu_s = int(order["cpu_s"])
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
-    # What is reserved by now is used first. This stops what the parent would see too late.
+    # Memory that is reserved already is used first. This stops what the parent would see too late.
     if mapped_bytes:
         limit = mapped_bytes + int(order["memory_bytes"])
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 class _Memory(NamedTuple):
-    """The memory of a process; zeros where /proc is hidden, and the sandbox alone counts."""
+    """The memory of a process; zeros if /proc is hidden, and the sandbox alone counts."""
 
     mapped_bytes: int
     anonymous_bytes: int
-    """What is resident and no file's."""
+    """Resident memory that belongs to no file."""
 
     @classmethod
     def of(cls, process: str) -> _Memory:
-        """That of a process at this moment."""
+        """Returns a process's memory at this moment."""
         try:
             text = Path(f"/proc/{process}/statm").read_text()
         except OSError:

@@ -1,7 +1,7 @@
-"""The worker's side of the judge: its processes, and what they say.
+"""The worker's side of the judge: starts its processes, and reads their answers.
 
-A judge's process serves one header, has a sandbox of its own that no candidate ever enters, and
-answers through a pipe that no candidate ever holds. See :mod:`leanq.lean.audit.judge_process`.
+A judge's process serves one header. It has a sandbox that no candidate ever enters, and answers
+through a pipe that no candidate ever holds. See :mod:`leanq.lean.audit.judge_process`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ log = logging.getLogger("leanq.worker")
 _IMPORT_LIMITS = Limits(cpu_s=300.0, wall_s=900.0, memory_bytes=16 << 30)
 _IDLE_LIMITS = Limits(cpu_s=10.0, wall_s=math.inf, memory_bytes=4 << 30, look_s=1.0)
 _SELF_TEST_LIMITS = Limits(cpu_s=60.0, wall_s=360.0, memory_bytes=4 << 30)
-# A short budget is one for Lean's work on the text; judging has at least this much.
+# A short budget is for Lean's work on the text; judging has at least so much.
 _LEAST_CPU_S, _LEAST_MEMORY_BYTES = 10.0, 512 << 20
-# The limits that the process gives its child come first: only the child is lost by them.
+# The process's limits for its child are lower, so that only the child is lost.
 _MARGIN_S, _MARGIN_BYTES = 5.0, 256 << 20
 _MOST_ANSWERED_BYTES = 64 << 20
 
@@ -42,21 +42,22 @@ _NOTHING = Survey(frozenset(), frozenset(), frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a judge says of a file.
+    """The judge's answer about a file.
 
     Attributes:
-        proved: whether the kernel has accepted every constant; else one of the next three says why.
-        rule: the rule by which the file is denied, "" if it is not.
-        limit: which limit the judge ran into, "" if into none.
-        unavailable: why there is no kernel here, "" if there is.
+        proved: whether the kernel has accepted every constant; otherwise ``rule``, ``limit`` or
+            ``unavailable`` says why.
+        rule: the rule by which the file is denied, or "".
+        limit: the limit that the judge ran into, or "".
+        unavailable: why there is no kernel here, or "".
         text: the rule's words.
-        ended: whether the text was read to its end.
-        survey: the file's own axioms, and which imported constants it leads to.
-        theorems: the theorems that it declares; of a verification, the target's.
-        statements: what each of them states, in Lean's words; "" where it was not printed.
+        ended: whether Lean read the text to its end.
+        survey: the file's own axioms, and the imported constants that it leads to.
+        theorems: the theorems that it declares; for a verification, the target's.
+        statements: each theorem's statement in Lean's words; "" if it was not printed.
         differences: how a candidate differs from its target: name, rule and words.
         nodes: how many expressions were rebuilt.
-        cpu_s: CPU seconds that it took.
+        cpu_s: CPU seconds that judging took.
         peak_bytes: the most memory that the judge's child held, Lean's library and header included.
     """
 
@@ -83,11 +84,11 @@ class Judges:
     """The judges of one environment, with at most ``slots`` processes.
 
     Args:
-        environment: what they import from, and whose library they load.
+        environment: the one that they import from, and whose library they load.
         slots: how many files are judged at a time.
-        hidden: folders that a process must not see, where the machine can hide them.
+        hidden: folders to hide from a process, if the machine can.
         nice: niceness of the processes.
-        prints: whether they say what theorems state.
+        prints: whether they print statements.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ class Judges:
         self._self_test = asyncio.create_task(self._test())
 
     async def unavailable(self) -> str:
-        """Why nothing can be judged here, "" where it can."""
+        """Returns why nothing can be judged here, or ""."""
         if self._self_test is None:
             self.open()
         assert self._self_test is not None
@@ -132,7 +133,7 @@ class Judges:
     async def judge(
         self, header: Header, file: Parts, ending: Sequence[str], limits: Limits
     ) -> Judgement:
-        """Whether a file that was compiled from a text with this header is proved.
+        """Judges whether the file compiled from a text with this header is proved.
 
         Raises:
             SandboxError: this machine failed.
@@ -147,7 +148,7 @@ class Judges:
         order: Mapping[str, Any],
         limits: Limits,
     ) -> Judgement:
-        """The same of a text with examples, and of what it is with a name for each of them."""
+        """Judges a text with examples, and the text with a name for each of them."""
         return await self._ask(header, [plain, *named], {**order, "op": "examples"}, limits)
 
     async def verify(
@@ -158,7 +159,7 @@ class Judges:
         order: Mapping[str, Any],
         limits: Limits,
     ) -> Judgement:
-        """The same of a candidate, and whether it states what a target states."""
+        """Judges a candidate, and whether it states what a target states."""
         return await self._ask(header, [target, candidate], {**order, "op": "verify"}, limits)
 
     async def _ask(
@@ -199,7 +200,7 @@ class Judges:
         return found
 
     async def _take(self, imports: _Imports, without_kernel: bool) -> _JudgeProcess:
-        """An idle process with this header, else a new one in another's place."""
+        """Returns an idle process with this header, else a new one in another's place."""
         for process in reversed(self._idle):
             if process.serves == (imports, without_kernel):
                 self._idle.remove(process)
@@ -230,7 +231,7 @@ class Judges:
         )
 
     async def self_test(self) -> str:
-        """Judges an honest file and forged ones, whatever is remembered of that; what is wrong with
+        """Judges an honest file and forged ones, whatever is remembered; returns what is wrong with
         this judge, or ""."""
         return await self._test(anew=True)
 
@@ -267,7 +268,7 @@ class Judges:
         return ""
 
     async def _compiled(self, text: str) -> bytes:
-        """A text of ours, compiled without imports."""
+        """Compiles a text of ours without imports."""
         sandbox = await self._sandbox()
         try:
             toolchain = self._environment.toolchain
@@ -291,23 +292,23 @@ class Judges:
 
 
 class _Imports(NamedTuple):
-    """The imports of a header, which may be that of a file of the module system."""
+    """Returns the imports of a header, which may be that of a file of the module system."""
 
     modules: tuple[Name, ...] = ()
     is_module: bool = False
 
     @classmethod
     def of(cls, header: Header) -> _Imports:
-        """Those of a header, with what Lean imports unasked."""
+        """Returns the imports of a header, with those that Lean adds."""
         imports = [*([] if header.is_prelude else ["Init"]), *header.imports]
         return cls(tuple(dict.fromkeys(map(module_parts, imports))), header.is_module)
 
 
 class _JudgeProcess:
-    """One process, asked about one file at a time.
+    """One process, which judges one file at a time.
 
     Attributes:
-        serves: the modules that it has imported, and whether it was to have no kernel.
+        serves: the modules that it has imported, and whether it had to do without a kernel.
         unavailable: why it has no kernel, "" if it has one.
         usable: whether it can be asked again.
     """
@@ -319,7 +320,7 @@ class _JudgeProcess:
         self.usable = False
         self._sandbox, self._process = sandbox, process
         self._unread = b""
-        self._held_bytes = 0  # of which its child has as much again, though nothing is copied
+        self._held_bytes = 0  # its child has as much again, though nothing is copied
 
     @classmethod
     async def start(
@@ -332,7 +333,8 @@ class _JudgeProcess:
         without_kernel: bool,
         prints: bool,
     ) -> _JudgeProcess:
-        """Starts a process and has it import the modules. SandboxError: it cannot be started."""
+        """Starts a process that imports the modules; raises SandboxError if it cannot be
+        started."""
         wanted = (*environment.readable(), *python_folders(), PACKAGE)
         readable = dict.fromkeys(path for path in wanted if path.exists())
         sandbox = await Sandbox.open(readable=tuple(readable), hidden=hidden, nice=nice)
@@ -371,7 +373,7 @@ class _JudgeProcess:
     async def ask(
         self, order: Mapping[str, Any], files: Sequence[Parts], limits: Limits
     ) -> Judgement:
-        """What it says about files. Once it has not answered, it is not usable any more."""
+        """Returns its answer about files. After a missing answer it is not usable any more."""
         if not self.usable:
             return Judgement(unavailable=self.unavailable)
         self.usable = False
@@ -409,12 +411,12 @@ class _JudgeProcess:
         return replace(found, statements=statements, **used)
 
     async def close(self) -> None:
-        """Ends it."""
+        """Ends the process."""
         self.usable = False
         await self._sandbox.close()
 
     async def _line(self) -> bytes | None:
-        """The next line that it prints; None: it has ended. SandboxError: the sandbox failed."""
+        """Returns its next line; None at its end. Raises SandboxError if the sandbox failed."""
         pieces = [self._unread]
         while b"\n" not in pieces[-1]:
             piece = await self._process.read()

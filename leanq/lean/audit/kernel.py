@@ -1,12 +1,12 @@
-"""Lean's kernel and its own constructors, by ctypes on Lean's shared library.
+"""Lean's kernel and its constructors, called through ctypes in Lean's shared library.
 
-Nothing of a candidate is ever given to Lean's importer, elaborator or interpreter: what goes in is
-made anew, by these constructors. Objects begin with one reference and are never let go, as a
-judging process is short. What stands in two places must count two: the kernel takes what counts
-one for unshared, and caches nothing about it.
+Lean's importer, elaborator and interpreter never get anything of a candidate: these constructors
+make its parts anew. Objects begin with one reference and are never freed, since a judging process
+is short. An object in two places must count two references. The kernel takes an object with one for
+unshared, and caches nothing about it.
 
-The names and types of the functions are those of the versions in `VERSIONS`. They are a compiler's
-output, not an interface, so a self-test comes before any use.
+The names and types of the functions belong to the versions in `VERSIONS`. They are a compiler's
+output, and no interface, so a self-test comes before any use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from leanq.lean.audit.image import Name
 
 VERSIONS = re.compile(r"4\.35\.")
-"""The versions of Lean whose functions are known to be these."""
+"""The versions of Lean that are known to have these functions."""
 
 _POINTER = c_void_p
 _NAMES: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -82,7 +82,7 @@ _PRINTING: dict[str, tuple[str, tuple[Any, ...]]] = {
     "_is_instance": ("l_Lean_Meta_isInstanceCore", (_POINTER, _POINTER)),
     "_run_initialisers": ("lean_enable_initializer_execution", ()),
 }
-# What they return, where it is no object.
+# Their results, if they return no object.
 _RESULTS = {
     "_same": c_uint8,
     "_is_instance": c_uint8,
@@ -113,10 +113,10 @@ _EXCEPTIONS = (
     "interrupted",
 )
 
-# `Lean.OLeanLevel`: how much is loaded of what a file imports.
+# `Lean.OLeanLevel`: how much of the imports is loaded.
 _WHAT_IS_PUBLIC, _EVERYTHING = 0, 2
 
-_OWN = 1  # the reference count of what only its maker knows
+_OWN = 1  # the reference count of an object that only its maker knows
 _WORD = 8
 _CLOSED_BOX = 1
 _SIGINT, _SIGXFSZ = 2, 25
@@ -125,7 +125,7 @@ _MEMORY = ctypes.cast(_WORD, ctypes.POINTER(c_uint64))
 
 
 class KernelUnavailableError(Exception):
-    """This library is none that the judge can use."""
+    """The judge cannot use this library."""
 
 
 class RefusedError(Exception):
@@ -137,7 +137,7 @@ class KernelLimitError(Exception):
 
 
 class Info(NamedTuple):
-    """A constant: which constructor of `ConstantInfo`, its universe parameters, and its type."""
+    """A constant: its constructor of `ConstantInfo`, its universe parameters, and its type."""
 
     kind: int
     levels: int
@@ -145,10 +145,10 @@ class Info(NamedTuple):
 
 
 class Kernel:
-    """Lean's library, loaded into this process. There can be one.
+    """Lean's library, loaded into this process; there can be only one.
 
     Attributes:
-        env: the kernel's environment, as an object of Lean's.
+        env: the kernel's environment, as Lean's object.
         prints: whether it can print what the kernel has accepted.
     """
 
@@ -207,7 +207,7 @@ class Kernel:
         """Loads the libraries and imports nothing yet.
 
         Args:
-            libraries: their paths; first the one that leads to the others, if any does.
+            libraries: their paths; the one that leads to the others, if there is one, comes first.
             version: Lean's.
 
         Raises:
@@ -226,7 +226,7 @@ class Kernel:
             for number in (_SIGINT, _SIGXFSZ):  # Python catches or ignores them
                 libc.signal(number, None)
             self._initialize()
-            # By default a panic goes on with some value.
+            # By default Lean goes on with some value after a panic.
             self._exit_on_panic(1)
             self._no_options = self._value("l_Lean_Options_empty")
         except (OSError, AttributeError, ValueError) as error:
@@ -249,14 +249,14 @@ class Kernel:
             setattr(self, attribute, function)
 
     def _function(self, symbol: str) -> Any:
-        """What has this name in any of the libraries. Raises AttributeError."""
+        """Returns the symbol of this name in any of the libraries; raises AttributeError."""
         for library in self._libs:
             if (found := getattr(library, symbol, None)) is not None:
                 return found
         raise AttributeError(f"there is no {symbol} in it")
 
     def _value(self, symbol: str) -> int:
-        """The object that a global variable of Lean's holds."""
+        """Returns the object in a global variable of Lean's."""
         return _word(ctypes.cast(self._function(symbol), _POINTER).value or 0)
 
     def import_header(
@@ -266,13 +266,13 @@ class Kernel:
         *,
         notation: bool = False,
     ) -> None:
-        """Makes an environment of what these modules declare.
+        """Makes an environment from the declarations of these modules.
 
         Args:
-            modules: the parts of their names.
-            path: the folders in which to look.
-            notation: whether to load what they bring to run as well: without it, nothing is printed
-                by the modules' notation.
+            modules: their names, in parts.
+            path: the folders to search.
+            notation: whether to load the code that they bring; otherwise nothing is printed in
+                their notation.
 
         Raises:
             KernelUnavailableError: there is no such module, or it cannot be loaded.
@@ -285,14 +285,15 @@ class Kernel:
         self._mark_persistent(self.env)
 
     def visible(self, modules: Iterable[tuple[str, ...]]) -> int:
-        """An environment of what the modules declare for a module that imports them.
+        """Returns an environment of the modules as a module that imports them sees them.
 
-        Proofs and other values that they hide are axioms in it: nothing may be judged there.
+        Proofs and other values that they hide are axioms in it, so nothing may be judged there.
         """
         return int(self._kernel_env(self._imported(modules, _WHAT_IS_PUBLIC)))
 
     def homes(self, modules: Iterable[tuple[str, ...]]) -> Callable[[Iterable[str | int]], Name]:
-        """Tells which module declares a constant of what these modules import, () if none does.
+        """Returns the module that declares a constant among these modules' imports; () if none
+        does.
 
         Raises:
             KernelUnavailableError: there is no such module, or it cannot be loaded.
@@ -302,7 +303,7 @@ class Kernel:
 
         def home(name: Iterable[str | int]) -> Name:
             wanted = self.name(name)
-            for each in (imported, wanted):  # which this function may consume
+            for each in (imported, wanted):  # this function may consume it
                 _retain(each)
             option = self._module_of(imported, wanted)
             if option & 1:
@@ -331,7 +332,7 @@ class Kernel:
         """Adds a declaration to the environment, if the kernel accepts it.
 
         Raises:
-            RefusedError: it does not.
+            RefusedError: it does not accept it.
             KernelLimitError: it cannot tell.
         """
         result = self._add_decl(self.env, 0, 0, declaration, _CLOSED_BOX)
@@ -345,69 +346,69 @@ class Kernel:
         raise RefusedError(self._words_of(value, tag))
 
     def has(self, name: int, info: int) -> bool | None:
-        """Whether the environment's constant of a name is this one; None if it has none.
+        """Returns whether the environment's constant of a name is this one; None if it has none.
 
-        Equal up to the names of bound variables.
+        Names of bound variables do not matter.
         """
         option = self._found(self.env, name)
         return None if option & 1 else bool(self._same(_word(option + _WORD), info))
 
     def declares(self, environment: int, name: int) -> bool:
-        """Whether an environment has a constant of this name."""
+        """Returns whether an environment has a constant of this name."""
         return not self._found(environment, name) & 1
 
     def _found(self, environment: int, name: int) -> int:
-        for each in (environment, name):  # which this function consumes
+        for each in (environment, name):  # this function consumes it
             _retain(each)
         return int(self._find(environment, name))
 
     def elaborated(self) -> int:
-        """The environment as Lean's elaborator and printer want it."""
+        """Returns the environment as Lean's elaborator and printer take it."""
         _retain(self.env)
         return int(self._elaborated(self.env))
 
     def options(self, values: Mapping[str, int | bool]) -> int:
-        """Options of Lean's with these values."""
+        """Returns Lean's options with these values."""
         found = self._no_options
         for name, value in values.items():
             found = self._set_option(found, self.name(name.split(".")), self._data(value))
         return found
 
     def note(self, values: Mapping[str, bool]) -> int:
-        """The same as metadata, for the printing of one expression."""
+        """Returns the same as metadata, for the printing of one expression."""
         return self.list(
             self.construct(0, self.name(name.split(".")), self._data(value))
             for name, value in values.items()
         )
 
     def _data(self, value: int | bool) -> int:
-        """A `DataValue`."""
+        """Returns a `DataValue`."""
         if isinstance(value, bool):
             return self.construct(1, scalars=bytes([value]))
         return self.construct(3, self.nat(value))
 
     def is_instance(self, environment: int, name: int) -> bool:
-        """Whether a constant is registered as an instance in the environment."""
+        """Returns whether a constant is registered as an instance in the environment."""
         for each in (environment, name):
             _retain(each)
         return bool(self._is_instance(environment, name))
 
     def info(self, name: int) -> Info:
-        """What the environment says of a constant that it has."""
-        for each in (self.env, name):  # which this function consumes
+        """Returns the environment's account of one of its constants."""
+        for each in (self.env, name):  # this function consumes it
             _retain(each)
         info = _word(self._find(self.env, name) + _WORD)
         value = _word(_word(info + _WORD) + _WORD)
         return Info(self._tag(info), _word(value + 2 * _WORD), _word(value + 3 * _WORD))
 
     def items(self, list_: int) -> Iterator[int]:
-        """What stands in a `List`."""
+        """Returns the items of a `List`."""
         while list_ != _CLOSED_BOX:
             yield _word(list_ + _WORD)
             list_ = _word(list_ + 2 * _WORD)
 
     def read_name(self, name: int) -> tuple[str | int, ...]:
-        """The parts of a `Name`."""
+        """Returns the parts of a `Name`."""
         known = self._read_names.get(name)
         if known is None:
             if name == _CLOSED_BOX:
@@ -418,7 +419,7 @@ class Kernel:
         return known
 
     def literal(self, literal: int) -> int | str | tuple[str, int]:
-        """The value of a `Literal`; of a large number its address."""
+        """Returns the value of a `Literal`; its address for a large number."""
         value = _word(literal + _WORD)
         if self._tag(literal) == 1:
             return self._read_string(value)
@@ -426,18 +427,18 @@ class Kernel:
 
     @staticmethod
     def cell(address: int) -> tuple[int, ...]:
-        """The shape of an object, and its fields."""
+        """Returns the shape of an object, and its fields."""
         first = address >> 3
         shape = _MEMORY[first - 1] >> 48
         return (shape, *_MEMORY[first : first + (shape & 0xFF)])
 
     @staticmethod
     def byte(address: int, fields: int, number: int) -> int:
-        """The byte of this number behind so many fields of an object."""
+        """Returns the byte of this number behind so many fields of an object."""
         return c_uint8.from_address(address + _WORD + _WORD * fields + number).value
 
     def printed(self, environment: int, expression: int, options: int, width: int) -> str:
-        """A closed expression in Lean's own words.
+        """Returns a closed expression in Lean's own words.
 
         Raises:
             KernelLimitError: Lean cannot print it, or not within the options' limits.
@@ -450,7 +451,7 @@ class Kernel:
         return self._read_string(self._pretty(_word(result + _WORD), self.nat(width), 1, 1))
 
     def construct(self, tag: int, *fields: int, scalars: bytes = b"") -> int:
-        """An object of a constructor that Lean exports no function for."""
+        """Makes an object of a constructor that Lean exports no function for."""
         room = len(scalars) + 7 & ~7
         size = _WORD + _WORD * len(fields) + room
         found: int = self._alloc(size)
@@ -460,7 +461,7 @@ class Kernel:
         return found
 
     def array(self, items: list[int]) -> int:
-        """An `Array`."""
+        """Makes an `Array`."""
         found: int = self._alloc(3 * _WORD + _WORD * len(items))
         words = (_OWN | 246 << 56, len(items), len(items), *items)
         body = b"".join(each.to_bytes(_WORD, "little") for each in words)
@@ -468,32 +469,32 @@ class Kernel:
         return found
 
     def list(self, items: Iterable[int]) -> int:
-        """A `List`."""
+        """Makes a `List`."""
         found = _CLOSED_BOX
         for each in reversed([*items]):
             found = self.construct(1, each, found)
         return found
 
     def name(self, parts: Iterable[str | int]) -> int:
-        """A `Name`."""
+        """Makes a `Name`."""
         found = _CLOSED_BOX
         for part in parts:
             found = self.name_part(found, part)
         return found
 
     def name_part(self, above: int, part: str | int) -> int:
-        """A `Name` with one part more."""
+        """Makes a `Name` with one part more."""
         if isinstance(part, int):
             return int(self.name_num(above, self.nat(part)))
         return int(self.name_str(above, self.text(part)))
 
     def text(self, value: str) -> int:
-        """A `String`."""
+        """Makes a `String`."""
         data = value.encode()
         return int(self._string(data, len(data)))
 
     def nat(self, value: int) -> int:
-        """A `Nat`."""
+        """Makes a `Nat`."""
         if value < 1 << 63:
             return value << 1 | 1
         if value < 1 << 64:

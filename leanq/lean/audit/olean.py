@@ -1,6 +1,6 @@
-"""Reads what Lean compiled, as data: which constants a module declares and what they refer to.
+"""Reads compiled files as data: the constants that a module declares, and their references.
 
-See :mod:`leanq.lean.audit.image` for the format. Whatever is wrong is an `AuditError`.
+See :mod:`leanq.lean.audit.image` for the format. Any fault raises an `AuditError`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MAX_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant and the names of all that its type and its value refer to.
+    """A constant, and the names of all constants in its type and its value.
 
-    An inductive type refers to its constructors, a projection to the structure it looks into.
+    An inductive type refers to its constructors, a projection to its structure.
     """
 
     name: Name
@@ -48,24 +48,24 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """What a module imports and declares, each in the file's order."""
+    """The imports and the constants of a module, each in the file's order."""
 
     imports: tuple[Import, ...]
     constants: tuple[Constant, ...]
 
 
 def display(name: Name) -> str:
-    """The name as Lean writes it; different names never look the same."""
+    """Returns the name as Lean writes it; different names never look the same."""
     if not name:
         return "[anonymous]"
     return ".".join(quote(part) if isinstance(part, str) else str(part) for part in name)
 
 
 def find_module(name: Sequence[str | int], folders: Sequence[Path]) -> Path | None:
-    """The compiled file of a module, found as Lean finds it.
+    """Finds the compiled file of a module as Lean does.
 
-    The first folder that knows the first part of the name decides, even where it then lacks the
-    module. A name that would lead out of the folders is found nowhere.
+    The first folder that knows the first part of the name decides, even if it lacks the module. A
+    name that would lead out of the folders is found nowhere.
     """
     parts = [str(each) for each in name]
     if not parts or any(part in (".", "..") or set(part) & set("/\0") for part in parts):
@@ -82,7 +82,7 @@ def read_module(
 ) -> Module:
     """Reads ``path`` and, for a file of the module system, its parts beside it.
 
-    With ``only``, the constants of other names are left out and cost next to nothing.
+    With ``only``, constants of other names are left out, at almost no cost.
 
     Raises `AuditError` if a file is missing, no regular file, larger than ``limit_bytes`` (all
     parts together), of an unknown version or damaged.
@@ -102,23 +102,23 @@ def read_module(
 
 
 def open_image(parts: Sequence[bytes]) -> Image:
-    """The image in the parts of a file that :func:`read_parts` has found.
+    """Opens the image in the parts of a file that :func:`read_parts` has found.
 
     Raises `Damaged` or `IndexError`.
     """
     image = Image(parts[:1])
     if not image.is_module:
         return image
-    # The public part shows theorems as axioms, so without the others there is no audit.
+    # The public part shows theorems as axioms: without the others there is no audit.
     if len(parts) < 3:
         raise Damaged("its parts .server and .private are missing")
     return Image(parts)
 
 
 def read_parts(path: Path, *, limit_bytes: int = MAX_BYTES) -> list[bytes]:
-    """The bytes of ``path`` and of its parts beside it, if there are any; not looked into.
+    """Returns the bytes of ``path`` and of its parts beside it, unread.
 
-    Raises `AuditError` as `read_module` does, but for bytes that are damaged.
+    Raises `AuditError` as `read_module` does, except for damaged bytes.
     """
     parts = [read_bytes(path, limit_bytes)]
     others = [path.with_name(path.name + suffix) for suffix in (".server", ".private")]
@@ -130,9 +130,9 @@ def read_parts(path: Path, *, limit_bytes: int = MAX_BYTES) -> list[bytes]:
 
 
 def read_bytes(path: Path, limit_bytes: int) -> bytes:
-    """The bytes of a file that a candidate may have made. Raises `AuditError`."""
+    """Returns the bytes of a file that a candidate may have made; raises `AuditError`."""
     try:
-        # O_NONBLOCK: a pipe in the file's place must not make us wait for its writer.
+        # O_NONBLOCK: opening a pipe would wait for its writer.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with open(os.open(path, flags), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

@@ -1,32 +1,32 @@
-"""Whether a text can run programs of its own while Lean compiles it.
+"""Tells whether a text can run programs of its own while Lean compiles it.
 
-Such a program can write another compiled file in the place of the text's own and end Lean as if all
-were well. The judge then says, truly, that what that file declares is proved, but nobody has shown
-that it is what the text declares; only a target can tell.
+Such a program can replace the text's compiled file and end Lean as if all were well. The judge then
+truly says that the file's declarations are proved. But nobody has shown that the text makes these
+declarations; only a target can tell.
 
-The answer is given on the whole text as it stands, comments, strings and «quoted» names included,
-and never by our tokenizer, since where that and Lean's disagree a text could hide a word. Lean has
-no escapes outside of strings and characters, so a keyword, an attribute's or an option's name
-stands in the text letter by letter, and what hooks a program in cannot be written without one.
-What a text may be suspected of for its comments alone is the price: the answer errs towards True.
+The answer is about the whole text as it stands, with comments, strings and «quoted» names. leanq's
+tokenizer has no say: a text could hide a word where it and Lean's disagree. Lean has no escapes
+outside of strings and characters. So keywords and the names of attributes and options stand in the
+text letter by letter, and no program can be hooked in without one. The price is that comments alone
+can make a text suspect: the answer errs towards True.
 
 There are five ways from a text to a program that runs:
 
-- a command, a term or a tactic that evaluates code, or a declaration by which code is called
-  later: their words, or how their words begin (`_WORDS`);
-- an attribute: those that are known to run nothing of the text's are listed (`_HARMLESS`);
-- an option that lets code pass unchecked or calls compiled functions by name (`_OPTIONS`);
-- the configuration of a tactic, a term that Lean evaluates: a literal one runs nothing, unless
-  the text gives another meaning to what stands in it (`FIELDS`, `_HEADS`, `_is_literal`);
-- the tactic that is run for an argument that is left out, a constant of type `Lean.Syntax` that
-  Lean evaluates. What stands in `(h : p := by …)` is fixed, but a text can compute another one:
-  what names such a constant or makes it is looked for (`_WORDS`, `_MAKES_SYNTAX`).
+- a command, a term or a tactic evaluates code, or a declaration has code called later: `_WORDS` has
+  these words, or their beginnings;
+- an attribute: `_HARMLESS` lists those that are known to run nothing of the text's;
+- an option lets code pass unchecked, or calls compiled functions by name (`_OPTIONS`);
+- the configuration of a tactic is a term that Lean evaluates. A literal one runs nothing, unless
+  the text gives its words another meaning (`FIELDS`, `_HEADS`, `_is_literal`);
+- a tactic fills in a missing argument, from a constant of type `Lean.Syntax` that Lean evaluates.
+  The tactic in `(h : p := by …)` is fixed, but a text can compute another one. `_WORDS` and
+  `_MAKES_SYNTAX` find the names and the makers of such constants.
 
 These lists are about Lean's own library. :mod:`leanq.lean.audit.evaluators` finds in compiled files
 which syntax of other libraries evaluates.
 
-`notation`, `infixl` and their like write macros, but fixed ones. They can change what a statement
-means, which the statements in the reply to a check and `verify` show.
+`notation`, `infixl` and their like write fixed macros. They can change what a statement means; the
+reply to a check shows statements, and `verify` compares them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-# What follows makes another identifier of a word. What stands before it does not: Lean reads
+# A character behind a word makes another identifier of it. One before it does not: Lean reads
 # `#versionelab` as `#version`, then `elab`, and a notation may end in a letter like that.
 _AFTER = r"(?![A-Za-z0-9_'!?\u2080-\u2089\u2090-\u209c])"
 
@@ -55,7 +55,7 @@ _WORDS = (
     r"include_str|idbg",
     r"unsafe",
     r"plausible|slim_check",
-    # Constants that Lean evaluates: for an argument that is left out, and of a notation.
+    # Constants that Lean evaluates: for a missing argument, and of a notation.
     r"autoParam|_auto_\d+|Syntax|ParserDescr",
     # Code that is not what its declaration says.
     r"extern|implemented_by|csimp",
@@ -65,7 +65,7 @@ _WORDS = (
     r"(?:builtin_)?(?:term_|command_)elab|[a-z]+_parser|app_unexpander|app_delab|delab|unexpander"
     r"|formatter|parenthesizer|cpass|derive_handler|widget_module",
 )
-# A text with none of these has none of the words: most have none, and this is quickly seen.
+# A text without any of these has none of the words. Most texts have none, and this is quick.
 _HINT_WORDS = (
     "run_ elab macro syntax initialize simproc declare_ register_ builtin_ aesop include_str "
     "binder_predicate grind_propagator set_library set_premise panel_widgets docs_to_verso "
@@ -76,8 +76,8 @@ _HINT_WORDS = (
 )
 _HINTS = _HINT_WORDS.split(" ")
 _WORD = re.compile(f"(?:{'|'.join(_WORDS)}){_AFTER}")
-# Lean's functions that make what it evaluates. Others make nodes of trees, too: they are meant only
-# where the text can name what is in the namespace `Lean`.
+# Lean's functions that make syntax for evaluation. Others make nodes of trees, too: they count only
+# if the text can name what is in the namespace `Lean`.
 _MAKES_SYNTAX = re.compile(rf"mk(?:(?:Null|Group|Optional)?Node|Atom|C?Ident){_AFTER}")
 # Words that end in a sign, or begin with one: nothing makes another word of them.
 _SIGNS = re.compile(
@@ -89,7 +89,7 @@ _OPTIONS = re.compile(
     r"|skipKernelTC|prefer_native|doc»?\.«?verso|profiler»?\.«?output|sat»?\.«?solver"
 )
 
-# Attributes by which nothing of the text's is run while it is compiled.
+# Attributes that run nothing of the text's while it is compiled.
 _HARMLESS_ATTRIBUTES = (
     "simp simps grind ext local scoped reducible irreducible semireducible instance "
     "instance_reducible implicit_reducible default_instance inline noinline always_inline "
@@ -138,14 +138,14 @@ _FIELD_WORDS = (
     "zetaDeltaSet zetaHave zetaReduce zetaUnused"
 )
 FIELDS = frozenset(_FIELD_WORDS.split(" "))
-"""Those of Lean's own library, and of some others."""
+"""The fields of Lean's own library, and of some others."""
 _VALUE = r"(?::=(?P<value>[^()]{0,400}+)(?P<end>[()]?)|/-)"
-# The same with comments to the end of a line in between. What begins a line is looked for first,
-# and then the lines above it: a pattern for all of it would read a comment once for each field.
+# The same with comments to the end of a line in between. It finds the beginnings of lines first,
+# and then the lines above: one pattern would read a comment once for each field.
 _BEHIND_COMMENTS = re.compile(rf"^[^\S\n]*+{_VALUE}", re.MULTILINE)
 _COMMENT_OR_BLANK = re.compile(r"\s*+(?:--|\Z)")
 # A field of a field, `(simp.maxSteps := …)`, read from its end: a search for its beginning would
-# read it from each.
+# start at each.
 _BACKWARDS_PATH = re.compile(r"(?:\.[\w'«»]*[^\W\d])+")
 _VALUE_AFTER_COMMENT = re.compile(r"-/\s*+(?::=|--|/-)")
 _MAX_GAP_CHARS = 2000
@@ -153,14 +153,14 @@ _LITERAL_NUMBERS = r"\[[0-9,\s]*+\]"
 _LITERAL_VALUE = rf"(?:true|false|[0-9][0-9_]*|\.[A-Za-z]+(?:\s+{_LITERAL_NUMBERS})?)"
 _LITERAL_ITEM = rf"[A-Za-z_]+\s*:=\s*{_LITERAL_VALUE}"
 _LITERAL = re.compile(rf"\s*(?:{_LITERAL_VALUE}|\{{\s*(?:{_LITERAL_ITEM}\s*,?\s*)*\}})\s*")
-# The constructors that a field of a configuration can have; no text can make others of them.
+# The constructors that a configuration's field can have; no text can make others of them.
 _CONSTRUCTORS = re.compile(
     r"occs\s*:=\s*\.(?:all|pos|neg)(?![\w'!?.])"
     r"|(?:t|\w*T)ransparency\s*:=\s*\.(?:all|default|reducible|instances|none)(?![\w'!?.])"
     r"|etaStruct\s*:=\s*\.(?:all|none|notClasses)(?![\w'!?.])"
     r"|newGoals\s*:=\s*\.(?:all|nonDependentFirst|nonDependentOnly)(?![\w'!?.])"
 )
-# The fields that hold numbers; a number in another one would be what an instance makes of it.
+# Fields that hold numbers. A number in another field would be what an instance makes of it.
 _OF_NUMBERS = re.compile(
     r"(?:max[A-Z]\w*|\w*(?:Depth|Steps|Heartbeats|Limit)|splits|ematch|gen|exp|instances|timeout"
     r"|sat_timeout|degree|min|max)\s*:=\s*[0-9][0-9_]*"
@@ -169,14 +169,14 @@ _OF_NUMBERS = re.compile(
 _NUMBER = re.compile(r":=[^:]*[0-9]")
 _DOTTED = re.compile(r"\.([A-Za-z]+)")
 _NOTATIONS = re.compile(r"notation|infix|prefix|postfix")
-# Where a comment stands in front of a name, or behind it, it may be one that is declared.
+# With a comment before or behind it, a name may be one that is declared.
 _OTHER_TRUTH = re.compile(
     r"(?:def|abbrev|opaque|theorem|lemma|axiom|alias|constant|instance|class|structure|inductive"
     r"|simps|to_additive)\s*(?:--|/-|\s[\w.«»]*(?:true|false)(?![\w'!?]))"
     r"|(?<![\w'!?])(?:true|false)»?\s*(?:--|/-|:(?!=)|[({\[⦃]\s*\w+[^()]*:)"
     r"|export|renaming|«(?:true|false)»"
 )
-# The tactics, and what takes the options of one, behind which a configuration can stand.
+# Tactics that take a configuration, and syntax that takes such a tactic's options.
 _HEAD_WORDS = (
     "simp simp_all dsimp simpa simp_arith simp_all_arith dsimp_arith simp_intro simp_rw simprocs "
     "norm_num norm_num1 norm_cast push_cast exact_mod_cast apply_mod_cast assumption_mod_cast rw "
@@ -200,8 +200,8 @@ _HEADS = tuple(_HEAD_WORDS.split(" "))
 _BEFORE_CONFIGURATION = re.compile(
     r"(?<![\w.'!?])([\w.'!?]+)[!?*]*\s*(?:\([A-Za-z_]+\s*:=[^()]*\)\s*)*\(\s*\Z"
 )
-# A rule of Aesop's can be a constant of the text's own that is a program. There is no such constant
-# unless the text names something of Lean's own, or of what is built on it.
+# A rule of Aesop's can be a constant of the text's own that is a program. Such a text names
+# something of Lean's own, or of what is built on it.
 _AESOP_RULE = re.compile(r"(?:@\[|attribute\s*\[)[^\]]*(?:aesop|bound|continuity|measurability)")
 _ADDED = re.compile(r"(?<![A-Za-z])add(?![\w'])")
 _OF_PROGRAMS = re.compile(
@@ -217,15 +217,15 @@ _REVIEWED = frozenset({"aesop", "aesop?", "notation3"})
 
 @dataclass(frozen=True, slots=True)
 class Evaluators:
-    """What of an environment's libraries evaluates what a text wrote.
+    """The syntax of an environment's libraries that evaluates what a text wrote.
 
     Attributes:
-        words: the words of commands, terms and tactics, with the syntax that each is found for.
-        attributes: those that evaluate what they are given to, with the module that brings each.
-        heads: the words behind which a tactic's configuration stands.
-        fields: the names of the fields of configurations.
-        wordless: syntax that evaluates, and has no word by which it can be found.
-        unseen: libraries that cannot be looked into, and why.
+        words: words of commands, terms and tactics, each with the syntax that it belongs to.
+        attributes: attributes that evaluate their declaration, each with the module that brings it.
+        heads: words that a tactic's configuration can follow.
+        fields: names of configurations' fields.
+        wordless: syntax that evaluates, and has no word to find it by.
+        unseen: libraries that cannot be examined, and why.
     """
 
     words: dict[str, str] = field(default_factory=dict)
@@ -240,17 +240,15 @@ _NONE = Evaluators()
 
 
 def is_word(symbol: str) -> bool:
-    """Tells whether a symbol of Lean's own syntax lets a text run programs."""
+    """Returns whether a symbol of Lean's own syntax lets a text run programs."""
     return bool(_WORD.fullmatch(symbol) or _SIGNS.fullmatch(symbol))
 
 
 def runs_programs(code: str, found: Evaluators = _NONE) -> str | None:
-    """What lets a text run programs of its own while it is compiled, as it stands there.
-
-    None: nothing does.
+    """Returns the part of a text that lets it run programs of its own; None if there is none.
 
     Args:
-        found: what the environment's libraries bring.
+        found: the findings in the environment's libraries.
     """
     patterns = [_WORD] if any(hint in code for hint in _HINTS) else []
     if "Lean" in code:
@@ -266,7 +264,7 @@ def runs_programs(code: str, found: Evaluators = _NONE) -> str | None:
 
 
 def _of_libraries(code: str, found: Evaluators) -> str | None:
-    """A word of a library's own, or a library that nobody has looked into."""
+    """Returns a word of a library's own, or a library that nobody has examined."""
     for word, syntax in found.words.items():
         if word in code and word not in _REVIEWED:
             ending = _AFTER * (word[-1].isalnum() or word[-1] == "_")
@@ -285,7 +283,7 @@ def _of_libraries(code: str, found: Evaluators) -> str | None:
 
 
 def _attribute(code: str, evaluating: Collection[str]) -> str | None:
-    """An attribute that is not known to be harmless."""
+    """Returns an attribute that is not known to be harmless."""
     odd = 0
     for match in _ATTRIBUTE.finditer(code):
         if match[0] != "@[" and not match["open"]:
@@ -303,7 +301,7 @@ def _attribute(code: str, evaluating: Collection[str]) -> str | None:
 
 
 def _unknown(content: str, evaluating: Collection[str], depth: int = 0) -> str | None:
-    """The first of a list of attributes that is not known, or is nested too deep."""
+    """Returns the first attribute of a list that is unknown, or nested too deep."""
     for item in _split(content):
         name = _ATTRIBUTE_NAME.match(item.strip())
         assert name is not None
@@ -312,7 +310,7 @@ def _unknown(content: str, evaluating: Collection[str], depth: int = 0) -> str |
         if depth > _MOST_NESTED or (item.strip() and not is_known):
             return item.strip()[:40]
         end = 0
-        # What is nested in a nested list is looked at with that list.
+        # A nested list is checked together with the list around it.
         while nested := _NESTED.search(item, end):
             begin = end = nested.end()
             open_ = 1
@@ -325,7 +323,7 @@ def _unknown(content: str, evaluating: Collection[str], depth: int = 0) -> str |
 
 
 def _bracketed(code: str, start: int) -> str | None:
-    """What stands up to the bracket's end; None where that is not plain to see."""
+    """Returns the text up to the bracket's end; None if that is not plain to see."""
     if match := _PLAIN.match(code, start):
         return match[0][:-1]
     content = _PLAIN_STRING.sub(" ", code[start : start + _MAX_ATTRIBUTES_CHARS])
@@ -340,7 +338,7 @@ def _bracketed(code: str, start: int) -> str | None:
 
 
 def _split(content: str) -> list[str]:
-    """The items between commas that stand in no brackets."""
+    """Yields the items between commas that stand in no brackets."""
     items, depth, start = [], 0, 0
     for offset, character in enumerate(content):
         if character in "([{⟨":
@@ -354,7 +352,7 @@ def _split(content: str) -> list[str]:
 
 
 def _configuration(code: str, found: Evaluators) -> str | None:
-    """A tactic's configuration that is no literal, or a rule that is a program."""
+    """Returns a tactic's configuration that is no literal, or a rule that is a program."""
     hides_values: bool | None = None
     for start, match in _configured(code, tuple(found.fields)):
         name = code[start : match.start("value")] if match["value"] is not None else ""
@@ -369,7 +367,7 @@ def _configuration(code: str, found: Evaluators) -> str | None:
         if _is_argument(before, found):
             continue
         above, _, line = before.rpartition("\n")
-        # A name for the value of an argument, unless a comment stands between it and the bracket.
+        # It names the value of an argument, unless a comment stands between it and the bracket.
         if before.rstrip().endswith(("(", "-/")) or (not line.strip() and "--" in above):
             return code[start : start + 40].strip()
     is_rule = _AESOP_RULE.search(code) or ("aesop" in code and _ADDED.search(code))
@@ -379,7 +377,7 @@ def _configuration(code: str, found: Evaluators) -> str | None:
 
 
 def _is_argument(before: str, found: Evaluators) -> bool:
-    """Tells whether a name in brackets is plainly that of a function's argument.
+    """Returns whether a name in brackets is plainly that of a function's argument.
 
     Args:
         before: the text in front of the name.
@@ -402,7 +400,7 @@ def _heads(more: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _changes(code: str) -> tuple[bool, bool]:
-    """Tells whether a text may change what a value is, and what `true` and `false` are."""
+    """Returns whether a text may change what a value is, and what `true` and `false` are."""
     changes_values = bool(_NOTATIONS.search(code)) or "OfNat" in code or "Coe" in code
     return changes_values, bool(_OTHER_TRUTH.search(code))
 
@@ -413,11 +411,11 @@ def _count(code: str, word: str) -> int:
 
 
 def _is_literal(code: str, name: str, match: re.Match[str]) -> bool:
-    """Tells whether a configuration's value is a literal that means what it seems to mean."""
+    """Returns whether a configuration's value is a literal with its usual meaning."""
     value = match["value"]
     if match["end"] != ")" or not _LITERAL.fullmatch(value):
         return False
-    # An instance of the text's can make another value of a number, or of one of another type.
+    # An instance of the text's can give a number, or a value of another type, another meaning.
     changes_values, changes_truth = _changes(code)
     if changes_values:
         return False
@@ -427,7 +425,7 @@ def _is_literal(code: str, name: str, match: re.Match[str]) -> bool:
     if changes_truth and re.search(r"true|false", value):
         return False
     for dotted in _DOTTED.finditer(_CONSTRUCTORS.sub("", item)):
-        # The text may declare what the word means: nowhere else does an honest one have it.
+        # The text may declare what the word means; an honest one has it nowhere else.
         if _count(code, dotted[1]) > item.count(dotted[0]):
             return False
     return True
@@ -435,14 +433,14 @@ def _is_literal(code: str, name: str, match: re.Match[str]) -> bool:
 
 @lru_cache(maxsize=16)
 def _patterns(more: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """A field's name and its value, and a field's name in front of a comment."""
+    """Yields each field's name and its value, and field names in front of a comment."""
     fields = "|".join(map(re.escape, sorted(FIELDS.union(more), key=len, reverse=True)))
     name = rf"(?<![A-Za-z0-9_])«?(?:{fields})»?"
     return re.compile(rf"{name}\s*+{_VALUE}"), re.compile(rf"{name}\s*+(?:--|\Z)")
 
 
 def _configured(code: str, more: tuple[str, ...]) -> Iterator[tuple[int, re.Match[str]]]:
-    """Where a field's name begins, and its value."""
+    """Yields where a field's name begins, and its value."""
     configuration, before_comment = _patterns(more)
     for match in configuration.finditer(code):
         yield match.start(), match
@@ -459,6 +457,6 @@ def _configured(code: str, more: tuple[str, ...]) -> Iterator[tuple[int, re.Matc
 
 
 def _without_path(before: str) -> str:
-    """A text without the fields in front of a last one."""
+    """Returns a text without the fields in front of a last one."""
     path = _BACKWARDS_PATH.match(before[::-1])
     return before[: len(before) - path.end()] if path else before

@@ -1,7 +1,7 @@
-"""Lean's own objects for what an image holds, made anew by Lean's constructors.
+"""Rebuilds an image's constants as Lean's own objects, by Lean's constructors.
 
-What a file holds of an expression beside its parts (hashes, depths, flags) is not read: Lean
-computes it again. Metadata says nothing to the kernel and is left out.
+It does not read an expression's hashes, depths and flags: Lean computes them again. Metadata means
+nothing to the kernel and is left out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _REGULAR_HINT = shape(2, 0)
 
 
 class Rebuilder:
-    """What one image holds, as objects of Lean's; of each address one.
+    """The objects of one image, each rebuilt once.
 
     Attributes:
         nodes: how many expressions were made.
@@ -70,7 +70,7 @@ class Rebuilder:
         return self._by_parts.keys()
 
     def name_of(self, parts: Name) -> int:
-        """The name of a constant."""
+        """Returns the name of a constant."""
         return self._renamed.get(parts) or self._made(parts)
 
     def _made(self, parts: Name) -> int:
@@ -84,18 +84,18 @@ class Rebuilder:
         return found
 
     def name(self, address: int) -> int:
-        """The name at an address."""
+        """Returns the name at an address."""
         found = self._names.get(address)
         if found is None:
             found = self._names[address] = self.name_of(self._image.name(address))
         return found
 
     def names(self, address: int) -> int:
-        """A list of names."""
+        """Returns a list of names."""
         return self._kernel.list(map(self.name, self._image.linked(address)))
 
     def hints(self, address: int) -> int:
-        """How eagerly the kernel unfolds a definition."""
+        """Returns how eagerly the kernel unfolds a definition."""
         if address & 1:
             if address >> 1 > 1:
                 raise Damaged("it holds a malformed hint")
@@ -105,7 +105,7 @@ class Rebuilder:
         return int(self._kernel.regular(height))
 
     def expressions(self, *roots: int) -> tuple[list[int], set[Name]]:
-        """The objects for some expressions, and the names of all constants in them."""
+        """Returns the objects for some expressions, and the names of all constants in them."""
         image, kernel = self._image, self._kernel
         words, base, done = image.words, image.base, self._done
         app, lam, forall = kernel.app, kernel.lam, kernel.forall
@@ -131,7 +131,7 @@ class Rebuilder:
             steps -= 1
             if steps < 0:
                 raise Damaged("it takes too long to read")
-            # Most are applications and binders, which have the same branch spelt out for speed.
+            # Most are applications and binders, so these two have the same branch spelt out.
             if kind == APP:
                 a, b = words[index + 1], words[index + 2]
                 x, y = get(a), get(b)

@@ -1,4 +1,4 @@
-"""What the judge is tested with, before it is relied on: an honest file and forged ones."""
+"""The judge's self-test before it is relied on: an honest file and forged ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ theorem leanqSame (p : Prop) (h : p) : p := h
 
 
 def forged(honest: bytes) -> Sequence[bytes]:
-    """Files that are wrong in one place each, from the compiled `HONEST`."""
+    """Yields forged files, each wrong in one place, from the compiled `HONEST`."""
     image = Image([honest])
     constants = image.constants()
     false, true, same, recursor = (

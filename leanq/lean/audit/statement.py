@@ -1,21 +1,21 @@
-"""Whether a compiled candidate states what a target states: two files, compared as data.
+"""Compares two compiled files as data: does a candidate state what a target states?
 
 The target was compiled on its own. Its theorems must stand in the candidate with equal levels and
-type, and so must all that their statements reach through the target's own constants, with equal
-values. What a target imports is the same in both, as the candidate must import all of it and, to
-the kernel, cannot declare it. Proofs may differ, and so may the values of *holes*: definitions
-whose value in the target is `sorry` and that the caller has named.
+types. All that their statements reach through the target's own constants must stand there too, with
+equal values. A target's imports are the same in both: the candidate must import all of them and
+cannot declare them to the kernel. Proofs may differ, and so may the values of *holes*: definitions
+that are `sorry` in the target and that the caller has named.
 
-Expressions are equal up to the names and kinds of bound variables and to metadata. Universe
-parameters count by their place, not by their name.
+Names and kinds of bound variables and metadata do not matter. Universe parameters count by their
+place, and not by their name.
 
-Lean shares what it makes by itself between declarations, so it bears the name of whichever came
-first: a matcher, an abstracted proof, the body of a recursion. Such a constant counts as what it
-is: a theorem as its type, a definition as its type and value. To the kernel, two definitions with
-one value are equal, and so are two proofs of one statement. An axiom, an opaque constant or an
-inductive type is another one under another name, so these count by their names.
+Lean makes matchers, abstracted proofs and bodies of recursions by itself, and shares them between
+declarations. Such a constant bears the name of the first declaration that needed it. It counts as
+what it is: a theorem as its type, a definition as its type and value. To the kernel, two
+definitions with one value are equal, and so are two proofs of one statement. Axioms, opaque
+constants and inductive types differ under other names, so these count by their names.
 
-This is one file, so that what a constant means and what is compared can be checked side by side.
+This is one file, so that the meaning of constants and their comparison can be checked side by side.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from leanq.lean.audit.survey import places
 
 SORRY: Name = ("sorryAx",)
 
-# The extensions of attributes by which another program runs than the one that a proof is about.
+# Extensions of attributes by which a program runs that is not the one that a proof is about.
 _OVERRIDES = (
     ("Lean", "Compiler", "implementedByAttr"),
     ("Lean", "externAttr"),
@@ -62,7 +62,7 @@ _OVERRIDES = (
     ("Lean", "regularInitAttr"),
     ("Lean", "builtinInitAttr"),
 )
-# The last part of the names of what Lean adds by itself to a constant, and to a constructor.
+# The last part of the names that Lean adds to a constant, and to a constructor.
 _BESIDE_CONSTANT = re.compile(r"_.+|match_\d+(?:_\d+)*|splitter|proof_\d+|eq_\d+|eq_def")
 _BREC_ON = re.compile(r"brecOn(?:_\d+)?")
 _BESIDE_CONSTRUCTOR = frozenset({"inj", "injEq", "sizeOf_spec"})
@@ -75,7 +75,7 @@ Value = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What keeps a candidate from being the target's.
+    """A reason why a candidate is not the target's.
 
     ``rule`` is one of the words of `leanq.queue.requests.Rule`.
     """
@@ -87,11 +87,11 @@ class Difference:
 
 @dataclass(slots=True)
 class Comparison:
-    """How a candidate compares with a target.
+    """The comparison of a candidate with a target.
 
     Attributes:
         theorems: the target's theorems.
-        differences: none where the candidate states what the target states.
+        differences: empty if the candidate states what the target states.
     """
 
     theorems: list[Name]
@@ -99,18 +99,18 @@ class Comparison:
 
 
 class Interner:
-    """Numbers for expressions and levels: the same for what is equal, in whatever file."""
+    """Numbers for expressions and levels: equal ones have the same number, in whatever file."""
 
     def __init__(self) -> None:
         self.numbers: dict[Value, int] = {}
 
     def number(self, key: Value) -> int:
-        """The number of what has this key."""
+        """Returns the number of this key."""
         return self.numbers.setdefault(key, len(self.numbers))
 
 
 class _Scope:
-    """What levels and leaves are under a list of universe parameters."""
+    """The numbers of levels and leaves under a list of universe parameters."""
 
     def __init__(self, parameters: Sequence[Name]) -> None:
         self.places = {name: place for place, name in enumerate(parameters)}
@@ -133,9 +133,9 @@ class View:
         self._behind: dict[Name, set[Name]] = {}
 
     def expression(self, raw: Raw, root: int) -> tuple[int, set[Name]]:
-        """The number of an expression in a constant, and the names of the constants in it.
+        """Returns the number of an expression in a constant, and the names of the constants in it.
 
-        In place of a constant that counts as what it is, these are the names in that.
+        For a constant that counts as what it is, these are the names in that.
         """
         if self.made:
             self._settle(self._image.constants_in(root))
@@ -194,7 +194,7 @@ class View:
             steps -= 1
             if steps < 0:
                 raise Damaged("it takes too long to read")
-            if kind == APP:  # more than half of all, and spelt out for speed
+            if kind == APP:  # more than half of all, spelt out for speed
                 a, b = words[index + 1], words[index + 2]
                 x, y = get(a), get(b)
                 if x is None or y is None:
@@ -239,7 +239,7 @@ class View:
         return found
 
     def _level(self, address: int, scope: _Scope, depth: int = 0) -> int:
-        """The number of a universe level."""
+        """Returns the number of a universe level."""
         image, words = self._image, self._image.words
         if address in scope.levels:
             return scope.levels[address]
@@ -265,17 +265,17 @@ class View:
         return found
 
     def whole(self, raw: Raw) -> Value:
-        """Everything of a constant, in a form that can be compared."""
+        """Returns everything of a constant, in a form that can be compared."""
         body = None if raw.body is None else self.expression(raw, raw.body)[0]
         return (*self.stated(raw), body, self.others(raw))
 
     def stated(self, raw: Raw) -> Value:
-        """What a constant is, but for its value."""
+        """Returns everything of a constant except its value."""
         levels = len(self._image.levels(raw))
         return (raw.kind, raw.safe, levels, self.expression(raw, raw.type_)[0])
 
     def others(self, raw: Raw) -> Value:
-        """What a constant has beside its levels, type and value."""
+        """Returns what a constant has beside its levels, type and value."""
         image, words, value = self._image, self._image.words, raw.value
         if raw.kind in ("axiom", "opaque", "definition", "quotient"):
             return (image.scalar(value, 0),)
@@ -302,7 +302,7 @@ class View:
             yield image.name(words[rule + 1]), image.small(words[rule + 2]), right
 
     def _leaf(self, kind: int, index: int, scope: _Scope) -> Value:
-        """What an expression holds beside other expressions."""
+        """Returns what an expression holds beside other expressions."""
         image, words = self._image, self._image.words
         if kind == BVAR:
             return (image.natural(words[index + 1]),)
@@ -325,7 +325,7 @@ class View:
 
 
 class Stated:
-    """One of the two files: its constants, and what is behind them."""
+    """One of the two files: its constants, and all that they lead to."""
 
     def __init__(self, interner: Interner, image: Image) -> None:
         self.image = image
@@ -341,11 +341,12 @@ class Stated:
         }
 
     def is_open(self, raw: Raw) -> bool:
-        """Tells whether its value is a `sorry`, or leads to one through what Lean has made."""
+        """Returns whether its value is a `sorry`, or leads to one through constants that Lean
+        made."""
         return raw.body is not None and SORRY in self.view.expression(raw, raw.body)[1]
 
     def beside(self, raw: Raw) -> set[Name]:
-        """The constants that come and go together with this one."""
+        """Returns the constants that come and go together with this one."""
         image, words, value = self.image, self.image.words, raw.value
         if raw.kind == "inductive":
             return {*image.names(words[value + 4]), *image.names(words[value + 5])}
@@ -356,7 +357,7 @@ class Stated:
         return set()
 
     def behind(self, start: Collection[Name]) -> set[Name]:
-        """All constants that these lead to, by types and values."""
+        """Returns all constants that these lead to, by types and values."""
         seen, todo = set(start), list(start)
         while todo:
             raw = self.constants.get(todo.pop())
@@ -367,7 +368,8 @@ class Stated:
         return seen
 
     def overrides(self) -> set[tuple[str, str]]:
-        """The declarations that are compiled as something else: by which attribute, and which."""
+        """Returns the declarations that are compiled as something else: by which attribute, and
+        which."""
         image, words, found = self.image, self.image.words, set()
         for extension, entries in image.entries().items():
             if extension in _OVERRIDES:
@@ -381,21 +383,21 @@ class Stated:
 
 
 def own_constants(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
-    """What the text itself declares, in the text's order as far as it is known."""
+    """Returns the constants that the text itself declares, in its order as far as that is known."""
     starts = {name: whole[:2] for name, (whole, _) in places(image).items()}
     own = [name for name in constants if name in starts or not is_leans_own(name, constants)]
     return sorted(own, key=lambda name: (starts.get(name, (0, 0)), str(name)))
 
 
 def own_theorems(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
-    """The theorems among them."""
+    """Returns the theorems that the text itself declares."""
     return [name for name in own_constants(image, constants) if constants[name].kind == "theorem"]
 
 
 def is_leans_own(name: Name, constants: Mapping[Name, Raw]) -> bool:
-    """Whether Lean has made this constant by itself, for another one of the file.
+    """Returns whether Lean has made this constant by itself, for another one of the file.
 
-    Told by its name, so a text can declare one that looks like it: see `own_constants`.
+    Its name tells, so a text can declare one that looks like it: see `own_constants`.
     """
     last, above = name[-1], constants.get(name[:-1]) or constants.get(_said(name[:-1]))
     if isinstance(last, int):
@@ -429,17 +431,17 @@ def compare(
     """Compares two files.
 
     Args:
-        theorems: the target's theorems to look for; none stands for all that its text declares.
-        holes: definitions whose value the candidate may choose where it is a `sorry` in the target;
-            None for all of that kind. Those that are named have to stand in the candidate.
-        ignored: constants of either that do not count.
-        is_whole: whether all that the target's text declares has to stand in the candidate.
+        theorems: the target's theorems to look for; none means all that its text declares.
+        holes: definitions that are `sorry` in the target, and whose value the candidate may choose;
+            None for all of them. The candidate has to have the named ones.
+        ignored: constants of either file that do not count.
+        is_whole: whether the candidate has to have all that the target's text declares.
         stand_in: an axiom of ours, which the candidate may declare as it likes.
-        allowed: axioms that the caller allows; one that the candidate declares has to be the
+        allowed: axioms that the caller allows; if the candidate declares one, it has to be the
             target's.
 
     Raises:
-        Damaged, IndexError: one of them is no file of Lean's.
+        Damaged, IndexError: a file is not Lean's.
     """
     interner = Interner()
     ours, theirs = Stated(interner, target), Stated(interner, candidate)
@@ -456,10 +458,10 @@ def compare(
 
 
 def what_is_open(target: Image) -> tuple[bool, list[Name]]:
-    """Tells whether a target declares a theorem, and lists the definitions that it leaves open.
+    """Returns whether a target declares a theorem, and the definitions that it leaves open.
 
     Raises:
-        Damaged, IndexError: it is no file of Lean's.
+        Damaged, IndexError: the file is not Lean's.
     """
     stated = Stated(Interner(), target)
     own = own_constants(target, stated.constants)
@@ -470,14 +472,15 @@ def what_is_open(target: Image) -> tuple[bool, list[Name]]:
 
 
 def _told_by_name(one: Stated, other: Stated) -> Iterator[Name]:
-    """Lists what the text of a file declares, without private names that the other file lacks."""
+    """Yields the constants that a file's text declares, without private names that the other file
+    lacks."""
     for name in places(one.image):
         if name[0] != "_private" or name in other.constants:
             yield name
 
 
 class _Comparing:
-    """One comparison on its way."""
+    """One comparison in progress."""
 
     def __init__(
         self,
@@ -517,7 +520,7 @@ class _Comparing:
         return self._found
 
     def _compare_axioms(self) -> None:
-        """Compares the axioms that the candidate declares and the caller allows by their names."""
+        """Compares by name the axioms that the candidate declares and the caller allows."""
         for name, theirs in self._theirs.constants.items():
             if theirs.kind != "axiom" or display(name) not in self._allowed:
                 continue
@@ -546,7 +549,7 @@ class _Comparing:
             todo += self._compare(ours, theirs, theorem) - self._seen
 
     def _compare(self, ours: Raw, theirs: Raw, theorem: Name) -> set[Name]:
-        """Compares two constants of one name; the names that have to be compared with them."""
+        """Compares two constants of one name; returns the names to compare with them."""
         name, mine, other = ours.name, self._ours, self._theirs
         if ours.kind != theirs.kind:
             text = f"{ours.kind} in the target, {theirs.kind} in the candidate"
@@ -592,7 +595,7 @@ class _Comparing:
             self._say(name, "hole_uses_theorem", f"what fills the hole leads to {names}", theorem)
 
     def _say(self, name: Name, rule: str, text: str, theorem: Name = ()) -> None:
-        """Notes a difference, of a theorem or of what it reaches."""
+        """Notes a difference in a theorem, or in what it reaches."""
         if theorem and theorem != name:
             text = f"{display(name)}, which it reaches: {text}"
             name = theorem

@@ -1,8 +1,8 @@
-"""What a compiled file declares, where, and what that refers to.
+"""Surveys a compiled file: its declarations, their places, and their references.
 
-An unsafe constant proves nothing, as Lean's kernel keeps it out of safe ones; so only a ``sorry``
-in it counts, which its author should hear of. Where a safe constant leads to it all the same (a
-file can bypass the kernel), the walk goes on through it.
+An unsafe constant proves nothing, since Lean's kernel keeps it out of safe ones. So only a
+``sorry`` in it counts, for its author's sake. A file can bypass the kernel and lead from a safe
+constant to an unsafe one; the walk then goes on through it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import NamedTuple
 
 from leanq.lean.audit.image import Damaged, Image, Name, Raw, shape
 
-# The extension in which Lean keeps where each declaration stands.
+# The extension in which Lean keeps the places of declarations.
 _PLACES: Name = ("Lean", "declRangeExt")
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a file declares and refers to.
+    """A file's declarations and references.
 
     Attributes:
         axioms: its own axioms.
         behind_safe: imported constants that its safe constants lead to.
-        behind_any: the same of all its constants.
+        behind_any: imported constants that any of its constants lead to.
     """
 
     axioms: frozenset[Name]
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     end_column: int
 
     def is_inside(self, other: Place) -> bool:
-        """Whether it is a part of another one, and not all of it."""
+        """Returns whether it is a part of another place, and not all of it."""
         return other[:2] <= self[:2] and self[2:] <= other[2:] and self != other
 
 
@@ -82,10 +82,10 @@ def _position(image: Image, address: int) -> tuple[int, int]:
 
 
 def stated_theorems(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
-    """The theorems that the text states, in its order.
+    """Returns the theorems that the text states, in its order.
 
-    Lean notes no place for the lemmas that it makes on its way. The fields of a structure, and
-    what attributes make, stand inside another declaration.
+    Lean notes no place for the lemmas that it makes on its way. A structure's fields, and an
+    attribute's products, stand inside another declaration.
     """
     known = {name: whole for name, (whole, _) in places(image).items() if name in constants}
     by_place = sorted(known, key=lambda name: (known[name][:2], *(-end for end in known[name][2:])))
@@ -103,7 +103,7 @@ def stated_theorems(image: Image, constants: Mapping[Name, Raw]) -> list[Name]:
 def survey(
     image: Image, constants: Mapping[Name, Raw], known: Mapping[Name, AbstractSet[Name]]
 ) -> Survey:
-    """What the constants of a file refer to; ``known``: that of some of them."""
+    """Surveys the constants of a file; ``known`` has the references of some of them."""
     references = dict(known)
     for name, raw in constants.items():
         if name not in references:
@@ -122,9 +122,9 @@ def led_to(
     start: Name,
     known: Mapping[Name, AbstractSet[Name]],
 ) -> dict[Name, AbstractSet[Name]]:
-    """The file's own constants that one of them leads to, each with what it refers to.
+    """Returns the file's own constants that one of them leads to, each with its references.
 
-    ``known``: what some of them refer to.
+    ``known``: the references of some of them.
     """
     found: dict[Name, AbstractSet[Name]] = {}
     todo = [start]
@@ -141,7 +141,7 @@ def led_to(
 
 
 def reachable(start: Iterable[Name], references: Mapping[Name, AbstractSet[Name]]) -> set[Name]:
-    """All names that lead there by ``references``, those that are no key of it included."""
+    """Returns all names that ``start`` leads to by ``references``, itself included."""
     seen = set(start)
     todo = list(seen)
     while todo:
